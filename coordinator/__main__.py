@@ -1,0 +1,88 @@
+"""`python -m coordinator`: one coordinator."""
+
+import logging
+
+from coordinator.admission import Admission
+from coordinator.config import CoordinatorSettings
+from coordinator.links import Link, LinkKind
+from coordinator.servicer import GenerationServicer
+from coordinator.text import Tokenizer
+from paceline.errors import ConfigError, Unavailable
+from paceline.rpc.server import DRAIN_S, Server, run, wait_for_signal
+from paceline.settings import parse_settings
+from paceline.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, model_pb2, target_pb2, target_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+TARGET = LinkKind("target", target_pb2_grpc.TargetStub, target_pb2.TargetRequest, target_pb2.TargetCommand)
+DRAFT = LinkKind("draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest, draft_pb2.DraftCommand)
+
+
+async def serve(settings: CoordinatorSettings) -> None:
+    """Connects to both servers, serves until SIGTERM or SIGINT, then drains."""
+    target = Link(TARGET, settings.target, lambda card: None)
+    target.start()
+    links = [target]
+    try:
+        tokenizer, card = await _wait_for_target(target, settings.connect_timeout)
+        draft = None
+        if settings.draft != "none":
+            draft = Link(DRAFT, settings.draft, lambda draft_card: check_same_tokenizer(draft_card, card))
+            links.append(draft)
+            draft.start()
+            await _wait_for_draft(draft, settings.connect_timeout)
+        admission = Admission(settings.max_running, settings.max_waiting)
+        defaults = settings.speculation_defaults
+        server = Server(settings.listen)
+        servicer = GenerationServicer(target, draft, tokenizer, admission, defaults, settings.patience)
+        server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
+        log.info("coordinator: listening on %s", await server.start())
+        await wait_for_signal()
+        log.info("coordinator: draining for up to %.0f s", DRAIN_S)
+        await server.stop(DRAIN_S)
+    finally:
+        for link in links:
+            await link.stop()
+
+
+def check_same_tokenizer(draft: model_pb2.ModelCard, target: model_pb2.ModelCard) -> None:
+    """Raises ConfigError, naming both models and the difference, if their token ids mean different things."""
+    if draft.tokenizer_fingerprint == target.tokenizer_fingerprint:
+        return
+    if draft.vocab_size != target.vocab_size:
+        difference = f"{draft.vocab_size} token ids against {target.vocab_size}"
+    else:
+        difference = f"as many token ids, but other tokens ({draft.tokenizer_fingerprint} against {target.tokenizer_fingerprint})"
+    raise ConfigError(
+        f"draft model {draft.name!r} and target model {target.name!r} have different tokenizers: {difference}"
+    )
+
+
+async def _wait_for_target(target: Link, timeout_s: float) -> tuple[Tokenizer, model_pb2.ModelCard]:
+    try:
+        await target.wait_up(timeout_s)
+    except Unavailable as error:
+        raise ConfigError(str(error)) from error
+    assert target.channel is not None
+    assert target.card is not None
+    files: dict[str, bytes] = {}
+    async for piece in target_pb2_grpc.TargetStub(target.channel).Tokenizer(target_pb2.TokenizerRequest()):
+        files[piece.file_name] = files.get(piece.file_name, b"") + piece.data
+    return Tokenizer(files), target.card
+
+
+async def _wait_for_draft(draft: Link, timeout_s: float) -> None:
+    """Raises ConfigError if the draft can't be used at all; waits for one that is only slow to come."""
+    try:
+        await draft.wait_up(timeout_s)
+    except Unavailable as error:
+        raise ConfigError(f"{error}; start one, or say --draft none") from error
+
+
+def main() -> None:
+    settings = parse_settings(CoordinatorSettings, "coordinator")
+    run(lambda: serve(settings))
+
+
+if __name__ == "__main__":
+    main()

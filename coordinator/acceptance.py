@@ -1,0 +1,131 @@
+"""Accept or reject: pure arithmetic, no I/O. Defines the words all other files use.
+
+    proposal    the draft's answer: k tokens, and q on a support per token if they were sampled
+    verdict     the target's answer: its own tokens (`match`), or p on those supports (`rejection`)
+    outcome     what was decided: the accepted tokens, then one more
+    accepted    a draft token that stays
+    recovered   drawn in place of the first draft that was rejected
+    bonus       drawn after all drafts were accepted
+    target      drawn in a round without drafts
+
+p and q are the distributions after the request's sampling transforms. Whatever the
+drafter, the outcome's tokens follow p exactly: Leviathan, Kalman, Matias, "Fast Inference
+from Transformers via Speculative Decoding", Algorithm 1 and appendix A.1.
+"""
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.noise import Purpose, make_key, uniform
+from paceline.sampling import Rule
+
+Floats = NDArray[np.floating[Any]]
+
+
+class Origin(enum.Enum):
+    """Where an emitted token comes from."""
+
+    ACCEPTED = "A"
+    RECOVERED = "R"
+    BONUS = "B"
+    TARGET = "T"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """k drafted tokens. `supports` and `support_probs` are empty unless the tokens were sampled from them."""
+
+    tokens: list[int] = field(default_factory=list)
+    supports: list[NDArray[np.int64]] = field(default_factory=list)
+    support_probs: list[Floats] = field(default_factory=list)
+    computed_us: int = 0
+    queued_us: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Under `match` k + 1 tokens. Under `rejection` the bonus token, and for each draft p on its
+    support, p's mass outside it, and a token drawn out there."""
+
+    tokens: list[int]
+    support_probs: list[Floats] = field(default_factory=list)
+    outside_masses: list[float] = field(default_factory=list)
+    outside_tokens: list[int] = field(default_factory=list)
+    computed_us: int = 0
+    queued_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A round's tokens: `num_accepted` drafts and one more."""
+
+    tokens: list[int]
+    num_accepted: int
+    last_origin: Origin
+
+    @property
+    def origins(self) -> list[Origin]:
+        return [Origin.ACCEPTED] * self.num_accepted + [self.last_origin]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundNoise:
+    """The uniforms of one round under `rejection`, keyed by where it began (see `paceline.noise`)."""
+
+    seed: int
+    round_start: int
+
+    def uniform(self, index: int, purpose: Purpose) -> float:
+        """For draft `index` of the round, in (0, 1)."""
+        return uniform(make_key(self.seed, self.round_start, self.round_start + index, purpose))
+
+
+def accept(proposal: Proposal, verdict: Verdict, rule: Rule, noise: RoundNoise) -> Outcome:
+    """Decides a round."""
+    if rule is Rule.MATCH:
+        return _accept_matching(proposal, verdict)
+    return _accept_by_ratio(proposal, verdict, noise)
+
+
+def _accept_matching(proposal: Proposal, verdict: Verdict) -> Outcome:
+    """The emitted tokens are the target's own chain, so this is lossless for any drafter whatever."""
+    for index, token in enumerate(proposal.tokens):
+        if token != verdict.tokens[index]:
+            return _end(proposal, index, verdict.tokens[index], Origin.RECOVERED)
+    return _end(proposal, len(proposal), verdict.tokens[-1], Origin.BONUS)
+
+
+def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
+    """Accepts with probability min(1, p/q); draws from norm(max(0, p - q)) at the first rejection."""
+    for index, token in enumerate(proposal.tokens):
+        support = proposal.supports[index]
+        # q is what was sampled from: the float32 values over their sum.
+        q = proposal.support_probs[index].astype(np.float64)
+        q /= q.sum()
+        p = verdict.support_probs[index].astype(np.float64)
+        here = int(np.flatnonzero(support == token)[0])
+        if noise.uniform(index, Purpose.ACCEPT) * q[here] < p[here]:
+            continue
+        # Outside the support q is 0, so the residual is p itself: its mass, and a token drawn there already.
+        weights = np.append(np.maximum(0.0, p - q), verdict.outside_masses[index])
+        if weights.sum() == 0:
+            # p equals q but for rounding: this was no rejection.
+            continue
+        sums = weights.cumsum()
+        chosen = int(np.searchsorted(sums, noise.uniform(index, Purpose.RESIDUAL) * sums[-1], side="right"))
+        recovered = verdict.outside_tokens[index] if chosen == len(support) else int(support[chosen])
+        return _end(proposal, index, recovered, Origin.RECOVERED)
+    return _end(proposal, len(proposal), verdict.tokens[-1], Origin.BONUS)
+
+
+def _end(proposal: Proposal, num_accepted: int, last: int, origin: Origin) -> Outcome:
+    if not proposal.tokens:
+        origin = Origin.TARGET
+    return Outcome([*proposal.tokens[:num_accepted], last], num_accepted, origin)

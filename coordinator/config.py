@@ -1,0 +1,37 @@
+"""Settings of the coordinator."""
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from paceline.sampling import Drafter, Rule, SpeculationParams
+from paceline.settings import Settings
+
+
+class CoordinatorSettings(Settings):
+    """Streams text by speculative decoding over a draft and a target server."""
+
+    toml_table = "coordinator"
+    model_config = SettingsConfigDict(env_prefix="PACELINE_COORDINATOR_")
+
+    listen: str = Field("127.0.0.1:50050", description="HOST:PORT or unix:PATH")
+    draft: str = Field("127.0.0.1:50051", description="address of the draft server, or none")
+    target: str = Field("127.0.0.1:50052", description="address of the target server")
+    connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at start")
+    patience: float = Field(120.0, gt=0, description="seconds a generation waits for a target that went away")
+    max_running: int = Field(256, ge=1, description="most generations at once")
+    max_waiting: int = Field(1024, ge=0, description="most requests waiting for a place; beyond it they are refused")
+    speculation: bool = Field(True, description="speculate where a request does not say")
+    drafter: Literal["model"] = Field("model", description="where proposals come from where a request does not say")
+    draft_tokens: int = Field(4, ge=0, le=16, description="tokens proposed in a round where a request does not say")
+    rule: Literal["match", "rejection"] = Field("rejection", description="verification rule above temperature 0")
+
+    @property
+    def speculation_defaults(self) -> SpeculationParams:
+        return SpeculationParams(
+            enabled=self.speculation,
+            drafter=Drafter(self.drafter),
+            num_draft_tokens=self.draft_tokens,
+            rule=Rule(self.rule),
+        )

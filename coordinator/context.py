@@ -1,0 +1,103 @@
+"""A generation's context: the tokens so far, and whether and why it has ended.
+
+The context lives here and nowhere else; caches on the servers are prefixes of it.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from coordinator.acceptance import Origin, Outcome
+from coordinator.text import TextStream
+from paceline.sampling import SamplingParams, SpeculationParams
+
+
+class FinishReason(enum.Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as accepted: everything resolved."""
+
+    request_id: str
+    prompt: list[int]
+    # With a seed.
+    sampling: SamplingParams
+    speculation: SpeculationParams
+    eos_token_ids: tuple[int, ...]
+    # Most tokens in prompt and completion together.
+    max_length: int
+
+    @property
+    def seed(self) -> int:
+        assert self.sampling.seed is not None, "the servicer gives every request a seed"
+        return self.sampling.seed
+
+    @property
+    def max_new_tokens(self) -> int:
+        return min(self.sampling.max_tokens, self.max_length - len(self.prompt))
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one round gives the client."""
+
+    tokens: list[int]
+    origins: list[Origin]
+    text: str
+
+
+class Context:
+    """Prompt and completion of one generation."""
+
+    def __init__(self, request: Request, text: TextStream) -> None:
+        self.request = request
+        self.tokens = list(request.prompt)
+        self.finish_reason: FinishReason | None = None
+        self._text = text
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self.request.max_new_tokens - self.num_generated
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def extend(self, outcome: Outcome) -> Emission:
+        """Takes a round's tokens up to the first that ends the text; those after it never were."""
+        tokens, pieces = [], []
+        for token in outcome.tokens:
+            self.tokens.append(token)
+            tokens.append(token)
+            ends_text = self._is_stop(token)
+            pieces.append(self._text.push(token, is_end=ends_text, may_stop=self._past_min_tokens))
+            if ends_text or self._text.is_stopped:
+                self.finish_reason = FinishReason.STOP
+            elif self.num_remaining == 0:
+                self.finish_reason = FinishReason.LENGTH
+            if self.is_finished:
+                pieces.append(self._text.finish())
+                break
+        return Emission(tokens, outcome.origins[: len(tokens)], "".join(pieces))
+
+    @property
+    def _past_min_tokens(self) -> bool:
+        return self.num_generated >= self.request.sampling.min_tokens
+
+    def _is_stop(self, token: int) -> bool:
+        sampling = self.request.sampling
+        # Below min_tokens such a token can't come: both servers ban it there.
+        is_eos = token in self.request.eos_token_ids and not sampling.ignore_eos
+        return is_eos or token in sampling.stop_token_ids

@@ -1,0 +1,78 @@
+"""Proposals from the draft server's model.
+
+Trouble there never becomes the client's: without room, without the server, past the
+draft model's maximum length, decoding goes on without proposals and tries again later.
+"""
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+
+from coordinator.acceptance import Proposal
+from coordinator.context import Context, Request
+from coordinator.links import Link
+from coordinator.remote import RemoteSequence
+from paceline.errors import PacelineError
+from paceline.rpc.messages import drawing_to_message, floats_from_bytes
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.25
+MAX_PAUSE_S = 8.0
+
+
+class RemoteDrafter:
+    """One generation's sequence on the draft server."""
+
+    def __init__(self, link: Link, request: Request) -> None:
+        self._link = link
+        self._sequence = RemoteSequence(link, request)
+        self._drawing = drawing_to_message(request.speculation.resolved_drawing(request.sampling))
+        self._pause_s = FIRST_PAUSE_S
+        self._paused_until_s = 0.0
+
+    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+        num_draft_tokens = min(num_draft_tokens, self._room(context))
+        if num_draft_tokens < 1 or not self._link.is_up or time.monotonic() < self._paused_until_s:
+            return Proposal()
+
+        def fill(command: Any, position: int, tail: list[int]) -> None:
+            propose = command.propose
+            propose.position = position
+            propose.tail_tokens.extend(tail)
+            propose.num_draft_tokens = num_draft_tokens
+            propose.drawing = self._drawing
+
+        try:
+            answer = await self._sequence.feed(context.tokens, num_draft_tokens - 1, fill)
+        except PacelineError as error:
+            log.info("drafting pauses for %.2f s: %s", self._pause_s, error)
+            self._paused_until_s = time.monotonic() + self._pause_s
+            self._pause_s = min(MAX_PAUSE_S, self._pause_s * 2)
+            return Proposal()
+        self._pause_s = FIRST_PAUSE_S
+        return _proposal(answer)
+
+    def truncate(self, length: int) -> None:
+        self._sequence.truncate(length)
+
+    def release(self) -> None:
+        self._sequence.release()
+
+    def _room(self, context: Context) -> int:
+        """Draft tokens for which the draft model's maximum length has room: k of them feed n + k - 1."""
+        card = self._link.card
+        return card.max_model_len - len(context) + 1 if card is not None else 0
+
+
+def _proposal(answer: Any) -> Proposal:
+    """Raises InvalidArgument if the message's parts do not fit together."""
+    supports, probs = [], []
+    if answer.support_sizes:
+        sizes = list(answer.support_sizes)
+        ends = np.cumsum(sizes)[:-1]
+        supports = np.split(np.array(answer.support_token_ids, dtype=np.int64), ends)
+        probs = np.split(floats_from_bytes(answer.support_probs, "support_probs", sum(sizes)), ends)
+    return Proposal(list(answer.tokens), supports, probs, answer.computed_us, answer.queued_us)

@@ -1,0 +1,234 @@
+"""One ordered stream to each server: coalesced sending, answers by command id, reconnecting.
+
+A link is up or down. Each time it comes up it has a new epoch: sequences opened in an
+older epoch are gone from the server, and their owners open them again and replay.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from paceline.errors import Aborted, OutOfRange, PacelineError, Unavailable
+from paceline.rpc.channel import SPLIT_BYTES, open_channel
+from paceline.rpc.status import error_of_number
+from paceline.v1 import model_pb2
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 2.0
+# Without any sign of progress for this long while answers are due, the server counts as gone.
+STALL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkKind:
+    """What a link needs to know of a service."""
+
+    name: str
+    make_stub: Callable[[grpc.aio.Channel], Any]
+    request_class: type[Any]
+    command_class: type[Any]
+
+
+class CacheError(PacelineError):
+    """A command failed because the cache is not as its owner believed: `cache_length` is the truth."""
+
+    def __init__(self, cache_length: int, message: str) -> None:
+        super().__init__(message)
+        self.cache_length = cache_length
+
+
+class Link:
+    """The way to one server. Commands are sent in the order of the calls; many may share a message."""
+
+    def __init__(self, kind: LinkKind, address: str, check_card: Callable[[model_pb2.ModelCard], None]) -> None:
+        """`check_card` raises ConfigError for a server that can't be used."""
+        self.kind = kind
+        self.address = address
+        self.card: model_pb2.ModelCard | None = None
+        self.epoch = 0
+        self._check_card = check_card
+        self._up = asyncio.Event()
+        self._trouble = "not reached yet"
+        self._next_id = 0
+        self._next_sequence_id = 0
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._unsent: list[Any] = []
+        self._outbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._flush_scheduled = False
+        self._progress_s = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self.messages_sent = 0
+        self.channel: grpc.aio.Channel | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self._up.is_set()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"link to {self.kind.name}")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def wait_up(self, timeout_s: float) -> None:
+        """Raises Unavailable, saying which server and why, if it is not up in time."""
+        try:
+            await asyncio.wait_for(self._up.wait(), timeout_s)
+        except TimeoutError:
+            raise Unavailable(
+                f"the {self.kind.name} server at {self.address} is not available (waited {timeout_s:g} s): {self._trouble}"
+            ) from None
+
+    def new_sequence_id(self) -> int:
+        self._next_sequence_id += 1
+        return self._next_sequence_id
+
+    def send(self, sequence_id: int, fill: Callable[[Any], None]) -> int:
+        """Sends a command nobody waits for; returns its id. Dropped if the link is down: so is the sequence."""
+        self._next_id += 1
+        if self.is_up:
+            command = self.kind.command_class(command_id=self._next_id, sequence_id=sequence_id)
+            fill(command)
+            self._unsent.append(command)
+            if not self._flush_scheduled:
+                # What gathers in this turn of the event loop travels together.
+                self._flush_scheduled = True
+                asyncio.get_running_loop().call_soon(self._flush)
+        return self._next_id
+
+    async def request(self, sequence_id: int, fill: Callable[[Any], None]) -> Any:
+        """Sends a command and waits for its answer.
+
+        Raises what the server says, CacheError where that is about the cache's length,
+        Unavailable if the link breaks first.
+        """
+        if not self.is_up:
+            raise Unavailable(f"the {self.kind.name} server at {self.address} is not available: {self._trouble}")
+        if not self._pending:
+            self._progress_s = time.monotonic()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        command_id = self.send(sequence_id, fill)
+        self._pending[command_id] = future
+        try:
+            return await future
+        finally:
+            self._pending.pop(command_id, None)
+
+    async def _run(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                async with open_channel(self.address) as channel:
+                    self.channel = channel
+                    await self._serve(channel)
+            except grpc.aio.AioRpcError as error:
+                self._trouble = f"{error.code().name}: {error.details()}"
+            except PacelineError as error:
+                self._trouble = str(error)
+            if self.is_up:
+                backoff_s = FIRST_BACKOFF_S
+                log.warning("lost the %s server at %s: %s", self.kind.name, self.address, self._trouble)
+            self._go_down()
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+
+    async def _serve(self, channel: grpc.aio.Channel) -> None:
+        """One connection's life. Returns or raises when it is over."""
+        stub = self.kind.make_stub(channel)
+        card = await stub.Describe(model_pb2.DescribeModelRequest(), timeout=10)
+        self._check_card(card)
+        call = stub.Session()
+        hello = await call.read()
+        if hello is grpc.aio.EOF:
+            raise Unavailable("the server closed the session at once")
+        self.card = card
+        self.epoch += 1
+        self._up.set()
+        log.info("%s server at %s is up: %s (%s)", self.kind.name, self.address, card.name, card.dtype)
+        writer = asyncio.create_task(self._write(call))
+        watch = asyncio.create_task(self._watch(call))
+        try:
+            while (response := await call.read()) is not grpc.aio.EOF:
+                self._progress_s = time.monotonic()
+                for answer in response.answers:
+                    self._settle(answer)
+            self._trouble = "the server closed the session"
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # It was the call that was cancelled, by the watch.
+            raise Unavailable(self._trouble) from None
+        finally:
+            writer.cancel()
+            watch.cancel()
+            call.cancel()
+
+    async def _write(self, call: Any) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # A broken stream is the reader's to report.
+            while True:
+                await call.write(await self._outbox.get())
+                self.messages_sent += 1
+
+    async def _watch(self, call: Any) -> None:
+        """Breaks the stream when answers are due and the server shows no progress."""
+        while True:
+            await asyncio.sleep(STALL_S / 10)
+            if self._pending and time.monotonic() - self._progress_s > STALL_S:
+                self._trouble = f"no sign of progress for {STALL_S:g} s"
+                call.cancel()
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        commands, self._unsent = self._unsent, []
+        request, size = self.kind.request_class(), 0
+        for command in commands:
+            request.commands.append(command)
+            size += command.ByteSize()
+            if size > SPLIT_BYTES:
+                self._outbox.put_nowait(request)
+                request, size = self.kind.request_class(), 0
+        if request.commands:
+            self._outbox.put_nowait(request)
+
+    def _settle(self, answer: Any) -> None:
+        future = self._pending.get(answer.command_id)
+        if future is None or future.done():
+            # A Truncate that failed says so by its sequence's next command as well.
+            return
+        kind = answer.WhichOneof("answer")
+        if kind != "failure":
+            future.set_result(getattr(answer, kind))
+            return
+        failure = answer.failure
+        error = error_of_number(failure.code, failure.message)
+        is_about_cache = (
+            isinstance(error, OutOfRange | Aborted) or failure.code == grpc.StatusCode.FAILED_PRECONDITION.value[0]
+        )
+        if is_about_cache and failure.HasField("cache_length"):
+            error = CacheError(failure.cache_length, failure.message)
+        future.set_exception(error)
+
+    def _go_down(self) -> None:
+        self._up.clear()
+        self.channel = None
+        self._unsent.clear()
+        self._outbox = asyncio.Queue()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(
+                    Unavailable(f"lost the {self.kind.name} server at {self.address}: {self._trouble}")
+                )

@@ -1,0 +1,119 @@
+"""A generation's cache on one server, known by its length alone.
+
+    tokens[:length]   in the server's cache
+    tokens[length:]   the tail, which the next command brings along
+
+So prompt prefill, lazy draft prefill, catching up after a full acceptance, resuming
+after a pause and rebuilding a restarted server are one operation with a longer or
+shorter tail. After any surprise the length is corrected, and the command sent again.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from coordinator.context import Request
+from coordinator.links import CacheError, Link
+from paceline.errors import PacelineError, ResourceExhausted, Unavailable
+from paceline.rpc.messages import open_to_message
+
+# Corrections of the length in a row before a command is given up.
+MAX_CORRECTIONS = 8
+FIRST_PAUSE_S = 0.02
+MAX_PAUSE_S = 1.0
+
+
+class RemoteSequence:
+    """Mirrors the sequence's length; everything else about it is the server's."""
+
+    def __init__(self, link: Link, request: Request) -> None:
+        self.link = link
+        self._open = open_to_message(request.sampling, len(request.prompt), _ending_ids(request))
+        self._sequence_id = 0
+        self._epoch = 0
+        self.length = 0
+
+    async def feed(self, tokens: list[int], num_extra: int, fill: Callable[..., None]) -> Any:
+        """One Propose or Verify, which brings tokens[length:] along and feeds `num_extra` tokens after them.
+
+        `fill(command, position, tail)` writes the command. Raises Unavailable if the link breaks,
+        ResourceExhausted if the server has no room, and whatever else the server says is wrong.
+        """
+        for _ in range(MAX_CORRECTIONS):
+            self._ensure_open()
+            position, tail = self.length, tokens[self.length :]
+            try:
+                answer = await self.link.request(self._sequence_id, partial(fill, position=position, tail=tail))
+            except CacheError as error:
+                # Evicted, or an earlier command failed: believe the server, and say so.
+                self._correct(min(error.cache_length, self.length))
+                last_error: PacelineError = error
+                continue
+            except PacelineError:
+                # The sequence refuses everything until a Truncate; what it holds is unchanged.
+                self._correct(self.length)
+                raise
+            except asyncio.CancelledError:
+                self.release()
+                raise
+            self.length = position + len(tail) + num_extra
+            return answer
+        raise Unavailable(f"the {self.link.kind.name} server's cache can't be brought in line: {last_error}")
+
+    def truncate(self, length: int) -> None:
+        """Keeps at most `length` tokens. No answer is awaited: the stream is ordered."""
+        if length < self.length:
+            self._correct(length)
+
+    def release(self) -> None:
+        """Frees the server's blocks, and cancels what runs there."""
+        if self._is_open:
+            self.link.send(self._sequence_id, lambda command: command.release.SetInParent())
+        self._epoch, self.length = 0, 0
+
+    @property
+    def _is_open(self) -> bool:
+        return self._epoch != 0 and self._epoch == self.link.epoch and self.link.is_up
+
+    def _ensure_open(self) -> None:
+        """Opens the sequence, again if the server's end of the stream is a new one."""
+        if self._is_open:
+            return
+        self._sequence_id = self.link.new_sequence_id()
+        self._epoch, self.length = self.link.epoch, 0
+        # Not awaited: it travels with the command behind it, which fails if this does.
+        self.link.send(self._sequence_id, lambda command: command.open.CopyFrom(self._open))
+
+    def _correct(self, length: int) -> None:
+        if self._is_open:
+            self.link.send(self._sequence_id, lambda command: _fill_truncate(command, length))
+        self.length = length
+
+
+async def with_patience(link: Link, timeout_s: float, attempt: Callable[[], Any]) -> Any:
+    """Repeats `attempt` while the server is away or has no room, for up to `timeout_s`.
+
+    The context is here, so a server that died costs a replay and nothing else.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    pause_s = FIRST_PAUSE_S
+    while True:
+        await link.wait_up(max(0.0, deadline_s - time.monotonic()))
+        try:
+            return await attempt()
+        except (Unavailable, ResourceExhausted):
+            if time.monotonic() + pause_s > deadline_s:
+                raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(MAX_PAUSE_S, pause_s * 2)
+
+
+def _ending_ids(request: Request) -> tuple[int, ...]:
+    return () if request.sampling.ignore_eos else request.eos_token_ids
+
+
+def _fill_truncate(command: Any, length: int) -> None:
+    command.truncate.SetInParent()
+    command.truncate.length = length

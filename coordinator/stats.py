@@ -1,0 +1,70 @@
+"""What speculation did and where the time went, per request."""
+
+import time
+from dataclasses import dataclass, field
+
+from coordinator.acceptance import Proposal, Verdict
+from coordinator.context import Emission
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """Figures of one generation. Times in microseconds unless the name says otherwise."""
+
+    arrived_s: float = field(default_factory=time.perf_counter)
+    first_token_us: int = 0
+    # Rounds after the prompt's own: one target forward each.
+    rounds: int = 0
+    round_tokens: int = 0
+    proposed_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    draft_us: int = 0
+    target_us: int = 0
+    queued_us: int = 0
+    rounds_us: int = 0
+
+    def count(
+        self, proposal: Proposal, verdict: Verdict, num_accepted: int, emission: Emission, started_s: float
+    ) -> None:
+        """Counts a round that began at `started_s`."""
+        now_s = time.perf_counter()
+        if self.first_token_us == 0:
+            # The prompt's round: its time is the prompt's, not speculation's.
+            self.first_token_us = int((now_s - self.arrived_s) * 1e6)
+        else:
+            self.rounds += 1
+            self.round_tokens += len(emission.tokens)
+        self.draft_us += proposal.computed_us
+        self.target_us += verdict.computed_us
+        self.queued_us += proposal.queued_us + verdict.queued_us
+        self.rounds_us += int((now_s - started_s) * 1e6)
+        missing = len(proposal) - len(self.proposed_per_position)
+        self.proposed_per_position += [0] * missing
+        self.accepted_per_position += [0] * missing
+        # A draft behind a stop was never decided, and drafts behind a rejection were proposed all the same.
+        num_emitted_drafts = min(num_accepted, len(emission.tokens))
+        for index in range(len(proposal)):
+            self.proposed_per_position[index] += 1
+            self.accepted_per_position[index] += index < num_emitted_drafts
+
+    @property
+    def proposed(self) -> int:
+        return sum(self.proposed_per_position)
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.accepted_per_position)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted per target forward."""
+        return self.round_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def total_us(self) -> int:
+        return int((time.perf_counter() - self.arrived_s) * 1e6)
+
+    @property
+    def wire_us(self) -> int:
+        """Rounds' time that no server accounts for: messages and event loops."""
+        return max(0, self.rounds_us - self.draft_us - self.target_us - self.queued_us)

@@ -1,0 +1,103 @@
+"""Tokens <-> text: the target's own tokenizer, incremental decoding, stop strings."""
+
+import tempfile
+from pathlib import Path
+
+from tokenizers.decoders import DecodeStream
+from transformers import PreTrainedTokenizerFast
+
+from paceline.errors import ConfigError, InvalidArgument
+
+
+class Tokenizer:
+    """The tokenizer that the target server serves. Does not load torch."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        """`files`: name -> content, as Target.Tokenizer streams them. Raises ConfigError if they are no tokenizer."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, data in files.items():
+                (Path(folder) / Path(name).name).write_bytes(data)
+            try:
+                self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+            except Exception as error:  # tokenizers raises bare Exception for files it can't read
+                raise ConfigError(f"the target's tokenizer can't be read: {error}") from error
+        self.backend = self._tokenizer.backend_tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Text as it is, with what the tokenizer itself puts around it (a BOS token, say)."""
+        ids: list[int] = self._tokenizer.encode(text)
+        return ids
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """A conversation through the model's chat template. Raises InvalidArgument where the template refuses it."""
+        if self._tokenizer.chat_template is None:
+            raise InvalidArgument("chat: this model has no chat template; send text instead")
+        try:
+            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # whatever the template raises, jinja2 errors among them
+            raise InvalidArgument(f"chat.messages: the model's chat template refuses them: {error}") from error
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of `ids`, without special tokens."""
+        text: str = self.backend.decode(ids, skip_special_tokens=True)
+        return text
+
+    def stream(self, stop: tuple[str, ...]) -> "TextStream":
+        return TextStream(self, stop)
+
+
+class TextStream:
+    """Turns one generation's tokens into text that is never taken back.
+
+    Holds back bytes that are not yet a character, and text that may become a stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._stop = stop
+        self._ids: list[int] = []
+        # Characters decoded so far, and those of them not given out yet.
+        self._num_decoded = 0
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, token: int, is_end: bool = False, may_stop: bool = True) -> str:
+        """Text that became certain with `token`. A token that ends the text adds none of its own."""
+        if is_end:
+            return ""
+        self._ids.append(token)
+        chunk = self._decoder.step(self._tokenizer.backend, token) or ""
+        self._num_decoded += len(chunk)
+        return self._release(chunk, may_stop)
+
+    def finish(self) -> str:
+        """What was held back, at the end. Bytes that never became a character come out as U+FFFD."""
+        if self.is_stopped:
+            return ""
+        rest = self._tokenizer.decode(self._ids)[self._num_decoded :]
+        self._num_decoded += len(rest)
+        text = self._release(rest, True)
+        if self.is_stopped:
+            return text
+        held, self._held = self._held, ""
+        return text + held
+
+    def _release(self, chunk: str, may_stop: bool) -> str:
+        text = self._held + chunk
+        found = [at for stop in self._stop if (at := text.find(stop)) >= 0] if may_stop else []
+        if found:
+            self.is_stopped = True
+            self._held = ""
+            return text[: min(found)]
+        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with, short of `stop` itself."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,22 @@
+"""`python -m draft_server`: one draft server."""
+
+from draft_server.config import DraftSettings
+from paceline.rpc.server import run
+from paceline.serving.main import prepare_threads, serve_model
+from paceline.settings import parse_settings
+from paceline.v1 import draft_pb2
+
+
+def main() -> None:
+    settings = parse_settings(DraftSettings, "draft_server")
+    prepare_threads()
+    from draft_server.drafter import Support
+    from draft_server.servicer import DraftServicer
+
+    support = Support(settings.support_size, settings.support_mass)
+    descriptor = draft_pb2.DESCRIPTOR.services_by_name["Draft"]
+    run(lambda: serve_model(settings, descriptor, lambda engine: DraftServicer(engine, support), "draft"))
+
+
+if __name__ == "__main__":
+    main()

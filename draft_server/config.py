@@ -1,0 +1,17 @@
+"""Settings of the draft server."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from paceline.serving.settings import ModelServerSettings
+
+
+class DraftSettings(ModelServerSettings):
+    """Proposes tokens from a small model."""
+
+    toml_table = "draft"
+    model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFT_")
+
+    listen: str = Field("127.0.0.1:50051", description="HOST:PORT or unix:PATH")
+    support_size: int = Field(256, ge=1, le=4096, description="most token ids a sampled draft chooses among")
+    support_mass: float = Field(0.995, gt=0, le=1, description="probability mass at which they are cut")

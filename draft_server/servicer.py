@@ -1,0 +1,51 @@
+"""Propose commands <-> messages."""
+
+from typing import Any
+
+import numpy as np
+
+from draft_server.drafter import Proposal, ProposeJob, Support
+from paceline.engine.engine import Engine
+from paceline.engine.session import Command, Start
+from paceline.errors import Unsupported
+from paceline.rpc.messages import drawing_from_message, floats_to_bytes
+from paceline.sampling import MAX_DRAFT_TOKENS, require
+from paceline.serving.servicer import ModelServicer
+from paceline.v1 import draft_pb2
+
+
+class DraftServicer(ModelServicer):
+    """The Draft service."""
+
+    response_class = draft_pb2.DraftResponse
+
+    def __init__(self, engine: Engine, support: Support) -> None:
+        super().__init__(engine)
+        self._support = support
+
+    def parse_job(self, command: Any) -> Command:
+        propose = command.propose
+        tail, wanted = list(propose.tail_tokens), propose.num_draft_tokens
+        require(len(tail) >= 1, "tail_tokens", "empty", "at least one token")
+        require(1 <= wanted <= MAX_DRAFT_TOKENS, "num_draft_tokens", wanted, f"in [1, {MAX_DRAFT_TOKENS}]")
+        self.check_tokens("tail_tokens", tail)
+        if propose.HasField("entropy_stop"):
+            raise Unsupported("entropy_stop is not supported by this version")
+        drawing = drawing_from_message(propose)
+        return Start(
+            command.command_id,
+            command.sequence_id,
+            position=propose.position,
+            num_tokens=len(tail) + wanted - 1,
+            make_job=lambda sequence: ProposeJob(sequence, tail, wanted, drawing, self._support),
+        )
+
+    def fill_answer(self, message: Any, result: Proposal) -> None:
+        proposal = message.proposal
+        proposal.tokens.extend(result.tokens)
+        if result.supports:
+            proposal.support_token_ids.extend(np.concatenate(result.supports).tolist())
+            proposal.support_sizes.extend(len(support) for support in result.supports)
+            proposal.support_probs = floats_to_bytes(np.concatenate(result.support_probs))
+        proposal.queued_us = result.queued_us
+        proposal.computed_us = result.computed_us

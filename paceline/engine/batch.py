@@ -1,0 +1,49 @@
+"""Pending rows of many sequences -> the tensors of one forward."""
+
+from dataclasses import dataclass
+
+import torch
+
+from paceline.engine.attention import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one forward, sequence after sequence; the last rows may be padding."""
+
+    tokens: torch.Tensor  # [num_rows]
+    positions: torch.Tensor  # [num_rows]
+    spans: list[Span]
+    wanted: torch.Tensor  # [num_wanted] rows whose logits matter
+
+    @property
+    def num_rows(self) -> int:
+        return self.tokens.shape[0]
+
+
+class BatchBuilder:
+    """Gathers rows; `build` makes the tensors."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._positions: list[int] = []
+        self._spans: list[Span] = []
+        self._wanted: list[int] = []
+
+    def add(self, tokens: list[int], position: int, blocks: list[int], wanted: list[bool]) -> None:
+        """Adds consecutive rows of one sequence; `wanted` says for each whether its logits matter."""
+        first = len(self._tokens)
+        self._spans.append(Span(first, len(tokens), position, blocks))
+        self._tokens += tokens
+        self._positions += range(position, position + len(tokens))
+        self._wanted += [first + offset for offset, want in enumerate(wanted) if want]
+
+    def build(self, min_rows: int, device: torch.device) -> Batch:
+        """Pads to `min_rows`: fewer rows would round differently (see `linear`)."""
+        padding = [0] * max(0, min_rows - len(self._tokens))
+        return Batch(
+            tokens=torch.tensor(self._tokens + padding, device=device),
+            positions=torch.tensor(self._positions + padding, device=device),
+            spans=self._spans,
+            wanted=torch.tensor(self._wanted, dtype=torch.int64, device=device),
+        )

@@ -1,0 +1,95 @@
+"""Random weights in published shapes, for timing, memory and tests where no weights can be had."""
+
+import json
+import zlib
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+
+from paceline.engine.config import ModelConfig
+from paceline.errors import ConfigError
+
+_LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+_LLAMA_32: dict[str, Any] = {
+    "vocab_size": 128256, "max_position_embeddings": 131072, "tie_word_embeddings": True,
+    "rope_parameters": _LLAMA3_ROPE, "eos_token_id": [128001, 128008, 128009],
+}  # fmt: skip
+_TINY: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 512, "eos_token_id": 0,
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.2-1b": _LLAMA_32 | {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 64,
+    },
+    "llama-3.2-3b": _LLAMA_32 | {
+        "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24,
+        "num_key_value_heads": 8, "head_dim": 128,
+    },
+    "smollm2-135m": {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True,
+        "max_position_embeddings": 8192, "eos_token_id": 2,
+    },
+    # Two tiny models over 32 ids whose distributions overlap without being alike, and one with room for text.
+    "tiny": _TINY | {"vocab_size": 512},
+    "tiny-32-a": _TINY | {"vocab_size": 32},
+    "tiny-32-b": _TINY | {"vocab_size": 32, "num_hidden_layers": 1},
+}  # fmt: skip
+# Wide enough that a tiny model's distribution has a shape worth sampling from.
+_TINY_STD = 0.25
+
+
+def dummy_config(name: str) -> LlamaConfig:
+    """transformers' config of a shape. Raises ConfigError for an unknown one."""
+    if name not in SHAPES:
+        raise ConfigError(
+            f"model 'dummy:{name}' is not known; known: {', '.join('dummy:' + shape for shape in SHAPES)}"
+        )
+    return LlamaConfig(**SHAPES[name])
+
+
+def make_dummy(name: str, dtype: torch.dtype) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """Config and random tensors of a shape, the same at every call."""
+    config = ModelConfig.from_transformers(dummy_config(name))
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    std = _TINY_STD if config.hidden_size < 128 else 0.02
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).mul_(std).to(dtype)
+
+    tensors = {
+        "model.embed_tokens.weight": random(config.vocab_size, hidden),
+        "model.norm.weight": torch.ones(hidden, dtype=dtype),
+    }
+    for i in range(config.num_layers):
+        prefix = f"model.layers.{i}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}{norm}.weight"] = torch.ones(hidden, dtype=dtype)
+        for projection, rows, columns in (
+            ("self_attn.q_proj", query, hidden), ("self_attn.k_proj", key, hidden), ("self_attn.v_proj", key, hidden),
+            ("self_attn.o_proj", hidden, query), ("mlp.gate_proj", inner, hidden), ("mlp.up_proj", inner, hidden),
+            ("mlp.down_proj", hidden, inner),
+        ):  # fmt: skip
+            tensors[f"{prefix}{projection}.weight"] = random(rows, columns)
+    return config, tensors
+
+
+def dummy_tokenizer_files(vocab_size: int) -> dict[str, bytes]:
+    """A tokenizer whose tokens are words "t0" … "tN", so that any ids make a text."""
+    vocabulary = {f"t{i}": i for i in range(vocab_size)}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"},
+    }  # fmt: skip
+    template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    return {"tokenizer.json": json.dumps(tokenizer).encode(), "tokenizer_config.json": json.dumps(config).encode()}

@@ -1,0 +1,56 @@
+"""Work inside a server: rows to feed, draws wanted of them, small results absorbed.
+
+One mechanism for chunked prefill, drafting, verification and replay: each engine step
+takes some rows of each active job, and hands each job what it wanted of their logits.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+from paceline.engine.draws import Draw, Drawn
+from paceline.engine.sequence import Sequence
+
+
+class Job(ABC):
+    """Base of the draft server's ProposeJob and the target server's VerifyJob."""
+
+    def __init__(self, sequence: Sequence, tokens: list[int]) -> None:
+        self.sequence = sequence
+        # The cache's length when the job began: a truncate to below it drops the job.
+        self.start = sequence.length
+        # Tokens still to be fed, in order.
+        self.pending = tokens
+        self._created_s = time.perf_counter()
+        self._computed_s = 0.0
+
+    @abstractmethod
+    def draws(self, num_rows: int) -> list[Draw | None]:
+        """What is wanted of the first `num_rows` pending rows; None where logits do not matter."""
+
+    @abstractmethod
+    def absorb(self, drawn: list[Drawn]) -> None:
+        """Takes the results of the rows whose draws were not None, after these rows left `pending`."""
+
+    @property
+    @abstractmethod
+    def result(self) -> Any:
+        """The answer, once `is_done`."""
+
+    @property
+    def is_done(self) -> bool:
+        return not self.pending
+
+    def count_step(self, duration_s: float) -> None:
+        """Notes an engine step this job took part in."""
+        self._computed_s += duration_s
+
+    @property
+    def queued_us(self) -> int:
+        """Microseconds from creation to the end that were not spent in engine steps."""
+        return max(0, int((time.perf_counter() - self._created_s - self._computed_s) * 1e6))
+
+    @property
+    def computed_us(self) -> int:
+        """Microseconds of the engine steps this job took part in."""
+        return int(self._computed_s * 1e6)

@@ -1,0 +1,80 @@
+"""The ways to multiply by a weight: plain, packed for oneDNN (CPU), int8 weight-only.
+
+Identity with and without speculation needs every row's result to be independent of the
+rows beside it. Each class says how few rows it may run to keep that; `row_invariance`
+checks it at load.
+"""
+
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+
+class Linear(Protocol):
+    """y = x W^T + b for x: [rows, in_features]."""
+
+    # Fewer rows than this take another path in the library, with other rounding.
+    min_rows: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class PlainLinear:
+    """The library's own linear, on any device."""
+
+    min_rows = 8
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = weight  # [out_features, in_features]
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+
+class PackedLinear:
+    """Weights reordered once into oneDNN's own layout: about twice as fast for few rows."""
+
+    # One row alone is a matrix-vector product with another order of summation. Two or
+    # three rows have the same bits as more, but from memory they are slower than four.
+    min_rows = 4
+    # The row count the layout is chosen for; any count runs.
+    _PACKED_FOR_ROWS = 4
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, self._PACKED_FOR_ROWS)
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+
+    @staticmethod
+    def is_available() -> bool:
+        return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+class Int8Linear:
+    """Weights as int8 with one scale per output feature; activations stay as they are."""
+
+    min_rows = 1
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        scale = (weight.float().abs().amax(dim=1) / 127).clamp_min(1e-10).to(weight.dtype)  # [out_features]
+        # Quantised with the scale as stored, so that its rounding adds no error of its own.
+        self._weight = (weight.float() / scale.float().unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
+        self._scale = scale
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch._weight_int8pack_mm(x, self._weight, self._scale)
+        return y if self._bias is None else y + self._bias
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: str) -> Linear:
+    """The fastest way to multiply by `weight` on its device."""
+    if quantization == "int8":
+        return Int8Linear(weight, bias)
+    if weight.device.type == "cpu" and PackedLinear.is_available():
+        return PackedLinear(weight, bias)
+    return PlainLinear(weight, bias)

@@ -1,0 +1,165 @@
+"""The decoder forward over a flat batch of rows, with fused QKV and gate-up projections.
+
+Covers Llama, Mistral, Qwen2 (QKV bias) and Qwen3 (norms on queries and keys).
+"""
+
+import torch
+from torch.nn import functional
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from paceline.engine.attention import AttentionPlan, PagedAttention
+from paceline.engine.batch import Batch
+from paceline.engine.config import ModelConfig
+from paceline.engine.linear import Linear, make_linear
+from paceline.errors import ConfigError
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Layer:
+    """One decoder layer's weights."""
+
+    def __init__(self, tensors: Tensors, prefix: str, config: ModelConfig, quantization: str) -> None:
+        def linear(*names: str) -> Linear:
+            weight = torch.cat([tensors.pop(f"{prefix}{name}.weight") for name in names])
+            biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
+            bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
+            return make_linear(weight, bias, quantization)
+
+        self.attention_norm = tensors.pop(prefix + "input_layernorm.weight")
+        self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.output = linear("self_attn.o_proj")
+        self.mlp_norm = tensors.pop(prefix + "post_attention_layernorm.weight")
+        self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
+        self.down = linear("mlp.down_proj")
+        # Qwen3 only.
+        self.query_norm = tensors.pop(prefix + "self_attn.q_norm.weight", None)
+        self.key_norm = tensors.pop(prefix + "self_attn.k_norm.weight", None)
+
+
+class Llama:
+    """Embedding, decoder layers, head."""
+
+    def __init__(self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int) -> None:
+        """Takes the tensors out of `tensors`. Raises ConfigError if one is missing or has another shape."""
+        self.config = config
+        _check_shapes(config, tensors)
+        self._embedding = tensors["model.embed_tokens.weight"]  # [vocab_size, hidden_size]
+        head = self._embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
+        self.layers = [Layer(tensors, f"model.layers.{i}.", config, quantization) for i in range(config.num_layers)]
+        self._norm = tensors.pop("model.norm.weight")
+        self.head = make_linear(head, None, quantization)
+        self.device = self._embedding.device
+        self.embedding_dtype = self._embedding.dtype
+        self._rope_cos, self._rope_sin = _rope_tables(config, max_model_len, self.device)
+
+    @property
+    def min_rows(self) -> int:
+        """Fewest rows of a forward (see `linear`)."""
+        layer = self.layers[0]
+        return max(linear.min_rows for linear in (layer.qkv, layer.output, layer.gate_up, layer.down, self.head))
+
+    def forward(self, batch: Batch, attention: PagedAttention, plan: AttentionPlan) -> torch.Tensor:
+        """Feeds the batch's rows into the cache; returns the wanted rows' logits: [num_wanted, vocab_size] float32."""
+        x = functional.embedding(batch.tokens, self._embedding)  # [num_rows, hidden_size]
+        cos, sin = self.rotation(batch.positions)
+        for index in range(len(self.layers)):
+            x = self.run_layer(index, x, cos, sin, attention, plan)
+        return self.run_head(x.index_select(0, batch.wanted))
+
+    def run_layer(
+        self, index: int, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
+        attention: PagedAttention, plan: AttentionPlan,
+    ) -> torch.Tensor:  # fmt: skip
+        """One layer over x: [num_rows, hidden_size]."""
+        layer, config = self.layers[index], self.config
+        qkv = layer.qkv(self._normalise(x, layer.attention_norm))
+        qkv = qkv.view(x.shape[0], -1, config.head_dim).float()  # [num_rows, heads + 2 * kv_heads, head_dim]
+        if layer.query_norm is not None:
+            qkv = self._normalise_heads(qkv, layer)
+        # Halves swapped, with signs in `sin`: the rotation in two operations. Values pass unchanged.
+        qkv = (qkv * cos).addcmul_(qkv.roll(config.head_dim // 2, dims=-1), sin)
+        x = x + layer.output(attention.forward(index, qkv, plan).to(x.dtype))
+        gate, up = layer.gate_up(self._normalise(x, layer.mlp_norm)).chunk(2, dim=-1)
+        return x + layer.down(functional.silu(gate) * up)
+
+    def run_head(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of x: [num_wanted, hidden_size], computed with at least the head's own minimum of rows."""
+        num_wanted = x.shape[0]
+        if num_wanted == 0:
+            return x.new_empty((0, self.config.vocab_size), dtype=torch.float32)
+        if num_wanted < self.head.min_rows:
+            x = functional.pad(x, (0, 0, 0, self.head.min_rows - num_wanted))
+        return self.head(self._normalise(x, self._norm))[:num_wanted].float()
+
+    def _normalise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
+
+    def _normalise_heads(self, qkv: torch.Tensor, layer: Layer) -> torch.Tensor:
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        queries, keys, values = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        assert layer.query_norm is not None
+        assert layer.key_norm is not None
+        queries = self._normalise(queries, layer.query_norm.float())
+        keys = self._normalise(keys, layer.key_norm.float())
+        return torch.cat((queries, keys, values), dim=1)
+
+    def rotation(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factors for qkv and for its swapped halves: each [num_rows, heads + 2 * kv_heads, head_dim].
+
+        Queries are scaled here too; values get 1 and 0.
+        """
+        heads, kv_heads, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        scale = dim**-0.5
+        cos = self._rope_cos[positions].unsqueeze(1)  # [num_rows, 1, head_dim]
+        sin = self._rope_sin[positions].unsqueeze(1)
+        shape = (-1, heads, -1), (-1, kv_heads, -1)
+        return (
+            torch.cat(
+                ((cos * scale).expand(*shape[0]), cos.expand(*shape[1]), torch.ones_like(cos).expand(*shape[1])), 1
+            ),
+            torch.cat(
+                ((sin * scale).expand(*shape[0]), sin.expand(*shape[1]), torch.zeros_like(sin).expand(*shape[1])), 1
+            ),
+        )
+
+
+def _rope_tables(config: ModelConfig, max_len: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and signed sines: each [max_len, head_dim] float32. Frequencies are transformers' own."""
+    parameters = config.source.rope_parameters
+    kind = parameters["rope_type"]
+    if kind == "default":
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        frequencies, factor = 1.0 / parameters["rope_theta"] ** exponents, 1.0
+    elif kind in ("llama3", "linear", "yarn"):
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config.source, torch.device("cpu"))
+    else:
+        raise ConfigError(f"rope_type {kind!r} is not supported; supported: default, llama3, linear, yarn")
+    angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies  # [max_len, head_dim / 2]
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.cat((cos, cos), 1).to(device), torch.cat((-sin, sin), 1).to(device)
+
+
+def _check_shapes(config: ModelConfig, tensors: Tensors) -> None:
+    """Raises ConfigError, naming the tensor, where the weights are not what the config says."""
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    expected = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    if not config.tied_embeddings:
+        expected["lm_head.weight"] = (config.vocab_size, hidden)
+    for i in range(config.num_layers):
+        expected |= {
+            f"model.layers.{i}.{name}.weight": shape
+            for name, shape in {
+                "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+                "self_attn.q_proj": (query, hidden), "self_attn.k_proj": (key, hidden),
+                "self_attn.v_proj": (key, hidden), "self_attn.o_proj": (hidden, query),
+                "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
+            }.items()
+        }  # fmt: skip
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise ConfigError(f"the weights do not match the config: {name} is missing")
+        if tuple(tensors[name].shape) != shape:
+            found = tuple(tensors[name].shape)
+            raise ConfigError(f"the weights do not match the config: {name} has shape {found}, the config says {shape}")

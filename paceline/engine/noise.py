@@ -1,0 +1,25 @@
+"""Torch twin of `paceline.noise`: the same integers, on any device."""
+
+import torch
+
+from paceline.noise import MIX_1, MIX_2
+
+MASK_32 = 0xFFFFFFFF
+
+
+def hash_ids(keys: list[int], num_ids: int, device: torch.device) -> torch.Tensor:
+    """One 32-bit integer for each key and token id, held in int64: [num_keys, num_ids]."""
+    low = torch.tensor([key & MASK_32 for key in keys], device=device).unsqueeze(1)  # [num_keys, 1]
+    high = torch.tensor([key >> 32 for key in keys], device=device).unsqueeze(1)
+    # int64 products wrap, and their low 32 bits are those of the unsigned product.
+    x = torch.arange(num_ids, device=device) ^ low
+    x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
+    x = (x + high) & MASK_32
+    x = ((x ^ (x >> 15)) * MIX_2) & MASK_32
+    return x ^ (x >> 15)
+
+
+def gumbel(keys: list[int], num_ids: int, device: torch.device) -> torch.Tensor:
+    """Gumbel noise for each key and token id, float64: [num_keys, num_ids]."""
+    u = (hash_ids(keys, num_ids, device).to(torch.float64) + 0.5) / 2**32
+    return -torch.log(-torch.log1p(-u))

@@ -1,0 +1,55 @@
+"""Does a row's result depend on the rows beside it? Checked at load, on this machine.
+
+Greedy output can be the same with and without speculation only where it does not. The
+facts differ between processors and library versions, so they are measured, not assumed.
+"""
+
+import torch
+from torch.nn import functional
+
+from paceline.engine.attention import PagedAttention
+from paceline.engine.batch import BatchBuilder
+from paceline.engine.llama import Llama
+
+# Split sizes tried against one run of all rows.
+SPLITS = (1, 5, 17, 40, 100)
+# Enough for several blocks, so that their order of summation is checked too.
+NUM_ROWS = 200
+
+
+@torch.inference_mode()
+def find_dependent_parts(model: Llama, block_size: int) -> list[str]:
+    """Names of the parts whose rows depend on the rows beside them; empty if the same bits are assured.
+
+    Runs the first layer (all layers have its shapes) and the head on random rows, together and split.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    config = model.config
+    weight_dtype = model.embedding_dtype
+    x = torch.randn(NUM_ROWS, config.hidden_size, generator=generator).to(weight_dtype).to(model.device)
+    dependent = []
+    whole = _run_layer(model, x, NUM_ROWS, block_size)
+    if not all(torch.equal(_run_layer(model, x, split, block_size), whole) for split in SPLITS):
+        dependent.append("decoder layer")
+    logits = model.run_head(x)
+    if not all(torch.equal(torch.cat([model.run_head(part) for part in x.split(split)]), logits) for split in SPLITS):
+        dependent.append("head")
+    return dependent
+
+
+def _run_layer(model: Llama, x: torch.Tensor, split: int, block_size: int) -> torch.Tensor:
+    """The first layer's output for the rows of one sequence, fed `split` rows at a time."""
+    num_blocks = -(-NUM_ROWS // block_size)
+    attention = PagedAttention(model.config, num_blocks, block_size, num_layers=1)
+    outputs, position = [], 0
+    for part in x.split(split):
+        builder = BatchBuilder()
+        num_rows = part.shape[0]
+        builder.add([0] * num_rows, position, list(range(num_blocks)), [False] * num_rows)
+        batch = builder.build(model.min_rows, model.device)
+        rows = functional.pad(part, (0, 0, 0, batch.num_rows - num_rows))
+        plan = attention.plan(batch.spans, batch.num_rows)
+        cos, sin = model.rotation(batch.positions)
+        outputs.append(model.run_layer(0, rows, cos, sin, attention, plan)[:num_rows])
+        position += num_rows
+    return torch.cat(outputs)

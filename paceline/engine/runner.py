@@ -1,0 +1,39 @@
+"""The only caller of the model: some rows of some jobs through one forward and one sampling."""
+
+import torch
+
+from paceline.engine.attention import PagedAttention
+from paceline.engine.batch import BatchBuilder
+from paceline.engine.job import Job
+from paceline.engine.llama import Llama
+from paceline.engine.sampler import Sampler
+
+
+class Runner:
+    """Runs engine steps. Belongs to the worker's thread."""
+
+    def __init__(self, model: Llama, attention: PagedAttention) -> None:
+        self._model = model
+        self._attention = attention
+        self._sampler = Sampler()
+
+    @torch.inference_mode()
+    def step(self, shares: list[tuple[Job, int]]) -> None:
+        """Feeds the first so many pending rows of each job, and lets each absorb its results."""
+        builder = BatchBuilder()
+        draws = []
+        for job, num_rows in shares:
+            tokens = job.pending[:num_rows]
+            wanted = job.draws(num_rows)
+            sequence = job.sequence
+            builder.add(tokens, sequence.length, sequence.blocks, [draw is not None for draw in wanted])
+            draws.append([draw for draw in wanted if draw is not None])
+        batch = builder.build(self._model.min_rows, self._model.device)
+        plan = self._attention.plan(batch.spans, batch.num_rows)
+        logits = self._model.forward(batch, self._attention, plan)  # [num_wanted, vocab_size]
+        flat = [draw for of_job in draws for draw in of_job]
+        results = iter(self._sampler.sample(logits, flat) if flat else [])
+        for (job, num_rows), of_job in zip(shares, draws, strict=True):
+            job.sequence.tokens += job.pending[:num_rows]
+            del job.pending[:num_rows]
+            job.absorb([next(results) for _ in of_job])

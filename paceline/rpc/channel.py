@@ -1,0 +1,33 @@
+"""Channels and the options both ends share."""
+
+import grpc.aio
+
+# The largest message either side takes. Senders split well below it (SPLIT_BYTES).
+MAX_MESSAGE_BYTES = 16 << 20
+SPLIT_BYTES = 1 << 20
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A peer that vanished without a word is noticed within 40 s.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+]
+SERVER_OPTIONS = [*_OPTIONS, ("grpc.so_reuseport", 0)]
+CLIENT_OPTIONS = [
+    *_OPTIONS,
+    # A server that was restarted is found again soon.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Two channels to one address are two connections.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to HOST:PORT or unix:PATH, without encryption: services speak on loopback or a private network."""
+    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)

@@ -1,0 +1,175 @@
+"""A gRPC server from start to graceful end: health, reflection, signals, draining."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from paceline.errors import ConfigError, InvalidArgument, PacelineError
+from paceline.rpc.channel import SERVER_OPTIONS
+from paceline.rpc.status import code_of
+
+log = logging.getLogger(__name__)
+# How long calls in flight may go on after SIGTERM.
+DRAIN_S = 20.0
+
+
+class Server:
+    """One or more services behind one address."""
+
+    def __init__(self, listen: str) -> None:
+        self._listen = listen
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+
+    def add_service(self, descriptor: ServiceDescriptor, servicer: Any) -> None:
+        """Adds `servicer`, whose methods bear the service's method names and may raise PacelineError."""
+        handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in descriptor.methods}
+        generic = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+        self._server.add_generic_rpc_handlers((generic,))
+        self._names.append(descriptor.full_name)
+
+    async def start(self) -> str:
+        """Listens; returns the address with the port that was taken. Raises ConfigError if it can't be had."""
+        reflection.enable_server_reflection(self._names, self._server)
+        try:
+            port = self._server.add_insecure_port(self._listen)
+        except RuntimeError as error:
+            raise ConfigError(f"can't listen on {self._listen}: is the port in use?") from error
+        await self._server.start()
+        await self.set_serving(True)
+        if self._listen.startswith("unix:"):
+            return self._listen
+        return f"{self._listen.rpartition(':')[0]}:{port}"
+
+    async def set_serving(self, serving: bool) -> None:
+        """What health checks are told."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ["", *self._names]:
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuses new calls at once; lets those in flight go on for `grace_s`."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+async def wait_for_signal() -> None:
+    """Returns on the first SIGTERM or SIGINT; handlers are removed again, so that a second one kills."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stopped.set)
+    try:
+        await stopped.wait()
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def run(main: Callable[[], Any]) -> None:
+    """Runs a service's coroutine under uvloop; a ConfigError is one line on stderr and exit 1."""
+    import uvloop
+
+    # The device thread must not keep the event loop waiting for the interpreter for long.
+    sys.setswitchinterval(0.0005)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    # grpc's reflection and health write nothing of use at INFO.
+    try:
+        uvloop.run(main())
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandler:
+    """Wraps a method: a message that does not decode is INVALID_ARGUMENT, an exception of ours its own code."""
+    request_class = message_factory.GetMessageClass(method.input_type)
+
+    def decode(data: bytes) -> Message | None:
+        try:
+            return request_class.FromString(data)
+        except DecodeError:
+            # Left to itself, grpc would end the call with UNKNOWN.
+            return None
+
+    kinds = {
+        (False, False): (grpc.unary_unary_rpc_method_handler, _answer_once),
+        (False, True): (grpc.unary_stream_rpc_method_handler, _answer_stream),
+        (True, True): (grpc.stream_stream_rpc_method_handler, _answer_stream),
+    }
+    make, wrap = kinds[method.client_streaming, method.server_streaming]
+    return make(
+        wrap(behaviour), request_deserializer=decode, response_serializer=lambda message: message.SerializeToString()
+    )
+
+
+def _checked(request: Any) -> Any:
+    """A unary request that decoded, or a stream that raises at the first that did not."""
+    if request is None:
+        raise InvalidArgument("the message is not valid protobuf of the expected type")
+    if not hasattr(request, "__aiter__"):
+        return request
+
+    async def messages() -> AsyncIterator[Any]:
+        async for message in request:
+            yield _checked(message)
+
+    return messages()
+
+
+def _answer_once(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        with _Telling(context) as told:
+            return await behaviour(_checked(request), context)
+        await told.abort()
+
+    return call
+
+
+def _answer_stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        with _Telling(context) as told:
+            async for response in behaviour(_checked(request), context):
+                yield response
+            return
+        await told.abort()
+
+    return call
+
+
+class _Telling(contextlib.AbstractContextManager["_Telling"]):
+    """Catches an exception so that `abort` can tell the caller: ours with its code, others as INTERNAL."""
+
+    def __init__(self, context: grpc.aio.ServicerContext) -> None:
+        self._context = context
+        self._error: Exception | None = None
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
+            return False
+        if not isinstance(error, PacelineError):
+            log.exception("a call failed", exc_info=error)
+        self._error = error
+        return True
+
+    async def abort(self) -> None:
+        assert self._error is not None
+        text = str(self._error) if isinstance(self._error, PacelineError) else "internal error; see the server's log"
+        await self._context.abort(code_of(self._error), text)

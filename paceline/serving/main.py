@@ -1,0 +1,69 @@
+"""A model server's way up and down."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.descriptor import ServiceDescriptor
+
+from paceline.rpc.server import DRAIN_S, Server, wait_for_signal
+from paceline.serving.settings import ModelServerSettings
+
+log = logging.getLogger(__name__)
+# How long an idle OpenMP thread spins before it sleeps. The library's default (milliseconds) takes the
+# core from the other model server; no spinning at all costs 50 us a product. About 50 us is as fast as
+# spinning for ever (measured, see docs/performance.md).
+SPIN_COUNT = "20000"
+
+
+def prepare_threads() -> None:
+    """Must run before torch is imported: its OpenMP reads the environment once."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+async def serve_model(
+    settings: ModelServerSettings, descriptor: ServiceDescriptor, make_servicer: Callable[[Any], Any], name: str
+) -> None:
+    """Loads the model, serves until SIGTERM or SIGINT, then drains."""
+    prepare_threads()
+    from paceline.engine.config import EngineConfig
+    from paceline.engine.engine import build_engine
+
+    config = EngineConfig(
+        model=settings.model,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        device=settings.device,
+        max_model_len=settings.max_model_len,
+        kv_cache_bytes=int(settings.kv_cache_memory),
+        block_size=settings.block_size,
+        max_batch_tokens=settings.max_batch_tokens,
+        threads=settings.threads,
+    )
+    # Loading before listening: an address that answers is an address that serves.
+    engine = build_engine(config, asyncio.get_running_loop(), lambda text: log.info("%s: %s", name, text))
+    if engine.dependent_parts:
+        log.warning(
+            "rows depend on the rows beside them (%s): output may differ with and without speculation",
+            ", ".join(engine.dependent_parts),
+        )
+    server = Server(settings.listen)
+    servicer = make_servicer(engine)
+    server.add_service(descriptor, servicer)
+    engine.worker.start()
+    try:
+        address = await server.start()
+        log.info(
+            "%s: %s (%s, %s) on %s, KV cache %d blocks of %d tokens, rows independent: %s",
+            name, settings.model, settings.dtype, settings.quantization, address,
+            engine.pool.num_blocks, engine.pool.block_size, not engine.dependent_parts,
+        )  # fmt: skip
+        await wait_for_signal()
+        log.info("%s: draining for up to %.0f s", name, DRAIN_S)
+        await server.set_serving(False)
+        await servicer.drain(DRAIN_S)
+        await server.stop(1.0)
+    finally:
+        engine.worker.stop()

@@ -1,0 +1,196 @@
+"""The Session stream and the unary commands, the same for draft and target."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from paceline.engine.engine import Engine
+from paceline.engine.sequence import SequenceOptions
+from paceline.engine.session import Answer, Command, Open, Opened, Refuse, Release, Truncate
+from paceline.engine.session import Session as EngineSession
+from paceline.errors import InvalidArgument, NotFound, PacelineError
+from paceline.rpc.channel import SPLIT_BYTES
+from paceline.rpc.messages import sampling_from_message
+from paceline.rpc.status import number_of
+from paceline.sampling import require
+from paceline.v1 import model_pb2
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A Session call's two halves."""
+
+    reader: asyncio.Task[None]
+    outbox: asyncio.Queue[tuple[list[Answer], int] | None]
+    is_drained: bool = False
+
+
+class ModelServicer(ABC):
+    """Subclasses know one job: its command message, and its answer."""
+
+    # DraftResponse or TargetResponse.
+    response_class: type[Any]
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._instance_id = secrets.token_hex(8)
+        self._sessions: dict[str, EngineSession] = {}
+        self._streams: set[Stream] = set()
+
+    @abstractmethod
+    def parse_job(self, command: Any) -> Command:
+        """The command that is this service's own. Raises InvalidArgument."""
+
+    @abstractmethod
+    def fill_answer(self, message: Any, result: Any) -> None:
+        """Puts a job's result into its answer message."""
+
+    async def Session(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        """One ordered stream of commands; ends when the caller's side ends, and releases all it opened."""
+        outbox: asyncio.Queue[tuple[list[Answer], int] | None] = asyncio.Queue()
+        session = self._engine.worker.open_session(lambda answers, steps: outbox.put_nowait((answers, steps)))
+        session_id = secrets.token_hex(8)
+        self._sessions[session_id] = session
+        reader = asyncio.create_task(self._read(requests, session, outbox))
+        stream = Stream(reader, outbox)
+        self._streams.add(stream)
+        try:
+            hello = model_pb2.Hello(session_id=session_id, instance_id=self._instance_id)
+            yield self.response_class(hello=hello)
+            while (ready := await outbox.get()) is not None:
+                for message in self._responses(*ready):
+                    yield message
+            # The reader has ended: with an error if the stream did.
+            if not stream.is_drained:
+                await reader
+        finally:
+            self._streams.discard(stream)
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await reader
+            del self._sessions[session_id]
+            self._engine.worker.close_session(session)
+
+    async def Describe(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        engine = self._engine
+        return model_pb2.ModelCard(
+            name=engine.config.model,
+            dtype=engine.config.dtype,
+            quantization=engine.config.quantization,
+            weights_fingerprint=engine.weights_fingerprint,
+            tokenizer_fingerprint=engine.tokenizer_fingerprint,
+            vocab_size=engine.model.vocab_size,
+            max_model_len=engine.max_model_len,
+            eos_token_ids=engine.model.eos_token_ids,
+            block_size=engine.pool.block_size,
+            total_blocks=engine.pool.num_blocks,
+            free_blocks=engine.pool.num_free,
+            instance_id=self._instance_id,
+            protocol_version=PROTOCOL_VERSION,
+            row_invariant=not engine.dependent_parts,
+            device=engine.config.device,
+            max_batch_tokens=engine.config.max_batch_tokens,
+        )
+
+    async def Truncate(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        session = self._find_session(request.session_id)
+        length = await self._engine.worker.call(lambda: session.truncate_now(request.sequence_id, request.length))
+        return model_pb2.TruncateResponse(cache_length=length)
+
+    async def Release(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        session = self._find_session(request.session_id)
+        await self._engine.worker.call(lambda: session.release_now(request.sequence_id))
+        return model_pb2.ReleaseResponse()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes no more commands, lets those taken finish for up to `timeout_s`, and ends all streams."""
+        for stream in self._streams:
+            stream.is_drained = True
+            stream.reader.cancel()
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s and await self._engine.worker.call(lambda: self._engine.worker.is_busy):
+            await asyncio.sleep(0.02)
+        for stream in self._streams:
+            stream.outbox.put_nowait(None)
+
+    def check_tokens(self, name: str, tokens: Iterable[int]) -> None:
+        """Raises InvalidArgument for a token id outside the vocabulary."""
+        vocab_size = self._engine.model.vocab_size
+        worst = max(tokens, default=0)
+        require(worst < vocab_size, name, worst, f"token ids in [0, {vocab_size})")
+
+    def _find_session(self, session_id: str) -> EngineSession:
+        if session_id not in self._sessions:
+            raise NotFound(f"session {session_id!r} is not open")
+        return self._sessions[session_id]
+
+    async def _read(self, requests: AsyncIterator[Any], session: EngineSession, outbox: asyncio.Queue[Any]) -> None:
+        """Hands each message's commands to the worker in one crossing."""
+        try:
+            async for request in requests:
+                self._engine.worker.submit(session, [self._parse(command) for command in request.commands])
+        except asyncio.CancelledError:
+            # Drained: answers are still to come, and the end is the drain's to send.
+            raise
+        except BaseException:
+            outbox.put_nowait(None)
+            raise
+        outbox.put_nowait(None)
+
+    def _parse(self, message: Any) -> Command:
+        """A bad command fails in its place in the sequence's order, so it becomes a Refuse."""
+        ids = (message.command_id, message.sequence_id)
+        try:
+            match message.WhichOneof("command"):
+                case "open":
+                    return Open(*ids, _options(message.open))
+                case "truncate":
+                    return Truncate(*ids, message.truncate.length)
+                case "release":
+                    return Release(*ids)
+                case None:
+                    raise InvalidArgument.field("command", None, "set")
+                case _:
+                    return self.parse_job(message)
+        except PacelineError as error:
+            return Refuse(*ids, error)
+
+    def _responses(self, answers: list[Answer], steps: int) -> Iterable[Any]:
+        """Messages below the size limit."""
+        response = self.response_class(engine_steps=steps)
+        size = 0
+        for answer in answers:
+            message = response.answers.add()
+            self._fill(message, answer)
+            size += message.ByteSize()
+            if size > SPLIT_BYTES:
+                yield response
+                response, size = self.response_class(engine_steps=steps), 0
+        yield response
+
+    def _fill(self, message: Any, answer: Answer) -> None:
+        message.command_id = answer.command_id
+        if isinstance(answer.result, PacelineError):
+            message.failure.code = number_of(answer.result)
+            message.failure.message = str(answer.result)
+            if answer.cache_length is not None:
+                message.failure.cache_length = answer.cache_length
+        elif isinstance(answer.result, Opened):
+            message.opened.SetInParent()
+        else:
+            self.fill_answer(message, answer.result)
+
+
+def _options(message: model_pb2.Open) -> SequenceOptions:
+    sampling = sampling_from_message(message.sampling)
+    require(sampling.seed is not None, "sampling.seed", None, "set: servers do not make seeds")
+    return SequenceOptions(sampling, message.num_prompt_tokens, tuple(message.eos_token_ids))

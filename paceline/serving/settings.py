@@ -1,0 +1,29 @@
+"""Settings that both model servers have. No torch: `--help` answers at once."""
+
+from typing import Literal
+
+from pydantic import ByteSize, Field
+
+from paceline.settings import Settings
+
+
+class ModelServerSettings(Settings):
+    """Flags of a model server."""
+
+    model: str = Field(
+        "smollm2-135m", description="model: hub id, folder, .gguf file, smollm2-135m, or dummy:NAME for random weights"
+    )
+    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="data type of weights and activations")
+    quantization: Literal["none", "int8"] = Field("none", description="int8 keeps the weights in 8 bits")
+    device: str = Field("cpu", description="where the model runs")
+    listen: str = Field("127.0.0.1:50051", description="HOST:PORT or unix:PATH")
+    max_model_len: int | None = Field(
+        None, ge=2, description="most tokens in a sequence; default: the model's own limit"
+    )
+    kv_cache_memory: ByteSize = Field(
+        ByteSize(2 << 30), description="memory for keys and values, e.g. 2GiB or 500MB, in bytes"
+    )
+    block_size: int = Field(64, ge=8, description="tokens in a KV cache block, a multiple of 8")
+    max_batch_tokens: int = Field(512, ge=32, description="most rows (tokens) in one forward")
+    threads: int | None = Field(None, ge=1, description="CPU threads; default: all cores this process may use")
+    gpu_memory_fraction: float = Field(0.45, gt=0, le=1, description="share of a GPU's memory this server may take")

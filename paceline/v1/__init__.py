@@ -1,0 +1,1 @@
+"""Messages generated from proto/paceline/v1. Never edited: run `make proto`."""

@@ -1,0 +1,1 @@
+"""The target server: verifies tokens. Run it with `python -m target_server`."""

@@ -1,0 +1,15 @@
+"""Settings of the target server."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from paceline.serving.settings import ModelServerSettings
+
+
+class TargetSettings(ModelServerSettings):
+    """Verifies drafted tokens with the model whose distribution the output follows."""
+
+    toml_table = "target"
+    model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
+
+    listen: str = Field("127.0.0.1:50052", description="HOST:PORT or unix:PATH")

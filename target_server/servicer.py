@@ -1,0 +1,85 @@
+"""Verify commands <-> messages, and the tokenizer."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.engine.session import Command, Start
+from paceline.errors import Unsupported
+from paceline.rpc.channel import SPLIT_BYTES
+from paceline.rpc.messages import floats_to_bytes, rule_from_message
+from paceline.sampling import MAX_DRAFT_TOKENS, Rule, require
+from paceline.serving.servicer import ModelServicer
+from paceline.v1 import target_pb2
+from target_server.verifier import Verdict, VerifyJob
+
+
+class TargetServicer(ModelServicer):
+    """The Target service."""
+
+    response_class = target_pb2.TargetResponse
+
+    def parse_job(self, command: Any) -> Command:
+        verify = command.verify
+        tail, drafts = list(verify.tail_tokens), list(verify.draft_tokens)
+        require(len(tail) >= 1, "tail_tokens", "empty", "at least one token")
+        require(
+            len(drafts) <= MAX_DRAFT_TOKENS,
+            "draft_tokens",
+            f"{len(drafts)} tokens",
+            f"at most {MAX_DRAFT_TOKENS} tokens",
+        )
+        self.check_tokens("tail_tokens", tail)
+        self.check_tokens("draft_tokens", drafts)
+        if verify.HasField("logprobs"):
+            raise Unsupported("logprobs is not supported by this version")
+        rule = rule_from_message(verify)
+        supports = self._parse_supports(verify, len(drafts)) if rule is Rule.REJECTION else []
+        return Start(
+            command.command_id,
+            command.sequence_id,
+            position=verify.position,
+            num_tokens=len(tail) + len(drafts),
+            make_job=lambda sequence: VerifyJob(sequence, tail, drafts, supports, rule),
+        )
+
+    def fill_answer(self, message: Any, result: Verdict) -> None:
+        verdict = message.verdict
+        verdict.tokens.extend(result.tokens)
+        if result.outsides:
+            verdict.support_probs = floats_to_bytes(
+                np.concatenate([outside.support_probs for outside in result.outsides])
+            )
+            verdict.outside_masses = floats_to_bytes(np.array([outside.mass for outside in result.outsides]), "<f8")
+            verdict.outside_tokens.extend(outside.token for outside in result.outsides)
+        verdict.queued_us = result.queued_us
+        verdict.computed_us = result.computed_us
+
+    async def Tokenizer(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        for name, data in self._engine.tokenizer_files.items():
+            for start in range(0, max(1, len(data)), SPLIT_BYTES):
+                yield target_pb2.TokenizerPiece(file_name=name, data=data[start : start + SPLIT_BYTES])
+
+    def _parse_supports(self, verify: Any, num_drafts: int) -> list[NDArray[np.int64]]:
+        sizes = list(verify.support_sizes)
+        require(
+            len(sizes) == num_drafts, "support_sizes", f"{len(sizes)} sizes", f"one for each of {num_drafts} drafts"
+        )
+        require(all(sizes), "support_sizes", 0, ">= 1: a draft is in its own support")
+        ids = np.array(verify.support_token_ids, dtype=np.int64)
+        require(
+            len(ids) == sum(sizes), "support_token_ids", f"{len(ids)} ids", f"{sum(sizes)} ids, as support_sizes say"
+        )
+        self.check_tokens("support_token_ids", verify.support_token_ids)
+        supports = np.split(ids, np.cumsum(sizes)[:-1]) if sizes else []
+        for support in supports:
+            require(
+                len(np.unique(support)) == len(support),
+                "support_token_ids",
+                "repeated ids",
+                "different within a support",
+            )
+        return supports

@@ -1,0 +1,146 @@
+"""The compose files: valid, private, and in step with the services' flags.
+
+`data/compose_spec.json` is the Compose Specification's own schema (github.com/compose-spec, Apache-2.0).
+"""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+SCHEMA = json.loads((ROOT / "tests/data/compose_spec.json").read_text(encoding="utf-8"))
+MODULES = {"draft": "draft_server", "target": "target_server", "coordinator": "coordinator"}
+GPU_SERVICES = ("draft", "target")
+
+
+def load(name: str) -> dict[str, Any]:
+    """A compose file with every `${NAME:-default}` at its default."""
+    text = re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", (ROOT / name).read_text(encoding="utf-8"))
+    assert "${" not in text, "a variable without a default"
+    document: dict[str, Any] = yaml.safe_load(text)
+    return document
+
+
+def merge(base: Any, override: Any, key: str = "") -> Any:
+    """Compose's rules: mappings merge, lists append, commands and single values are replaced."""
+    if isinstance(base, dict) and isinstance(override, dict):
+        both = {name: merge(base[name], override[name], name) for name in base.keys() & override.keys()}
+        return base | override | both
+    if isinstance(base, list) and isinstance(override, list) and key not in ("command", "test"):
+        return base + override
+    return override
+
+
+BASE = load("docker-compose.yml")
+GPU = load("docker-compose.gpu.yml")
+FILES = {"base": BASE, "gpu": GPU, "merged": merge(BASE, GPU)}
+STACKS = {name: FILES[name]["services"] for name in ("base", "merged")}
+
+each_stack = pytest.mark.parametrize("services", STACKS.values(), ids=STACKS.keys())
+each_service = pytest.mark.parametrize("service", MODULES)
+
+
+def validate(document: dict[str, Any]) -> None:
+    jsonschema.validators.validator_for(SCHEMA)(SCHEMA).validate(document)
+
+
+def argument(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+@functools.cache
+def flags_of(module: str) -> set[str]:
+    # A bare environment: help in plain text on wide lines, whatever the caller's terminal is.
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    answer = subprocess.run(
+        [sys.executable, "-m", module, "--help"],
+        cwd=ROOT, env=environment | {"COLUMNS": "200"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    return set(re.findall(r"--[a-z][a-z0-9-]*", answer.stdout))
+
+
+@pytest.mark.parametrize("document", FILES.values(), ids=FILES.keys())
+def test_file_is_valid_compose(document: dict[str, Any]) -> None:
+    validate(document)
+
+
+def test_schema_refuses_a_misspelt_key() -> None:
+    with pytest.raises(jsonschema.ValidationError, match="comand"):
+        validate({"services": {"draft": {"comand": "python"}}})
+
+
+@each_stack
+def test_services_are_exactly_the_three(services: dict[str, Any]) -> None:
+    assert services.keys() == MODULES.keys()
+
+
+@each_stack
+@each_service
+def test_command_uses_only_flags_its_service_has(services: dict[str, Any], service: str) -> None:
+    python, dash_m, module, *arguments = services[service]["command"]
+    assert (python, dash_m, module) == ("python", "-m", MODULES[service])
+    used = {word for word in arguments if word.startswith("--")}
+    assert used
+    assert used <= flags_of(module)
+
+
+@each_stack
+@each_service
+def test_health_check_asks_the_port_its_service_listens_on(services: dict[str, Any], service: str) -> None:
+    port = argument(services[service]["command"], "--listen").rpartition(":")[2]
+    check = services[service]["healthcheck"]["test"]
+    assert check == ["CMD", "python", "-m", "paceline.rpc.health", f"localhost:{port}"]
+
+
+@each_stack
+def test_coordinator_calls_the_ports_the_servers_listen_on(services: dict[str, Any]) -> None:
+    for server in GPU_SERVICES:
+        port = argument(services[server]["command"], "--listen").rpartition(":")[2]
+        assert argument(services["coordinator"]["command"], f"--{server}") == f"{server}:{port}"
+
+
+@each_stack
+def test_coordinator_waits_until_both_servers_are_healthy(services: dict[str, Any]) -> None:
+    waits = {name: rule["condition"] for name, rule in services["coordinator"]["depends_on"].items()}
+    assert waits == dict.fromkeys(GPU_SERVICES, "service_healthy")
+
+
+@each_stack
+def test_only_the_coordinator_is_published_and_only_on_loopback(services: dict[str, Any]) -> None:
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert published == {"coordinator": ["127.0.0.1:50050:50050"]}
+    assert not any("network_mode" in service for service in services.values())
+
+
+@each_stack
+def test_both_servers_keep_models_in_one_volume(services: dict[str, Any]) -> None:
+    for server in GPU_SERVICES:
+        assert "model-cache:/home/paceline/.cache/paceline" in services[server]["volumes"]
+
+
+@each_stack
+@each_service
+def test_service_restarts_and_has_time_to_drain(services: dict[str, Any], service: str) -> None:
+    assert services[service]["restart"] == "unless-stopped"
+    assert services[service]["stop_grace_period"] == "30s"
+
+
+def test_both_servers_reserve_the_same_gpu() -> None:
+    draft, target = (STACKS["merged"][name]["deploy"]["resources"]["reservations"]["devices"] for name in GPU_SERVICES)
+    assert draft == target
+    assert [len(device["device_ids"]) for device in draft] == [1]
+
+
+def test_gpu_memory_fractions_leave_room_for_two_cuda_contexts() -> None:
+    fractions = [float(argument(STACKS["merged"][name]["command"], "--gpu-memory-fraction")) for name in GPU_SERVICES]
+    assert sum(fractions) <= 0.95
