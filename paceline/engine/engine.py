@@ -42,7 +42,11 @@ class Engine:
 def build_engine(
     config: EngineConfig, loop: asyncio.AbstractEventLoop, progress: Callable[[str], None] = lambda _: None
 ) -> Engine:
-    """Loads everything; the worker is not started yet. Raises ConfigError with one line that says what to do."""
+    """Loads everything; the worker is not started yet. Raises ConfigError with one line that says what to do.
+
+    Call it on the thread that will run the worker, and let no other thread compute: a second
+    thread's OpenMP team counts as oversubscription, and every product gets slower by half.
+    """
     if config.device != "cpu":
         raise ConfigError(f"device is {config.device!r}; this version runs on cpu")
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))

@@ -4,7 +4,9 @@ Each row's result depends on that row alone, so that a draw does not change with
 drawn beside it.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -25,18 +27,21 @@ class Sampler:
         for row, draw in enumerate(draws):
             if draw.banned:
                 logits[row, list(draw.banned)] = -torch.inf
-        results: list[Drawn | None] = [None] * len(draws)
-        for kind, make in (
-            (Likeliest, self._likeliest), (GumbelMax, self._gumbel_max),
-            (FromSupport, self._from_support), (FromOutside, self._from_outside),
-        ):  # fmt: skip
+        results: dict[int, Drawn] = {}
+        makers: dict[type[Draw], Callable[[torch.Tensor, list[Any]], Seq[Drawn]]] = {
+            Likeliest: self._likeliest,
+            GumbelMax: self._gumbel_max,
+            FromSupport: self._from_support,
+            FromOutside: self._from_outside,
+        }
+        for kind, make in makers.items():
             rows = [row for row, draw in enumerate(draws) if type(draw) is kind]
             if not rows:
                 continue
             chosen = logits if len(rows) == len(draws) else logits[rows]
             for row, result in zip(rows, make(chosen, [draws[row] for row in rows]), strict=True):
                 results[row] = result
-        return results
+        return [results[row] for row in range(len(draws))]
 
     def _likeliest(self, logits: torch.Tensor, draws: list[Likeliest]) -> list[int]:
         return logits.argmax(dim=-1).tolist()

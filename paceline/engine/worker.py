@@ -12,10 +12,9 @@ import asyncio
 import itertools
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -59,15 +58,17 @@ class Worker:
         self._clients: dict[Session, Client] = {}
         self._steps = 0
         self._turn = 0
-        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._running: Future[None] | None = None
 
-    def start(self) -> None:
-        self._thread.start()
+    def start(self, device_thread: Executor) -> None:
+        """Occupies the one thread that the model was built on."""
+        self._running = device_thread.submit(self._run)
 
     def stop(self) -> None:
-        """Ends the thread after the step in flight."""
+        """Returns after the step in flight, with the thread free again."""
         self._inbox.put(None)
-        self._thread.join()
+        if self._running is not None:
+            self._running.result()
 
     def open_session(self, deliver: Deliver) -> Session:
         """A new session; `deliver` gets its answers on the event loop."""

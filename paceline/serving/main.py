@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -29,7 +30,7 @@ async def serve_model(
     """Loads the model, serves until SIGTERM or SIGINT, then drains."""
     prepare_threads()
     from paceline.engine.config import EngineConfig
-    from paceline.engine.engine import build_engine
+    from paceline.engine.engine import Engine, build_engine
 
     config = EngineConfig(
         model=settings.model,
@@ -43,7 +44,13 @@ async def serve_model(
         threads=settings.threads,
     )
     # Loading before listening: an address that answers is an address that serves.
-    engine = build_engine(config, asyncio.get_running_loop(), lambda text: log.info("%s: %s", name, text))
+    loop = asyncio.get_running_loop()
+    device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+
+    def build() -> Engine:
+        return build_engine(config, loop, lambda text: log.info("%s: %s", name, text))
+
+    engine = await loop.run_in_executor(device_thread, build)
     if engine.dependent_parts:
         log.warning(
             "rows depend on the rows beside them (%s): output may differ with and without speculation",
@@ -52,7 +59,7 @@ async def serve_model(
     server = Server(settings.listen)
     servicer = make_servicer(engine)
     server.add_service(descriptor, servicer)
-    engine.worker.start()
+    engine.worker.start(device_thread)
     try:
         address = await server.start()
         log.info(

@@ -1,0 +1,267 @@
+"""The Python client: `Client` for threads, `AsyncClient` for asyncio.
+
+    with Client("127.0.0.1:50050") as client:
+        for piece in client.stream("Tell me a story."):
+            print(piece.text, end="")
+
+A prompt is text (put through the model's chat template unless raw), a list of messages
+{"role": ..., "content": ...}, or a list of token ids.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from paceline.rpc.channel import open_channel
+from paceline.rpc.messages import sampling_to_message, speculation_to_message
+from paceline.rpc.status import error_of
+from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.v1 import generation_pb2, generation_pb2_grpc
+
+Prompt = str | list[dict[str, str]] | list[int]
+
+_LETTERS = {
+    generation_pb2.ORIGIN_ACCEPTED: "A",
+    generation_pb2.ORIGIN_RECOVERED: "R",
+    generation_pb2.ORIGIN_BONUS: "B",
+    generation_pb2.ORIGIN_TARGET: "T",
+}
+_REASONS = {generation_pb2.FINISH_REASON_STOP: "stop", generation_pb2.FINISH_REASON_LENGTH: "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What speculation did in one generation."""
+
+    rounds: int
+    proposed: int
+    accepted: int
+    proposed_per_position: list[int]
+    accepted_per_position: list[int]
+    mean_acceptance_length: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where one generation's time went, in milliseconds."""
+
+    ttft_ms: float
+    total_ms: float
+    draft_ms: float
+    target_ms: float
+    queued_ms: float
+    wire_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a generation."""
+
+    reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    seed: int
+    speculation: Speculation
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One round: its tokens, a letter of origin for each (A accepted, R recovered, B bonus, T target), and new text."""
+
+    text: str
+    token_ids: list[int]
+    origins: str
+    # Set in the last piece.
+    finish: Finish | None = None
+
+
+@dataclass(slots=True)
+class Completion:
+    """A whole generation."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    origins: str = ""
+    finish: Finish | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.token_ids += piece.token_ids
+        self.origins += piece.origins
+        self.finish = piece.finish or self.finish
+
+
+class AsyncClient:
+    """Speaks to a coordinator. Errors are those of `paceline.errors`."""
+
+    def __init__(self, address: str = "127.0.0.1:50050") -> None:
+        """`address`: HOST:PORT or unix:PATH."""
+        self._channel = open_channel(address)
+        self._stub = generation_pb2_grpc.GenerationStub(self._channel)
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        speculation: SpeculationParams | None = None,
+        raw: bool = False,
+    ) -> AsyncIterator[Piece]:
+        """Yields each round as it comes. Leaving the loop cancels the generation."""
+        request = make_request(prompt, sampling, speculation, raw)
+        call = self._stub.Generate(request)
+        try:
+            async for response in call:
+                yield _piece(response)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error.code(), error.details() or "") from None
+        finally:
+            call.cancel()
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        speculation: SpeculationParams | None = None,
+        raw: bool = False,
+    ) -> Completion:
+        """The whole generation."""
+        completion = Completion()
+        async for piece in self.stream(prompt, sampling, speculation, raw):
+            completion.add(piece)
+        return completion
+
+    async def describe(self) -> Any:
+        """Both models' cards, limits and defaults: a DescribeResponse message."""
+        try:
+            return await self._stub.Describe(generation_pb2.DescribeRequest())
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error.code(), error.details() or "") from None
+
+
+class Client:
+    """The same for programs without an event loop: it runs one in a thread of its own."""
+
+    def __init__(self, address: str = "127.0.0.1:50050") -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="paceline client", daemon=True)
+        self._thread.start()
+        self._client = self._wait(self._connect(address))
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._wait(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        speculation: SpeculationParams | None = None,
+        raw: bool = False,
+    ) -> Iterator[Piece]:
+        """Yields each round as it comes. Leaving the loop cancels the generation."""
+        pieces = self._client.stream(prompt, sampling, speculation, raw)
+        try:
+            while (piece := self._wait(anext(pieces, None))) is not None:
+                yield piece
+        finally:
+            self._wait(pieces.aclose())  # type: ignore[attr-defined]
+
+    def complete(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        speculation: SpeculationParams | None = None,
+        raw: bool = False,
+    ) -> Completion:
+        """The whole generation."""
+        return self._wait(self._client.complete(prompt, sampling, speculation, raw))
+
+    @staticmethod
+    async def _connect(address: str) -> AsyncClient:
+        return AsyncClient(address)
+
+    def _wait(self, awaitable: Any) -> Any:
+        async def run() -> Any:
+            return await awaitable
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+
+def make_request(
+    prompt: Prompt, sampling: SamplingParams | None, speculation: SpeculationParams | None, raw: bool
+) -> generation_pb2.GenerateRequest:
+    """The request message; what is None is left to the coordinator."""
+    request = generation_pb2.GenerateRequest()
+    if sampling is not None:
+        request.sampling.CopyFrom(sampling_to_message(sampling))
+    if speculation is not None:
+        request.speculation.CopyFrom(speculation_to_message(speculation))
+    if isinstance(prompt, str):
+        prompt = prompt if raw else [{"role": "user", "content": prompt}]
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif prompt and isinstance(prompt[0], dict):
+        for message in prompt:
+            request.chat.messages.add(role=message["role"], content=message["content"])  # type: ignore[index]
+    else:
+        request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
+        request.token_ids.SetInParent()
+    return request
+
+
+def _piece(response: generation_pb2.GenerateResponse) -> Piece:
+    return Piece(
+        text=response.text,
+        token_ids=list(response.token_ids),
+        origins="".join(_LETTERS[origin] for origin in response.origins),
+        finish=_finish(response.finish) if response.HasField("finish") else None,
+    )
+
+
+def _finish(message: generation_pb2.Finish) -> Finish:
+    figures, timing = message.speculation, message.timing
+    return Finish(
+        reason=_REASONS[message.reason],
+        prompt_tokens=message.prompt_tokens,
+        completion_tokens=message.completion_tokens,
+        seed=message.seed,
+        speculation=Speculation(
+            rounds=figures.rounds,
+            proposed=figures.proposed,
+            accepted=figures.accepted,
+            proposed_per_position=list(figures.proposed_per_position),
+            accepted_per_position=list(figures.accepted_per_position),
+            mean_acceptance_length=figures.mean_acceptance_length,
+        ),
+        timing=Timing(
+            ttft_ms=timing.first_token_us / 1e3,
+            total_ms=timing.total_us / 1e3,
+            draft_ms=timing.draft_us / 1e3,
+            target_ms=timing.target_us / 1e3,
+            queued_ms=timing.queued_us / 1e3,
+            wire_ms=timing.wire_us / 1e3,
+        ),
+    )

@@ -1,0 +1,50 @@
+"""Shared services: real processes, started once a session."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported by any test: one team of threads, as in the servers.
+from paceline.serving.main import prepare_threads
+from tests.services import Trio, start_trio
+
+prepare_threads()
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+TINY = (
+    "--model",
+    "dummy:tiny",
+    "--dtype",
+    "float32",
+    "--kv-cache-memory",
+    "16MiB",
+    "--block-size",
+    "16",
+    "--threads",
+    "1",
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    """Three services over a tiny random model, for what does not need real text."""
+    with start_trio(tmp_path_factory.mktemp("tiny"), TINY, TINY) as trio:
+        yield trio
+
+
+@pytest.fixture(scope="session")
+def real_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    """Three services over SmolLM2 at float32, the same model as draft and target."""
+    flags = ("--model", "smollm2-135m", "--dtype", "float32", "--kv-cache-memory", "1GiB")
+    with start_trio(tmp_path_factory.mktemp("real"), flags, flags) as trio:
+        yield trio
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[str]:
+    """The project's own prompts, first turns."""
+    path = Path(__file__).parent / "data" / "prompts.jsonl"
+    return [json.loads(line)["turns"][0] for line in path.read_text().splitlines()]

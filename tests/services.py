@@ -1,0 +1,100 @@
+"""Starts the real services as real processes, on unix sockets in a folder of their own."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.rpc.health import is_serving
+
+START_TIMEOUT_S = 120.0
+
+
+@dataclass(slots=True)
+class Service:
+    """One process."""
+
+    module: str
+    address: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def stop(self) -> int:
+        """SIGTERM, as `docker stop` sends it; returns the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL: the process has no chance to say goodbye."""
+        self.process.kill()
+        self.process.wait()
+
+
+def start_service(module: str, folder: Path, *flags: str, address: str = "") -> Service:
+    """Starts `python -m MODULE` and waits until it serves. Raises with its log if it does not."""
+    address = address or f"unix:{folder}/{module}.sock"
+    log = folder / f"{module}.log"
+    with log.open("ab") as output:
+        command = [sys.executable, "-m", module, "--listen", address, *flags]
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not is_serving(address, timeout_s=1.0):
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            process.kill()
+            process.wait()
+            raise RuntimeError(f"{module} did not start:\n{log.read_text()}")
+        time.sleep(0.05)
+    return Service(module, address, process, log)
+
+
+@dataclass(slots=True)
+class Trio:
+    """The three services."""
+
+    draft: Service
+    target: Service
+    coordinator: Service
+
+    @property
+    def address(self) -> str:
+        return self.coordinator.address
+
+
+@contextlib.contextmanager
+def running(*services: Service) -> Iterator[None]:
+    """Ends the processes, by their ids, whatever happens inside."""
+    try:
+        yield
+    finally:
+        for service in services:
+            if service.process.poll() is None:
+                service.process.kill()
+                service.process.wait()
+
+
+@contextlib.contextmanager
+def start_trio(
+    folder: Path,
+    target: tuple[str, ...],
+    draft: tuple[str, ...],
+    coordinator: tuple[str, ...] = (),
+) -> Iterator[Trio]:
+    """All three, with these flags."""
+    with contextlib.ExitStack() as stack:
+        started = []
+        for module, flags in (("draft_server", draft), ("target_server", target)):
+            started.append(start_service(module, folder, *flags))
+            stack.enter_context(running(started[-1]))
+        addresses = ("--draft", started[0].address, "--target", started[1].address)
+        front = start_service("coordinator", folder, *addresses, *coordinator)
+        stack.enter_context(running(front))
+        yield Trio(started[0], started[1], front)
