@@ -47,7 +47,8 @@ class Emission:
 
     tokens: list[int]
     origins: list[Origin]
-    text: str
+    # Text each token made certain.
+    pieces: list[str]
 
 
 class Context:
@@ -88,9 +89,9 @@ class Context:
             elif self.num_remaining == 0:
                 self.finish_reason = FinishReason.LENGTH
             if self.is_finished:
-                pieces.append(self._text.finish())
+                pieces[-1] += self._text.finish()
                 break
-        return Emission(tokens, outcome.origins[: len(tokens)], "".join(pieces))
+        return Emission(tokens, outcome.origins[: len(tokens)], pieces)
 
     @property
     def _past_min_tokens(self) -> bool:

@@ -157,7 +157,8 @@ def _response(request: Request, emission: Emission) -> Any:
         request_id=request.request_id,
         token_ids=emission.tokens,
         origins=[ORIGINS[origin] for origin in emission.origins],
-        text=emission.text,
+        text="".join(emission.pieces),
+        text_lengths=[len(piece) for piece in emission.pieces],
     )
 
 

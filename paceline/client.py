@@ -77,8 +77,18 @@ class Piece:
     text: str
     token_ids: list[int]
     origins: str
+    # Characters of `text` that each token brought.
+    text_lengths: list[int] = field(default_factory=list)
     # Set in the last piece.
     finish: Finish | None = None
+
+    @property
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """The text token by token, each with its letter of origin."""
+        start = 0
+        for length, origin in zip(self.text_lengths, self.origins, strict=True):
+            yield self.text[start : start + length], origin
+            start += length
 
 
 @dataclass(slots=True)
@@ -187,7 +197,7 @@ class Client:
             while (piece := self._wait(anext(pieces, None))) is not None:
                 yield piece
         finally:
-            self._wait(pieces.aclose())  # type: ignore[attr-defined]
+            self._wait(pieces.aclose())
 
     def complete(
         self,
@@ -227,7 +237,7 @@ def make_request(
         for message in prompt:
             request.chat.messages.add(role=message["role"], content=message["content"])  # type: ignore[index]
     else:
-        request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
+        request.token_ids.ids.extend(prompt)
         request.token_ids.SetInParent()
     return request
 
@@ -237,6 +247,7 @@ def _piece(response: generation_pb2.GenerateResponse) -> Piece:
         text=response.text,
         token_ids=list(response.token_ids),
         origins="".join(_LETTERS[origin] for origin in response.origins),
+        text_lengths=list(response.text_lengths),
         finish=_finish(response.finish) if response.HasField("finish") else None,
     )
 

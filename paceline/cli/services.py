@@ -1,0 +1,145 @@
+"""Three service processes on this machine: started, watched, restarted, stopped."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.errors import ConfigError
+from paceline.rpc.health import is_serving
+
+READY_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 30.0
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+LogLine = Callable[[str, str], None]
+
+
+@dataclass(slots=True)
+class Process:
+    """One service: how to run it, and the process while it runs."""
+
+    name: str
+    arguments: list[str]
+    address: str
+    process: asyncio.subprocess.Process | None = None
+    last_line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What to run."""
+
+    target: list[str] = field(default_factory=list)
+    # None: no draft server.
+    draft: list[str] | None = field(default_factory=list)
+    coordinator: list[str] = field(default_factory=list)
+    listen: str = "127.0.0.1:50050"
+
+
+class Services:
+    """Draft, target and coordinator. The two model servers are reached by unix sockets."""
+
+    def __init__(self, deployment: Deployment, log_line: LogLine) -> None:
+        """`log_line(service, line)` gets what the services write."""
+        self._log_line = log_line
+        self._folder = tempfile.TemporaryDirectory(prefix="paceline-")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._processes = list(self._plan(deployment))
+        self.address = deployment.listen
+
+    async def __aenter__(self) -> "Services":
+        """Starts all. Raises ConfigError with the last line of a service that does not come up."""
+        try:
+            await asyncio.gather(*(self._start(process) for process in self._processes[:-1]))
+            await self._start(self._processes[-1])
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.stop()
+
+    async def watch(self) -> None:
+        """Restarts what dies, with back-off, until cancelled."""
+        await asyncio.gather(*(self._keep_running(process) for process in self._processes))
+
+    async def stop(self) -> None:
+        """Coordinator first, so that its clients' generations end in order."""
+        for process in reversed(self._processes):
+            await _end(process)
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._folder.cleanup()
+
+    def _plan(self, deployment: Deployment) -> list[Process]:
+        def socket(name: str) -> str:
+            return f"unix:{Path(self._folder.name) / name}.sock"
+
+        draft, target = socket("draft"), socket("target")
+        processes = [Process("target", ["target_server", "--listen", target, *deployment.target], target)]
+        if deployment.draft is not None:
+            processes.append(Process("draft", ["draft_server", "--listen", draft, *deployment.draft], draft))
+        addresses = ["--target", target, "--draft", draft if deployment.draft is not None else "none"]
+        front = ["coordinator", "--listen", deployment.listen, *addresses, *deployment.coordinator]
+        return [*processes, Process("coordinator", front, deployment.listen)]
+
+    async def _start(self, service: Process) -> None:
+        """Returns when the service answers health checks."""
+        service.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", *service.arguments,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            # Ctrl-C in a terminal goes to the whole group; we stop them in our own order.
+            start_new_session=True,
+        )  # fmt: skip
+        self._tasks.append(asyncio.create_task(self._copy_log(service, service.process)))
+        deadline_s = asyncio.get_running_loop().time() + READY_TIMEOUT_S
+        while not await asyncio.to_thread(is_serving, service.address, 1.0):
+            if service.process.returncode is not None:
+                await asyncio.sleep(0.1)
+                raise ConfigError(f"the {service.name} did not start: {service.last_line.removeprefix('error: ')}")
+            if asyncio.get_running_loop().time() > deadline_s:
+                raise ConfigError(f"the {service.name} was not ready within {READY_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(0.05)
+
+    async def _copy_log(self, service: Process, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for raw in process.stdout:
+            service.last_line = raw.decode(errors="replace").rstrip()
+            self._log_line(service.name, service.last_line)
+
+    async def _keep_running(self, service: Process) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            assert service.process is not None
+            status = await service.process.wait()
+            self._log_line(service.name, f"ended with status {status}; starting it again in {backoff_s:.1f} s")
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+            try:
+                await self._start(service)
+                backoff_s = FIRST_BACKOFF_S
+            except ConfigError as error:
+                self._log_line(service.name, str(error))
+
+
+async def _end(service: Process) -> None:
+    """SIGTERM, and SIGKILL if that is not heard."""
+    process = service.process
+    if process is None or process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
