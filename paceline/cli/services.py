@@ -69,6 +69,11 @@ class Services:
         """Restarts what dies, with back-off, until cancelled."""
         await asyncio.gather(*(self._keep_running(process) for process in self._processes))
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by service."""
+        return {service.name: service.process.pid for service in self._processes if service.process is not None}
+
     async def stop(self) -> None:
         """Coordinator first, so that its clients' generations end in order."""
         for process in reversed(self._processes):

@@ -61,7 +61,7 @@ def load_model(name: str, dtype: torch.dtype, progress: Progress = lambda _: Non
         config, tensors = make_dummy(name.removeprefix("dummy:"), dtype)
         files = dummy_tokenizer_files(config.vocab_size)
         return LoadedModel(name, config, tensors, files, hashlib.sha256(name.encode()).hexdigest()[:16])
-    folder = _find_folder(name, progress)
+    folder = find_folder(name, progress)
     config = ModelConfig.from_transformers(_read_config(name, folder))
     tensors, fingerprint = _read_tensors(name, folder, dtype)
     files = {file: (folder / file).read_bytes() for file in TOKENIZER_FILES if (folder / file).exists()}
@@ -70,7 +70,8 @@ def load_model(name: str, dtype: torch.dtype, progress: Progress = lambda _: Non
     return LoadedModel(name, config, tensors, files, fingerprint)
 
 
-def _find_folder(name: str, progress: Progress) -> Path:
+def find_folder(name: str, progress: Progress) -> Path:
+    """The folder with a model's files. Raises ConfigError if there is none."""
     if name in ALIASES:
         package, file = ALIASES[name]
         spec = importlib.util.find_spec(package)

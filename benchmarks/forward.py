@@ -1,0 +1,89 @@
+"""One target forward against transformers', by rows, in turns within one run.
+
+python -m benchmarks.forward [--context 256]
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paceline.serving.main import prepare_threads
+
+prepare_threads()
+
+import torch  # noqa: E402
+
+from benchmarks.reference import load_reference  # noqa: E402
+from paceline.engine.config import EngineConfig  # noqa: E402
+from paceline.engine.engine import build_engine  # noqa: E402
+from paceline.engine.job import Job  # noqa: E402
+from paceline.engine.sequence import Sequence, SequenceOptions  # noqa: E402
+from paceline.sampling import Rule, SamplingParams  # noqa: E402
+from target_server.verifier import VerifyJob  # noqa: E402
+
+ROUNDS = 40
+
+
+def our_step(quantization: str, context: int, rows: int) -> Callable[[], None]:
+    """A greedy Verify of `rows` rows at `context`, as the target server's worker runs it."""
+    loop = asyncio.new_event_loop()
+    engine = build_engine(EngineConfig("smollm2-135m", quantization=quantization), loop)
+    runner = engine.worker._runner
+    sequence = Sequence(SequenceOptions(SamplingParams(seed=0), context, ()), engine.pool)
+    sequence.reserve(context + rows)
+    prompt: Job = VerifyJob(sequence, list(range(100, 100 + context)), [], [], Rule.MATCH)
+    runner.step([(prompt, context)])
+
+    def step() -> None:
+        runner.step([(VerifyJob(sequence, [7], [8] * (rows - 1), [], Rule.MATCH), rows)])
+        sequence.truncate(context)
+        sequence.reserve(context + rows)
+
+    return step
+
+
+def their_step(model: Any, context: int, rows: int) -> Callable[[], None]:
+    """The same rows through transformers, with its cache and an argmax."""
+    with torch.inference_mode():
+        cache = model(torch.arange(100, 100 + context)[None], use_cache=True).past_key_values
+    tokens = torch.tensor([[7] + [8] * (rows - 1)])
+
+    def step() -> None:
+        with torch.inference_mode():
+            model(tokens, past_key_values=cache, use_cache=True).logits.argmax(-1).tolist()
+            cache.crop(-rows)
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--context", type=int, default=256)
+    context = parser.parse_args().context
+    reference = load_reference()
+    print(f"SmolLM2-135M, context {context}, {torch.get_num_threads()} threads, median of {ROUNDS} in turns")
+    print(f"{'rows':>5} {'transformers bf16':>18} {'ours bf16':>10} {'ratio':>6} {'ours int8':>10} {'int8 / bf16':>12}")
+    for rows in (1, 5, 8):
+        steps = {
+            "theirs": their_step(reference, context, rows),
+            "bf16": our_step("none", context, rows),
+            "int8": our_step("int8", context, rows),
+        }
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for _ in range(ROUNDS):
+            for name, step in steps.items():
+                started = time.perf_counter()
+                step()
+                times[name].append((time.perf_counter() - started) * 1e3)
+        ms = {name: statistics.median(values) for name, values in times.items()}
+        print(
+            f"{rows:5d} {ms['theirs']:15.1f} ms {ms['bf16']:7.1f} ms {ms['bf16'] / ms['theirs']:6.2f}"
+            f" {ms['int8']:7.1f} ms {ms['int8'] / ms['bf16']:12.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""transformers beside ours: the same weights, dtype and threads."""
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline.engine.weights import find_folder
+
+
+def load_reference(name: str = "smollm2-135m", dtype: torch.dtype = torch.bfloat16) -> Any:
+    """transformers' model, from the folder our own engine loads."""
+    return AutoModelForCausalLM.from_pretrained(find_folder(name, print), dtype=dtype).eval()
