@@ -49,6 +49,7 @@ class Emission:
     origins: list[Origin]
     # Text each token made certain.
     pieces: list[str]
+    is_last: bool
 
 
 class Context:
@@ -91,7 +92,7 @@ class Context:
             if self.is_finished:
                 pieces[-1] += self._text.finish()
                 break
-        return Emission(tokens, outcome.origins[: len(tokens)], pieces)
+        return Emission(tokens, outcome.origins[: len(tokens)], pieces, self.is_finished)
 
     @property
     def _past_min_tokens(self) -> bool:

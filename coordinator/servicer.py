@@ -61,9 +61,7 @@ class GenerationServicer:
         try:
             while (emission := await emissions.get()) is not None:
                 response = _response(request, emission)
-                if generation.is_finished and emissions.qsize() <= 1:
-                    # The generation's end is in the queue behind this one: send both together.
-                    await task
+                if emission.is_last:
                     response.finish.CopyFrom(_finish(generation, stats))
                 yield response
             # Raises what ended the generation early.
