@@ -126,11 +126,11 @@ class PagedAttention:
         values = cache[1][group.blocks].view(-1, block_size, self._head_dim)
         queries = flat.index_select(0, group.query_index).view(-1, rows, self._head_dim)
         scores = torch.baddbmm(group.mask, queries, keys.transpose(1, 2)).view(-1, kv_heads, rows, block_size)
-        highest = scores.amax(dim=-1)  # [B, kv_heads, M]
         grid, shape = group.grid, (-1, group.num_spans, kv_heads, rows)
         if grid is None:
-            scores -= highest.amax(dim=0).unsqueeze(-1)
+            scores -= scores.amax(dim=(0, 3), keepdim=True)
         else:
+            highest = scores.amax(dim=-1)  # [B, kv_heads, M]
             per_span = highest.index_select(0, grid.blocks).view(shape).amax(dim=0)
             scores -= per_span.index_select(0, grid.owner).unsqueeze(-1)
         weights = scores.exp_()

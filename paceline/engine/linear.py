@@ -12,12 +12,12 @@ from torch.nn import functional
 
 
 class Linear(Protocol):
-    """y = x W^T + b for x: [rows, in_features]."""
+    """y = x W^T + b for x: [rows, in_features], plus `residual`: [rows, out_features] if there is one."""
 
     # Fewer rows than this take another path in the library, with other rounding.
     min_rows: int
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
 class PlainLinear:
@@ -29,8 +29,9 @@ class PlainLinear:
         self._weight = weight  # [out_features, in_features]
         self._bias = bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self._weight, self._bias)
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        y = functional.linear(x, self._weight, self._bias)
+        return y if residual is None else y + residual
 
 
 class PackedLinear:
@@ -46,8 +47,10 @@ class PackedLinear:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, self._PACKED_FOR_ROWS)
         self._bias = bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        if residual is None:
+            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self._bias, "add")
 
     @staticmethod
     def is_available() -> bool:
@@ -66,9 +69,11 @@ class Int8Linear:
         self._scale = scale
         self._bias = bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         y = torch._weight_int8pack_mm(x, self._weight, self._scale)
-        return y if self._bias is None else y + self._bias
+        if self._bias is not None:
+            y = y + self._bias
+        return y if residual is None else y + residual
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: str) -> Linear:

@@ -52,6 +52,10 @@ class Llama:
         self.device = self._embedding.device
         self.embedding_dtype = self._embedding.dtype
         self._rope_cos, self._rope_sin = _rope_tables(config, max_model_len, self.device)
+        # Per head of qkv: queries are scaled, keys are not, values are not rotated. [1, heads + 2 * kv_heads, 1]
+        factors = [config.head_dim**-0.5] * config.num_heads + [1.0] * config.num_kv_heads + [0.0] * config.num_kv_heads
+        self._head_factor = torch.tensor(factors, device=self.device).view(1, -1, 1)
+        self._is_value = (self._head_factor == 0).float()
 
     @property
     def min_rows(self) -> int:
@@ -79,9 +83,9 @@ class Llama:
             qkv = self._normalise_heads(qkv, layer)
         # Halves swapped, with signs in `sin`: the rotation in two operations. Values pass unchanged.
         qkv = (qkv * cos).addcmul_(qkv.roll(config.head_dim // 2, dims=-1), sin)
-        x = x + layer.output(attention.forward(index, qkv, plan).to(x.dtype))
+        x = layer.output(attention.forward(index, qkv, plan).to(x.dtype), residual=x)
         gate, up = layer.gate_up(self._normalise(x, layer.mlp_norm)).chunk(2, dim=-1)
-        return x + layer.down(functional.silu(gate) * up)
+        return layer.down(functional.silu(gate) * up, residual=x)
 
     def run_head(self, x: torch.Tensor) -> torch.Tensor:
         """Logits of x: [num_wanted, hidden_size], computed with at least the head's own minimum of rows."""
@@ -109,19 +113,9 @@ class Llama:
 
         Queries are scaled here too; values get 1 and 0.
         """
-        heads, kv_heads, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        scale = dim**-0.5
         cos = self._rope_cos[positions].unsqueeze(1)  # [num_rows, 1, head_dim]
         sin = self._rope_sin[positions].unsqueeze(1)
-        shape = (-1, heads, -1), (-1, kv_heads, -1)
-        return (
-            torch.cat(
-                ((cos * scale).expand(*shape[0]), cos.expand(*shape[1]), torch.ones_like(cos).expand(*shape[1])), 1
-            ),
-            torch.cat(
-                ((sin * scale).expand(*shape[0]), sin.expand(*shape[1]), torch.zeros_like(sin).expand(*shape[1])), 1
-            ),
-        )
+        return torch.addcmul(self._is_value, cos, self._head_factor), sin * self._head_factor
 
 
 def _rope_tables(config: ModelConfig, max_len: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,10 +13,10 @@ from paceline.rpc.server import DRAIN_S, Server, wait_for_signal
 from paceline.serving.settings import ModelServerSettings
 
 log = logging.getLogger(__name__)
-# How long an idle OpenMP thread spins before it sleeps. The library's default (milliseconds) takes the
-# core from the other model server; no spinning at all costs 50 us a product. About 50 us is as fast as
-# spinning for ever (measured, see docs/performance.md).
-SPIN_COUNT = "20000"
+# How long an idle OpenMP thread spins before it sleeps. No spinning costs 50 us a product; long
+# spinning (the library's default is longer than ours) takes the core from the other model server,
+# and two servers computing at once get ten times slower instead of twice (docs/performance.md).
+SPIN_COUNT = "500"
 
 
 def prepare_threads() -> None:
