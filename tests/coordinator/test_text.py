@@ -1,0 +1,169 @@
+"""Incremental decoding and stop strings, through SmolLM2's own tokenizer (byte-level BPE)."""
+
+import random
+
+import pytest
+import torch
+
+from coordinator.text import TextStream, Tokenizer
+from paceline.engine.dummy import dummy_tokenizer_files
+from paceline.engine.weights import load_model
+from paceline.errors import ConfigError, InvalidArgument
+
+BROKEN = "\ufffd"
+TEXTS = {
+    "accents": "Élodie a réservé à l’hôtel “Cœur d’Été”, naïvement.",
+    "combining accents": "e\u0301te\u0301, n\u0303 and a\u030a\u0301",
+    "emoji": "Party 🎉🎉 at 7️⃣, says the 👨‍👩‍👧‍👦 from 🇩🇪!",
+    "cjk": "東京は夜の七時。漢字とカタカナ、そして한국어。",
+    "scripts": "Привет, мир. नमस्ते दुनिया. مرحبا بالعالم.",
+    "code": "def f(x):\n\treturn {'a': x ** 2}  # ≤ 9\n",
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(load_model("smollm2-135m", torch.bfloat16).tokenizer_files)
+
+
+def decode(tokenizer: Tokenizer, ids: list[int], *stop: str) -> tuple[list[str], TextStream]:
+    """Pushes tokens until a stop string ends the text; returns the pieces, the end's among them."""
+    stream = tokenizer.stream(stop)
+    pieces = []
+    for token in ids:
+        pieces.append(stream.push(token))
+        if stream.is_stopped:
+            break
+    return [*pieces, stream.finish()], stream
+
+
+def spell(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of `text` one character at a time: tokens end where characters do."""
+    return [token for character in text for token in tokenizer.encode(character)]
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_no_piece_holds_half_a_character_and_all_make_the_text(tokenizer: Tokenizer, text: str) -> None:
+    pieces, _ = decode(tokenizer, tokenizer.encode(text))
+    assert not any(BROKEN in piece for piece in pieces)
+    assert "".join(pieces) == text
+
+
+def test_the_texts_do_split_characters_over_tokens(tokenizer: Tokenizer) -> None:
+    split = [name for name, text in TEXTS.items() if any(BROKEN in tokenizer.decode([t]) for t in tokenizer.encode(text))]
+    assert {"emoji", "cjk", "scripts", "combining accents"} <= set(split)
+
+
+def test_characters_come_out_with_the_token_that_completes_them(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("🐝")
+    assert len(ids) > 1
+    stream = tokenizer.stream(())
+    assert [stream.push(token) for token in ids] == [""] * (len(ids) - 1) + ["🐝"]
+
+
+@pytest.mark.parametrize("share_of_fragments", [0.0, 0.7])
+def test_pieces_of_any_tokens_make_the_full_decode(tokenizer: Tokenizer, share_of_fragments: float) -> None:
+    size = tokenizer.backend.get_vocab_size()
+    fragments = [token for token in range(2000) if BROKEN in tokenizer.decode([token])]
+    for seed in range(300):
+        rng = random.Random(seed)
+        length = rng.randrange(1, 50)
+        ids = [
+            rng.choice(fragments) if rng.random() < share_of_fragments else rng.randrange(size) for _ in range(length)
+        ]
+        pieces, _ = decode(tokenizer, ids)
+        assert "".join(pieces) == tokenizer.decode(ids), f"seed {seed}"
+
+
+def test_bytes_that_never_complete_come_out_as_the_replacement_character(tokenizer: Tokenizer) -> None:
+    pieces, _ = decode(tokenizer, tokenizer.encode("So 🐝")[:-1])
+    assert "".join(pieces[:-1]) == "So"
+    assert set(pieces[-1].strip()) == {BROKEN}
+
+
+def test_special_tokens_and_the_ending_token_add_no_text(tokenizer: Tokenizer) -> None:
+    end = tokenizer.encode("<|im_end|>")
+    assert len(end) == 1
+    pieces, _ = decode(tokenizer, [*tokenizer.encode("one"), *end, *tokenizer.encode(" two")])
+    assert "".join(pieces) == "one two"
+    stream = tokenizer.stream(())
+    assert stream.push(tokenizer.encode("two")[0], is_end=True) + stream.finish() == ""
+
+
+STOPS = {
+    # name: (text, stop strings, what is left)
+    "across tokens": ("The quick brown fox jumps.", ["wn fox ju"], "The quick bro"),
+    "at the start": ("Stop here", ["Stop"], ""),
+    "at the end": ("Say amen", ["amen"], "Say "),
+    "repeats its own beginning": ("aaaab", ["aab"], "aa"),
+    "first of several": ("one two three", ["three", "two", "four"], "one "),
+    "overlapping each other": ("abcdef", ["cdef", "bcd"], "a"),
+    "one the other's beginning": ("abcdef", ["bcd", "bcdef"], "a"),
+    "whole character of many bytes": ("Buzz 🐝 buzz", ["🐝"], "Buzz "),
+    "across characters of many bytes": ("漢字とカタカナ、そして", ["カナ、そ"], "漢字とカタ"),
+    "combining accent": ("cafe\u0301 noir", ["\u0301 n"], "cafe"),
+    "line ends": ("a = 1\n\nb = 2\n\n\nc", ["\n\n\n"], "a = 1\n\nb = 2"),
+    "long": ("x" * 30 + "yz", ["x" * 29 + "y"], "x"),
+}
+
+
+@pytest.mark.parametrize("spelt", [False, True], ids=["tokens", "characters"])
+@pytest.mark.parametrize(("text", "stop", "left"), STOPS.values(), ids=STOPS.keys())
+def test_text_ends_before_the_stop_string(
+    tokenizer: Tokenizer, text: str, stop: list[str], left: str, spelt: bool
+) -> None:
+    pieces, stream = decode(tokenizer, spell(tokenizer, text) if spelt else tokenizer.encode(text), *stop)
+    assert stream.is_stopped
+    assert "".join(pieces) == left
+
+
+def test_part_of_a_stop_string_is_held_back_and_then_released(tokenizer: Tokenizer) -> None:
+    stream = tokenizer.stream(("END.",))
+    given = [stream.push(token) for token in spell(tokenizer, "the ENDing END.")]
+    assert given == [*"the ", "", "", "", "ENDi", *"ng ", "", "", "", ""]
+    assert stream.is_stopped
+    assert stream.finish() == ""
+
+
+def test_what_is_held_back_becomes_shorter_as_the_match_shrinks(tokenizer: Tokenizer) -> None:
+    stream = tokenizer.stream(("aab",))
+    assert [stream.push(token) for token in spell(tokenizer, "aaac")] == ["", "", "a", "aac"]
+
+
+@pytest.mark.parametrize("text", ["and so on, EN", "half a bee: 漢EN"])
+def test_finish_gives_what_was_held_back(tokenizer: Tokenizer, text: str) -> None:
+    pieces, stream = decode(tokenizer, spell(tokenizer, text), "END")
+    assert "".join(pieces) == text
+    assert pieces[-1] == "EN"
+    assert not stream.is_stopped
+
+
+def test_stop_strings_do_not_stop_before_they_may(tokenizer: Tokenizer) -> None:
+    stream = tokenizer.stream(("b",))
+    early = "".join(stream.push(token, may_stop=False) for token in spell(tokenizer, "abab"))
+    assert early == "abab"
+    assert stream.push(tokenizer.encode("b")[0]) == ""
+    assert stream.is_stopped
+
+
+def test_text_without_stop_string_is_held_back_by_no_more_than_its_length(tokenizer: Tokenizer) -> None:
+    stream, given = tokenizer.stream(("zzz", "ab")), ""
+    for count, token in enumerate(spell(tokenizer, "azzbazzcza" * 3), start=1):
+        given += stream.push(token)
+        assert count - len(given) <= 2
+
+
+def test_chat_goes_through_the_models_template(tokenizer: Tokenizer) -> None:
+    text = tokenizer.backend.decode(tokenizer.encode_chat([{"role": "user", "content": "Hi"}]), skip_special_tokens=False)
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_model_without_chat_template_refuses_chat() -> None:
+    files = dummy_tokenizer_files(32) | {"tokenizer_config.json": b'{"tokenizer_class": "PreTrainedTokenizerFast"}'}
+    with pytest.raises(InvalidArgument, match="no chat template"):
+        Tokenizer(files).encode_chat([{"role": "user", "content": "t1"}])
+
+
+def test_files_that_are_no_tokenizer_are_refused() -> None:
+    with pytest.raises(ConfigError, match="tokenizer can't be read"):
+        Tokenizer({"tokenizer.json": b"{}", "tokenizer_config.json": b"{}"})

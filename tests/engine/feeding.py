@@ -1,0 +1,56 @@
+"""Drives a model's forward as the runner does, and hands back the logits of every row."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from paceline.engine.attention import PagedAttention
+from paceline.engine.batch import BatchBuilder
+from paceline.engine.llama import Llama
+from paceline.engine.weights import load_model
+
+
+def load_llama(name: str, dtype: torch.dtype = torch.float32, quantization: str = "none") -> Llama:
+    """A model as the engine builds it, by folder or name."""
+    loaded = load_model(name, dtype)
+    return Llama(loaded.config, loaded.tensors, quantization, loaded.config.max_model_len)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Consecutive tokens of one sequence, to be fed at `position`."""
+
+    tokens: list[int]
+    position: int
+    blocks: list[int]
+
+
+class Feeder:
+    """A model with a cache of its own."""
+
+    def __init__(self, model: Llama, num_blocks: int = 64, block_size: int = 64) -> None:
+        self.num_blocks = num_blocks
+        self._model = model
+        self._attention = PagedAttention(model.config, num_blocks, block_size)
+
+    @torch.inference_mode()
+    def feed(self, *shares: Rows) -> list[torch.Tensor]:
+        """One forward over all shares; returns each one's logits: [num_tokens, vocab_size]."""
+        builder = BatchBuilder()
+        for share in shares:
+            builder.add(share.tokens, share.position, share.blocks, [True] * len(share.tokens))
+        batch = builder.build(self._model.min_rows, self._model.device)
+        plan = self._attention.plan(batch.spans, batch.num_rows)
+        logits = self._model.forward(batch, self._attention, plan)
+        return list(logits.split([len(share.tokens) for share in shares]))
+
+    def feed_split(self, tokens: list[int], sizes: Iterable[int], position: int = 0) -> torch.Tensor:
+        """One sequence alone, `sizes` rows at a time: [num_tokens, vocab_size]."""
+        parts = []
+        blocks = list(range(self.num_blocks))
+        for size in sizes:
+            start = sum(part.shape[0] for part in parts)
+            chunk = tokens[start : start + size]
+            parts += self.feed(Rows(chunk, position + start, blocks))
+        return torch.cat(parts)

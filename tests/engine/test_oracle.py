@@ -1,0 +1,114 @@
+"""Our forward against transformers' at float32: the oracle says what the logits are."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from paceline.engine.config import ModelConfig
+from paceline.engine.dummy import dummy_tokenizer_files
+from paceline.engine.weights import find_folder
+from tests.engine.feeding import Feeder, load_llama
+
+# Different orders of summation differ by about 1e-6 at float32; a wrong operation by far more than this.
+MAX_RELATIVE_ERROR = 1e-4
+VOCAB_SIZE = 300
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 3,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 1024, "eos_token_id": 0,
+    "bos_token_id": 1, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+# So strong a scaling, from so short an original length, moves all logits of a 300 token context.
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 16.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
+    "llama untied": LlamaConfig(**SHAPE, tie_word_embeddings=False),
+    "llama biased": LlamaConfig(**SHAPE, tie_word_embeddings=False, attention_bias=True, mlp_bias=True),
+    "llama llama3 rope": LlamaConfig(**SHAPE, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE),
+    "llama yarn rope": LlamaConfig(**SHAPE, tie_word_embeddings=True, rope_parameters=YARN_ROPE),
+    "llama linear rope": LlamaConfig(**SHAPE, tie_word_embeddings=True, rope_parameters=LINEAR_ROPE),
+    "mistral": MistralConfig(**SHAPE, tie_word_embeddings=False, head_dim=24, sliding_window=512),
+    "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=False, head_dim=32),
+}
+
+
+def random_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """Random in every parameter: a bias of 0 or a norm of 1 would hide that we forgot it."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    return model.eval()
+
+
+@torch.inference_mode()
+def oracle_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    """[num_tokens, vocab_size]"""
+    return model(torch.tensor([tokens])).logits[0].float()
+
+
+def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    assert ours.shape == reference.shape
+    return float((ours - reference).abs().max() / reference.abs().max())
+
+
+def check_all_ways(feeder: Feeder, tokens: list[int], reference: torch.Tensor) -> None:
+    """Prefill whole, in uneven chunks, and one by one behind a chunk."""
+    count = len(tokens)
+    ways = {
+        "whole": [count],
+        "chunked": [70, 1, 33, 17, count - 121],
+        "one by one": [count - 20, *[1] * 20],
+    }
+    for name, sizes in ways.items():
+        assert sum(sizes) == count
+        error = relative_error(feeder.feed_split(tokens, sizes), reference)
+        assert error < MAX_RELATIVE_ERROR, f"{name}: relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_of_a_random_model_are_transformers_own(name: str, tmp_path: Path) -> None:
+    model = random_model(CONFIGS[name])
+    model.save_pretrained(tmp_path)
+    for file, data in dummy_tokenizer_files(VOCAB_SIZE).items():
+        (tmp_path / file).write_bytes(data)
+    tokens = torch.randint(VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(1)).tolist()
+
+    feeder = Feeder(load_llama(str(tmp_path)), num_blocks=10, block_size=32)
+
+    check_all_ways(feeder, tokens, oracle_logits(model, tokens))
+
+
+def test_a_sliding_window_bounds_the_sequences_length() -> None:
+    """Within the window it is plain attention, which is all we have."""
+    assert ModelConfig.from_transformers(CONFIGS["mistral"]).max_model_len == 512
+
+
+def test_logits_of_smollm2_are_transformers_own(prompts: list[str]) -> None:
+    folder = find_folder("smollm2-135m", print)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text = "\n".join(prompts[:12])
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:200]
+    assert len(tokens) == 200
+
+    feeder = Feeder(load_llama("smollm2-135m"), num_blocks=4)
+
+    check_all_ways(feeder, tokens, oracle_logits(model, tokens))

@@ -1,0 +1,181 @@
+"""The theorem, through the real services: the output follows the target's own law.
+
+Two tiny models over 32 ids, so that the exact law of the first four tokens can be written
+down: transformers' model with the same weights, at float64, for each of 32^3 prefixes.
+
+Each set of samples is checked in nine ways. A check fails where the law would be as far off
+once in 9 million sets, so a right build fails one run in a million at most; in fact seeds and
+k are fixed here, and a machine that passes once passes always.
+"""
+
+import asyncio
+import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.stats import chi2
+from transformers import LlamaForCausalLM
+
+from paceline.client import AsyncClient
+from paceline.engine.dummy import dummy_config, make_dummy
+from paceline.sampling import Drawing, Rule, SamplingParams, SpeculationParams
+from tests.services import Trio, start_trio
+
+TARGET, DRAFT = "tiny-32-a", "tiny-32-b"
+FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
+SUPPORTS = {"truncated": ("--support-size", "8"), "full": ("--support-size", "32", "--support-mass", "1.0")}
+# After it the two models agree better than elsewhere: all ways through a round are taken often.
+PROMPT = [3, 16, 12]
+NUM_DRAFTS = 3
+NUM_TOKENS = 6
+NUM_EXACT = 4
+NUM_CHECKS = 9
+LIMIT = 1e-6 / NUM_CHECKS
+REJECTION = SpeculationParams(num_draft_tokens=NUM_DRAFTS, rule=Rule.REJECTION)
+COUPLED = SpeculationParams(num_draft_tokens=NUM_DRAFTS, rule=Rule.MATCH, drawing=Drawing.COUPLED)
+
+
+@dataclass(frozen=True)
+class Samples:
+    tokens: NDArray[np.int64]  # [num_samples, NUM_TOKENS]
+    origins: str
+
+
+def start_pair(folder: Path, support: str) -> AbstractContextManager[Trio]:
+    target = ("--model", f"dummy:{TARGET}", *FLAGS)
+    return start_trio(folder, target, ("--model", f"dummy:{DRAFT}", *FLAGS, *SUPPORTS[support]))
+
+
+@pytest.fixture(scope="module")
+def truncated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    with start_pair(tmp_path_factory.mktemp("truncated"), "truncated") as trio:
+        yield trio
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    with start_pair(tmp_path_factory.mktemp("full"), "full") as trio:
+        yield trio
+
+
+async def sample(trio: Trio, speculation: SpeculationParams, num_samples: int) -> Samples:
+    """The first tokens after PROMPT, seed after seed, 128 generations at once."""
+    results: list[tuple[list[int], str]] = [([], "")] * num_samples
+    seeds = iter(range(num_samples))
+
+    async def work() -> None:
+        for seed in seeds:
+            sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=seed, ignore_eos=True)
+            done = await client.complete(PROMPT, sampling, speculation)
+            results[seed] = done.token_ids, done.origins
+
+    async with AsyncClient(trio.address) as client:
+        await asyncio.gather(*(work() for _ in range(128)))
+    return Samples(np.array([tokens for tokens, _ in results]), "".join(origins for _, origins in results))
+
+
+@functools.cache
+def oracle() -> LlamaForCausalLM:
+    """The target model as transformers computes it, at float64."""
+    model = LlamaForCausalLM(dummy_config(TARGET)).double().eval()
+    _, tensors = make_dummy(TARGET, torch.float32)
+    missing = model.load_state_dict(tensors, strict=False)
+    assert missing.unexpected_keys == []
+    assert missing.missing_keys == ["lm_head.weight"]  # tied
+    return model
+
+
+@torch.inference_mode()
+def laws(prefixes: NDArray[np.int64], temperature: float) -> NDArray[np.float64]:
+    """The next token's law after PROMPT and each prefix: [num_prefixes, 32]."""
+    rows = np.concatenate([np.tile(PROMPT, (len(prefixes), 1)), prefixes], axis=1)
+    parts = [oracle()(part).logits[:, -1] for part in torch.from_numpy(rows).split(4096)]
+    return (torch.cat(parts) / temperature).softmax(dim=-1).numpy()
+
+
+@functools.cache
+def joint_law(temperature: float) -> NDArray[np.float64]:
+    """Of the first four tokens: [32, 32, 32, 32]."""
+    joint = np.ones(1)
+    for length in range(NUM_EXACT):
+        prefixes = np.stack(np.unravel_index(np.arange(32**length), (32,) * max(length, 1)), axis=1)[:, :length]
+        joint = (joint[:, None] * laws(prefixes, temperature)).reshape(-1)
+    return joint.reshape((32,) * NUM_EXACT)
+
+
+def check_joint(samples: Samples, positions: tuple[int, ...], temperature: float) -> float:
+    """Chi-square of the tokens at these positions against their exact law; cells too rare for it are pooled."""
+    others = tuple(set(range(NUM_EXACT)) - set(positions))
+    expected = joint_law(temperature).sum(axis=others).reshape(-1) * len(samples.tokens)
+    cells = np.ravel_multi_index(tuple(samples.tokens[:, positions].T), (32,) * len(positions))
+    counts = np.bincount(cells, minlength=len(expected))
+    rare = expected < 5
+    counts = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), len(counts) - 1))
+
+
+def check_conditional(samples: Samples, position: int, temperature: float) -> float:
+    """Counts at a later position against the sum of each sample's own exact law there.
+
+    The differences sum over independent samples, so their covariance is known and the
+    normalised square is chi-square.
+    """
+    law = laws(samples.tokens[:, :position], temperature)  # [num_samples, 32]
+    difference = np.bincount(samples.tokens[:, position], minlength=32) - law.sum(axis=0)
+    covariance = np.diag(law.sum(axis=0)) - law.T @ law
+    # The differences sum to 0, so one id is left out.
+    statistic = difference[1:] @ np.linalg.solve(covariance[1:, 1:], difference[1:])
+    return float(chi2.sf(statistic, 31))
+
+
+def p_values(samples: Samples, temperature: float = 1.0) -> dict[str, float]:
+    """How likely samples as far off as these would be, were this the law; one value a check."""
+    exact = [(0,), (1,), (2,), (3,), (0, 1), (1, 2), (2, 3)]
+    values = {f"joint {positions}": check_joint(samples, positions, temperature) for positions in exact}
+    for position in range(NUM_EXACT, NUM_TOKENS):
+        values[f"conditional {position}"] = check_conditional(samples, position, temperature)
+    assert len(values) == NUM_CHECKS
+    return values
+
+
+async def check_law(trio: Trio, speculation: SpeculationParams, num_samples: int, wrong_temperature: float) -> None:
+    samples = await sample(trio, speculation, num_samples)
+    assert min(samples.origins.count(letter) for letter in "ARB") > num_samples / 50, "a way is hardly ever taken"
+    values = p_values(samples)
+    assert min(values.values()) > LIMIT, values
+    # The same samples are no sample of a law nearby: the checks above had the power to fail.
+    wrong = p_values(samples, wrong_temperature)
+    print(values, wrong, {c: samples.origins.count(c) for c in 'TARB'})
+    assert sum(value < LIMIT for value in wrong.values()) >= NUM_CHECKS // 2, wrong
+
+
+CASES = [
+    pytest.param("truncated", REJECTION, id="rejection, truncated support"),
+    pytest.param("truncated", COUPLED, id="match, coupled"),
+]
+
+
+@pytest.mark.parametrize(("services", "speculation"), CASES)
+async def test_output_follows_the_targets_law(
+    request: pytest.FixtureRequest, services: str, speculation: SpeculationParams
+) -> None:
+    await check_law(request.getfixturevalue(services), speculation, 2000, wrong_temperature=1.4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("services", "speculation"), [*CASES, pytest.param("full", REJECTION, id="rejection, full support")]
+)
+async def test_output_follows_the_targets_law_in_20000_generations(
+    request: pytest.FixtureRequest, services: str, speculation: SpeculationParams
+) -> None:
+    await check_law(request.getfixturevalue(services), speculation, 20_000, wrong_temperature=1.15)

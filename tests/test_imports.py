@@ -1,0 +1,115 @@
+"""Who may import whom (docs/architecture.md), read from the source."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SERVICES = ("draft_server", "target_server", "coordinator")
+PACKAGES = ("paceline", *SERVICES)
+MESSAGE_FILES = {"servicer.py", "links.py", "client.py", "__main__.py"}
+
+
+def source_files() -> list[Path]:
+    files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    return [file for file in files if ROOT / "paceline" / "v1" not in file.parents]
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Every module a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def violations(inside: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str]:
+    return [
+        f"{module_name(file)} imports {imported}"
+        for file in source_files()
+        if within(module_name(file), *inside)
+        for imported in imports(file)
+        if within(imported, *forbidden)
+    ]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_services_do_not_import_each_other(service: str) -> None:
+    others = tuple(other for other in SERVICES if other != service)
+    assert violations((service,), others) == []
+
+
+def test_engine_knows_nothing_of_grpc() -> None:
+    assert violations(("paceline.engine",), ("grpc", "paceline.v1", "paceline.rpc", "paceline.serving")) == []
+
+
+def test_what_speaks_grpc_to_users_knows_nothing_of_torch() -> None:
+    inside = ("paceline.rpc", "paceline.client", "paceline.cli", "coordinator")
+    assert violations(inside, ("torch", "paceline.engine", "paceline.serving")) == []
+
+
+def test_leaf_modules_import_at_most_errors() -> None:
+    assert violations(("paceline.errors",), ("paceline", *SERVICES)) == []
+    leaves = ("paceline.sampling", "paceline.noise")
+    found = violations(leaves, ("paceline", *SERVICES))
+    assert [line for line in found if not line.split()[-1].startswith("paceline.errors")] == []
+
+
+def test_messages_are_touched_only_where_they_are_translated() -> None:
+    for file in source_files():
+        if file.name in MESSAGE_FILES or within(module_name(file), "paceline.rpc"):
+            continue
+        assert not [name for name in imports(file) if within(name, "paceline.v1")], module_name(file)
+
+
+def test_no_import_cycles() -> None:
+    known = {module_name(file): file for file in source_files()}
+    # `from package import module` needs the module; the package itself is being imported already.
+    packages = {name for name, file in known.items() if file.name == "__init__.py"}
+    graph = {name: {target for target in imports(file) if target in known} - packages for name, file in known.items()}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path, name))
+        if name not in done:
+            for target in graph[name]:
+                visit(target, (*path, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_no_type_checking_blocks_hide_imports() -> None:
+    assert [module_name(file) for file in source_files() if "TYPE_CHECKING" in file.read_text()] == []
+
+
+def test_environment_is_not_read_at_import() -> None:
+    for file in source_files():
+        for statement in ast.parse(file.read_text()).body:
+            if isinstance(
+                statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
+            ):
+                continue
+            assert "os.environ" not in ast.unparse(statement), module_name(file)
+
+
+@pytest.mark.parametrize("module", ["coordinator.__main__", "paceline.client", "paceline.cli", "paceline.rpc.server"])
+def test_importing_it_does_not_load_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
