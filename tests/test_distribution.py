@@ -10,6 +10,7 @@ k are fixed here, and a machine that passes once passes always.
 
 import asyncio
 import functools
+import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.special import softmax
 from scipy.stats import chi2
 from transformers import LlamaForCausalLM
 
@@ -92,11 +94,16 @@ def oracle() -> LlamaForCausalLM:
 
 
 @torch.inference_mode()
-def laws(prefixes: NDArray[np.int64], temperature: float) -> NDArray[np.float64]:
-    """The next token's law after PROMPT and each prefix: [num_prefixes, 32]."""
+def logits_after(prefixes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of the token after PROMPT and each prefix: [num_prefixes, 32]."""
     rows = np.concatenate([np.tile(PROMPT, (len(prefixes), 1)), prefixes], axis=1)
-    parts = [oracle()(part).logits[:, -1] for part in torch.from_numpy(rows).split(4096)]
-    return (torch.cat(parts) / temperature).softmax(dim=-1).numpy()
+    return torch.cat([oracle()(part).logits[:, -1] for part in torch.from_numpy(rows).split(4096)]).numpy()
+
+
+@functools.cache
+def logits_after_all(length: int) -> NDArray[np.float64]:
+    """After every prefix of this length, in order: [32 ** length, 32]."""
+    return logits_after(np.array(list(itertools.product(range(32), repeat=length)), dtype=np.int64))
 
 
 @functools.cache
@@ -104,8 +111,7 @@ def joint_law(temperature: float) -> NDArray[np.float64]:
     """Of the first four tokens: [32, 32, 32, 32]."""
     joint = np.ones(1)
     for length in range(NUM_EXACT):
-        prefixes = np.stack(np.unravel_index(np.arange(32**length), (32,) * max(length, 1)), axis=1)[:, :length]
-        joint = (joint[:, None] * laws(prefixes, temperature)).reshape(-1)
+        joint = (joint[:, None] * softmax(logits_after_all(length) / temperature, axis=1)).reshape(-1)
     return joint.reshape((32,) * NUM_EXACT)
 
 
@@ -128,7 +134,7 @@ def check_conditional(samples: Samples, position: int, temperature: float) -> fl
     The differences sum over independent samples, so their covariance is known and the
     normalised square is chi-square.
     """
-    law = laws(samples.tokens[:, :position], temperature)  # [num_samples, 32]
+    law = softmax(logits_after(samples.tokens[:, :position]) / temperature, axis=1)  # [num_samples, 32]
     difference = np.bincount(samples.tokens[:, position], minlength=32) - law.sum(axis=0)
     covariance = np.diag(law.sum(axis=0)) - law.T @ law
     # The differences sum to 0, so one id is left out.
@@ -153,7 +159,6 @@ async def check_law(trio: Trio, speculation: SpeculationParams, num_samples: int
     assert min(values.values()) > LIMIT, values
     # The same samples are no sample of a law nearby: the checks above had the power to fail.
     wrong = p_values(samples, wrong_temperature)
-    print(values, wrong, {c: samples.origins.count(c) for c in 'TARB'})
     assert sum(value < LIMIT for value in wrong.values()) >= NUM_CHECKS // 2, wrong
 
 

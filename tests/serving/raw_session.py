@@ -1,0 +1,126 @@
+"""A Session stream in a test's own hands: commands out, answers in, one at a time or many."""
+
+import itertools
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from paceline.rpc.channel import CLIENT_OPTIONS
+from paceline.v1 import draft_pb2, draft_pb2_grpc, model_pb2, target_pb2, target_pb2_grpc
+from tests.services import Service
+
+TIMEOUT_S = 60.0
+
+
+class RawSession:
+    """Talks to one model server. Not for use by several threads."""
+
+    def __init__(self, service: Service) -> None:
+        is_draft = service.module == "draft_server"
+        messages: Any = draft_pb2 if is_draft else target_pb2
+        self._request = messages.DraftRequest if is_draft else messages.TargetRequest
+        self._command = messages.DraftCommand if is_draft else messages.TargetCommand
+        self.channel = grpc.insecure_channel(service.address, options=CLIENT_OPTIONS)
+        self.stub: Any = (draft_pb2_grpc.DraftStub if is_draft else target_pb2_grpc.TargetStub)(self.channel)
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._call = self.stub.Session(iter(self._requests.get, None), timeout=TIMEOUT_S)
+        self.hello = next(self._call).hello
+        self._command_ids = itertools.count(1)
+        self._sequence_ids = itertools.count(1)
+        self._answers: dict[int, Any] = {}
+
+    def close(self) -> None:
+        self._requests.put(None)
+        self.channel.close()
+
+    def describe(self) -> model_pb2.ModelCard:
+        return self.stub.Describe(model_pb2.DescribeModelRequest())
+
+    def send(self, sequence_id: int, *fills: Callable[[Any], None]) -> list[int]:
+        """Sends commands in one message; returns their ids."""
+        request = self._request()
+        for fill in fills:
+            fill(request.commands.add(command_id=next(self._command_ids), sequence_id=sequence_id))
+        self._requests.put(request)
+        return [command.command_id for command in request.commands]
+
+    def answer(self, command_id: int) -> Any:
+        """Waits for the answer to a command."""
+        while command_id not in self._answers:
+            for answer in next(self._call).answers:
+                self._answers[answer.command_id] = answer
+        return self._answers.pop(command_id)
+
+    def ask(self, sequence_id: int, fill: Callable[[Any], None]) -> Any:
+        """Sends one command and waits."""
+        return self.answer(self.send(sequence_id, fill)[0])
+
+    def open(self, temperature: float = 1.0, seed: int = 1) -> int:
+        """Opens a sequence; returns its id."""
+        sequence_id = next(self._sequence_ids)
+        answer = self.ask(sequence_id, opening(temperature, seed))
+        assert answer.WhichOneof("answer") == "opened", answer
+        return sequence_id
+
+    def responses(self) -> Iterator[Any]:
+        return self._call
+
+
+def opening(temperature: float = 1.0, seed: int = 1) -> Callable[[Any], None]:
+    def fill(command: Any) -> None:
+        command.open.sampling.temperature = temperature
+        command.open.sampling.seed = seed
+        command.open.num_prompt_tokens = 1
+
+    return fill
+
+
+def verify(position: int, tail: list[int], drafts: list[int] = (), support: list[int] = (), rule: int = 2) -> Any:
+    """A Verify under `rejection` (rule 2): every draft is asked about on the same support, itself included."""
+
+    def fill(command: Any) -> None:
+        command.verify.position = position
+        command.verify.tail_tokens.extend(tail)
+        command.verify.draft_tokens.extend(drafts)
+        command.verify.rule = rule
+        for draft in drafts if rule == 2 else ():
+            ids = sorted({draft, *support})
+            command.verify.support_token_ids.extend(ids)
+            command.verify.support_sizes.append(len(ids))
+
+    return fill
+
+
+def propose(position: int, tail: list[int], num_draft_tokens: int, drawing: int = 1) -> Any:
+    def fill(command: Any) -> None:
+        command.propose.position = position
+        command.propose.tail_tokens.extend(tail)
+        command.propose.num_draft_tokens = num_draft_tokens
+        command.propose.drawing = drawing
+
+    return fill
+
+
+def truncate(length: int) -> Any:
+    def fill(command: Any) -> None:
+        command.truncate.SetInParent()
+        command.truncate.length = length
+
+    return fill
+
+
+def release(command: Any) -> None:
+    command.release.SetInParent()
+
+
+def without_times(answer: Any) -> Any:
+    """A verdict's or proposal's substance."""
+    kind = answer.WhichOneof("answer")
+    assert kind in ("verdict", "proposal"), answer
+    substance = type(getattr(answer, kind))()
+    substance.CopyFrom(getattr(answer, kind))
+    substance.ClearField("queued_us")
+    substance.ClearField("computed_us")
+    return substance

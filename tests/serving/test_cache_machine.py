@@ -1,0 +1,180 @@
+"""After any history a cache is what its length says: the next answer is a fresh sequence's.
+
+Random commands go to a real server. Answers are compared whole: tokens, supports, and
+probabilities to the last bit, with noise keyed alike.
+"""
+
+import random
+import time
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.services import Service
+from tests.serving.raw_session import RawSession, propose, release, truncate, verify, without_times
+
+VOCAB_SIZE = 512
+LONGEST = 300
+COUNTS = st.integers(1, 40)
+FAILED_PRECONDITION, OUT_OF_RANGE, INVALID_ARGUMENT, CANCELLED = 9, 11, 3, 1
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Believes of each sequence only the tokens it must hold."""
+
+    service: Service
+
+    @initialize(seed=st.integers(0, 10**6))
+    def connect(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.session = RawSession(self.service)
+        self.held: dict[int, list[int]] = {}
+
+    def tokens(self, count: int) -> list[int]:
+        return [self.random.randrange(VOCAB_SIZE) for _ in range(count)]
+
+    def some_sequence(self) -> int:
+        return self.random.choice(list(self.held))
+
+    def work(self, position: int, tail: list[int], drafts: list[int]) -> Any:
+        if self.service.module == "draft_server":
+            return propose(position, tail, max(1, len(drafts)))
+        return verify(position, tail, drafts, support=[1, 2, 3, 5, 8])
+
+    def fed(self, tail: list[int], drafts: list[int], answer: Any) -> list[int]:
+        """What the command added to the cache."""
+        if self.service.module == "draft_server":
+            return tail + list(answer.proposal.tokens)[:-1]
+        return tail + drafts
+
+    @rule()
+    def open(self) -> None:
+        if len(self.held) < 6:
+            self.held[self.session.open()] = []
+
+    @precondition(lambda self: self.held)
+    @rule(num_tail=COUNTS, num_drafts=st.integers(0, 5))
+    def feed(self, num_tail: int, num_drafts: int) -> None:
+        sequence = self.some_sequence()
+        held, tail, drafts = self.held[sequence], self.tokens(num_tail), self.tokens(num_drafts)
+        if len(held) + num_tail > LONGEST:
+            return
+        answer = self.session.ask(sequence, self.work(len(held), tail, drafts))
+        fresh = self.session.open()
+        again = self.session.ask(fresh, self.work(0, held + tail, drafts))
+        self.session.send(fresh, release)
+        assert without_times(answer) == without_times(again)
+        self.held[sequence] = held + self.fed(tail, drafts, answer)
+
+    @precondition(lambda self: self.held)
+    @rule(share=st.floats(0, 1))
+    def shorten(self, share: float) -> None:
+        sequence = self.some_sequence()
+        length = int(share * len(self.held[sequence]))
+        self.session.send(sequence, truncate(length))
+        del self.held[sequence][length:]
+
+    @precondition(lambda self: self.held)
+    @rule(gap=st.sampled_from([-1, 1, 7]))
+    def leave_a_gap(self, gap: int) -> None:
+        sequence = self.some_sequence()
+        length = len(self.held[sequence])
+        if length + gap >= 0:
+            self.fail_and_heal(sequence, self.work(length + gap, [1], [2]), FAILED_PRECONDITION)
+
+    @precondition(lambda self: self.held)
+    @rule()
+    def cut_beyond_the_end(self) -> None:
+        sequence = self.some_sequence()
+        self.fail_and_heal(sequence, truncate(len(self.held[sequence]) + 1), OUT_OF_RANGE)
+
+    @precondition(lambda self: self.held)
+    @rule()
+    def send_a_token_outside_the_vocabulary(self) -> None:
+        sequence = self.some_sequence()
+        self.fail_and_heal(sequence, self.work(len(self.held[sequence]), [VOCAB_SIZE], [2]), INVALID_ARGUMENT)
+
+    def fail_and_heal(self, sequence: int, command: Any, code: int) -> None:
+        failure = self.session.ask(sequence, command).failure
+        assert failure.code == code, failure
+        self.session.send(sequence, truncate(len(self.held[sequence])))
+
+    @precondition(lambda self: self.held)
+    @rule(cut=st.integers(1, 5))
+    def cancel_a_prefill_by_truncating_below_it(self, cut: int) -> None:
+        sequence = self.some_sequence()
+        held = self.held[sequence]
+        if cut <= len(held) <= 100:
+            length = len(held) - cut
+            long = self.work(len(held), self.tokens(350), [])
+            dropped, _ = self.session.send(sequence, long, truncate(length))
+            answer = self.session.answer(dropped)
+            assert answer.WhichOneof("answer") != "failure" or answer.failure.code == CANCELLED
+            del held[length:]
+
+    @precondition(lambda self: self.held)
+    @rule(running=st.booleans())
+    def release(self, running: bool) -> None:
+        sequence = self.some_sequence()
+        if running and len(self.held[sequence]) <= 100:
+            self.session.send(sequence, self.work(len(self.held[sequence]), self.tokens(350), []), release)
+        else:
+            self.session.send(sequence, release)
+        del self.held[sequence]
+
+    @invariant()
+    def expect_blocks_as_held(self) -> None:
+        """When idle, the blocks in use are those of the tokens held, and no other."""
+        deadline_s = time.monotonic() + 10
+        while True:
+            card = self.session.describe()
+            used, expected = card.total_blocks - card.free_blocks, self.blocks_held(card.block_size)
+            if used == expected:
+                return
+            # A Release is not answered; it takes effect at the next engine step.
+            assert time.monotonic() < deadline_s, f"{used} blocks are in use, {expected} hold tokens"
+            time.sleep(0.002)
+
+    def blocks_held(self, block_size: int) -> int:
+        return sum(-(-len(held) // block_size) for held in self.held.values())
+
+    def teardown(self) -> None:
+        """No block is lost: with all released, all are free."""
+        if not hasattr(self, "session"):
+            return
+        for sequence in self.held:
+            self.session.send(sequence, release)
+        self.held.clear()
+        self.expect_blocks_as_held()
+        self.session.close()
+
+
+def run_machine(service: Service, examples: int, steps: int) -> None:
+    machine = type("Machine", (CacheMachine,), {"service": service})
+    profile = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=True,
+        suppress_health_check=list(HealthCheck), database=None,
+    )  # fmt: skip
+    run_state_machine_as_test(machine, settings=profile)
+
+
+@pytest.mark.parametrize("role", ["draft_server", "target_server"])
+def test_any_history_leaves_what_a_fresh_sequence_has(role: str, request: pytest.FixtureRequest) -> None:
+    run_machine(request.getfixturevalue(role), examples=15, steps=30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("role", ["draft_server", "target_server"])
+def test_any_long_history_leaves_what_a_fresh_sequence_has(role: str, request: pytest.FixtureRequest) -> None:
+    run_machine(request.getfixturevalue(role), examples=100, steps=60)
