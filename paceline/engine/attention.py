@@ -10,8 +10,9 @@ here, and scores keep their precision.
 
 A row's result must not depend on how many rows or sequences run together. So each
 product has the fixed size of a block, a row's blocks are summed in the order of their
-rank, and what a row may not see adds exact zeros behind its own (torch sums an outer
-dimension in an order fixed by the index; `row_invariance` checks it). Small things
+rank, and what a row may not see adds exact zeros behind its own. (torch sums an outer
+dimension in an order fixed by the index only where what lies beside it fills whole vectors,
+as `mixed` does; `totals` is too narrow, and a cumulative sum keeps the order.) Small things
 (queries, partial results) are moved to fit the blocks; keys and values stay in place.
 """
 
@@ -140,7 +141,7 @@ class PagedAttention:
         if grid is not None:
             totals = totals.index_select(0, grid.blocks).view(shape) * grid.exists
             mixed = mixed.index_select(0, grid.blocks).view(*shape, self._head_dim) * grid.exists.unsqueeze(-1)
-        return (mixed.sum(dim=0) / totals.sum(dim=0).unsqueeze(-1)).view(-1, self._head_dim)
+        return (mixed.sum(dim=0) / totals.cumsum(dim=0)[-1].unsqueeze(-1)).view(-1, self._head_dim)
 
     def _plan_group(self, spans: list[Span], output: NDArray[np.int64], offset: int) -> Group:
         """Plans one product and fills `output` with where its rows' results will lie."""

@@ -43,6 +43,7 @@ class Llama:
     def __init__(self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int) -> None:
         """Takes the tensors out of `tensors`. Raises ConfigError if one is missing or has another shape."""
         self.config = config
+        self.max_model_len = max_model_len
         _check_shapes(config, tensors)
         self._embedding = tensors["model.embed_tokens.weight"]  # [vocab_size, hidden_size]
         head = self._embedding if config.tied_embeddings else tensors.pop("lm_head.weight")

@@ -13,8 +13,9 @@ from paceline.engine.llama import Llama
 
 # Split sizes tried against one run of all rows.
 SPLITS = (1, 5, 17, 40, 100)
-# Enough for several blocks, so that their order of summation is checked too.
 NUM_ROWS = 200
+# Blocks that the layer's rows fill at least: torch has several orders of summation, which part after the fourth.
+NUM_BLOCKS = 9
 
 
 @torch.inference_mode()
@@ -26,11 +27,13 @@ def find_dependent_parts(model: Llama, block_size: int) -> list[str]:
     generator = torch.Generator(device="cpu").manual_seed(0)
     config = model.config
     weight_dtype = model.embedding_dtype
-    x = torch.randn(NUM_ROWS, config.hidden_size, generator=generator).to(weight_dtype).to(model.device)
+    num_rows = min(max(NUM_ROWS, NUM_BLOCKS * block_size), model.max_model_len)
+    x = torch.randn(num_rows, config.hidden_size, generator=generator).to(weight_dtype).to(model.device)
     dependent = []
-    whole = _run_layer(model, x, NUM_ROWS, block_size)
+    whole = _run_layer(model, x, num_rows, block_size)
     if not all(torch.equal(_run_layer(model, x, split, block_size), whole) for split in SPLITS):
         dependent.append("decoder layer")
+    x = x[:NUM_ROWS]
     logits = model.run_head(x)
     if not all(torch.equal(torch.cat([model.run_head(part) for part in x.split(split)]), logits) for split in SPLITS):
         dependent.append("head")
@@ -39,7 +42,7 @@ def find_dependent_parts(model: Llama, block_size: int) -> list[str]:
 
 def _run_layer(model: Llama, x: torch.Tensor, split: int, block_size: int) -> torch.Tensor:
     """The first layer's output for the rows of one sequence, fed `split` rows at a time."""
-    num_blocks = -(-NUM_ROWS // block_size)
+    num_blocks = -(-x.shape[0] // block_size)
     attention = PagedAttention(model.config, num_blocks, block_size, num_layers=1)
     outputs, position = [], 0
     for part in x.split(split):

@@ -11,10 +11,12 @@ from paceline.engine.llama import Llama
 from paceline.engine.weights import load_model
 
 
-def load_llama(name: str, dtype: torch.dtype = torch.float32, quantization: str = "none") -> Llama:
+def load_llama(
+    name: str, dtype: torch.dtype = torch.float32, quantization: str = "none", max_model_len: int | None = None
+) -> Llama:
     """A model as the engine builds it, by folder or name."""
     loaded = load_model(name, dtype)
-    return Llama(loaded.config, loaded.tensors, quantization, loaded.config.max_model_len)
+    return Llama(loaded.config, loaded.tensors, quantization, max_model_len or loaded.config.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)

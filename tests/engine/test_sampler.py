@@ -1,0 +1,260 @@
+"""What the sampler draws follows the distribution that was asked for, row by row.
+
+Seeds are fixed; thresholds are such that one seed in a million would fail a right sampler.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+
+from paceline.engine.draws import Draw, Drawn, FromOutside, FromSupport, GumbelMax, Likeliest, Outside, Supported
+from paceline.engine.sampler import CANDIDATES, Sampler, probabilities
+from paceline.noise import Purpose, make_key, match_key, uniform
+from paceline.sampling import SamplingParams
+
+VOCAB_SIZE = 49152
+FALSE_ALARM = 1e-6
+PLAIN = SamplingParams(temperature=1.0)
+GREEDY = SamplingParams()
+NOTHING: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+# The largest and smallest numbers that `uniform` makes: where rounding can push a draw off its end.
+EXTREMES = [0.5 / 2**52, (2**52 - 0.5) / 2**52]
+
+
+def random_logits(rows: int, vocab_size: int, seed: int, spread: float = 2.0) -> torch.Tensor:
+    """[rows, vocab_size]; with spread 2 it takes thousands of ids to hold half of the mass at 49,152."""
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def uniforms(count: int) -> list[float]:
+    return [uniform(make_key(1, 0, position, Purpose.DRAFT)) for position in range(count)]
+
+
+def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Drawn]:
+    return Sampler().sample(logits.clone(), draws)
+
+
+def sample_row(logits: torch.Tensor, draws: list[Draw], batch: int = 64) -> list[Drawn]:
+    """Many draws from one row of logits: [vocab_size]."""
+    parts = [draws[start : start + batch] for start in range(0, len(draws), batch)]
+    return [drawn for part in parts for drawn in sample(logits.expand(len(part), -1), part)]
+
+
+def softmax(logits: torch.Tensor, temperature: float = 1.0) -> NDArray[np.float64]:
+    scaled = logits.numpy().astype(np.float64) / temperature
+    weights = np.exp(scaled - scaled.max())
+    return weights / weights.sum()
+
+
+def reference(logits: torch.Tensor, params: SamplingParams) -> NDArray[np.float64]:
+    """Temperature, top-k, top-p on what that leaves, min-p, as plainly as it can be said."""
+    probs = softmax(logits, params.temperature)
+    order = np.argsort(-probs)
+    ranked = probs[order]
+    if params.top_k:
+        ranked[params.top_k :] = 0
+    ranked /= ranked.sum()
+    if params.top_p < 1:
+        # A token stays while those before it have not reached top_p.
+        before = np.cumsum(ranked) - ranked
+        ranked[before >= params.top_p] = 0
+    ranked[ranked < params.min_p * ranked[0]] = 0
+    result = np.zeros_like(probs)
+    result[order] = ranked / ranked.sum()
+    return result
+
+
+TRANSFORMS = {
+    "none": {},
+    "temperature": {"temperature": 0.75},
+    "top-k": {"top_k": 50},
+    "top-k beyond the candidates": {"top_k": CANDIDATES + 500},
+    "top-k beyond the vocabulary": {"top_k": 10**6},
+    "top-p": {"top_p": 0.3},
+    "top-p beyond the candidates": {"top_p": 0.97},
+    "top-p of almost nothing": {"top_p": 1e-6},
+    "min-p": {"min_p": 0.2},
+    "min-p beyond the candidates": {"min_p": 0.001},
+    "top-k and top-p": {"top_k": 40, "top_p": 0.8},
+    "top-k beyond the candidates and top-p within": {"top_k": 3000, "top_p": 0.2},
+    "top-p and min-p": {"top_p": 0.9, "min_p": 0.05},
+    "all": {"temperature": 1.25, "top_k": 2000, "top_p": 0.95, "min_p": 0.01},
+}
+
+
+@pytest.mark.parametrize("vocab_size", [32, 2000, VOCAB_SIZE])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_give_the_reference_distribution(name: str, vocab_size: int) -> None:
+    params = replace(PLAIN, **TRANSFORMS[name])
+    # From peaked to nearly flat: the last need the sort of the whole row for most transforms.
+    logits = torch.cat([random_logits(2, vocab_size, 1, spread) for spread in (6.0, 2.0, 0.5)])
+    ours = probabilities(logits.clone(), [params] * len(logits)).numpy()
+    for row, expected in zip(ours, (reference(line, params) for line in logits), strict=True):
+        assert np.array_equal(row > 0, expected > 0), "other tokens are kept"
+        np.testing.assert_allclose(row, expected, rtol=1e-9, atol=0)
+
+
+def check_frequencies(tokens: list[int], probs: NDArray[np.float64]) -> None:
+    """Chi-square over classes that each expect at least 10 draws."""
+    order = np.argsort(-probs)
+    edges, mass = [0], 0.0
+    for rank, prob in enumerate(probs[order]):
+        mass += prob
+        if mass * len(tokens) >= 10:
+            edges.append(rank + 1)
+            mass = 0.0
+    edges[-1] = len(probs)
+    observed, _ = np.histogram(order.argsort()[tokens], bins=edges)
+    expected = np.add.reduceat(probs[order], edges[:-1]) * len(tokens)
+    assert len(observed) > 5
+    assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > FALSE_ALARM
+
+
+def draws_of(kind: str, count: int, params: SamplingParams) -> list[Draw]:
+    if kind == "gumbel":
+        return [GumbelMax(params, (), match_key(1, position)) for position in range(count)]
+    if kind == "support":
+        return [FromSupport(params, (), number, 4096, 1.0) for number in uniforms(count)]
+    return [FromOutside(params, (), NOTHING, number) for number in uniforms(count)]
+
+
+def token_of(drawn: Drawn) -> int:
+    return drawn if isinstance(drawn, int) else drawn.token
+
+
+@pytest.mark.parametrize("kind", ["gumbel", "support", "outside"])
+@pytest.mark.parametrize("params", [PLAIN, replace(PLAIN, temperature=0.5, top_p=0.9)], ids=["plain", "top-p"])
+def test_draws_follow_the_distribution(kind: str, params: SamplingParams) -> None:
+    logits = random_logits(1, 60, 3, spread=1.0)[0]
+    drawn = sample_row(logits, draws_of(kind, 20000, params), batch=5000)
+    check_frequencies([token_of(one) for one in drawn], reference(logits, params))
+
+
+@pytest.mark.parametrize("kind", ["gumbel", "outside"])
+def test_the_tail_of_a_large_vocabulary_is_drawn_as_often_as_due(kind: str) -> None:
+    logits, count = random_logits(1, VOCAB_SIZE, 4, spread=1.5)[0], 2000
+    probs = softmax(logits)
+    tail = np.argsort(-probs)[1000:]
+    mass = probs[tail].sum()
+    assert 0.4 < mass < 0.9, "a tail worth drawing from"
+    tokens = [token_of(one) for one in sample_row(logits, draws_of(kind, count, PLAIN))]
+    drawn_from_tail = int(np.isin(tokens, tail).sum())
+    assert stats.binomtest(drawn_from_tail, count, mass).pvalue > FALSE_ALARM
+
+
+def test_a_supports_distribution_is_exactly_what_was_sampled_from() -> None:
+    """Rounded to float32 before the draw, not after: the law is exact for what is sent."""
+    logits = random_logits(1, VOCAB_SIZE, 5, spread=3.0)[0]
+    numbers = [*uniforms(200), *EXTREMES]
+    draws: list[Draw] = [FromSupport(PLAIN, (), number, 256, 0.995) for number in numbers]
+    for number, drawn in zip(numbers, sample_row(logits, draws), strict=True):
+        assert isinstance(drawn, Supported)
+        assert drawn.probs.dtype == np.float32
+        assert len(drawn.support) == len(drawn.probs) == len(set(drawn.support.tolist()))
+        sums = np.cumsum(drawn.probs.astype(np.float64))
+        assert abs(sums[-1] - 1) < 1e-5
+        rank = drawn.support.tolist().index(drawn.token)
+        assert (sums[rank - 1] if rank else 0) <= number * sums[-1] < sums[rank]
+
+
+@pytest.mark.parametrize(("max_size", "min_mass"), [(7, 1.0), (256, 0.5), (256, 0.995), (1, 0.1), (4096, 1.0)])
+def test_a_support_is_the_fewest_likeliest_tokens_that_hold_the_mass(max_size: int, min_mass: float) -> None:
+    logits = random_logits(1, 2000, 6)[0]
+    (drawn,) = sample_row(logits, [FromSupport(PLAIN, (), 0.3, max_size, min_mass)])
+    assert isinstance(drawn, Supported)
+    probs = softmax(logits)
+    order = np.argsort(-probs)
+    reached = int(np.searchsorted(np.cumsum(probs[order]), min_mass)) + 1
+    size = min(reached, max_size, len(probs))
+    assert drawn.support.tolist() == order[:size].tolist()
+    np.testing.assert_allclose(drawn.probs, probs[order[:size]] / probs[order[:size]].sum(), rtol=1e-6)
+
+
+OUTSIDES = {
+    "likeliest few": (np.arange(5), ()),
+    "with the last id": (np.array([59, 3, 17]), ()),
+    "with bans": (np.array([4, 8]), (0, 1, 59)),
+    "all but one": (np.delete(np.arange(60), 31), ()),
+    "all but one, and the end banned": (np.delete(np.arange(60), [31, 58, 59]), (58, 59)),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDES)
+def test_outside_draws_leave_out_the_support_and_the_banned(name: str) -> None:
+    support, banned = OUTSIDES[name]
+    logits = random_logits(1, 60, 7, spread=1.0)[0]
+    allowed = logits.clone()
+    allowed[list(banned)] = -torch.inf
+    probs = softmax(allowed)
+    complement = probs.copy()
+    complement[support] = 0
+    numbers = [*uniforms(3000), *EXTREMES]
+    drawn = sample_row(logits, [FromOutside(PLAIN, banned, support, number) for number in numbers], batch=1000)
+    for outside in drawn:
+        assert isinstance(outside, Outside)
+        assert complement[outside.token] > 0
+        assert outside.mass == pytest.approx(complement.sum(), rel=1e-12)
+        np.testing.assert_allclose(outside.support_probs, probs[support], rtol=1e-6)
+    if np.count_nonzero(complement) > 5:
+        check_frequencies([outside.token for outside in drawn[:3000]], complement / complement.sum())
+
+
+def test_no_extreme_number_draws_a_token_of_no_probability() -> None:
+    """Whatever the rounding of the row's sum: many sums, and ids of no probability at both ends."""
+    logits = random_logits(400, 300, 8)
+    support = np.concatenate((np.arange(20), np.arange(280, 300)))
+    for number in EXTREMES:
+        for outside in sample(logits, [FromOutside(PLAIN, (), support, number)] * len(logits)):
+            assert 20 <= outside.token < 280
+
+
+def test_an_empty_complement_has_no_mass_at_all() -> None:
+    """Not a rounding error's worth: it would let a token out that can't be."""
+    logits = random_logits(1, 500, 9)[0]
+    likeliest = logits.argsort(descending=True)[:3].numpy()
+    cases: list[Draw] = [
+        FromOutside(PLAIN, (), np.arange(500), 0.5),
+        FromOutside(replace(PLAIN, top_k=3), (), likeliest, 0.5),
+        FromOutside(PLAIN, tuple(range(10, 500)), np.arange(10), 0.5),
+        FromOutside(GREEDY, (), likeliest[:1], 0.5),
+    ]
+    assert [outside.mass for outside in sample_row(logits, cases)] == [0, 0, 0, 0]
+
+
+def test_greedy_is_one_hot_at_the_likeliest_token_that_is_not_banned() -> None:
+    logits = random_logits(1, 500, 10)[0]
+    first, second = logits.argsort(descending=True)[:2].tolist()
+    likeliest = [Likeliest(GREEDY, ()), Likeliest(GREEDY, (first,)), GumbelMax(GREEDY, (), 77)]
+    assert sample_row(logits, likeliest) == [first, second, first]
+    asked: list[Draw] = [FromOutside(GREEDY, (), np.array([second]), 0.9), FromSupport(GREEDY, (), 0.9, 256, 0.995)]
+    outside, supported = sample_row(logits, asked)
+    assert (outside.token, outside.mass, outside.support_probs.tolist()) == (first, 1.0, [0.0])
+    assert (supported.support.tolist(), supported.probs.tolist()) == ([first], [1.0])
+
+
+def contents(drawn: Drawn) -> tuple[object, ...]:
+    if isinstance(drawn, Supported):
+        return drawn.token, drawn.support.tolist(), drawn.probs.tolist()
+    if isinstance(drawn, Outside):
+        return drawn.token, drawn.mass, drawn.support_probs.tolist()
+    return (drawn,)
+
+
+def test_a_draw_does_not_depend_on_the_draws_beside_it() -> None:
+    """Also where logits tie, as they do at bfloat16, and where one row alone is summed by several threads."""
+    logits = random_logits(40, VOCAB_SIZE, 11).bfloat16().float()
+    kinds = list(TRANSFORMS.values())
+    draws: list[Draw] = []
+    for row in range(len(logits)):
+        params = GREEDY if row % 7 == 0 else replace(PLAIN, **kinds[row % len(kinds)])
+        common, number = (params, tuple(range(row % 3))), uniforms(40)[row]
+        support = logits[row].argsort(descending=True)[: row % 5].numpy()
+        supported, outside = FromSupport(*common, number, 256, 0.995), FromOutside(*common, support, number)
+        draws.append([Likeliest(*common), GumbelMax(*common, match_key(2, row)), supported, outside][row % 4])
+    together = [contents(one) for one in sample(logits, draws)]
+    alone = [contents(sample(logits[row : row + 1], [draw])[0]) for row, draw in enumerate(draws)]
+    assert together == alone

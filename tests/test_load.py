@@ -1,0 +1,88 @@
+"""Many at once: everyone gets what he would get alone, and nothing is left behind."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from paceline.client import AsyncClient
+from paceline.sampling import SamplingParams, SpeculationParams
+from tests.conftest import TINY
+from tests.services import Trio, start_trio
+from tests.test_faults import wait_until_free
+
+SPECULATIVE = SpeculationParams(num_draft_tokens=4)
+
+
+def token_prompts(count: int, longest: int) -> list[list[int]]:
+    """Prompts of random ids and lengths, always the same."""
+    source = random.Random(5)
+    return [[source.randrange(512) for _ in range(source.randint(1, longest))] for _ in range(count)]
+
+
+async def outputs_at_once(address: str, prompts: list[object], params: SamplingParams) -> list[list[int]]:
+    async with AsyncClient(address) as client:
+        done = await asyncio.gather(*(client.complete(prompt, params, SPECULATIVE) for prompt in prompts))
+    return [completion.token_ids for completion in done]
+
+
+async def outputs_alone(address: str, prompts: list[object], params: SamplingParams) -> list[list[int]]:
+    async with AsyncClient(address) as client:
+        return [(await client.complete(prompt, params, SPECULATIVE)).token_ids for prompt in prompts]
+
+
+async def test_32_at_once_equal_their_outputs_alone(tiny_trio: Trio) -> None:
+    params = SamplingParams(max_tokens=48, ignore_eos=True)
+    prompts = token_prompts(32, 200)
+    alone = await outputs_alone(tiny_trio.address, prompts, params)
+    assert await outputs_at_once(tiny_trio.address, prompts, params) == alone
+    assert all(len(output) == 48 for output in alone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_32_real_texts_at_once_equal_their_outputs_alone(real_trio: Trio, prompts: list[str]) -> None:
+    params = SamplingParams(max_tokens=32)
+    alone = await outputs_alone(real_trio.address, prompts[:32], params)
+    assert await outputs_at_once(real_trio.address, prompts[:32], params) == alone
+
+
+async def test_200_cancelled_generations_leave_every_block_free(tiny_trio: Trio) -> None:
+    source = random.Random(7)
+    params = SamplingParams(max_tokens=300, ignore_eos=True)
+
+    async def start_and_cancel(client: AsyncClient, prompt: list[int]) -> None:
+        task = asyncio.create_task(client.complete(prompt, params, SPECULATIVE))
+        await asyncio.sleep(source.random() * 0.3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async with AsyncClient(tiny_trio.address) as client:
+        everyone = token_prompts(200, 200)
+        for start in range(0, 200, 25):
+            await asyncio.gather(*(start_and_cancel(client, prompt) for prompt in everyone[start : start + 25]))
+    await wait_until_free(tiny_trio.draft)
+    await wait_until_free(tiny_trio.target)
+
+
+async def test_a_cache_too_small_for_all_changes_no_output(tiny_trio: Trio, tmp_path: Path) -> None:
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    prompts = token_prompts(16, 150)
+    unpressed = await outputs_alone(tiny_trio.address, prompts, params)
+    # 40 blocks of 16 tokens where 16 sequences of up to 250 tokens want 200.
+    small = (*TINY, "--kv-cache-memory", str(40 * 16 * 512))
+    with start_trio(tmp_path, small, small) as pressed:
+        assert await outputs_at_once(pressed.address, prompts, params) == unpressed
+        await wait_until_free(pressed.draft)
+        await wait_until_free(pressed.target)
+
+
+async def test_beyond_the_waiting_queue_requests_are_refused_at_once(tmp_path: Path) -> None:
+    with start_trio(tmp_path, TINY, TINY, ("--max-running", "1", "--max-waiting", "2")) as trio:
+        params = SamplingParams(max_tokens=300, ignore_eos=True)
+        async with AsyncClient(trio.address) as client:
+            everyone = [client.complete(prompt, params) for prompt in token_prompts(8, 20)]
+            done = await asyncio.gather(*everyone, return_exceptions=True)
+    refused = [type(result).__name__ for result in done if isinstance(result, Exception)]
+    assert refused == ["ResourceExhausted"] * 5
