@@ -39,7 +39,7 @@ def spread(count: int) -> list[str]:
 @torch.inference_mode()
 def expected_ids(prompts: list[str], max_tokens: int) -> list[tuple[list[int], list[int]]]:
     """For each prompt its ids through the chat template, and transformers' greedy continuation, EOS included."""
-    folder = find_folder(MODEL)
+    folder = find_folder(MODEL, print)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     pairs = []
@@ -76,7 +76,7 @@ async def test_greedy_ids_are_those_of_transformers_on_20_prompts(real_trio: Tri
 
 
 async def test_chat_prompt_has_the_ids_that_transformers_gives_it(real_trio: Trio) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL))
+    tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, print))
     async with AsyncClient(real_trio.address) as client:
         for prompt in first_turns()[:20]:
             chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompt}]
