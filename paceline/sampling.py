@@ -105,16 +105,17 @@ class SpeculationParams:
         )  # fmt: skip
 
     def resolved_rule(self, sampling: SamplingParams) -> Rule:
-        """Greedy requests are always checked by `match`: the draft's choice is one id, not a distribution."""
-        return Rule.MATCH if sampling.is_greedy else self.rule
+        """The rule in force. A draft that is one id and no distribution can only be matched: `rejection`
+        with a one-hot q is the same law."""
+        only_ids = sampling.is_greedy or self.drawing in (Drawing.GREEDY, Drawing.COUPLED)
+        return Rule.MATCH if only_ids else self.rule
 
     def resolved_drawing(self, sampling: SamplingParams) -> Drawing:
-        """How the draft model draws, where the request leaves it open."""
-        sampled = self.resolved_rule(sampling) is Rule.REJECTION
-        drawing = self.drawing or (Drawing.SAMPLED if sampled else Drawing.GREEDY)
-        if sampled:
-            require(drawing is not Drawing.COUPLED, "drawing", drawing.value, "sampled or greedy under rejection")
-        elif drawing is Drawing.SAMPLED:
-            # A draft drawn with other noise than the target's would only match by luck.
-            return Drawing.GREEDY if sampling.is_greedy else Drawing.COUPLED
-        return drawing
+        """How the draft model draws, where the request leaves it open. Raises InvalidArgument."""
+        if sampling.is_greedy:
+            return Drawing.GREEDY
+        if self.resolved_rule(sampling) is Rule.REJECTION:
+            return Drawing.SAMPLED
+        # Drawn with noise of its own, a draft would match the target's choice only by luck.
+        require(self.drawing is not Drawing.SAMPLED, "drawing", "sampled", "greedy or coupled under match")
+        return self.drawing or Drawing.COUPLED

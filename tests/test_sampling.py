@@ -1,0 +1,39 @@
+"""Requests' parameters: what is refused, and what an open field becomes."""
+
+import math
+
+import pytest
+
+from paceline.errors import InvalidArgument
+from paceline.sampling import Drawing, Rule, SamplingParams, SpeculationParams
+
+WARM = SamplingParams(temperature=0.8)
+
+
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
+def test_a_bad_temperature_is_refused_by_name(value: float) -> None:
+    with pytest.raises(InvalidArgument, match="temperature is .*; it must be a finite number >= 0"):
+        SamplingParams(temperature=value)
+
+
+def test_greedy_requests_are_matched_whatever_the_rule() -> None:
+    params = SpeculationParams(rule=Rule.REJECTION)
+    assert params.resolved_rule(SamplingParams()) is Rule.MATCH
+    assert params.resolved_drawing(SamplingParams()) is Drawing.GREEDY
+
+
+@pytest.mark.parametrize("drawing", [Drawing.GREEDY, Drawing.COUPLED])
+def test_drafts_without_a_distribution_are_matched(drawing: Drawing) -> None:
+    params = SpeculationParams(rule=Rule.REJECTION, drawing=drawing)
+    assert params.resolved_rule(WARM) is Rule.MATCH
+    assert params.resolved_drawing(WARM) is drawing
+
+
+def test_an_open_drawing_follows_the_rule() -> None:
+    assert SpeculationParams(rule=Rule.REJECTION).resolved_drawing(WARM) is Drawing.SAMPLED
+    assert SpeculationParams(rule=Rule.MATCH).resolved_drawing(WARM) is Drawing.COUPLED
+
+
+def test_noise_of_its_own_is_refused_under_match() -> None:
+    with pytest.raises(InvalidArgument, match="drawing is 'sampled'; it must be greedy or coupled under match"):
+        SpeculationParams(rule=Rule.MATCH, drawing=Drawing.SAMPLED).resolved_drawing(WARM)
