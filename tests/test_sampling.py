@@ -12,7 +12,7 @@ WARM = SamplingParams(temperature=0.8)
 
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
 def test_a_bad_temperature_is_refused_by_name(value: float) -> None:
-    with pytest.raises(InvalidArgument, match="temperature is .*; it must be a finite number >= 0"):
+    with pytest.raises(InvalidArgument, match=r"temperature is .*; it must be a finite number >= 0"):
         SamplingParams(temperature=value)
 
 
