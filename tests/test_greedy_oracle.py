@@ -78,7 +78,7 @@ async def test_greedy_ids_are_those_of_transformers_on_20_prompts(real_trio: Tri
 async def test_chat_prompt_has_the_ids_that_transformers_gives_it(real_trio: Trio) -> None:
     tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, print))
     async with AsyncClient(real_trio.address) as client:
-        for prompt in first_turns()[:20]:
+        for prompt in spread(6):
             chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompt}]
             ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
             one = SamplingParams(max_tokens=1)

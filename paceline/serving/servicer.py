@@ -152,7 +152,11 @@ class ModelServicer(ABC):
         try:
             match message.WhichOneof("command"):
                 case "open":
-                    return Open(*ids, _options(message.open))
+                    options = _options(message.open)
+                    # Let through, an id outside the vocabulary would fail the engine step that bans it, for everyone.
+                    self.check_tokens("eos_token_ids", options.eos_token_ids)
+                    options.sampling.check_token_ids(self._engine.model.vocab_size)
+                    return Open(*ids, options)
                 case "truncate":
                     return Truncate(*ids, message.truncate.length)
                 case "release":

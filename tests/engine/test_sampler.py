@@ -147,18 +147,18 @@ def test_the_tail_of_a_large_vocabulary_is_drawn_as_often_as_due(kind: str) -> N
 
 
 def test_a_supports_distribution_is_exactly_what_was_sampled_from() -> None:
-    """Rounded to float32 before the draw, not after: the law is exact for what is sent."""
+    """Rounded to float32 before the draw, not after: so the line between two tokens lies where what is sent says."""
     logits = random_logits(1, VOCAB_SIZE, 5, spread=3.0)[0]
-    numbers = [*uniforms(200), *EXTREMES]
-    draws: list[Draw] = [FromSupport(PLAIN, (), number, 256, 0.995) for number in numbers]
-    for number, drawn in zip(numbers, sample_row(logits, draws), strict=True):
-        assert isinstance(drawn, Supported)
-        assert drawn.probs.dtype == np.float32
-        assert len(drawn.support) == len(drawn.probs) == len(set(drawn.support.tolist()))
-        sums = np.cumsum(drawn.probs.astype(np.float64))
-        assert abs(sums[-1] - 1) < 1e-5
-        rank = drawn.support.tolist().index(drawn.token)
-        assert (sums[rank - 1] if rank else 0) <= number * sums[-1] < sums[rank]
+    (sent,) = sample_row(logits, [FromSupport(PLAIN, (), 0.5, 256, 0.995)])
+    assert isinstance(sent, Supported)
+    assert sent.probs.dtype == np.float32
+    assert abs(sent.probs.sum(dtype=np.float64) - 1) < 1e-5
+    lines = np.cumsum(sent.probs.astype(np.float64))
+    lines /= lines[-1]
+    for shift, behind in ((-1e-12, 0), (1e-12, 1)):
+        draws: list[Draw] = [FromSupport(PLAIN, (), line + shift, 256, 0.995) for line in lines[:-1]]
+        tokens = [token_of(drawn) for drawn in sample_row(logits, draws)]
+        assert tokens == sent.support[behind : len(tokens) + behind].tolist()
 
 
 @pytest.mark.parametrize(("max_size", "min_mass"), [(7, 1.0), (256, 0.5), (256, 0.995), (1, 0.1), (4096, 1.0)])

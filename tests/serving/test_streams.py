@@ -1,0 +1,233 @@
+"""What both model servers promise alike of their streams, beyond the single commands in `test_session`."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from paceline.v1 import draft_pb2, model_pb2, target_pb2
+from tests.conftest import TINY
+from tests.services import Service, running, start_service
+from tests.serving.raw_session import RawSession, opening, propose, release, truncate, verify, without_times
+
+VOCAB_SIZE = 512
+CANCELLED, INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED = 1, 3, 5, 8
+FAILED_PRECONDITION, ABORTED = 9, 10
+# 32 rows a step: a long prompt takes 16 steps, and sixty of them most of a thousand.
+SLOWLY = (*TINY, "--max-batch-tokens", "32")
+EIGHT_BLOCKS = str(8 * 16 * 512)
+
+
+@pytest.fixture(params=["draft_server", "target_server"])
+def service(request: pytest.FixtureRequest) -> Service:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def session(service: Service) -> Iterator[RawSession]:
+    opened = RawSession(service)
+    yield opened
+    opened.close()
+
+
+def work(service: Service, position: int, tail: list[int]) -> Callable[[Any], None]:
+    """The server's own command; it adds exactly `tail` to the cache."""
+    return propose(position, tail, 1) if service.module == "draft_server" else verify(position, tail)
+
+
+def failure(answer: Any) -> Any:
+    assert answer.WhichOneof("answer") == "failure", answer
+    return answer.failure
+
+
+def wait_for_blocks_in_use(session: RawSession, expected: int) -> None:
+    """What needs no answer takes effect at the next engine step."""
+    deadline_s = time.monotonic() + 20
+    while (used := (card := session.describe()).total_blocks - card.free_blocks) != expected:
+        assert time.monotonic() < deadline_s, f"{used} blocks are in use, not {expected}"
+        time.sleep(0.005)
+
+
+def test_sessions_have_names_of_their_own_and_the_process_has_one(session: RawSession, service: Service) -> None:
+    other = RawSession(service)
+    assert session.hello.session_id != other.hello.session_id
+    assert session.hello.instance_id == other.hello.instance_id
+    other.close()
+
+
+def test_every_command_for_an_unknown_sequence_is_not_found(session: RawSession, service: Service) -> None:
+    for command in (work(service, 0, [1]), truncate(0), release):
+        error = failure(session.ask(77, command))
+        assert error.code == NOT_FOUND
+        assert not error.HasField("cache_length")
+
+
+def test_sequence_ids_belong_to_their_stream(session: RawSession, service: Service) -> None:
+    other = RawSession(service)
+    sequence = session.open()
+    session.ask(sequence, work(service, 0, [5, 6, 7]))
+    assert failure(other.ask(sequence, work(service, 3, [8]))).code == NOT_FOUND
+    other.close()
+
+
+def test_an_open_that_bans_tokens_outside_the_vocabulary_is_refused(session: RawSession) -> None:
+    """Let through, it would fail every sequence's job in the engine step that bans them."""
+
+    def banning(command: Any, eos: list[int], stop: list[int]) -> None:
+        opening()(command)
+        command.open.sampling.min_tokens = 9
+        command.open.eos_token_ids.extend(eos)
+        command.open.sampling.stop_token_ids.extend(stop)
+
+    for name, eos, stop in (("eos_token_ids", [0, VOCAB_SIZE], []), ("stop_token_ids", [], [VOCAB_SIZE])):
+        error = failure(session.ask(1, lambda command, eos=eos, stop=stop: banning(command, eos, stop)))
+        assert error.code == INVALID_ARGUMENT
+        assert f"{name} is {VOCAB_SIZE}" in error.message
+        assert f"[0, {VOCAB_SIZE})" in error.message
+
+
+def test_support_outside_the_vocabulary_is_refused_by_name(target_server: Service) -> None:
+    session = RawSession(target_server)
+    error = failure(session.ask(session.open(), verify(0, [1], [2], support=[VOCAB_SIZE])))
+    assert error.code == INVALID_ARGUMENT
+    assert f"support_token_ids is {VOCAB_SIZE}" in error.message
+    session.close()
+
+
+def test_commands_sent_without_waiting_are_carried_out_in_order(session: RawSession, service: Service) -> None:
+    sequence, fresh = session.open(), session.open()
+    steps = work(service, 0, [1] * 40), work(service, 40, [2] * 20), truncate(45), work(service, 45, [3, 4])
+    last = session.send(sequence, *steps)[-1]
+    expected = session.ask(fresh, work(service, 0, [1] * 40 + [2] * 5 + [3, 4]))
+    assert session.answer(last).WhichOneof("answer") != "failure"
+    again = session.send(sequence, truncate(0), work(service, 0, [1] * 40 + [2] * 5 + [3, 4]))[-1]
+    assert without_times(session.answer(again)) == without_times(expected)
+
+
+def test_what_waits_behind_a_failure_is_aborted_and_a_retry_repeats_the_answer(
+    session: RawSession, service: Service
+) -> None:
+    sequence, twin = session.open(), session.open()
+    for one in (sequence, twin):
+        session.ask(one, work(service, 0, [5, 6, 7]))
+    expected = without_times(session.ask(twin, work(service, 3, [8])))
+    first, *later = session.send(sequence, work(service, 9, [8]), work(service, 3, [8]), work(service, 9, [8]))
+    assert failure(session.answer(first)).code == FAILED_PRECONDITION
+    for error in (failure(session.answer(command)) for command in later):
+        assert error.code == ABORTED
+        assert "position is 9" in error.message
+    for _ in range(2):
+        again = session.send(sequence, truncate(3), work(service, 3, [8]))[-1]
+        assert without_times(session.answer(again)) == expected
+
+
+@pytest.mark.parametrize("how", ["half-closed", "cancelled", "garbage"])
+def test_the_end_of_a_stream_frees_all_its_blocks_and_no_others(
+    session: RawSession, service: Service, how: str
+) -> None:
+    mine = session.open()
+    session.ask(mine, work(service, 0, [5] * 20))
+    if how == "garbage":
+        # Without serializers grpc sends bytes as they are.
+        path = f"/paceline.v1.{service.module.removesuffix('_server').title()}/Session"
+        with grpc.insecure_channel(service.address) as channel:
+            call = channel.stream_stream(path)(garbage_after_work(service))
+            with pytest.raises(grpc.RpcError) as caught:
+                list(call)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    else:
+        ending = RawSession(service)
+        for _ in range(3):
+            ending.ask(ending.open(), work(service, 0, [5] * 100))
+        # One more that is queued or running when the stream ends.
+        ending.send(ending.open(), work(service, 0, [5] * 500))
+        if how == "cancelled":
+            ending.responses().cancel()
+        ending.close()
+    wait_for_blocks_in_use(session, 2)
+    assert session.ask(mine, work(service, 20, [6])).WhichOneof("answer") != "failure"
+
+
+def garbage_after_work(service: Service) -> Iterator[bytes]:
+    """A sequence with a cache, and then bytes that are no message."""
+    request: Any = draft_pb2.DraftRequest() if service.module == "draft_server" else target_pb2.TargetRequest()
+    opening()(request.commands.add(command_id=1, sequence_id=1))
+    work(service, 0, [5] * 100)(request.commands.add(command_id=2, sequence_id=1))
+    yield request.SerializeToString()
+    yield b"\xff\xff\xff"
+
+
+def test_a_unary_truncate_heals_a_failed_sequence(session: RawSession, service: Service) -> None:
+    sequence = session.open()
+    session.ask(sequence, work(service, 0, [5] * 40))
+    failure(session.ask(sequence, work(service, 7, [6])))
+    names = {"session_id": session.hello.session_id, "sequence_id": sequence}
+    assert session.stub.Truncate(model_pb2.TruncateRequest(**names, length=17)).cache_length == 17
+    assert session.ask(sequence, work(service, 17, [6])).WhichOneof("answer") != "failure"
+    wait_for_blocks_in_use(session, 2)
+
+
+def test_an_unknown_session_is_not_found(session: RawSession) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        session.stub.Truncate(model_pb2.TruncateRequest(session_id="nobody", sequence_id=1, length=0))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_release_drops_what_is_queued_and_running_and_answers_it(tmp_path: Path) -> None:
+    service = start_service("target_server", tmp_path, *SLOWLY)
+    with running(service):
+        session = RawSession(service)
+        sequences = [session.open() for _ in range(60)]
+        ids = [session.send(sequence, verify(0, [5] * 500))[0] for sequence in sequences]
+        # The first sign of life: work is going on, and far from done.
+        first = next(session.responses())
+        for sequence in sequences:
+            session.send(sequence, release)
+        done = {answer.command_id for answer in first.answers}
+        answers = [session.answer(command_id) for command_id in ids if command_id not in done]
+        dropped = [answer for answer in answers if answer.WhichOneof("answer") == "failure"]
+        assert dropped, "all sixty prompts were through before they could be released"
+        assert {answer.failure.code for answer in dropped} == {CANCELLED}
+        wait_for_blocks_in_use(session, 0)
+        session.close()
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Iterator[tuple[RawSession, RawSession]]:
+    """Two streams of a draft server with a cache of 8 blocks of 16 tokens."""
+    service = start_service("draft_server", tmp_path, *TINY, "--kv-cache-memory", EIGHT_BLOCKS)
+    with running(service):
+        sessions = RawSession(service), RawSession(service)
+        yield sessions
+        for session in sessions:
+            session.close()
+
+
+def test_without_room_the_youngest_idle_sequence_of_any_stream_is_evicted(
+    crowded: tuple[RawSession, RawSession],
+) -> None:
+    ours, theirs = crowded
+    oldest, middle, youngest = ours.open(), ours.open(), theirs.open()
+    ours.ask(oldest, propose(0, [1] * 48, 1))
+    theirs.ask(youngest, propose(0, [1] * 16, 1))
+    # One block more than is free.
+    ours.ask(middle, propose(0, [1] * 80, 1))
+    evicted = failure(theirs.ask(youngest, propose(16, [2], 1)))
+    assert (evicted.code, evicted.cache_length) == (FAILED_PRECONDITION, 0)
+    assert ours.ask(middle, truncate(81)).failure.cache_length == 80
+    assert ours.ask(oldest, truncate(49)).failure.cache_length == 48
+
+
+def test_what_does_not_fit_is_refused_and_evicts_nobody(crowded: tuple[RawSession, RawSession]) -> None:
+    ours, theirs = crowded
+    kept, wanting = theirs.open(), ours.open()
+    theirs.ask(kept, propose(0, [1] * 48, 1))
+    ours.ask(wanting, propose(0, [1] * 40, 1))
+    refused = failure(ours.ask(wanting, propose(40, [2] * 100, 1)))
+    assert (refused.code, refused.cache_length) == (RESOURCE_EXHAUSTED, 40)
+    assert theirs.ask(kept, propose(48, [2], 1)).WhichOneof("answer") == "proposal"
+    ours.send(wanting, truncate(40))
+    assert ours.ask(wanting, propose(40, [2], 1)).WhichOneof("answer") == "proposal"
