@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline.serving.main import prepare_threads
+from paceline.serving.main import prepare_process
 
-prepare_threads()
+prepare_process()
 
 import torch  # noqa: E402
 

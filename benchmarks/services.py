@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.serving.main import prepare_threads
+from paceline.serving.main import prepare_process
 
-prepare_threads()
+prepare_process()
 
 import torch  # noqa: E402
 

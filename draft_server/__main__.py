@@ -2,14 +2,14 @@
 
 from draft_server.config import DraftSettings
 from paceline.rpc.server import run
-from paceline.serving.main import prepare_threads, serve_model
+from paceline.serving.main import prepare_process, serve_model
 from paceline.settings import parse_settings
 from paceline.v1 import draft_pb2
 
 
 def main() -> None:
     settings = parse_settings(DraftSettings, "draft_server")
-    prepare_threads()
+    prepare_process()
     from draft_server.drafter import Support
     from draft_server.servicer import DraftServicer
 

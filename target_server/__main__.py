@@ -1,7 +1,7 @@
 """`python -m target_server`: one target server."""
 
 from paceline.rpc.server import run
-from paceline.serving.main import prepare_threads, serve_model
+from paceline.serving.main import prepare_process, serve_model
 from paceline.settings import parse_settings
 from paceline.v1 import target_pb2
 from target_server.config import TargetSettings
@@ -9,7 +9,7 @@ from target_server.config import TargetSettings
 
 def main() -> None:
     settings = parse_settings(TargetSettings, "target_server")
-    prepare_threads()
+    prepare_process()
     from target_server.servicer import TargetServicer
 
     descriptor = target_pb2.DESCRIPTOR.services_by_name["Target"]

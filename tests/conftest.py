@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 # Before torch is imported by any test: one team of threads, as in the servers.
-from paceline.serving.main import prepare_threads
+from paceline.serving.main import prepare_process
 from tests.services import Trio, start_trio
 
-prepare_threads()
+prepare_process()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 TINY = (

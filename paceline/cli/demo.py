@@ -68,5 +68,6 @@ async def _show(console: Console, client: AsyncClient, prompt: str, max_tokens: 
 
 
 def _log_trouble(service: str, line: str) -> None:
-    if " INFO " not in line:
+    """What a user should see of the services' logs: what takes long, and what goes wrong."""
+    if " INFO " not in line or "converting" in line:
         print(f"{service}: {line}", file=sys.stderr)

@@ -11,15 +11,15 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from safetensors import safe_open
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedConfig
 
 from paceline.engine.config import ModelConfig
 from paceline.engine.dummy import dummy_tokenizer_files, make_dummy
@@ -109,35 +109,31 @@ def _fetched(name: str, progress: Progress) -> Path:
 
 def _converted(gguf: Path, progress: Progress) -> Path:
     """The folder with the GGUF file's model in bfloat16; made on first use, whole or not at all."""
-    stat = gguf.stat()
-    digest = hashlib.sha256(f"{gguf.name}:{stat.st_size}:1".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(f"{gguf.name}:{gguf.stat().st_size}:1".encode()).hexdigest()[:12]
     folder = cache_dir() / f"{gguf.stem}-{digest}"
-    if folder.is_dir():
-        return folder
-    progress(f"converting {gguf.name}, once (about 20 s)")
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        made = Path(scratch) / "model"
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16,
-                quantization_config=GgufConfig(dequantize=True),
-            )  # fmt: skip
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        except Exception as error:  # transformers and gguf raise many types for files they can't read
-            raise ConfigError(f"model {str(gguf)!r} could not be read: {str(error).splitlines()[0]}") from error
-        model.save_pretrained(made)
-        tokenizer.save_pretrained(made)
-        try:
-            made.rename(folder)
-        except OSError:
-            # Another server converted it meanwhile; its folder is as good as ours.
-            shutil.rmtree(made)
-            if not folder.is_dir():
-                raise
+    # Draft and target often start together with one model: the second waits for the first.
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            progress(f"converting {gguf.name}, once (about 20 s)")
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                _convert(gguf, Path(scratch) / "model")
+                (Path(scratch) / "model").rename(folder)
     return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Reads a GGUF file and writes config, tensors and tokenizer. Raises ConfigError if it can't be read."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+        )  # fmt: skip
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except Exception as error:  # transformers and gguf raise many types for files they can't read
+        raise ConfigError(f"model {str(gguf)!r} could not be read: {str(error).splitlines()[0]}") from error
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _read_config(name: str, folder: Path) -> PreTrainedConfig:

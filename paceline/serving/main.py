@@ -19,16 +19,18 @@ log = logging.getLogger(__name__)
 SPIN_COUNT = "500"
 
 
-def prepare_threads() -> None:
-    """Must run before torch is imported: its OpenMP reads the environment once."""
+def prepare_process() -> None:
+    """Must run before torch and transformers are imported: they read the environment once."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    # Bars that redraw themselves are noise in a log; what takes long is logged in a line of its own.
+    os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 async def serve_model(
     settings: ModelServerSettings, descriptor: ServiceDescriptor, make_servicer: Callable[[Any], Any], name: str
 ) -> None:
     """Loads the model, serves until SIGTERM or SIGINT, then drains."""
-    prepare_threads()
+    prepare_process()
     from paceline.engine.config import EngineConfig
     from paceline.engine.engine import Engine, build_engine
 
