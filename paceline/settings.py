@@ -50,7 +50,7 @@ def parse_settings(settings: type[S], program: str) -> S:
     """Settings of a `python -m PROGRAM` process from its command line; bad usage is one line and exit 2."""
     settings.model_config["cli_prog_name"] = f"python -m {program}"
     try:
-        return CliApp.run(settings, cli_exit_on_error=True)
+        return CliApp.run(settings, cli_exit_on_error=False)
     except (ValidationError, SettingsError, tomllib.TOMLDecodeError) as error:
         print(f"error: {describe(error)}", file=sys.stderr)
         sys.exit(2)
@@ -59,7 +59,7 @@ def parse_settings(settings: type[S], program: str) -> S:
 def describe(error: Exception) -> str:
     """A validation error in one line: which setting, what is wrong, what was given."""
     if not isinstance(error, ValidationError):
-        return str(error).splitlines()[0]
+        return str(error).splitlines()[0].removeprefix("error parsing CLI: ")
     parts = []
     for problem in error.errors():
         name = "--" + "-".join(str(part) for part in problem["loc"]).replace("_", "-")

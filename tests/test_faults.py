@@ -2,41 +2,64 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.client import AsyncClient, Completion
+from paceline.errors import Unavailable
 from paceline.rpc.channel import open_channel
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Rule, SamplingParams, SpeculationParams
 from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
 from tests.conftest import TINY
 from tests.services import Service, Trio, running, start_service, start_trio
 
-PROMPT = [3, 14, 15, 92, 65]
-LONG = SamplingParams(max_tokens=300, ignore_eos=True)
-SPECULATIVE = SpeculationParams(num_draft_tokens=4)
+PROMPTS = [[3, 14, 15, 92, 65, number] for number in range(8)]
+GREEDY = SamplingParams(max_tokens=300, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=300, temperature=0.8, seed=5, ignore_eos=True)
+PLAIN = SpeculationParams(enabled=False, rule=Rule.MATCH)
+SPECULATIVE = SpeculationParams(num_draft_tokens=4, rule=Rule.MATCH)
 
 
-async def undisturbed(trio: Trio) -> Completion:
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Trio, contextlib.ExitStack]]:
+    with start_trio(tmp_path_factory.mktemp("faults"), TINY, TINY) as trio, contextlib.ExitStack() as stack:
+        yield trio, stack
+
+
+@pytest.fixture
+def trio(processes: tuple[Trio, contextlib.ExitStack]) -> Trio:
+    """All three alive: whom the test before killed is started again."""
+    trio, stack = processes
+    for role in ("draft", "target", "coordinator"):
+        service = getattr(trio, role)
+        if service.process.poll() is not None:
+            setattr(trio, role, again := restart(service))
+            stack.enter_context(running(again))
+    return trio
+
+
+def restart(service: Service) -> Service:
+    """The same command at the same address."""
+    flags = service.process.args[5:]  # behind python -m MODULE --listen ADDRESS
+    return start_service(service.module, service.log.parent, *flags, address=service.address)
+
+
+async def complete_all(
+    trio: Trio, sampling: SamplingParams, speculation: SpeculationParams = SPECULATIVE
+) -> list[Completion]:
     async with AsyncClient(trio.address) as client:
-        return await client.complete(PROMPT, LONG, SPECULATIVE)
+        return await asyncio.gather(*(client.complete(prompt, sampling, speculation) for prompt in PROMPTS))
 
 
-async def generate_while_dying(trio: Trio, victim: Service, stack: contextlib.ExitStack) -> Completion:
-    """Kills the victim once some tokens are out, and starts it again at the same address."""
-    completion = Completion()
-    async with AsyncClient(trio.address) as client:
-        async for piece in client.stream(PROMPT, LONG, SPECULATIVE):
-            alive_before = len(completion.token_ids) < 40
-            completion.add(piece)
-            if alive_before and len(completion.token_ids) >= 40:
-                victim.kill()
-                folder = Path(victim.address.removeprefix("unix:")).parent
-                again = await asyncio.to_thread(start_service, victim.module, folder, *TINY, address=victim.address)
-                stack.enter_context(running(again))
-    return completion
+async def follow(client: AsyncClient, completion: Completion, prompt: list[int], sampling: SamplingParams) -> None:
+    async for piece in client.stream(prompt, sampling, SPECULATIVE):
+        completion.add(piece)
+
+
+def contents(completions: list[Completion]) -> list[tuple[list[int], str]]:
+    return [(completion.token_ids, completion.text) for completion in completions]
 
 
 async def free_and_total_blocks(service: Service) -> tuple[int, int]:
@@ -56,47 +79,90 @@ async def wait_until_free(service: Service) -> None:
     raise AssertionError(f"{service.module}: {free} of {total} blocks are free")
 
 
+async def wait_until_under_way(completions: list[Completion], num_tokens: int) -> None:
+    while not all(len(completion.token_ids) >= num_tokens for completion in completions):
+        await asyncio.sleep(0.01)
+    assert all(completion.finish is None for completion in completions), "too late to disturb anything"
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled by match"])
 @pytest.mark.parametrize("role", ["draft", "target"])
-async def test_a_model_server_that_dies_and_returns_changes_no_output(role: str, tmp_path: Path) -> None:
-    with start_trio(tmp_path, TINY, TINY) as trio, contextlib.ExitStack() as stack:
-        expected = await undisturbed(trio)
-        disturbed = await generate_while_dying(trio, getattr(trio, role), stack)
-        assert disturbed.token_ids == expected.token_ids
-        assert disturbed.text == expected.text
-        assert disturbed.finish is not None
+async def test_a_model_server_that_dies_and_returns_changes_no_output(
+    role: str, sampling: SamplingParams, trio: Trio, processes: tuple[Trio, contextlib.ExitStack]
+) -> None:
+    expected = contents(await complete_all(trio, sampling, PLAIN))
+    disturbed = [Completion() for _ in PROMPTS]
+    victim = getattr(trio, role)
+    async with AsyncClient(trio.address) as client:
+        following = [
+            asyncio.create_task(follow(client, completion, prompt, sampling))
+            for completion, prompt in zip(disturbed, PROMPTS, strict=True)
+        ]
+        await wait_until_under_way(disturbed, 20)
+        victim.kill()
+        setattr(trio, role, again := await asyncio.to_thread(restart, victim))
+        processes[1].enter_context(running(again))
+        await asyncio.gather(*following)
+    assert contents(disturbed) == expected
+    assert all(completion.finish is not None for completion in disturbed)
 
 
-async def test_without_its_draft_server_a_generation_goes_on_alone(tmp_path: Path) -> None:
-    with start_trio(tmp_path, TINY, TINY) as trio:
-        expected = await undisturbed(trio)
-        trio.draft.kill()
-        alone = await undisturbed(trio)
-        assert alone.token_ids == expected.token_ids
-        assert set(alone.origins) == {"T"}
+async def test_speculation_comes_back_with_the_draft_server(trio: Trio) -> None:
+    expected = contents(await complete_all(trio, GREEDY))
+    trio.draft.kill()
+    alone = await complete_all(trio, GREEDY)
+    assert contents(alone) == expected
+    assert {"".join(sorted(set(completion.origins))) for completion in alone} == {"T"}
+    again = await asyncio.to_thread(restart, trio.draft)
+    with running(again):
+        for _ in range(100):
+            later = await complete_all(trio, GREEDY)
+            assert contents(later) == expected
+            if all("A" in completion.origins for completion in later):
+                return
+            await asyncio.sleep(0.1)
+    raise AssertionError("the draft server is back, and nothing is drafted")
 
 
-async def test_a_dead_coordinator_leaks_no_block(tmp_path: Path) -> None:
-    with start_trio(tmp_path, TINY, TINY) as trio:
-        async with AsyncClient(trio.address) as client:
-            pieces: AsyncIterator[object] = client.stream(PROMPT, LONG, SPECULATIVE)
-            await anext(pieces)
-            await anext(pieces)
-            trio.coordinator.kill()
-            with contextlib.suppress(Exception):
-                async for _ in pieces:
-                    pass
-        await wait_until_free(trio.draft)
-        await wait_until_free(trio.target)
+async def test_a_dead_coordinator_leaks_no_block(trio: Trio) -> None:
+    completions = [Completion() for _ in PROMPTS]
+    async with AsyncClient(trio.address) as client:
+        following = [
+            asyncio.create_task(follow(client, completion, prompt, GREEDY))
+            for completion, prompt in zip(completions, PROMPTS, strict=True)
+        ]
+        await wait_until_under_way(completions, 20)
+        trio.coordinator.kill()
+        ends = await asyncio.gather(*following, return_exceptions=True)
+    assert all(isinstance(end, Unavailable) for end in ends)
+    await wait_until_free(trio.draft)
+    await wait_until_free(trio.target)
 
 
-async def test_sigterm_lets_running_generations_end(tmp_path: Path) -> None:
-    with start_trio(tmp_path, TINY, TINY) as trio:
-        expected = await undisturbed(trio)
-        async with AsyncClient(trio.address) as client:
-            running_generation = asyncio.create_task(client.complete(PROMPT, LONG, SPECULATIVE))
-            await asyncio.sleep(0.3)
-            status = await asyncio.to_thread(trio.coordinator.stop)
-            assert (await running_generation).token_ids == expected.token_ids
-        assert status == 0
-        assert await asyncio.to_thread(trio.draft.stop) == 0
-        assert await asyncio.to_thread(trio.target.stop) == 0
+async def test_a_target_gone_for_too_long_is_named_and_nobody_is_left_waiting(trio: Trio, tmp_path: Path) -> None:
+    addresses = ("--draft", trio.draft.address, "--target", trio.target.address)
+    impatient = start_service("coordinator", tmp_path, *addresses, "--patience", "1")
+    with running(impatient):
+        async with AsyncClient(impatient.address) as client:
+            trio.target.kill()
+            calls = [client.complete(prompt, GREEDY) for prompt in PROMPTS]
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(end, Unavailable) for end in ends)
+    assert all(f"the target server at {trio.target.address}" in str(end) for end in ends)
+
+
+async def test_sigterm_lets_running_generations_end(trio: Trio) -> None:
+    expected = contents(await complete_all(trio, GREEDY))
+    completions = [Completion() for _ in PROMPTS]
+    async with AsyncClient(trio.address) as client:
+        following = [
+            asyncio.create_task(follow(client, completion, prompt, GREEDY))
+            for completion, prompt in zip(completions, PROMPTS, strict=True)
+        ]
+        await wait_until_under_way(completions, 20)
+        status = await asyncio.to_thread(trio.coordinator.stop)
+        await asyncio.gather(*following)
+    assert contents(completions) == expected
+    assert status == 0
+    assert await asyncio.to_thread(trio.draft.stop) == 0
+    assert await asyncio.to_thread(trio.target.stop) == 0

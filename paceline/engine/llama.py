@@ -152,6 +152,10 @@ def _check_shapes(config: ModelConfig, tensors: Tensors) -> None:
                 "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
             }.items()
         }  # fmt: skip
+    if extra := next((name for name in tensors if name.startswith(f"model.layers.{config.num_layers}.")), None):
+        raise ConfigError(
+            f"the weights do not match the config: {extra} is there, the config says {config.num_layers} layers"
+        )
     for name, shape in expected.items():
         if name not in tensors:
             raise ConfigError(f"the weights do not match the config: {name} is missing")

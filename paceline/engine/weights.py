@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedConfig
 
 from paceline.engine.config import ModelConfig
@@ -43,9 +43,12 @@ class LoadedModel:
     @property
     def tokenizer_fingerprint(self) -> str:
         """Hex digest of the vocabulary: tokens and their ids, added ones included; nothing else of the tokenizer."""
-        tokenizer = json.loads(self.tokenizer_files["tokenizer.json"])
-        added = sorted((token["content"], token["id"]) for token in tokenizer.get("added_tokens", []))
-        vocabulary = tokenizer["model"]["vocab"]
+        try:
+            tokenizer = json.loads(self.tokenizer_files["tokenizer.json"])
+            added = sorted((token["content"], token["id"]) for token in tokenizer.get("added_tokens", []))
+            vocabulary = tokenizer["model"]["vocab"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"model {self.name!r}: its tokenizer.json can't be read: {error!r}") from error
         entries = sorted(vocabulary.items()) if isinstance(vocabulary, dict) else vocabulary
         return hashlib.sha256(json.dumps([entries, added]).encode()).hexdigest()[:16]
 
@@ -139,7 +142,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 def _read_config(name: str, folder: Path) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # transformers and huggingface_hub raise many types for a bad config
         raise ConfigError(
             f"model {name!r}: {folder} has no usable config.json: {str(error).splitlines()[0]}"
         ) from error
@@ -153,9 +156,12 @@ def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[dict[str
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
-        with safe_open(file, framework="pt") as opened:
-            for key in opened.keys():  # noqa: SIM118 - not a dict
-                tensors[key] = opened.get_tensor(key).to(dtype)
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for key in opened.keys():  # noqa: SIM118 - not a dict
+                    tensors[key] = opened.get_tensor(key).to(dtype)
+        except SafetensorError as error:
+            raise ConfigError(f"model {name!r}: {file} can't be read: {error}") from error
         with open(file, "rb") as raw:
             # Header and a sample of the data: reading gigabytes again at each start is not worth it.
             digest.update(raw.read(1 << 20))

@@ -50,7 +50,9 @@ def test_no_piece_holds_half_a_character_and_all_make_the_text(tokenizer: Tokeni
 
 
 def test_the_texts_do_split_characters_over_tokens(tokenizer: Tokenizer) -> None:
-    split = [name for name, text in TEXTS.items() if any(BROKEN in tokenizer.decode([t]) for t in tokenizer.encode(text))]
+    split = [
+        name for name, text in TEXTS.items() if any(BROKEN in tokenizer.decode([t]) for t in tokenizer.encode(text))
+    ]
     assert {"emoji", "cjk", "scripts", "combining accents"} <= set(split)
 
 
@@ -154,7 +156,9 @@ def test_text_without_stop_string_is_held_back_by_no_more_than_its_length(tokeni
 
 
 def test_chat_goes_through_the_models_template(tokenizer: Tokenizer) -> None:
-    text = tokenizer.backend.decode(tokenizer.encode_chat([{"role": "user", "content": "Hi"}]), skip_special_tokens=False)
+    text = tokenizer.backend.decode(
+        tokenizer.encode_chat([{"role": "user", "content": "Hi"}]), skip_special_tokens=False
+    )
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
