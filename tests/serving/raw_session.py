@@ -39,9 +39,13 @@ class RawSession:
         return self.stub.Describe(model_pb2.DescribeModelRequest())
 
     def send(self, sequence_id: int, *fills: Callable[[Any], None]) -> list[int]:
-        """Sends commands in one message; returns their ids."""
+        """Sends one sequence's commands in one message; returns their ids."""
+        return self.send_together([(sequence_id, fill) for fill in fills])
+
+    def send_together(self, commands: list[tuple[int, Callable[[Any], None]]]) -> list[int]:
+        """Sends commands for several sequences in one message; returns their ids."""
         request = self._request()
-        for fill in fills:
+        for sequence_id, fill in commands:
             fill(request.commands.add(command_id=next(self._command_ids), sequence_id=sequence_id))
         self._requests.put(request)
         return [command.command_id for command in request.commands]
