@@ -1,10 +1,13 @@
 """Bad input gets a clear error that names the field and the range, and nobody else is disturbed."""
 
 import asyncio
+import json
 import math
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -12,27 +15,27 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from paceline.client import AsyncClient, make_request
+from paceline.client import AsyncClient, Completion, make_request
+from paceline.engine.config import EngineConfig
 from paceline.engine.dummy import dummy_config, dummy_tokenizer_files, make_dummy
+from paceline.engine.engine import build_engine
+from paceline.errors import ConfigError
 from paceline.rpc.channel import open_channel
 from paceline.sampling import SamplingParams, SpeculationParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc
-from tests.conftest import TINY
 from tests.services import Trio, running, start_service
 
 PROMPT = [3, 14, 15]
-BYSTANDER = SamplingParams(max_tokens=200, ignore_eos=True)
+BYSTANDER = SamplingParams(max_tokens=100, ignore_eos=True)
 
 
 def request(**sampling: object) -> generation_pb2.GenerateRequest:
     """A good request but for `sampling`, written past the client's own checks."""
-    message = make_request(PROMPT, None, None, raw=False)
-    for name, value in sampling.items():
-        if isinstance(value, list):
-            getattr(message.sampling, name).extend(value)
-        else:
-            setattr(message.sampling, name, value)
-    return message
+    return generation_pb2.GenerateRequest(token_ids={"ids": PROMPT}, sampling=sampling)
+
+
+def speculating(**speculation: int) -> generation_pb2.GenerateRequest:
+    return generation_pb2.GenerateRequest(token_ids={"ids": PROMPT}, speculation=speculation)
 
 
 def prompt_of(ids: list[int]) -> generation_pb2.GenerateRequest:
@@ -58,14 +61,8 @@ BAD_REQUESTS = {
     "empty text": (make_request("", None, None, raw=True), "prompt is '0 tokens'", "at least one token"),
     "a prompt longer than the model": (prompt_of([1] * 512), "prompt is '512 tokens'", "at most 511 tokens"),
     "an unknown role": (make_request([{"role": "robot", "content": "hi"}], None, None, raw=False), "chat.messages.role", "user"),
-    "17 draft tokens": (
-        generation_pb2.GenerateRequest(token_ids={"ids": PROMPT}, speculation={"num_draft_tokens": 17}),
-        "num_draft_tokens is 17", "in [0, 16]",
-    ),
-    "an unknown rule": (
-        generation_pb2.GenerateRequest(token_ids={"ids": PROMPT}, speculation={"rule": 9}),
-        "rule is 9", "match, rejection",
-    ),
+    "17 draft tokens": (speculating(num_draft_tokens=17), "num_draft_tokens is 17", "in [0, 16]"),
+    "an unknown rule": (speculating(rule=9), "rule is 9", "match, rejection"),
 }  # fmt: skip
 
 
@@ -74,14 +71,16 @@ async def test_bad_request_is_refused_by_name_and_a_bystander_goes_on(name: str,
     message, field, allowed = BAD_REQUESTS[name]
     async with AsyncClient(tiny_trio.address) as client, open_channel(tiny_trio.address) as channel:
         expected = await client.complete(PROMPT, BYSTANDER, SpeculationParams(enabled=False))
-        bystander = asyncio.create_task(client.complete(PROMPT, BYSTANDER))
-        await asyncio.sleep(0.02)
+        bystander, pieces = Completion(), client.stream(PROMPT, BYSTANDER)
+        bystander.add(await anext(pieces))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await generation_pb2_grpc.GenerationStub(channel).Generate(message).read()
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert field in caught.value.details()
         assert allowed in caught.value.details()
-        assert (await bystander).token_ids == expected.token_ids
+        async for piece in pieces:
+            bystander.add(piece)
+        assert bystander.token_ids == expected.token_ids
 
 
 @pytest.mark.parametrize(
@@ -106,77 +105,159 @@ async def test_bytes_that_are_no_message_are_invalid_argument(tiny_trio: Trio) -
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def run_to_its_end(module: str, *flags: str) -> tuple[int, list[str]]:
-    """Exit status of a service that can't start, and its error lines."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *flags], capture_output=True, text=True, timeout=120, check=False
-    )
-    return done.returncode, [line for line in done.stderr.splitlines() if line.startswith("error:")]
-
-
-def broken_model(folder: Path) -> Path:
-    """A model folder whose weights lack what its config promises."""
+def write_model(folder: Path) -> None:
+    """A model folder that can be loaded, to be spoilt."""
     config = dummy_config("tiny")
     config.save_pretrained(folder)
-    _, tensors = make_dummy("tiny", torch.float32)
-    tensors["model.norm.weight"] = torch.ones(63)
-    save_file(tensors, folder / "model.safetensors")
+    save_file(make_dummy("tiny", torch.float32)[1], folder / "model.safetensors")
     for name, data in dummy_tokenizer_files(config.vocab_size).items():
         (folder / name).write_bytes(data)
-    return folder
 
 
-@pytest.mark.parametrize(
-    ("flags", "status", "parts"),
-    [
-        (["--model", "no-such-model"], 1, ["no-such-model", "smollm2-135m"]),
-        (["--model", "./nowhere"], 1, ["./nowhere", "no such folder"]),
-        (["--model", "nowhere.gguf"], 1, ["nowhere.gguf", "no such file"]),
-        (["--model", "dummy:huge"], 1, ["dummy:huge", "dummy:tiny"]),
-        (["--model", "dummy:tiny", "--kv-cache-memory", "900GiB"], 1, ["KV cache 921,600 MiB", "available"]),
-        (["--model", "dummy:tiny", "--kv-cache-memory", "1KiB"], 1, ["two blocks", "budget"]),
-        (["--model", "dummy:tiny", "--max-model-len", "9999"], 1, ["max_model_len is 9999", "512"]),
-        (["--dtype", "float17"], 2, ["--dtype", "float32"]),
-        (["--block-size", "3"], 2, ["--block-size", "greater than or equal to 8"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
-)
-def test_a_server_that_cannot_start_says_why_in_one_line(flags: list[str], status: int, parts: list[str]) -> None:
-    returned, lines = run_to_its_end("target_server", "--listen", "127.0.0.1:0", *flags)
+def change_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_tensors(folder: Path, **changes: torch.Tensor) -> None:
+    save_file(make_dummy("tiny", torch.float32)[1] | changes, folder / "model.safetensors")
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+# What spoils a model, and what the error must say.
+SPOILS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "a tensor of another shape": (
+        lambda f: change_tensors(f, **{"model.norm.weight": torch.ones(63)}),
+        ["model.norm.weight has shape (63,), the config says (64,)"],
+    ),
+    "fewer layers than the config says": (
+        lambda f: change_config(f, num_hidden_layers=3), ["model.layers.2.", "is missing"],
+    ),
+    "more layers than the config says": (
+        lambda f: change_config(f, num_hidden_layers=1), ["model.layers.1.", "the config says 1 layers"],
+    ),
+    "another vocabulary": (lambda f: change_config(f, vocab_size=500), ["(512, 64)", "(500, 64)"]),
+    "weights cut short": (lambda f: cut_short(f / "model.safetensors"), ["model.safetensors", "can't be read"]),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), ["no .safetensors files"]),
+    "an unknown architecture": (lambda f: change_config(f, model_type="gpt2"), ["'gpt2'", "llama"]),
+    "a config field of the wrong type": (
+        lambda f: change_config(f, num_attention_heads="four"), ["config.json", "num_attention_heads"],
+    ),
+    "a config that is no JSON": (lambda f: (f / "config.json").write_text("{"), ["config.json"]),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), ["no tokenizer.json"]),
+    "a tokenizer that is none": (lambda f: (f / "tokenizer.json").write_text("{}"), ["tokenizer.json can't be read"]),
+}  # fmt: skip
+
+
+# Changes to a good configuration, and what the error must say.
+CONFIGS: dict[str, tuple[dict[str, object], list[str]]] = {
+    "an unknown name": ({"model": "no-such-model"}, ["no-such-model", "smollm2-135m"]),
+    "a missing folder": ({"model": "./nowhere"}, ["./nowhere", "no such folder"]),
+    "a missing file": ({"model": "nowhere.gguf"}, ["nowhere.gguf", "no such file"]),
+    "an unknown dummy": ({"model": "dummy:huge"}, ["dummy:huge", "dummy:tiny"]),
+    "a cache too small": ({"kv_cache_bytes": 1024}, ["two blocks", "budget: weights"]),
+    "a length beyond the model's": ({"max_model_len": 9999}, ["max_model_len is 9999", "at most 512"]),
+}
+
+
+async def check_refused(changes: dict[str, object], parts: list[str]) -> None:
+    config: dict[str, object] = {"model": "dummy:tiny", "dtype": "float32", "kv_cache_bytes": 16 << 20}
+    # Or the engine would change them for the tests behind this one.
+    config["threads"] = torch.get_num_threads()
+    with pytest.raises(ConfigError) as caught:
+        build_engine(EngineConfig(**config | changes), asyncio.get_running_loop())  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert "\n" not in text
+    assert [part for part in parts if part not in text] == []
+
+
+@pytest.mark.parametrize("name", SPOILS)
+async def test_spoilt_model_is_refused_saying_what_is_wrong(name: str, tmp_path: Path) -> None:
+    spoil, parts = SPOILS[name]
+    write_model(tmp_path)
+    spoil(tmp_path)
+    await check_refused({"model": str(tmp_path)}, parts)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+async def test_model_that_cannot_be_had_is_refused_saying_why(name: str) -> None:
+    await check_refused(*CONFIGS[name])
+
+
+# module, flags, exit status, parts of the one error line. {port} is taken, nobody listens at {nobody}.
+ENDINGS: dict[str, tuple[str, str, int, list[str]]] = {
+    "unknown model": ("draft_server", "--model no-such-model", 1, ["'no-such-model'", "smollm2-135m"]),
+    "weights unlike config": ("target_server", "--model {spoilt}", 1, ["model.norm.weight has shape (63,)"]),
+    "no memory": (
+        "target_server", "--model dummy:tiny --kv-cache-memory 900GiB", 1,
+        ["lower --kv-cache-memory", "budget: weights", "KV cache 921,600 MiB", "available"],
+    ),
+    "port in use": (
+        "target_server", "--model dummy:tiny --kv-cache-memory 16MiB --listen 127.0.0.1:{port}", 1,
+        ["127.0.0.1:{port}", "in use"],
+    ),
+    "coordinator's port in use": (
+        "coordinator", "--target {target} --draft none --listen 127.0.0.1:{port}", 1, ["127.0.0.1:{port}", "in use"],
+    ),
+    "no target": (
+        "coordinator", "--target unix:{nobody} --draft none --connect-timeout 2", 1,
+        ["the target server at unix:{nobody} is not available (waited 2 s)"],
+    ),
+    "no draft": (
+        "coordinator", "--target {target} --draft unix:{nobody} --connect-timeout 2", 1,
+        ["the draft server at unix:{nobody} is not available (waited 2 s)", "--draft none"],
+    ),
+    "other tokenizer": (
+        "coordinator", "--target {target} --draft {other} --connect-timeout 2", 1,
+        ["'dummy:tiny-32-a'", "'dummy:tiny'", "tokenizers", "32 token ids against 512"],
+    ),
+    "unknown flag": ("coordinator", "--speed 11", 2, ["--speed"]),
+    "flag without value": ("draft_server", "--model", 2, ["--model"]),
+    "value not among the allowed": ("target_server", "--dtype float17", 2, ["--dtype", "float32", "float17"]),
+    "value out of range": ("target_server", "--block-size 3", 2, ["--block-size", "8", "'3'"]),
+    "no size": ("target_server", "--kv-cache-memory much", 2, ["--kv-cache-memory", "'much'"]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def names(tiny_trio: Trio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What stands for the braces in ENDINGS."""
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "spoilt").mkdir()
+    write_model(folder / "spoilt")
+    SPOILS["a tensor of another shape"][0](folder / "spoilt")
+    other = start_service("draft_server", folder, "--model", "dummy:tiny-32-a", "--kv-cache-memory", "16MiB")
+    with running(other), socket.create_server(("127.0.0.1", 0)) as taken:
+        yield {
+            "port": str(taken.getsockname()[1]), "nobody": f"{folder}/nobody.sock", "spoilt": f"{folder}/spoilt",
+            "target": tiny_trio.target.address, "other": other.address,
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def endings(names: dict[str, str]) -> Iterator[dict[str, Future[tuple[int, str]]]]:
+    """Exit status and stderr of each process, two at a time: most of their lives is importing."""
+
+    def run(module: str, flags: str) -> tuple[int, str]:
+        listen = [] if "--listen" in flags else ["--listen", "127.0.0.1:0"]
+        command = [sys.executable, "-m", module, *listen, *flags.format(**names).split()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return done.returncode, done.stderr
+
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(run, module, flags) for name, (module, flags, _, _) in ENDINGS.items()}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_process_that_cannot_start_says_why_in_one_line(
+    name: str, names: dict[str, str], endings: dict[str, Future[tuple[int, str]]]
+) -> None:
+    *_, status, parts = ENDINGS[name]
+    returned, stderr = endings[name].result()
     assert returned == status
-    assert len(lines) == 1
-    for part in parts:
-        assert part in lines[0]
-
-
-def test_weights_that_do_not_match_the_config_are_named(tmp_path: Path) -> None:
-    status, lines = run_to_its_end("target_server", "--model", str(broken_model(tmp_path)), "--dtype", "float32")
-    assert status == 1
-    assert "model.norm.weight has shape (63,), the config says (64,)" in lines[0]
-
-
-def test_a_port_in_use_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        status, lines = run_to_its_end("target_server", "--model", "dummy:tiny", "--listen", address)
-    assert status == 1
-    assert address in lines[0]
-    assert "in use" in lines[0]
-
-
-def test_a_server_that_is_not_there_is_named_with_the_time_waited(tmp_path: Path) -> None:
-    missing = f"unix:{tmp_path}/nobody.sock"
-    status, lines = run_to_its_end("coordinator", "--target", missing, "--connect-timeout", "2")
-    assert status == 1
-    assert f"the target server at {missing} is not available (waited 2 s)" in lines[0]
-
-
-def test_different_tokenizers_are_refused_naming_both_models(tmp_path: Path) -> None:
-    other = ("--model", "dummy:tiny-32-a", "--kv-cache-memory", "16MiB")
-    draft, target = start_service("draft_server", tmp_path, *other), start_service("target_server", tmp_path, *TINY)
-    with running(draft, target):
-        addresses = ("--draft", draft.address, "--target", target.address)
-        status, lines = run_to_its_end("coordinator", *addresses, "--connect-timeout", "2")
-    assert status == 1
-    for part in ("'dummy:tiny-32-a'", "'dummy:tiny'", "32 token ids against 512"):
-        assert part in lines[0]
+    assert "Traceback" not in stderr
+    [line] = [line for line in stderr.splitlines() if line.startswith("error:")]
+    assert [part for part in parts if part.format(**names) not in line] == []
