@@ -92,7 +92,7 @@ def start_trio(
     with contextlib.ExitStack() as stack:
         started = []
         for module, flags in (("draft_server", draft), ("target_server", target)):
-            started.append(start_service(module, folder, *flags))
+            started.append(start_service(module, folder, "--turns-file", f"{folder}/turns", *flags))
             stack.enter_context(running(started[-1]))
         addresses = ("--draft", started[0].address, "--target", started[1].address)
         front = start_service("coordinator", folder, *addresses, *coordinator)

@@ -137,6 +137,8 @@ class PagedAttention:
         weights = scores.exp_()
         totals = weights.sum(dim=-1)  # [B, kv_heads, M]
         mixed = torch.bmm(weights.view(-1, rows, block_size), values)
+        if len(totals) == 1:
+            return mixed.div_(totals.view(-1, rows, 1)).view(-1, self._head_dim)
         mixed = mixed.view(-1, kv_heads, rows, self._head_dim)  # [B, kv_heads, M, head_dim]
         if grid is not None:
             totals = totals.index_select(0, grid.blocks).view(shape) * grid.exists

@@ -30,6 +30,8 @@ class EngineConfig:
     max_batch_tokens: int = 512
     # None takes all cores this process may use.
     threads: int | None = None
+    # File by which servers on the same cores take turns; None: they don't.
+    turns_file: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -13,6 +13,7 @@ from paceline.engine.config import EngineConfig, ModelConfig
 from paceline.engine.llama import Llama
 from paceline.engine.row_invariance import find_dependent_parts
 from paceline.engine.runner import Runner
+from paceline.engine.turns import Turns
 from paceline.engine.weights import load_model
 from paceline.engine.worker import Worker
 from paceline.errors import ConfigError
@@ -65,7 +66,8 @@ def build_engine(
     dependent = find_dependent_parts(model, config.block_size)
     pool = BlockPool(num_blocks, config.block_size)
     attention = PagedAttention(loaded.config, num_blocks, config.block_size)
-    worker = Worker(Runner(model, attention), pool, max_model_len, config.max_batch_tokens, loop)
+    runner = Runner(model, attention, Turns(config.turns_file))
+    worker = Worker(runner, pool, max_model_len, config.max_batch_tokens, loop)
     return Engine(
         config=config,
         model=loaded.config,

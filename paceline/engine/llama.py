@@ -11,6 +11,7 @@ from paceline.engine.attention import AttentionPlan, PagedAttention
 from paceline.engine.batch import Batch
 from paceline.engine.config import ModelConfig
 from paceline.engine.linear import Linear, make_linear
+from paceline.engine.norm import RmsNorm
 from paceline.errors import ConfigError
 
 Tensors = dict[str, torch.Tensor]
@@ -26,15 +27,22 @@ class Layer:
             bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
             return make_linear(weight, bias, quantization)
 
-        self.attention_norm = tensors.pop(prefix + "input_layernorm.weight")
+        def norm(name: str) -> RmsNorm:
+            return RmsNorm(tensors.pop(f"{prefix}{name}.weight"), config.norm_eps)
+
+        def head_norm(name: str) -> RmsNorm | None:
+            weight = tensors.pop(f"{prefix}{name}.weight", None)
+            return None if weight is None else RmsNorm(weight.float(), config.norm_eps)
+
+        self.attention_norm = norm("input_layernorm")
         self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.output = linear("self_attn.o_proj")
-        self.mlp_norm = tensors.pop(prefix + "post_attention_layernorm.weight")
+        self.mlp_norm = norm("post_attention_layernorm")
         self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
         self.down = linear("mlp.down_proj")
         # Qwen3 only.
-        self.query_norm = tensors.pop(prefix + "self_attn.q_norm.weight", None)
-        self.key_norm = tensors.pop(prefix + "self_attn.k_norm.weight", None)
+        self.query_norm = head_norm("self_attn.q_norm")
+        self.key_norm = head_norm("self_attn.k_norm")
 
 
 class Llama:
@@ -48,7 +56,7 @@ class Llama:
         self._embedding = tensors["model.embed_tokens.weight"]  # [vocab_size, hidden_size]
         head = self._embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
         self.layers = [Layer(tensors, f"model.layers.{i}.", config, quantization) for i in range(config.num_layers)]
-        self._norm = tensors.pop("model.norm.weight")
+        self._norm = RmsNorm(tensors.pop("model.norm.weight"), config.norm_eps)
         self.head = make_linear(head, None, quantization)
         self.device = self._embedding.device
         self.embedding_dtype = self._embedding.dtype
@@ -78,14 +86,14 @@ class Llama:
     ) -> torch.Tensor:  # fmt: skip
         """One layer over x: [num_rows, hidden_size]."""
         layer, config = self.layers[index], self.config
-        qkv = layer.qkv(self._normalise(x, layer.attention_norm))
+        qkv = layer.qkv(layer.attention_norm(x))
         qkv = qkv.view(x.shape[0], -1, config.head_dim).float()  # [num_rows, heads + 2 * kv_heads, head_dim]
         if layer.query_norm is not None:
             qkv = self._normalise_heads(qkv, layer)
         # Halves swapped, with signs in `sin`: the rotation in two operations. Values pass unchanged.
         qkv = (qkv * cos).addcmul_(qkv.roll(config.head_dim // 2, dims=-1), sin)
         x = layer.output(attention.forward(index, qkv, plan).to(x.dtype), residual=x)
-        gate, up = layer.gate_up(self._normalise(x, layer.mlp_norm)).chunk(2, dim=-1)
+        gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
         return layer.down(functional.silu(gate) * up, residual=x)
 
     def run_head(self, x: torch.Tensor) -> torch.Tensor:
@@ -95,19 +103,14 @@ class Llama:
             return x.new_empty((0, self.config.vocab_size), dtype=torch.float32)
         if num_wanted < self.head.min_rows:
             x = functional.pad(x, (0, 0, 0, self.head.min_rows - num_wanted))
-        return self.head(self._normalise(x, self._norm))[:num_wanted].float()
-
-    def _normalise(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
+        return self.head(self._norm(x))[:num_wanted].float()
 
     def _normalise_heads(self, qkv: torch.Tensor, layer: Layer) -> torch.Tensor:
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         queries, keys, values = qkv.split((heads, kv_heads, kv_heads), dim=1)
         assert layer.query_norm is not None
         assert layer.key_norm is not None
-        queries = self._normalise(queries, layer.query_norm.float())
-        keys = self._normalise(keys, layer.key_norm.float())
-        return torch.cat((queries, keys, values), dim=1)
+        return torch.cat((layer.query_norm(queries), layer.key_norm(keys), values), dim=1)
 
     def rotation(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Factors for qkv and for its swapped halves: each [num_rows, heads + 2 * kv_heads, head_dim].

@@ -7,15 +7,17 @@ from paceline.engine.batch import BatchBuilder
 from paceline.engine.job import Job
 from paceline.engine.llama import Llama
 from paceline.engine.sampler import Sampler
+from paceline.engine.turns import Turns
 
 
 class Runner:
     """Runs engine steps. Belongs to the worker's thread."""
 
-    def __init__(self, model: Llama, attention: PagedAttention) -> None:
+    def __init__(self, model: Llama, attention: PagedAttention, turns: Turns) -> None:
         self._model = model
         self._attention = attention
         self._sampler = Sampler()
+        self._turns = turns
 
     @torch.inference_mode()
     def step(self, shares: list[tuple[Job, int]]) -> None:
@@ -30,9 +32,10 @@ class Runner:
             draws.append([draw for draw in wanted if draw is not None])
         batch = builder.build(self._model.min_rows, self._model.device)
         plan = self._attention.plan(batch.spans, batch.num_rows)
-        logits = self._model.forward(batch, self._attention, plan)  # [num_wanted, vocab_size]
         flat = [draw for of_job in draws for draw in of_job]
-        results = iter(self._sampler.sample(logits, flat) if flat else [])
+        with self._turns.take():
+            logits = self._model.forward(batch, self._attention, plan)  # [num_wanted, vocab_size]
+            results = iter(self._sampler.sample(logits, flat) if flat else [])
         for (job, num_rows), of_job in zip(shares, draws, strict=True):
             job.sequence.tokens += job.pending[:num_rows]
             del job.pending[:num_rows]

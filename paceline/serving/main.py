@@ -13,10 +13,9 @@ from paceline.rpc.server import DRAIN_S, Server, wait_for_signal
 from paceline.serving.settings import ModelServerSettings
 
 log = logging.getLogger(__name__)
-# How long an idle OpenMP thread spins before it sleeps. No spinning costs 50 us a product; long
-# spinning (the library's default is longer than ours) takes the core from the other model server,
-# and two servers computing at once get ten times slower instead of twice (docs/performance.md).
-SPIN_COUNT = "500"
+# How long an idle OpenMP thread spins before it sleeps: about 0.2 ms. No spinning costs 50 us a
+# product; the library's default takes the core from the other model server for long after a forward.
+SPIN_COUNT = "20000"
 
 
 def prepare_process() -> None:
@@ -44,6 +43,7 @@ async def serve_model(
         block_size=settings.block_size,
         max_batch_tokens=settings.max_batch_tokens,
         threads=settings.threads,
+        turns_file=settings.turns_file,
     )
     # Loading before listening: an address that answers is an address that serves.
     loop = asyncio.get_running_loop()

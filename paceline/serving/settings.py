@@ -26,4 +26,7 @@ class ModelServerSettings(Settings):
     block_size: int = Field(64, ge=8, description="tokens in a KV cache block, a multiple of 8")
     max_batch_tokens: int = Field(512, ge=32, description="most rows (tokens) in one forward")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: all cores this process may use")
+    turns_file: str | None = Field(
+        None, description="file by which model servers on the same cores take turns at computing; default: no turns"
+    )
     gpu_memory_fraction: float = Field(0.45, gt=0, le=1, description="share of a GPU's memory this server may take")

@@ -1,0 +1,77 @@
+"""Turns at computing: exclusive while neighbours behave, never a reason to stop."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from paceline.engine import turns
+from paceline.engine.turns import Turns
+from paceline.errors import ConfigError
+
+HOLD = "import sys, time; from paceline.engine.turns import Turns\nwith Turns(sys.argv[1]).take(): print(flush=True); time.sleep(600)"
+
+
+def test_two_servers_never_compute_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "turns")
+    computing = 0
+    seen: set[int] = set()
+
+    def serve() -> None:
+        nonlocal computing
+        own = Turns(path)
+        for _ in range(300):
+            with own.take():
+                computing += 1
+                seen.add(computing)
+                sum(range(2000))  # long enough for the other to look
+                computing -= 1
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {1}
+
+
+@pytest.fixture
+def neighbour(tmp_path: Path):
+    """A process that took its turn and keeps it."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "turns")], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_a_neighbour_that_hangs_is_not_waited_for_again(
+    tmp_path: Path, neighbour: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, waits = Turns(str(tmp_path / "turns")), []
+    monkeypatch.setattr(turns.time, "sleep", waits.append)
+    with own.take():
+        assert waits
+    waits.clear()
+    with own.take():
+        assert not waits
+
+
+def test_the_turn_of_a_process_that_dies_is_free(tmp_path: Path, neighbour: subprocess.Popen[bytes]) -> None:
+    neighbour.kill()
+    neighbour.wait()
+    own, other = Turns(str(tmp_path / "turns")), Turns(str(tmp_path / "turns"))
+    with own.take():
+        assert other._acquire(other._file) is False  # held, hence by `own`
+
+
+def test_without_a_file_every_turn_is_free() -> None:
+    with Turns(None).take(), Turns(None).take():
+        pass
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"turns_file .*nowhere/turns"):
+        Turns(str(tmp_path / "nowhere" / "turns"))
