@@ -62,8 +62,7 @@ class Link:
         self._next_sequence_id = 0
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._unsent: list[Any] = []
-        self._outbox: asyncio.Queue[Any] = asyncio.Queue()
-        self._flush_scheduled = False
+        self._has_unsent = asyncio.Event()
         self._progress_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self.messages_sent = 0
@@ -102,10 +101,7 @@ class Link:
             command = self.kind.command_class(command_id=self._next_id, sequence_id=sequence_id)
             fill(command)
             self._unsent.append(command)
-            if not self._flush_scheduled:
-                # What gathers in this turn of the event loop travels together.
-                self._flush_scheduled = True
-                asyncio.get_running_loop().call_soon(self._flush)
+            self._has_unsent.set()
         return self._next_id
 
     async def request(self, sequence_id: int, fill: Callable[[Any], None]) -> Any:
@@ -180,8 +176,11 @@ class Link:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # A broken stream is the reader's to report.
             while True:
-                await call.write(await self._outbox.get())
-                self.messages_sent += 1
+                await self._has_unsent.wait()
+                # What gathered in this turn of the event loop, or during the last write, travels together.
+                for request in self._take_unsent():
+                    await call.write(request)
+                    self.messages_sent += 1
 
     async def _watch(self, call: Any) -> None:
         """Breaks the stream when answers are due and the server shows no progress."""
@@ -191,18 +190,18 @@ class Link:
                 self._trouble = f"no sign of progress for {STALL_S:g} s"
                 call.cancel()
 
-    def _flush(self) -> None:
-        self._flush_scheduled = False
+    def _take_unsent(self) -> list[Any]:
+        """All unsent commands, in messages below the size limit."""
         commands, self._unsent = self._unsent, []
-        request, size = self.kind.request_class(), 0
+        self._has_unsent.clear()
+        requests, size = [self.kind.request_class()], 0
         for command in commands:
-            request.commands.append(command)
-            size += command.ByteSize()
             if size > SPLIT_BYTES:
-                self._outbox.put_nowait(request)
-                request, size = self.kind.request_class(), 0
-        if request.commands:
-            self._outbox.put_nowait(request)
+                requests.append(self.kind.request_class())
+                size = 0
+            requests[-1].commands.append(command)
+            size += command.ByteSize()
+        return requests
 
     def _settle(self, answer: Any) -> None:
         future = self._pending.get(answer.command_id)
@@ -226,7 +225,7 @@ class Link:
         self._up.clear()
         self.channel = None
         self._unsent.clear()
-        self._outbox = asyncio.Queue()
+        self._has_unsent.clear()
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(

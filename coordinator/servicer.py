@@ -60,6 +60,8 @@ class GenerationServicer:
         task = asyncio.create_task(self._run(generation, emissions, stats))
         try:
             while (emission := await emissions.get()) is not None:
+                # The next round's command goes out before this round's text.
+                await asyncio.sleep(0)
                 response = _response(request, emission)
                 if emission.is_last:
                     response.finish.CopyFrom(_finish(generation, stats))
