@@ -4,6 +4,8 @@ import logging
 
 from coordinator.admission import Admission
 from coordinator.config import CoordinatorSettings
+from coordinator.drafting.choice import Drafters
+from coordinator.drafting.custom import load_drafter
 from coordinator.links import Link, LinkKind
 from coordinator.servicer import GenerationServicer
 from coordinator.text import Tokenizer
@@ -34,7 +36,9 @@ async def serve(settings: CoordinatorSettings) -> None:
         admission = Admission(settings.max_running, settings.max_waiting)
         defaults = settings.speculation_defaults
         server = Server(settings.listen)
-        servicer = GenerationServicer(target, draft, tokenizer, admission, defaults, settings.patience)
+        drafters = Drafters(draft, load_drafter(settings.custom_drafter) if settings.custom_drafter else None)
+        drafters.check(defaults.drafter)
+        servicer = GenerationServicer(target, draft, tokenizer, admission, drafters, defaults, settings.patience)
         server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
         log.info("coordinator: listening on %s", await server.start())
         await wait_for_signal()

@@ -14,12 +14,13 @@ from Transformers via Speculative Decoding", Algorithm 1 and appendix A.1.
 """
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.logprobs import PositionLogprobs, TokenLogprobs
 from paceline.noise import Purpose, make_key, uniform
 from paceline.sampling import Rule
 
@@ -48,6 +49,11 @@ class Proposal:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def checked_by(self, rule: Rule) -> Rule:
+        """`rule`, where it can be: tokens without a distribution can only be matched, which is the same law
+        as `rejection` with a one-hot q."""
+        return Rule.MATCH if self.tokens and not self.supports else rule
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -58,6 +64,11 @@ class Verdict:
     support_probs: list[Floats] = field(default_factory=list)
     outside_masses: list[float] = field(default_factory=list)
     outside_tokens: list[int] = field(default_factory=list)
+    # Greedy with lenience, per draft: accepted though it is not the likeliest.
+    lenient_accepts: list[bool] = field(default_factory=list)
+    # Where asked for: per position, and per prompt token from the second on.
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     computed_us: int = 0
     queued_us: int = 0
 
@@ -69,6 +80,8 @@ class Outcome:
     tokens: list[int]
     num_accepted: int
     last_origin: Origin
+    # Where asked for: one for each token.
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def origins(self) -> list[Origin]:
@@ -87,23 +100,29 @@ class RoundNoise:
         return uniform(make_key(self.seed, self.round_start, self.round_start + index, purpose))
 
 
-def accept(proposal: Proposal, verdict: Verdict, rule: Rule, noise: RoundNoise) -> Outcome:
-    """Decides a round."""
-    if rule is Rule.MATCH:
-        return _accept_matching(proposal, verdict)
-    return _accept_by_ratio(proposal, verdict, noise)
+def accept(proposal: Proposal, verdict: Verdict, rule: Rule, noise: RoundNoise, lenience: float = 1.0) -> Outcome:
+    """Decides a round. With lenience below 1 no token's probability exceeds p / lenience (appendix A.5)."""
+    if proposal.checked_by(rule) is Rule.MATCH:
+        outcome = _accept_matching(proposal, verdict)
+    else:
+        outcome = _accept_by_ratio(proposal, verdict, noise, lenience)
+    if not verdict.logprobs:
+        return outcome
+    logprobs = [at.of(token) for at, token in zip(verdict.logprobs, outcome.tokens, strict=False)]
+    return replace(outcome, logprobs=logprobs)
 
 
 def _accept_matching(proposal: Proposal, verdict: Verdict) -> Outcome:
     """The emitted tokens are the target's own chain, so this is lossless for any drafter whatever."""
     for index, token in enumerate(proposal.tokens):
-        if token != verdict.tokens[index]:
+        is_lenient = bool(verdict.lenient_accepts) and verdict.lenient_accepts[index]
+        if token != verdict.tokens[index] and not is_lenient:
             return _end(proposal, index, verdict.tokens[index], Origin.RECOVERED)
     return _end(proposal, len(proposal), verdict.tokens[-1], Origin.BONUS)
 
 
-def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
-    """Accepts with probability min(1, p/q); draws from norm(max(0, p - q)) at the first rejection."""
+def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise, lenience: float) -> Outcome:
+    """Accepts with probability min(1, p/(lenience q)); draws from norm(max(0, p - q)) at the first rejection."""
     for index, token in enumerate(proposal.tokens):
         support = proposal.supports[index]
         # q is what was sampled from: the float32 values over their sum.
@@ -111,7 +130,7 @@ def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise) ->
         q /= q.sum()
         p = verdict.support_probs[index].astype(np.float64)
         here = int(np.flatnonzero(support == token)[0])
-        if noise.uniform(index, Purpose.ACCEPT) * q[here] < p[here]:
+        if noise.uniform(index, Purpose.ACCEPT) * lenience * q[here] < p[here]:
             continue
         # Outside the support q is 0, so the residual is p itself: its mass, and a token drawn there already.
         weights = np.append(np.maximum(0.0, p - q), verdict.outside_masses[index])

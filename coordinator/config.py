@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from paceline.sampling import Drafter, Rule, SpeculationParams
+from paceline.sampling import Drafter, Drawing, Rule, SpeculationParams, parse_draft_length
 from paceline.settings import Settings
 
 
@@ -23,15 +23,24 @@ class CoordinatorSettings(Settings):
     max_running: int = Field(256, ge=1, description="most generations at once")
     max_waiting: int = Field(1024, ge=0, description="most requests waiting for a place; beyond it they are refused")
     speculation: bool = Field(True, description="speculate where a request does not say")
-    drafter: Literal["model"] = Field("model", description="where proposals come from where a request does not say")
-    draft_tokens: int = Field(4, ge=0, le=16, description="tokens proposed in a round where a request does not say")
+    drafter: Literal["model", "ngram", "hybrid", "custom"] = Field(
+        "model", description="where proposals come from where a request does not say"
+    )
+    custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a drafter of your own (docs/drafting.md)")
+    draft_tokens: str = Field(
+        "4", description="tokens proposed in a round where a request does not say: 0 to 16, adaptive or entropy"
+    )
     rule: Literal["match", "rejection"] = Field("rejection", description="verification rule above temperature 0")
+    coupled: bool = Field(False, description="the draft draws with the target's noise where a request does not say")
+    lenience: float = Field(1.0, gt=0, le=1, description="below 1 the output's law is not quite the target's")
 
     @property
     def speculation_defaults(self) -> SpeculationParams:
         return SpeculationParams(
             enabled=self.speculation,
             drafter=Drafter(self.drafter),
-            num_draft_tokens=self.draft_tokens,
-            rule=Rule(self.rule),
+            num_draft_tokens=parse_draft_length(self.draft_tokens),
+            rule=Rule.MATCH if self.coupled else Rule(self.rule),
+            drawing=Drawing.COUPLED if self.coupled else None,
+            lenience=self.lenience,
         )

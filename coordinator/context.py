@@ -4,9 +4,11 @@ The context lives here and nowhere else; caches on the servers are prefixes of i
 """
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.acceptance import Origin, Outcome
+from coordinator.logprobs import TokenLogprobs
 from coordinator.text import TextStream
 from paceline.sampling import SamplingParams, SpeculationParams
 
@@ -50,6 +52,10 @@ class Emission:
     # Text each token made certain.
     pieces: list[str]
     is_last: bool
+    # Where asked for: one for each token.
+    logprobs: list[TokenLogprobs]
+    # Where asked for, in the first emission: one for each prompt token from the second on.
+    prompt_logprobs: list[TokenLogprobs]
 
 
 class Context:
@@ -74,10 +80,15 @@ class Context:
         return self.request.max_new_tokens - self.num_generated
 
     @property
+    def draft_room(self) -> int:
+        """Drafts that the next round can use: it emits one more token than it accepts."""
+        return self.num_remaining - 1
+
+    @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
-    def extend(self, outcome: Outcome) -> Emission:
+    def extend(self, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> Emission:
         """Takes a round's tokens up to the first that ends the text; those after it never were."""
         tokens, pieces = [], []
         for token in outcome.tokens:
@@ -92,7 +103,9 @@ class Context:
             if self.is_finished:
                 pieces[-1] += self._text.finish()
                 break
-        return Emission(tokens, outcome.origins[: len(tokens)], pieces, self.is_finished)
+        kept = len(tokens)
+        origins, logprobs = outcome.origins[:kept], outcome.logprobs[:kept]
+        return Emission(tokens, origins, pieces, self.is_finished, logprobs, list(prompt_logprobs))
 
     @property
     def _past_min_tokens(self) -> bool:

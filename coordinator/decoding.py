@@ -12,37 +12,37 @@ from collections.abc import AsyncGenerator
 from coordinator.acceptance import Proposal, RoundNoise, accept
 from coordinator.context import Context, Emission
 from coordinator.drafting import Drafter
+from coordinator.lengths import LengthRule
+from coordinator.rounds import Round
 from coordinator.stats import GenerationStats
 from coordinator.verifying import RemoteTarget
 
 
 async def generate(
-    context: Context, drafter: Drafter, target: RemoteTarget, stats: GenerationStats
+    context: Context, drafter: Drafter, length: LengthRule, target: RemoteTarget, stats: GenerationStats
 ) -> AsyncGenerator[Emission, None]:
     """Yields what each round emits until the context is finished. Closing it early frees both caches."""
     request = context.request
-    rule = request.speculation.resolved_rule(request.sampling)
+    rule, lenience = request.speculation.resolved_rule(request.sampling), request.speculation.lenience
     # The prompt's own round has no drafts: the first token does not wait for the draft's prefill.
     proposal = Proposal()
     try:
         while not context.is_finished:
             started_s = time.perf_counter()
             if context.num_generated > 0:
-                proposal = await drafter.propose(context, num_draft_tokens(context))
+                proposal = await drafter.propose(context, min(length.choose(), context.draft_room))
+            proposed_s = time.perf_counter()
             verdict = await target.verify(context, proposal)
-            outcome = accept(proposal, verdict, rule, RoundNoise(request.seed, len(context)))
-            emission = context.extend(outcome)
+            verified_s = time.perf_counter()
+            outcome = accept(proposal, verdict, rule, RoundNoise(request.seed, len(context)), lenience)
+            finished = Round(proposal, verdict, outcome, started_s, proposed_s, verified_s)
+            if context.num_generated > 0:
+                length.learn(finished)
+            emission = context.extend(outcome, verdict.prompt_logprobs)
             drafter.truncate(len(context) - 1)
             target.truncate(len(context) - 1)
-            stats.count(proposal, verdict, outcome.num_accepted, emission, started_s)
+            stats.count(finished, emission)
             yield emission
     finally:
         drafter.release()
         target.release()
-
-
-def num_draft_tokens(context: Context) -> int:
-    """How many drafts this round can use: the round emits one more token than it accepts."""
-    speculation = context.request.speculation
-    wanted = speculation.num_draft_tokens if speculation.enabled else 0
-    return min(wanted, context.num_remaining - 1)

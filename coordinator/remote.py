@@ -35,10 +35,11 @@ class RemoteSequence:
         self._epoch = 0
         self.length = 0
 
-    async def feed(self, tokens: list[int], num_extra: int, fill: Callable[..., None]) -> Any:
-        """One Propose or Verify, which brings tokens[length:] along and feeds `num_extra` tokens after them.
+    async def feed(self, tokens: list[int], fill: Callable[..., None], count_drafts: Callable[[Any], int]) -> Any:
+        """One Propose or Verify, which brings tokens[length:] along.
 
-        `fill(command, position, tail)` writes the command. Raises Unavailable if the link breaks,
+        `fill(command, position, tail)` writes the command; `count_drafts(answer)` says how many drafts
+        the server fed after the tail. Raises Unavailable if the link breaks,
         ResourceExhausted if the server has no room, and whatever else the server says is wrong.
         """
         for _ in range(MAX_CORRECTIONS):
@@ -58,7 +59,7 @@ class RemoteSequence:
             except asyncio.CancelledError:
                 self.release()
                 raise
-            self.length = position + len(tail) + num_extra
+            self.length = position + len(tail) + count_drafts(answer)
             return answer
         raise Unavailable(f"the {self.link.kind.name} server's cache can't be brought in line: {last_error}")
 

@@ -14,14 +14,16 @@ from coordinator.acceptance import Origin
 from coordinator.admission import Admission
 from coordinator.context import Context, Emission, FinishReason, Request
 from coordinator.decoding import generate
-from coordinator.drafting import Drafter, NoDrafter
-from coordinator.drafting.remote_model import RemoteDrafter
+from coordinator.drafting.choice import Drafters
+from coordinator.lengths.choice import make_length
+from coordinator.lengths.costs import Costs
 from coordinator.links import Link
+from coordinator.logprobs import TokenLogprobs
 from coordinator.stats import GenerationStats
 from coordinator.text import Tokenizer
 from coordinator.verifying import RemoteTarget
 from paceline.errors import InvalidArgument, Unavailable
-from paceline.noise import fresh_seed
+from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import sampling_from_message, speculation_from_message, speculation_to_message
 from paceline.sampling import SpeculationParams, require
 from paceline.v1 import generation_pb2, model_pb2
@@ -38,40 +40,54 @@ FINISH_REASONS = {
 }
 
 
+class Sample:
+    """One of a request's n generations."""
+
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.context = Context(request, tokenizer.stream(request.sampling.stop))
+        self.stats = GenerationStats()
+
+
+# What a sample's task hands to the call; None when the task is over, however it ended.
+Emissions = asyncio.Queue[tuple[Sample, Emission | None]]
+
+
 class GenerationServicer:
     """One task a generation; its rounds are buffered, so a slow reader does not hold the caches."""
 
     def __init__(
         self, target: Link, draft: Link | None, tokenizer: Tokenizer, admission: Admission,
-        defaults: SpeculationParams, patience_s: float,
+        drafters: Drafters, defaults: SpeculationParams, patience_s: float,
     ) -> None:  # fmt: skip
         self._target = target
         self._draft = draft
         self._tokenizer = tokenizer
         self._admission = admission
+        self._drafters = drafters
         self._defaults = defaults
         self._patience_s = patience_s
+        self._costs = Costs()
 
     async def Generate(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        stats = GenerationStats()
         request = self._parse(message)
-        emissions: asyncio.Queue[Emission | None] = asyncio.Queue()
-        generation = Context(request, self._tokenizer.stream(request.sampling.stop))
-        task = asyncio.create_task(self._run(generation, emissions, stats))
+        emissions: Emissions = asyncio.Queue()
+        samples = [Sample(index, each, self._tokenizer) for index, each in enumerate(_samples_of(request))]
+        tasks = {sample.index: asyncio.create_task(self._run(sample, emissions)) for sample in samples}
         try:
-            while (emission := await emissions.get()) is not None:
+            while tasks:
+                sample, emission = await emissions.get()
+                if emission is None:
+                    # Raises what ended the generation early.
+                    await tasks.pop(sample.index)
+                    continue
                 # The next round's command goes out before this round's text.
                 await asyncio.sleep(0)
-                response = _response(request, emission)
-                if emission.is_last:
-                    response.finish.CopyFrom(_finish(generation, stats))
-                yield response
-            # Raises what ended the generation early.
-            await task
+                yield _response(sample, emission)
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def Describe(self, message: Any, context: grpc.aio.ServicerContext) -> Any:
         return generation_pb2.DescribeResponse(
@@ -89,34 +105,34 @@ class GenerationServicer:
             raise Unavailable(f"the target server at {self._target.address} is not available")
         return self._target.card
 
-    async def _run(
-        self, generation: Context, emissions: asyncio.Queue[Emission | None], stats: GenerationStats
-    ) -> None:
-        request = generation.request
+    async def _run(self, sample: Sample, emissions: Emissions) -> None:
+        request = sample.context.request
         try:
             async with self._admission.place():
-                target = RemoteTarget(self._target, request, self._patience_s)
-                rounds = generate(generation, self._drafter(request), target, stats)
+                rounds = generate(
+                    sample.context,
+                    self._drafters.make(request),
+                    make_length(request.speculation, self._costs),
+                    RemoteTarget(self._target, request, self._patience_s),
+                    sample.stats,
+                )
                 async with contextlib.aclosing(rounds):
                     async for emission in rounds:
-                        emissions.put_nowait(emission)
+                        emissions.put_nowait((sample, emission))
         finally:
-            emissions.put_nowait(None)
-
-    def _drafter(self, request: Request) -> Drafter:
-        if self._draft is None or not request.speculation.enabled or request.speculation.num_draft_tokens == 0:
-            return NoDrafter()
-        return RemoteDrafter(self._draft, request)
+            emissions.put_nowait((sample, None))
 
     def _parse(self, message: Any) -> Request:
         """Everything resolved and checked. Raises InvalidArgument naming the field and its range."""
         card = self._card
         sampling = sampling_from_message(message.sampling)
-        sampling.check_token_ids(card.vocab_size)
+        eos_token_ids = () if sampling.ignore_eos else tuple(card.eos_token_ids)
+        sampling.check_token_ids(card.vocab_size, eos_token_ids)
         if sampling.seed is None:
             sampling = replace(sampling, seed=fresh_seed())
         speculation = speculation_from_message(message.speculation, self._defaults)
-        speculation.resolved_drawing(sampling)
+        speculation.check(sampling)
+        self._drafters.check(speculation.drafter)
         prompt = self._prompt(message, card.vocab_size)
         longest = card.max_model_len - 1
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
@@ -152,18 +168,40 @@ class GenerationServicer:
                 raise InvalidArgument.field("prompt", None, "text, chat or token_ids")
 
 
-def _response(request: Request, emission: Emission) -> Any:
-    return generation_pb2.GenerateResponse(
-        request_id=request.request_id,
+def _samples_of(request: Request) -> list[Request]:
+    """n requests for one sample each, with seeds of their own; the prompt is scored for the first alone."""
+    rest = replace(request.sampling, prompt_logprobs=None)
+    return [request] + [
+        replace(request, sampling=replace(rest, seed=derive_seed(request.seed, index)))
+        for index in range(1, request.sampling.n)
+    ]
+
+
+def _response(sample: Sample, emission: Emission) -> Any:
+    response = generation_pb2.GenerateResponse(
+        request_id=sample.context.request.request_id,
+        index=sample.index,
         token_ids=emission.tokens,
         origins=[ORIGINS[origin] for origin in emission.origins],
         text="".join(emission.pieces),
         text_lengths=[len(piece) for piece in emission.pieces],
+        logprobs=[_logprobs(each) for each in emission.logprobs],
+        prompt_logprobs=[_logprobs(each) for each in emission.prompt_logprobs],
+    )
+    if emission.is_last:
+        response.finish.CopyFrom(_finish(sample.context, sample.stats))
+    return response
+
+
+def _logprobs(of_token: TokenLogprobs) -> Any:
+    return generation_pb2.TokenLogprobs(
+        logprob=of_token.logprob, top_token_ids=of_token.top_token_ids, top_logprobs=of_token.top_logprobs
     )
 
 
 def _finish(generation: Context, stats: GenerationStats) -> Any:
     assert generation.finish_reason is not None
+    lenience = generation.request.speculation.lenience
     return generation_pb2.Finish(
         reason=FINISH_REASONS[generation.finish_reason],
         prompt_tokens=len(generation.request.prompt),
@@ -176,6 +214,7 @@ def _finish(generation: Context, stats: GenerationStats) -> Any:
             proposed_per_position=stats.proposed_per_position,
             accepted_per_position=stats.accepted_per_position,
             mean_acceptance_length=stats.mean_acceptance_length,
+            lenience=lenience if lenience < 1 else None,
         ),
         timing=generation_pb2.Timing(
             first_token_us=stats.first_token_us,

@@ -3,8 +3,8 @@
 import time
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import Proposal, Verdict
 from coordinator.context import Emission
+from coordinator.rounds import Round
 
 
 @dataclass(slots=True)
@@ -23,10 +23,9 @@ class GenerationStats:
     queued_us: int = 0
     rounds_us: int = 0
 
-    def count(
-        self, proposal: Proposal, verdict: Verdict, num_accepted: int, emission: Emission, started_s: float
-    ) -> None:
-        """Counts a round that began at `started_s`."""
+    def count(self, finished: Round, emission: Emission) -> None:
+        """Counts a round."""
+        proposal, verdict = finished.proposal, finished.verdict
         now_s = time.perf_counter()
         if self.first_token_us == 0:
             # The prompt's round: its time is the prompt's, not speculation's.
@@ -37,12 +36,12 @@ class GenerationStats:
         self.draft_us += proposal.computed_us
         self.target_us += verdict.computed_us
         self.queued_us += proposal.queued_us + verdict.queued_us
-        self.rounds_us += int((now_s - started_s) * 1e6)
+        self.rounds_us += int((now_s - finished.started_s) * 1e6)
         missing = len(proposal) - len(self.proposed_per_position)
         self.proposed_per_position += [0] * missing
         self.accepted_per_position += [0] * missing
         # A draft behind a stop was never decided, and drafts behind a rejection were proposed all the same.
-        num_emitted_drafts = min(num_accepted, len(emission.tokens))
+        num_emitted_drafts = min(finished.outcome.num_accepted, len(emission.tokens))
         for index in range(len(proposal)):
             self.proposed_per_position[index] += 1
             self.accepted_per_position[index] += index < num_emitted_drafts

@@ -1,5 +1,6 @@
 """Verdicts from the target server, waited for with patience: without the target there is no output."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from coordinator.acceptance import Proposal, Verdict
 from coordinator.context import Context, Request
 from coordinator.links import Link
+from coordinator.logprobs import unpack_logprobs
 from coordinator.remote import RemoteSequence, with_patience
 from paceline.rpc.messages import floats_from_bytes, rule_to_message
 from paceline.sampling import Rule
@@ -18,26 +20,47 @@ class RemoteTarget:
     def __init__(self, link: Link, request: Request, patience_s: float) -> None:
         self._link = link
         self._sequence = RemoteSequence(link, request)
+        self._sampling = request.sampling
         self._rule = request.speculation.resolved_rule(request.sampling)
+        self._lenience = request.speculation.lenience
         self._patience_s = patience_s
 
     async def verify(self, context: Context, proposal: Proposal) -> Verdict:
         """The target's say on `proposal`. Raises Unavailable if the target is gone for longer than the patience."""
+
+        rule = proposal.checked_by(self._rule)
 
         def fill(command: Any, position: int, tail: list[int]) -> None:
             verify = command.verify
             verify.position = position
             verify.tail_tokens.extend(tail)
             verify.draft_tokens.extend(proposal.tokens)
-            verify.rule = rule_to_message(self._rule)
-            if self._rule is Rule.REJECTION and proposal.tokens:
+            verify.rule = rule_to_message(rule)
+            if proposal.supports:
                 verify.support_token_ids.extend(np.concatenate(proposal.supports).tolist())
                 verify.support_sizes.extend(len(support) for support in proposal.supports)
+            if self._sampling.is_greedy and self._lenience < 1:
+                verify.lenience = self._lenience
+            if self._sampling.logprobs is not None:
+                verify.logprobs = self._sampling.logprobs
+            if self._sampling.prompt_logprobs is not None and context.num_generated == 0:
+                verify.prompt_logprobs = self._sampling.prompt_logprobs
 
         answer = await with_patience(
-            self._link, self._patience_s, lambda: self._sequence.feed(context.tokens, len(proposal), fill)
+            self._link,
+            self._patience_s,
+            lambda: self._sequence.feed(context.tokens, fill, lambda answer: len(proposal)),
         )
-        return _verdict(answer, proposal, self._rule)
+        verdict = _verdict(answer, proposal, rule)
+        logprobs, prompt_logprobs = [], []
+        if self._sampling.logprobs is not None:
+            candidates = _candidates(verdict, proposal, rule)
+            logprobs = unpack_logprobs(answer.logprobs, candidates, self._sampling.logprobs)
+        if self._sampling.prompt_logprobs is not None and context.num_generated == 0:
+            wanted = context.tokens[1:]
+            positions = unpack_logprobs(answer.prompt_logprobs, [[t] for t in wanted], self._sampling.prompt_logprobs)
+            prompt_logprobs = [at.of(token) for at, token in zip(positions, wanted, strict=True)]
+        return replace(verdict, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
     def truncate(self, length: int) -> None:
         self._sequence.truncate(length)
@@ -50,7 +73,12 @@ def _verdict(answer: Any, proposal: Proposal, rule: Rule) -> Verdict:
     """Raises InvalidArgument if the message's parts do not fit together."""
     tokens = list(answer.tokens)
     if rule is Rule.MATCH or not proposal.tokens:
-        return Verdict(tokens, computed_us=answer.computed_us, queued_us=answer.queued_us)
+        return Verdict(
+            tokens,
+            lenient_accepts=list(answer.lenient_accepts),
+            computed_us=answer.computed_us,
+            queued_us=answer.queued_us,
+        )
     sizes = [len(support) for support in proposal.supports]
     probs = floats_from_bytes(answer.support_probs, "support_probs", sum(sizes))
     masses = floats_from_bytes(answer.outside_masses, "outside_masses", len(sizes), "<f8")
@@ -62,3 +90,14 @@ def _verdict(answer: Any, proposal: Proposal, rule: Rule) -> Verdict:
         computed_us=answer.computed_us,
         queued_us=answer.queued_us,
     )
+
+
+def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[int]]:
+    """Per position, the tokens whose log-probabilities the target sends (see Verdict.logprobs in target.proto)."""
+    if rule is Rule.MATCH and verdict.lenient_accepts:
+        judged = [list(pair) for pair in zip(verdict.tokens, proposal.tokens, strict=False)]
+        return [*judged, verdict.tokens[-1:]]
+    if rule is Rule.MATCH or not proposal.tokens:
+        return [[token] for token in verdict.tokens]
+    supported = zip(proposal.supports, verdict.outside_tokens, strict=True)
+    return [*([*support.tolist(), outside] for support, outside in supported), verdict.tokens]

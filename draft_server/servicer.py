@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from draft_server.drafter import Proposal, ProposeJob, Support
+from draft_server.drafter import Proposal, ProposeJob, Support, Wish
+from draft_server.entropy import EntropyStop
 from paceline.engine.engine import Engine
+from paceline.engine.sequence import Sequence
 from paceline.engine.session import Command, Start
-from paceline.errors import Unsupported
-from paceline.rpc.messages import drawing_from_message, floats_to_bytes
+from paceline.rpc.messages import drawing_from_message, entropy_rule_from_message, floats_to_bytes
 from paceline.sampling import MAX_DRAFT_TOKENS, require
 from paceline.serving.servicer import ModelServicer
 from paceline.v1 import draft_pb2
@@ -29,15 +30,21 @@ class DraftServicer(ModelServicer):
         require(len(tail) >= 1, "tail_tokens", "empty", "at least one token")
         require(1 <= wanted <= MAX_DRAFT_TOKENS, "num_draft_tokens", wanted, f"in [1, {MAX_DRAFT_TOKENS}]")
         self.check_tokens("tail_tokens", tail)
+        drawing, rule, ema = drawing_from_message(propose), None, propose.entropy_stop.entropy_ema
         if propose.HasField("entropy_stop"):
-            raise Unsupported("entropy_stop is not supported by this version")
-        drawing = drawing_from_message(propose)
+            rule = entropy_rule_from_message(propose.entropy_stop.rule)
+            require(0 <= ema <= 1, "entropy_stop.entropy_ema", ema, "in [0, 1]")
+
+        def make_job(sequence: Sequence) -> ProposeJob:
+            stop = None if rule is None else EntropyStop(rule, ema)
+            return ProposeJob(sequence, tail, Wish(wanted, drawing, self._support, stop))
+
         return Start(
             command.command_id,
             command.sequence_id,
             position=propose.position,
             num_tokens=len(tail) + wanted - 1,
-            make_job=lambda sequence: ProposeJob(sequence, tail, wanted, drawing, self._support),
+            make_job=make_job,
         )
 
     def fill_answer(self, message: Any, result: Proposal) -> None:
@@ -47,5 +54,7 @@ class DraftServicer(ModelServicer):
             proposal.support_token_ids.extend(np.concatenate(result.supports).tolist())
             proposal.support_sizes.extend(len(support) for support in result.supports)
             proposal.support_probs = floats_to_bytes(np.concatenate(result.support_probs))
+        proposal.entropies = floats_to_bytes(np.array(result.entropies))
+        proposal.entropy_emas = floats_to_bytes(np.array(result.entropy_emas))
         proposal.queued_us = result.queued_us
         proposal.computed_us = result.computed_us

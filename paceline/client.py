@@ -11,17 +11,19 @@ A prompt is text (put through the model's chat template unless raw), a list of m
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from paceline.results import Completion, Finish, Piece, Speculation, Timing, TokenLogprobs
 from paceline.rpc.channel import open_channel
 from paceline.rpc.messages import sampling_to_message, speculation_to_message
 from paceline.rpc.status import error_of
 from paceline.sampling import SamplingParams, SpeculationParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc
+
+__all__ = ["AsyncClient", "Client", "Completion", "Finish", "Piece", "Prompt", "Speculation", "Timing", "TokenLogprobs"]
 
 Prompt = str | list[dict[str, str]] | list[int]
 
@@ -32,79 +34,6 @@ _LETTERS = {
     generation_pb2.ORIGIN_TARGET: "T",
 }
 _REASONS = {generation_pb2.FINISH_REASON_STOP: "stop", generation_pb2.FINISH_REASON_LENGTH: "length"}
-
-
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """What speculation did in one generation."""
-
-    rounds: int
-    proposed: int
-    accepted: int
-    proposed_per_position: list[int]
-    accepted_per_position: list[int]
-    mean_acceptance_length: float
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Where one generation's time went, in milliseconds."""
-
-    ttft_ms: float
-    total_ms: float
-    draft_ms: float
-    target_ms: float
-    queued_ms: float
-    wire_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The end of a generation."""
-
-    reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    seed: int
-    speculation: Speculation
-    timing: Timing
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One round: its tokens, a letter of origin for each (A accepted, R recovered, B bonus, T target), and new text."""
-
-    text: str
-    token_ids: list[int]
-    origins: str
-    # Characters of `text` that each token brought.
-    text_lengths: list[int] = field(default_factory=list)
-    # Set in the last piece.
-    finish: Finish | None = None
-
-    @property
-    def parts(self) -> Iterator[tuple[str, str]]:
-        """The text token by token, each with its letter of origin."""
-        start = 0
-        for length, origin in zip(self.text_lengths, self.origins, strict=True):
-            yield self.text[start : start + length], origin
-            start += length
-
-
-@dataclass(slots=True)
-class Completion:
-    """A whole generation."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    origins: str = ""
-    finish: Finish | None = None
-
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self.token_ids += piece.token_ids
-        self.origins += piece.origins
-        self.finish = piece.finish or self.finish
 
 
 class AsyncClient:
@@ -149,11 +78,21 @@ class AsyncClient:
         speculation: SpeculationParams | None = None,
         raw: bool = False,
     ) -> Completion:
-        """The whole generation."""
-        completion = Completion()
+        """The whole generation; of n samples the first."""
+        return (await self.complete_all(prompt, sampling, speculation, raw))[0]
+
+    async def complete_all(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        speculation: SpeculationParams | None = None,
+        raw: bool = False,
+    ) -> list[Completion]:
+        """All n samples, in the order of their index."""
+        completions = [Completion() for _ in range(sampling.n if sampling is not None else 1)]
         async for piece in self.stream(prompt, sampling, speculation, raw):
-            completion.add(piece)
-        return completion
+            completions[piece.index].add(piece)
+        return completions
 
     async def describe(self) -> Any:
         """Both models' cards, limits and defaults: a DescribeResponse message."""
@@ -209,6 +148,16 @@ class Client:
         """The whole generation."""
         return self._wait(self._client.complete(prompt, sampling, speculation, raw))
 
+    def complete_all(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        speculation: SpeculationParams | None = None,
+        raw: bool = False,
+    ) -> list[Completion]:
+        """All n samples, in the order of their index."""
+        return self._wait(self._client.complete_all(prompt, sampling, speculation, raw))
+
     @staticmethod
     async def _connect(address: str) -> AsyncClient:
         return AsyncClient(address)
@@ -249,8 +198,15 @@ def _piece(response: generation_pb2.GenerateResponse) -> Piece:
         token_ids=list(response.token_ids),
         origins="".join(_LETTERS[origin] for origin in response.origins),
         text_lengths=list(response.text_lengths),
+        index=response.index,
+        logprobs=[_logprobs(each) for each in response.logprobs],
+        prompt_logprobs=[_logprobs(each) for each in response.prompt_logprobs],
         finish=_finish(response.finish) if response.HasField("finish") else None,
     )
+
+
+def _logprobs(message: generation_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(message.logprob, list(message.top_token_ids), list(message.top_logprobs))
 
 
 def _finish(message: generation_pb2.Finish) -> Finish:
@@ -267,6 +223,7 @@ def _finish(message: generation_pb2.Finish) -> Finish:
             proposed_per_position=list(figures.proposed_per_position),
             accepted_per_position=list(figures.accepted_per_position),
             mean_acceptance_length=figures.mean_acceptance_length,
+            lenience=figures.lenience if figures.HasField("lenience") else None,
         ),
         timing=Timing(
             ttft_ms=timing.first_token_us / 1e3,

@@ -13,6 +13,8 @@ MAX_DRAFT_TOKENS = 16
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
 DEFAULT_MAX_TOKENS = 256
+MAX_SAMPLES = 64
+MAX_LOGPROBS = 20
 
 
 class Drafter(enum.Enum):
@@ -21,6 +23,7 @@ class Drafter(enum.Enum):
     MODEL = "model"
     NGRAM = "ngram"
     HYBRID = "hybrid"
+    CUSTOM = "custom"
 
 
 class Drawing(enum.Enum):
@@ -58,6 +61,15 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         require(1 <= self.max_tokens < 2**31, "max_tokens", self.max_tokens, "in [1, 2147483647]")
@@ -78,14 +90,79 @@ class SamplingParams:
                 1 <= len(text) <= MAX_STOP_CHARACTERS, "stop", text, f"strings of 1 to {MAX_STOP_CHARACTERS} characters"
             )
 
+        self._check_adjustments()
+        require(1 <= self.n <= MAX_SAMPLES, "n", self.n, f"in [1, {MAX_SAMPLES}]")
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            require(wanted is None or 0 <= wanted <= MAX_LOGPROBS, name, wanted, f"in [0, {MAX_LOGPROBS}]")
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
-    def check_token_ids(self, vocab_size: int) -> None:
-        """Raises InvalidArgument where a token id is outside the vocabulary."""
-        for token_id in self.stop_token_ids:
-            require(token_id < vocab_size, "stop_token_ids", token_id, f"in [0, {vocab_size})")
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the distribution depends on which tokens came before, beyond the model's own dependence."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    def check_token_ids(self, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
+        """Raises InvalidArgument where a token id is outside the vocabulary, or no token is left to draw."""
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "banned_token_ids"):
+            worst = max(getattr(self, name), default=0)
+            require(worst < vocab_size, name, worst, f"in [0, {vocab_size})")
+        banned = set(self.banned_token_ids)
+        if self.min_tokens > 0:
+            banned |= {*self.stop_token_ids, *eos_token_ids}
+        drawable = set(self.allowed_token_ids) - banned if self.allowed_token_ids else vocab_size - len(banned)
+        require(bool(drawable), "banned_token_ids", "all that could be drawn", "such that a token is left to draw")
+
+    def _check_adjustments(self) -> None:
+        """Penalties and bias."""
+        ok = 0 < self.repetition_penalty < math.inf
+        require(ok, "repetition_penalty", self.repetition_penalty, "a finite number > 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            require(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "in [-2, 2]")
+        for token_id, bias in self.logit_bias.items():
+            require(-100 <= bias <= 100, f"logit_bias[{token_id}]", bias, "in [-100, 100]")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """As many draft tokens as maximise expected tokens per second, from `min` to `max`."""
+
+    min: int = 0
+    max: int = 8
+
+    def __post_init__(self) -> None:
+        require(1 <= self.max <= MAX_DRAFT_TOKENS, "length.max", self.max, f"in [1, {MAX_DRAFT_TOKENS}]")
+        require(0 <= self.min <= self.max, "length.min", self.min, "in [0, length.max]")
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyAdaptive:
+    """Fewer draft tokens where the draft model is unsure."""
+
+    bounds: Bounds = field(default_factory=Bounds)
+    # Weight of the past in the smoothed entropy.
+    ema_beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(0 <= self.ema_beta < 1, "length.entropy.ema_beta", self.ema_beta, "in [0, 1)")
+
+
+# A number, or the rule that chooses it in each round.
+DraftLength = int | Bounds | EntropyAdaptive
+
+
+def parse_draft_length(text: str) -> DraftLength:
+    """From what a user types. Raises InvalidArgument."""
+    if text == "adaptive":
+        return Bounds()
+    if text == "entropy":
+        return EntropyAdaptive()
+    allowed = f"a number in [0, {MAX_DRAFT_TOKENS}], adaptive or entropy"
+    require(text.isdecimal() and int(text) <= MAX_DRAFT_TOKENS, "draft_tokens", text, allowed)
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +171,31 @@ class SpeculationParams:
 
     enabled: bool = True
     drafter: Drafter = Drafter.MODEL
-    num_draft_tokens: int = 4
+    num_draft_tokens: DraftLength = 4
     rule: Rule = Rule.REJECTION
-    drawing: Drawing | None = field(default=None)
+    drawing: Drawing | None = None
+    lenience: float = 1.0
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS,
-            "num_draft_tokens", self.num_draft_tokens, f"in [0, {MAX_DRAFT_TOKENS}]",
-        )  # fmt: skip
+        if isinstance(self.num_draft_tokens, int):
+            require(
+                0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS,
+                "num_draft_tokens", self.num_draft_tokens, f"in [0, {MAX_DRAFT_TOKENS}]",
+            )  # fmt: skip
+        require(0 < self.lenience <= 1, "lenience", self.lenience, "in (0, 1]")
+
+    def check(self, sampling: SamplingParams) -> None:
+        """Raises InvalidArgument where the two sets of parameters do not go together."""
+        self.resolved_drawing(sampling)
+        sampled_match = not sampling.is_greedy and self.resolved_rule(sampling) is Rule.MATCH
+        # A draft that is not the target's own draw says nothing of how likely it was.
+        require(self.lenience == 1 or not sampled_match, "lenience", self.lenience, "1 under match above temperature 0")
 
     def resolved_rule(self, sampling: SamplingParams) -> Rule:
         """The rule in force. A draft that is one id and no distribution can only be matched: `rejection`
         with a one-hot q is the same law."""
-        only_ids = sampling.is_greedy or self.drawing in (Drawing.GREEDY, Drawing.COUPLED)
-        return Rule.MATCH if only_ids else self.rule
+        only_ids = self.drafter is Drafter.NGRAM or self.drawing in (Drawing.GREEDY, Drawing.COUPLED)
+        return Rule.MATCH if sampling.is_greedy or only_ids else self.rule
 
     def resolved_drawing(self, sampling: SamplingParams) -> Drawing:
         """How the draft model draws, where the request leaves it open. Raises InvalidArgument."""

@@ -7,14 +7,14 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.engine.observations import Observation
 from paceline.engine.session import Command, Start
-from paceline.errors import Unsupported
 from paceline.rpc.channel import SPLIT_BYTES
 from paceline.rpc.messages import floats_to_bytes, rule_from_message
-from paceline.sampling import MAX_DRAFT_TOKENS, Rule, require
+from paceline.sampling import MAX_DRAFT_TOKENS, MAX_LOGPROBS, Rule, require
 from paceline.serving.servicer import ModelServicer
 from paceline.v1 import target_pb2
-from target_server.verifier import Verdict, VerifyJob
+from target_server.verifier import Check, Verdict, VerifyJob
 
 
 class TargetServicer(ModelServicer):
@@ -34,16 +34,22 @@ class TargetServicer(ModelServicer):
         )
         self.check_tokens("tail_tokens", tail)
         self.check_tokens("draft_tokens", drafts)
-        if verify.HasField("logprobs"):
-            raise Unsupported("logprobs is not supported by this version")
         rule = rule_from_message(verify)
-        supports = self._parse_supports(verify, len(drafts)) if rule is Rule.REJECTION else []
+        check = Check(
+            drafts=drafts,
+            supports=self._parse_supports(verify, len(drafts)) if rule is Rule.REJECTION else [],
+            rule=rule,
+            lenience=verify.lenience if verify.HasField("lenience") else 1.0,
+            num_logprobs=_num_logprobs(verify, "logprobs"),
+            num_prompt_logprobs=_num_logprobs(verify, "prompt_logprobs"),
+        )
+        require(0 < check.lenience <= 1, "lenience", check.lenience, "in (0, 1]")
         return Start(
             command.command_id,
             command.sequence_id,
             position=verify.position,
             num_tokens=len(tail) + len(drafts),
-            make_job=lambda sequence: VerifyJob(sequence, tail, drafts, supports, rule),
+            make_job=lambda sequence: VerifyJob(sequence, tail, check),
         )
 
     def fill_answer(self, message: Any, result: Verdict) -> None:
@@ -55,6 +61,9 @@ class TargetServicer(ModelServicer):
             )
             verdict.outside_masses = floats_to_bytes(np.array([outside.mass for outside in result.outsides]), "<f8")
             verdict.outside_tokens.extend(outside.token for outside in result.outsides)
+        verdict.lenient_accepts.extend(result.lenient_accepts)
+        _fill_logprobs(verdict.logprobs, result.logprobs)
+        _fill_logprobs(verdict.prompt_logprobs, result.prompt_logprobs)
         verdict.queued_us = result.queued_us
         verdict.computed_us = result.computed_us
 
@@ -83,3 +92,18 @@ class TargetServicer(ModelServicer):
                 "different within a support",
             )
         return supports
+
+
+def _num_logprobs(verify: Any, name: str) -> int | None:
+    if not verify.HasField(name):
+        return None
+    wanted: int = getattr(verify, name)
+    require(wanted <= MAX_LOGPROBS, name, wanted, f"in [0, {MAX_LOGPROBS}]")
+    return wanted
+
+
+def _fill_logprobs(message: Any, observations: list[Observation]) -> None:
+    if observations:
+        message.chosen = floats_to_bytes(np.concatenate([each.chosen for each in observations]))
+        message.top_token_ids.extend(np.concatenate([each.top_ids for each in observations]).tolist())
+        message.top = floats_to_bytes(np.concatenate([each.top for each in observations]))

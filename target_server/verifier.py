@@ -1,12 +1,24 @@
 """The job behind Verify: one forward over the tail and the drafts, and a draw at each of the k + 1 positions."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.draws import Draw, Drawn, FromOutside, GumbelMax, Likeliest, Outside
+from paceline.engine.draws import (
+    Draw,
+    Drawn,
+    FromOutside,
+    GumbelMax,
+    Judged,
+    Likeliest,
+    LikeliestJudging,
+    Outside,
+    Score,
+)
 from paceline.engine.job import Job
+from paceline.engine.observations import Observation
 from paceline.engine.sequence import Sequence
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.sampling import Rule
@@ -15,11 +27,30 @@ _NO_SUPPORT: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """What to check, and how."""
+
+    drafts: list[int]
+    # Under `rejection`, per draft: the ids on which q is not zero.
+    supports: list[NDArray[np.int64]]
+    rule: Rule
+    # Greedy only: drafts this many times as likely as the likeliest are accepted.
+    lenience: float = 1.0
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Under `match` k + 1 tokens. Under `rejection` the bonus token, and per draft p on its support and outside it."""
 
     tokens: list[int]
     outsides: list[Outside]
+    # With lenience, per draft.
+    lenient_accepts: list[bool]
+    # Where asked for: per position, and per tail token from the second on.
+    logprobs: list[Observation]
+    prompt_logprobs: list[Observation]
     queued_us: int
     computed_us: int
 
@@ -27,44 +58,64 @@ class Verdict:
 class VerifyJob(Job):
     """Draws at the last tail token and at each draft: row i sees the drafts before it as context."""
 
-    def __init__(
-        self, sequence: Sequence, tail: list[int], drafts: list[int], supports: list[NDArray[np.int64]], rule: Rule
-    ) -> None:
-        super().__init__(sequence, tail + drafts)
-        self._num_drafts = len(drafts)
-        self._supports = [*supports, _NO_SUPPORT]
-        self._rule = rule
+    def __init__(self, sequence: Sequence, tail: list[int], check: Check) -> None:
+        super().__init__(sequence, tail + check.drafts)
+        self._check = check
+        self._num_drafts = len(check.drafts)
+        self._supports = [*check.supports, _NO_SUPPORT]
         # The position of the first draft, and the noise's round_start.
         self._round_start = sequence.length + len(tail)
         self._drawn: list[Drawn] = []
+        self._observations: list[Observation] = []
+        self._num_scored = 0 if check.num_prompt_logprobs is None else len(tail) - 1
 
     def draws(self, num_rows: int) -> list[Draw | None]:
         first_drawn = len(self.pending) - (self._num_drafts + 1 - len(self._drawn))
         return [
-            self._draw(len(self._drawn) + row - first_drawn) if row >= first_drawn else None for row in range(num_rows)
+            self._draw(len(self._drawn) + row - first_drawn, row) if row >= first_drawn else self._score(row)
+            for row in range(num_rows)
         ]
 
+    def observe(self, observations: list[Observation]) -> None:
+        self._observations += observations
+
     def absorb(self, drawn: list[Drawn]) -> None:
-        self._drawn += drawn
+        self._drawn += [each for each in drawn if each is not None]
 
     @property
     def result(self) -> Verdict:
-        if self._rule is Rule.MATCH:
-            return Verdict([t for t in self._drawn if isinstance(t, int)], [], self.queued_us, self.computed_us)
         outsides = [drawn for drawn in self._drawn if isinstance(drawn, Outside)]
-        return Verdict([outsides[-1].token], outsides[:-1], self.queued_us, self.computed_us)
+        judged = [drawn for drawn in self._drawn if isinstance(drawn, Judged)]
+        tokens = [drawn.token if isinstance(drawn, Judged | Outside) else drawn for drawn in self._drawn]
+        return Verdict(
+            tokens=[token for token in tokens if isinstance(token, int)][-1 if outsides else 0 :],
+            outsides=outsides[:-1],
+            lenient_accepts=[each.accepts for each in judged],
+            logprobs=self._observations[self._num_scored :],
+            prompt_logprobs=self._observations[: self._num_scored],
+            queued_us=self.queued_us,
+            computed_us=self.computed_us,
+        )
 
-    def _draw(self, index: int) -> Draw:
+    def _score(self, row: int) -> Draw | None:
+        """The prompt's own log-probabilities: a row sees the token behind it."""
+        options, wanted = self.sequence.options, self._check.num_prompt_logprobs
+        if wanted is None:
+            return None
+        return Score(options.sampling, (), self.pending[row + 1], num_logprobs=wanted)
+
+    def _draw(self, index: int, row: int) -> Draw:
         """The draw that judges draft `index`, or gives the bonus token after the last."""
-        options = self.sequence.options
+        options, check = self.sequence.options, self._check
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
-        if self._rule is Rule.MATCH:
-            return (
-                Likeliest(*common)
-                if options.sampling.is_greedy
-                else GumbelMax(*common, match_key(options.seed, position))
-            )
+        extra: Any = {"before": self.tokens_before(row), "num_logprobs": check.num_logprobs}
+        if check.rule is Rule.MATCH and not options.sampling.is_greedy:
+            return GumbelMax(*common, match_key(options.seed, position), **extra)
+        if check.rule is Rule.MATCH and check.lenience < 1 and index < self._num_drafts:
+            return LikeliestJudging(*common, check.drafts[index], check.lenience, **extra)
+        if check.rule is Rule.MATCH:
+            return Likeliest(*common, **extra)
         purpose = Purpose.OUTSIDE if index < self._num_drafts else Purpose.BONUS
         key = make_key(options.seed, self._round_start, position, purpose)
-        return FromOutside(*common, self._supports[index], uniform(key))
+        return FromOutside(*common, self._supports[index], uniform(key), **extra)

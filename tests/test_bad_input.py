@@ -34,7 +34,7 @@ def request(**sampling: object) -> generation_pb2.GenerateRequest:
     return generation_pb2.GenerateRequest(token_ids={"ids": PROMPT}, sampling=sampling)
 
 
-def speculating(**speculation: int) -> generation_pb2.GenerateRequest:
+def speculating(**speculation: object) -> generation_pb2.GenerateRequest:
     return generation_pb2.GenerateRequest(token_ids={"ids": PROMPT}, speculation=speculation)
 
 
@@ -61,6 +61,21 @@ BAD_REQUESTS = {
     "empty text": (make_request("", None, None, raw=True), "prompt is '0 tokens'", "at least one token"),
     "a prompt longer than the model": (prompt_of([1] * 512), "prompt is '512 tokens'", "at most 511 tokens"),
     "an unknown role": (make_request([{"role": "robot", "content": "hi"}], None, None, raw=False), "chat.messages.role", "user"),
+    "repetition_penalty 0": (request(repetition_penalty=0.0), "repetition_penalty is 0.0", "> 0"),
+    "presence_penalty 3": (request(presence_penalty=3.0), "presence_penalty is 3.0", "in [-2, 2]"),
+    "frequency_penalty NaN": (request(frequency_penalty=math.nan), "frequency_penalty is nan", "in [-2, 2]"),
+    "a bias of 200": (request(logit_bias={7: 200.0}), "logit_bias[7] is 200.0", "in [-100, 100]"),
+    "a bias outside the vocabulary": (request(logit_bias={512: 1.0}), "logit_bias is 512", "in [0, 512)"),
+    "an allowed token outside": (request(allowed_token_ids=[512]), "allowed_token_ids is 512", "in [0, 512)"),
+    "nothing left to draw": (request(allowed_token_ids=[5], banned_token_ids=[5]), "banned_token_ids", "left to draw"),
+    "only the end before min_tokens": (request(allowed_token_ids=[5], stop_token_ids=[5], min_tokens=2), "banned_token_ids", "left to draw"),
+    "0 samples": (request(n=0), "n is 0", "in [1, 64]"),
+    "21 log-probabilities": (request(logprobs=21), "logprobs is 21", "in [0, 20]"),
+    "21 of the prompt": (request(prompt_logprobs=21), "prompt_logprobs is 21", "in [0, 20]"),
+    "lenience 0": (speculating(lenience=0.0), "lenience is 0.0", "in (0, 1]"),
+    "a custom drafter that is not there": (speculating(drafter=4), "drafter is 'custom'", "model, ngram or hybrid"),
+    "bounds upside down": (speculating(adaptive={"min": 5, "max": 3}), "length.min is 5", "[0, length.max]"),
+    "an entropy memory of 1": (speculating(entropy={"bounds": {"max": 4}, "ema_beta": 1.0}), "ema_beta is 1.0", "in [0, 1)"),
     "17 draft tokens": (speculating(num_draft_tokens=17), "num_draft_tokens is 17", "in [0, 16]"),
     "an unknown rule": (speculating(rule=9), "rule is 9", "match, rejection"),
 }  # fmt: skip
@@ -81,20 +96,6 @@ async def test_bad_request_is_refused_by_name_and_a_bystander_goes_on(name: str,
         async for piece in pieces:
             bystander.add(piece)
         assert bystander.token_ids == expected.token_ids
-
-
-@pytest.mark.parametrize(
-    ("sampling", "field"),
-    [({"n": 2}, "n"), ({"logprobs": 1}, "logprobs"), ({"presence_penalty": 0.5}, "presence_penalty")],
-)
-async def test_what_is_not_built_yet_is_unimplemented_by_name(
-    sampling: dict[str, object], field: str, tiny_trio: Trio
-) -> None:
-    async with open_channel(tiny_trio.address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await generation_pb2_grpc.GenerationStub(channel).Generate(request(**sampling)).read()
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert caught.value.details().startswith(f"{field} ")
 
 
 async def test_bytes_that_are_no_message_are_invalid_argument(tiny_trio: Trio) -> None:

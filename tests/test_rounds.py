@@ -105,17 +105,17 @@ async def test_decoding_goes_on_past_the_drafts_maximum_length(unlike_trio: Trio
     sampling = SamplingParams(max_tokens=150, ignore_eos=True)
     plain, speculated = await complete(unlike_trio, sampling, PLAIN, ahead(k))
     assert speculated.token_ids == plain.token_ids
-    # The last round with drafts begins with at most as many tokens as the draft holds.
     within = DRAFT_MAX_LEN - len(PROMPT)
-    assert set(speculated.origins[within + k + 1 :]) == {"T"}
     assert "T" not in speculated.origins[1 : within + 1]
+    # n-grams take over where the draft is full, and they too are accepted at times.
+    assert "A" in speculated.origins[within + k + 1 :]
 
 
-async def test_prompt_longer_than_the_draft_holds_is_decoded_without_it(unlike_trio: Trio) -> None:
+async def test_prompt_longer_than_the_draft_holds_is_decoded_without_its_model(unlike_trio: Trio) -> None:
     sampling, prompt = SamplingParams(max_tokens=40, ignore_eos=True), PROMPT * 20
     plain, speculated = await complete(unlike_trio, sampling, PLAIN, ahead(4), prompt=prompt)
     assert speculated.token_ids == plain.token_ids
-    assert set(speculated.origins) == {"T"}
+    assert speculated.finish.timing.draft_ms == 0
 
 
 @EITHER_RULE

@@ -1,5 +1,8 @@
 """The formulas give the paper's own tables (Leviathan, Kalman, Matias 2211.17192)."""
 
+from fractions import Fraction
+from itertools import pairwise
+
 import pytest
 
 from paceline.theory import best_k, operations, speedup, tokens_per_round
@@ -43,3 +46,69 @@ def test_the_best_k_grows_with_alpha_and_shrinks_with_cost() -> None:
     by_alpha = [best_k(alpha, 0.05) for alpha in (0.3, 0.5, 0.7, 0.8, 0.9)]
     assert by_alpha == sorted(by_alpha)
     assert best_k(0.8, 0.01) > best_k(0.8, 0.1) > best_k(0.8, 0.4)
+
+
+# Figure 3: the best gamma over alpha, a curve for each c. Exact numbers, so that near ties are no matter of rounding.
+FIGURE_3_ALPHAS = [Fraction(percent, 100) for percent in range(5, 100, 5)]
+FIGURE_3_COSTS = [Fraction(1, 100), Fraction(2, 100), Fraction(5, 100), Fraction(1, 10), Fraction(1, 2)]
+FIGURE_3_LONGEST = 100
+
+
+def best_gamma(alpha: Fraction, c: Fraction) -> int:
+    """By trying them all, with a round's tokens as the sum they are: position i is reached with chance alpha^i."""
+    tokens, best, fastest = Fraction(0), 0, Fraction(0)
+    for gamma in range(FIGURE_3_LONGEST + 1):
+        tokens += alpha**gamma
+        if tokens / (gamma * c + 1) > fastest:
+            best, fastest = gamma, tokens / (gamma * c + 1)
+    return best
+
+
+def curve(c: Fraction) -> list[int]:
+    return [best_k(float(alpha), float(c), longest=FIGURE_3_LONGEST) for alpha in FIGURE_3_ALPHAS]
+
+
+@pytest.mark.parametrize("c", FIGURE_3_COSTS, ids=str)
+def test_figure_3_is_the_optimum_over_all_gammas(c: Fraction) -> None:
+    expected = [best_gamma(alpha, c) for alpha in FIGURE_3_ALPHAS]
+    # The optimum lies inside what was tried.
+    assert max(expected) < FIGURE_3_LONGEST
+    assert curve(c) == expected
+
+
+def test_figure_3_rises_with_alpha_and_falls_with_c() -> None:
+    curves = [curve(c) for c in FIGURE_3_COSTS]
+    for found in curves:
+        assert found == sorted(found)
+        assert found[-1] > found[0]
+    for cheap, dear in pairwise(curves):
+        assert all(at_cheap >= at_dear for at_cheap, at_dear in zip(cheap, dear, strict=True))
+        assert cheap[-1] > dear[-1]
+
+
+# Worked out by hand at c = 0.1 from (1 - alpha^(gamma+1)) / ((1 - alpha)(gamma c + 1)).
+@pytest.mark.parametrize(
+    ("alpha", "speeds"),
+    [
+        (0.5, {1: 1.5 / 1.1, 2: 1.75 / 1.2, 3: 1.875 / 1.3}),
+        (0.8, {5: 3.68928 / 1.5, 6: 3.951424 / 1.6, 7: 4.1611392 / 1.7}),
+    ],
+)
+def test_the_best_gamma_is_a_peak(alpha: float, speeds: dict[int, float]) -> None:
+    for gamma, expected in speeds.items():
+        assert speedup(alpha, gamma, 0.1) == pytest.approx(expected, rel=1e-12)
+    assert best_k(alpha, 0.1) == max(speeds, key=lambda gamma: speeds[gamma])
+
+
+@pytest.mark.parametrize("c", [0.05, 0.3, 0.7])
+def test_speculation_pays_exactly_where_alpha_exceeds_c(c: float) -> None:
+    """Corollary 3.9, with its least improvement (1 + alpha) / (1 + c)."""
+    assert best_k(c - 0.01, c) == 0
+    assert best_k(c + 0.01, c) >= 1
+    alpha = c + 0.2
+    assert speedup(alpha, best_k(alpha, c), c) >= (1 + alpha) / (1 + c)
+
+
+def test_a_bigram_table_as_draft() -> None:
+    """Section 3.6: alpha 0.2 for nothing gives 1.25X at gamma 3."""
+    assert speedup(0.2, 3, 0.0) == pytest.approx(1.25, abs=0.005)

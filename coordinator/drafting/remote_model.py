@@ -15,7 +15,8 @@ from coordinator.context import Context, Request
 from coordinator.links import Link
 from coordinator.remote import RemoteSequence
 from paceline.errors import PacelineError
-from paceline.rpc.messages import drawing_to_message, floats_from_bytes
+from paceline.rpc.messages import drawing_to_message, entropy_rule_to_message, floats_from_bytes
+from paceline.sampling import EntropyAdaptive
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +33,20 @@ class RemoteDrafter:
         self._drawing = drawing_to_message(request.speculation.resolved_drawing(request.sampling))
         self._pause_s = FIRST_PAUSE_S
         self._paused_until_s = 0.0
+        length = request.speculation.num_draft_tokens
+        self._entropy_rule = entropy_rule_to_message(length) if isinstance(length, EntropyAdaptive) else None
+        # The entropy rule's state: over decided positions, and where the last round would take it.
+        self._ema = 0.0
+        self._round_emas: list[float] = []
+        self._round_start = 0
+
+    def is_available(self, context: Context) -> bool:
+        """Whether the model can draft here: it is there, and its maximum length has room."""
+        return self._link.is_up and time.monotonic() >= self._paused_until_s and self._room(context) >= 1
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         num_draft_tokens = min(num_draft_tokens, self._room(context))
-        if num_draft_tokens < 1 or not self._link.is_up or time.monotonic() < self._paused_until_s:
+        if num_draft_tokens < 1 or not self.is_available(context):
             return Proposal()
 
         def fill(command: Any, position: int, tail: list[int]) -> None:
@@ -44,19 +55,31 @@ class RemoteDrafter:
             propose.tail_tokens.extend(tail)
             propose.num_draft_tokens = num_draft_tokens
             propose.drawing = self._drawing
+            if self._entropy_rule is not None:
+                propose.entropy_stop.rule.CopyFrom(self._entropy_rule)
+                propose.entropy_stop.entropy_ema = self._ema
 
         try:
-            answer = await self._sequence.feed(context.tokens, num_draft_tokens - 1, fill)
+            answer = await self._sequence.feed(context.tokens, fill, _fed_drafts)
         except PacelineError as error:
             log.info("drafting pauses for %.2f s: %s", self._pause_s, error)
             self._paused_until_s = time.monotonic() + self._pause_s
             self._pause_s = min(MAX_PAUSE_S, self._pause_s * 2)
             return Proposal()
         self._pause_s = FIRST_PAUSE_S
+        self._round_start = len(context)
+        self._round_emas = floats_from_bytes(
+            answer.entropy_emas, "entropy_emas", len(answer.entropy_emas) // 4
+        ).tolist()
         return _proposal(answer)
 
     def truncate(self, length: int) -> None:
         self._sequence.truncate(length)
+        # Positions up to `length` are decided, that of the newest token included.
+        num_decided = min(len(self._round_emas), length + 1 - self._round_start)
+        if num_decided > 0:
+            self._ema = self._round_emas[num_decided - 1]
+        self._round_emas = []
 
     def release(self) -> None:
         self._sequence.release()
@@ -76,3 +99,9 @@ def _proposal(answer: Any) -> Proposal:
         supports = np.split(np.array(answer.support_token_ids, dtype=np.int64), ends)
         probs = np.split(floats_from_bytes(answer.support_probs, "support_probs", sum(sizes)), ends)
     return Proposal(list(answer.tokens), supports, probs, answer.computed_us, answer.queued_us)
+
+
+def _fed_drafts(answer: Any) -> int:
+    """The last draft is not fed; where the entropy rule stopped, it was, to see what comes after it."""
+    num_drafts, num_seen = len(answer.tokens), len(answer.entropy_emas) // 4
+    return num_drafts if num_seen > num_drafts else num_drafts - 1

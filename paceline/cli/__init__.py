@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from paceline.cli import chat, demo, generate, up
+from paceline.cli import chat, demo, generate, plan, up
 from paceline.errors import InvalidArgument, PacelineError
 from paceline.settings import TOML_FILE, read_toml
 
@@ -18,6 +18,7 @@ app.command(name="up")(up.up)
 app.command(name="generate")(generate.generate)
 app.command(name="chat")(chat.chat)
 app.command(name="demo")(demo.demo)
+app.command(name="plan")(plan.plan)
 
 
 def main() -> None:

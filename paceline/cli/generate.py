@@ -38,6 +38,7 @@ def generate(
     draft_tokens: options.DraftTokens = None,
     rule: options.RuleName = None,
     coupled: options.Coupled = False,
+    lenience: options.Lenience = None,
     stats: Annotated[bool, typer.Option("--stats", help="a table of figures on stderr")] = False,
     color: Annotated[bool, typer.Option("--color", help="colour tokens by origin")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a prompt on stdout")] = False,
@@ -47,7 +48,7 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         seed=seed, stop=tuple(stop or ()),
     )  # fmt: skip
-    given = options.given_speculation(speculation, drafter, draft_tokens, rule, coupled)
+    given = options.given_speculation(speculation, drafter, draft_tokens, rule, coupled, lenience)
     wanted = read_prompts(prompts) if prompts is not None else [prompt if prompt is not None else sys.stdin.read()]
     printer = Printer(as_json=as_json, color=color, stats=stats)
     options.run(_run(address, wanted, sampling, given, raw, concurrency, printer))

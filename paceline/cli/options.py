@@ -11,7 +11,7 @@ from rich.text import Text
 from paceline.client import AsyncClient, Piece
 from paceline.errors import InvalidArgument
 from paceline.rpc.messages import speculation_from_message
-from paceline.sampling import Drafter, Drawing, Rule, SpeculationParams
+from paceline.sampling import Drafter, Drawing, Rule, SpeculationParams, parse_draft_length
 
 T = TypeVar("T")
 
@@ -24,9 +24,10 @@ MinP = Annotated[float, typer.Option(help="keep tokens this many times as likely
 Seed = Annotated[int | None, typer.Option(help="repeats a text; default: a fresh one, reported")]
 Stop = Annotated[list[str] | None, typer.Option(help="end before this string; may be given several times")]
 SpeculationSwitch = Annotated[str | None, typer.Option(help="on or off; default: the coordinator's")]
-DrafterName = Annotated[str | None, typer.Option(help="model, ngram or hybrid; default: the coordinator's")]
+DrafterName = Annotated[str | None, typer.Option(help="model, ngram, hybrid or custom; default: the coordinator's")]
 DraftTokens = Annotated[
-    str | None, typer.Option(help="tokens proposed in a round, 0 to 16; default: the coordinator's")
+    str | None,
+    typer.Option(help="tokens proposed in a round: 0 to 16, adaptive or entropy; default: the coordinator's"),
 ]
 RuleName = Annotated[
     str | None, typer.Option(help="match or rejection, above temperature 0; default: the coordinator's")
@@ -34,13 +35,24 @@ RuleName = Annotated[
 Coupled = Annotated[
     bool, typer.Option("--coupled", help="the draft draws with the target's noise; implies --rule match")
 ]
+Lenience = Annotated[
+    float | None,
+    typer.Option(
+        help="in (0, 1]: accept with min(1, p/(lenience q)); below 1 the output's law is not quite the target's"
+    ),
+]
 
 # Origins as colours: accepted drafts stand out, the target's own tokens look plain.
 ORIGIN_STYLES = {"A": "green", "R": "red", "B": "blue", "T": ""}
 
 
 def given_speculation(
-    speculation: str | None, drafter: str | None, draft_tokens: str | None, rule: str | None, coupled: bool
+    speculation: str | None,
+    drafter: str | None,
+    draft_tokens: str | None,
+    rule: str | None,
+    coupled: bool,
+    lenience: float | None = None,
 ) -> dict[str, Any]:
     """The SpeculationParams fields that were given. Raises InvalidArgument."""
     given: dict[str, Any] = {}
@@ -49,11 +61,11 @@ def given_speculation(
     if drafter is not None:
         given["drafter"] = _choice("drafter", drafter, {member.value: member for member in Drafter})
     if draft_tokens is not None:
-        if not draft_tokens.isdigit():
-            raise InvalidArgument.field("--draft-tokens", draft_tokens, "a number in [0, 16]")
-        given["num_draft_tokens"] = int(draft_tokens)
+        given["num_draft_tokens"] = parse_draft_length(draft_tokens)
     if rule is not None:
         given["rule"] = _choice("rule", rule, {member.value: member for member in Rule})
+    if lenience is not None:
+        given["lenience"] = lenience
     if coupled:
         given |= {"rule": Rule.MATCH, "drawing": Drawing.COUPLED}
     return given

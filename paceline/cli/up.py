@@ -29,8 +29,12 @@ def up(
     ] = None,
     kv_cache_memory: Annotated[str, typer.Option(help="memory for keys and values of each server, in bytes")] = "2GiB",
     speculation: Annotated[bool, typer.Option(help="speculate where a request does not say")] = True,
-    draft_tokens: Annotated[int, typer.Option(min=0, max=16, help="tokens proposed in a round")] = 4,
+    drafter: Annotated[str, typer.Option(help="model, ngram, hybrid or custom")] = "model",
+    custom_drafter: Annotated[str | None, typer.Option(help="MODULE:FACTORY of a drafter of your own")] = None,
+    draft_tokens: Annotated[str, typer.Option(help="tokens proposed in a round: 0 to 16, adaptive or entropy")] = "4",
     rule: Annotated[str, typer.Option(help="match or rejection, above temperature 0")] = "rejection",
+    coupled: Annotated[bool, typer.Option(help="the draft draws with the target's noise")] = False,
+    lenience: Annotated[float, typer.Option(help="in (0, 1]; 1 is lossless")] = 1.0,
     max_running: Annotated[int, typer.Option(min=1, help="most generations at once")] = 256,
 ) -> None:
     """Starts draft server, target server and coordinator; prints `ready ADDRESS` when all serve; Ctrl-C stops all."""
@@ -39,7 +43,10 @@ def up(
         ["--kv-cache-memory", kv_cache_memory, *(["--max-model-len", str(max_model_len)] if max_model_len else [])],
         [
             "--speculation" if speculation else "--no-speculation",
-            "--draft-tokens", str(draft_tokens), "--rule", rule, "--max-running", str(max_running),
+            "--drafter", drafter, "--draft-tokens", draft_tokens, "--rule", rule,
+            "--coupled" if coupled else "--no-coupled", "--lenience", str(lenience),
+            *(["--custom-drafter", custom_drafter] if custom_drafter else []),
+            "--max-running", str(max_running),
         ],
     )  # fmt: skip
     asyncio.run(_run(deployment))

@@ -1,11 +1,19 @@
 """What a job may want of a row's logits, and what it gets: never the logits themselves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokensBefore:
+    """The tokens before a position, the drafts before it among them."""
+
+    prompt: list[int]
+    output: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +23,35 @@ class Draw:
     sampling: SamplingParams
     # Tokens that may not be drawn here (see SequenceOptions.banned_token_ids).
     banned: tuple[int, ...]
+    # Only where penalties need them.
+    before: TokensBefore | None = field(default=None, kw_only=True)
+    # Observe log-probabilities, and those of this many likeliest tokens; None: don't.
+    num_logprobs: int | None = field(default=None, kw_only=True)
+    wants_entropy: bool = field(default=False, kw_only=True)
+
+    @property
+    def is_observed(self) -> bool:
+        return self.wants_entropy or self.num_logprobs is not None
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether the model's own logits are not the ones to draw from."""
+        sampling = self.sampling
+        lists = sampling.allowed_token_ids or sampling.banned_token_ids or self.banned
+        return bool(lists or sampling.logit_bias) or self.before is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Likeliest(Draw):
     """The likeliest token. Gives int."""
+
+
+@dataclass(frozen=True, slots=True)
+class LikeliestJudging(Draw):
+    """The likeliest token, and whether `draft` is at least `lenience` times as likely. Gives Judged."""
+
+    draft: int
+    lenience: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +82,17 @@ class FromOutside(Draw):
 
 
 @dataclass(frozen=True, slots=True)
+class Score(Draw):
+    """No token: the observation of `token` alone, by the model's own distribution. Gives None."""
+
+    token: int
+
+    @property
+    def is_adjusted(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class Supported:
     """Result of FromSupport: `token` was sampled from exactly `probs` (over their sum)."""
 
@@ -67,4 +110,12 @@ class Outside:
     support_probs: NDArray[np.float32]  # [support_size]
 
 
-Drawn = int | Supported | Outside
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Result of LikeliestJudging."""
+
+    token: int
+    accepts: bool
+
+
+Drawn = int | Supported | Outside | Judged | None

@@ -8,7 +8,8 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
-from paceline.engine.draws import Draw, Drawn
+from paceline.engine.draws import Draw, Drawn, TokensBefore
+from paceline.engine.observations import Observation
 from paceline.engine.sequence import Sequence
 
 
@@ -29,6 +30,10 @@ class Job(ABC):
         """What is wanted of the first `num_rows` pending rows; None where logits do not matter."""
 
     @abstractmethod
+    def observe(self, observations: list[Observation]) -> None:
+        """Takes what draws of this step asked to observe, before `absorb`."""
+
+    @abstractmethod
     def absorb(self, drawn: list[Drawn]) -> None:
         """Takes the results of the rows whose draws were not None, after these rows left `pending`."""
 
@@ -36,6 +41,14 @@ class Job(ABC):
     @abstractmethod
     def result(self) -> Any:
         """The answer, once `is_done`."""
+
+    def tokens_before(self, row: int) -> TokensBefore | None:
+        """The context of the draw at pending row `row`, where penalties need it."""
+        options = self.sequence.options
+        if not options.sampling.has_penalties:
+            return None
+        tokens = self.sequence.tokens + self.pending[: row + 1]
+        return TokensBefore(tokens[: options.num_prompt_tokens], tokens[options.num_prompt_tokens :])
 
     @property
     def is_done(self) -> bool:

@@ -6,6 +6,7 @@ from paceline.engine.attention import PagedAttention
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.job import Job
 from paceline.engine.llama import Llama
+from paceline.engine.observations import observe
 from paceline.engine.sampler import Sampler
 from paceline.engine.turns import Turns
 
@@ -35,8 +36,12 @@ class Runner:
         flat = [draw for of_job in draws for draw in of_job]
         with self._turns.take():
             logits = self._model.forward(batch, self._attention, plan)  # [num_wanted, vocab_size]
-            results = iter(self._sampler.sample(logits, flat) if flat else [])
+            drawn = self._sampler.sample(logits, flat) if flat else []
+            seen = observe(logits, flat, drawn)
+        results = iter(zip(drawn, seen, strict=True))
         for (job, num_rows), of_job in zip(shares, draws, strict=True):
             job.sequence.tokens += job.pending[:num_rows]
             del job.pending[:num_rows]
-            job.absorb([next(results) for _ in of_job])
+            mine = [next(results) for _ in of_job]
+            job.observe([observation for _, observation in mine if observation is not None])
+            job.absorb([value for value, _ in mine])

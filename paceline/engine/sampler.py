@@ -4,6 +4,7 @@ Each row's result depends on that row alone, so that a draw does not change with
 drawn beside it.
 """
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -12,7 +13,20 @@ import torch
 from torch.nn import functional
 
 from paceline.engine import noise
-from paceline.engine.draws import Draw, Drawn, FromOutside, FromSupport, GumbelMax, Likeliest, Outside, Supported
+from paceline.engine.adjustments import adjust
+from paceline.engine.draws import (
+    Draw,
+    Drawn,
+    FromOutside,
+    FromSupport,
+    GumbelMax,
+    Judged,
+    Likeliest,
+    LikeliestJudging,
+    Outside,
+    Score,
+    Supported,
+)
 from paceline.sampling import SamplingParams
 
 # Tokens looked at for top-k, top-p and min-p before a row is sorted whole.
@@ -23,16 +37,16 @@ class Sampler:
     """Groups the draws of a step by kind and makes each group in a few tensor operations."""
 
     def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
-        """logits: [num_draws, vocab_size] float32, changed in place where tokens are banned."""
-        for row, draw in enumerate(draws):
-            if draw.banned:
-                logits[row, list(draw.banned)] = -torch.inf
+        """logits: [num_draws, vocab_size] float32, changed in place to those drawn from."""
+        adjust(logits, draws)
         results: dict[int, Drawn] = {}
         makers: dict[type[Draw], Callable[[torch.Tensor, list[Any]], Seq[Drawn]]] = {
             Likeliest: self._likeliest,
+            LikeliestJudging: self._likeliest_judging,
             GumbelMax: self._gumbel_max,
             FromSupport: self._from_support,
             FromOutside: self._from_outside,
+            Score: lambda logits, draws: [None] * len(draws),
         }
         for kind, make in makers.items():
             rows = [row for row, draw in enumerate(draws) if type(draw) is kind]
@@ -45,6 +59,14 @@ class Sampler:
 
     def _likeliest(self, logits: torch.Tensor, draws: list[Likeliest]) -> list[int]:
         return logits.argmax(dim=-1).tolist()
+
+    def _likeliest_judging(self, logits: torch.Tensor, draws: list[LikeliestJudging]) -> list[Judged]:
+        """p(draft) >= lenience max p (2211.17192, A.5), by the logits: the softmax's total cancels."""
+        best, tokens = logits.max(dim=-1)
+        drafts = torch.tensor([draw.draft for draw in draws], device=logits.device).unsqueeze(1)
+        margins = (best - logits.gather(1, drafts).squeeze(1)).tolist()
+        accepts = [margin <= -math.log(draw.lenience) for margin, draw in zip(margins, draws, strict=True)]
+        return [Judged(*pair) for pair in zip(tokens.tolist(), accepts, strict=True)]
 
     def _gumbel_max(self, logits: torch.Tensor, draws: list[GumbelMax]) -> list[int]:
         """argmax(log p + Gumbel noise) follows p."""

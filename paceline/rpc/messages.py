@@ -6,11 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import InvalidArgument, Unsupported
+from paceline.errors import InvalidArgument
 from paceline.sampling import (
     DEFAULT_MAX_TOKENS,
+    Bounds,
     Drafter,
+    DraftLength,
     Drawing,
+    EntropyAdaptive,
     Rule,
     SamplingParams,
     SpeculationParams,
@@ -21,6 +24,7 @@ _DRAFTERS = {
     sampling_pb2.DRAFTER_MODEL: Drafter.MODEL,
     sampling_pb2.DRAFTER_NGRAM: Drafter.NGRAM,
     sampling_pb2.DRAFTER_HYBRID: Drafter.HYBRID,
+    sampling_pb2.DRAFTER_CUSTOM: Drafter.CUSTOM,
 }
 _DRAWINGS = {
     sampling_pb2.DRAWING_SAMPLED: Drawing.SAMPLED,
@@ -28,76 +32,86 @@ _DRAWINGS = {
     sampling_pb2.DRAWING_COUPLED: Drawing.COUPLED,
 }
 _RULES = {sampling_pb2.RULE_MATCH: Rule.MATCH, sampling_pb2.RULE_REJECTION: Rule.REJECTION}
-# Fields of SamplingParams that are in the contract and not built yet, with the value that means "not asked for".
-_UNSUPPORTED_SAMPLING = {
-    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None,
-    "allowed_token_ids": None, "banned_token_ids": None, "n": 1, "logprobs": None, "prompt_logprobs": None,
+# Fields of SamplingParams that have the same name and type in the message, but for lists and the map.
+_PLAIN_FIELDS = (
+    "min_tokens", "temperature", "top_k", "min_p", "presence_penalty", "frequency_penalty", "ignore_eos",
+)  # fmt: skip
+_LIST_FIELDS = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids")
+# Fields whose absence is not their zero, with what it means.
+_OPTIONAL_FIELDS = {
+    "max_tokens": DEFAULT_MAX_TOKENS, "top_p": 1.0, "repetition_penalty": 1.0, "seed": None, "n": 1,
+    "logprobs": None, "prompt_logprobs": None,
 }  # fmt: skip
 
 
 def sampling_from_message(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Raises InvalidArgument naming a field out of range, Unsupported naming one that is not built yet."""
-    for name, neutral in _UNSUPPORTED_SAMPLING.items():
-        if _is_set(message, name) and getattr(message, name) != neutral:
-            raise Unsupported(f"{name} is not supported by this version")
-    return SamplingParams(
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else DEFAULT_MAX_TOKENS,
-        min_tokens=message.min_tokens,
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        min_p=message.min_p,
-        seed=message.seed if message.HasField("seed") else None,
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-    )
+    """Raises InvalidArgument naming a field out of range."""
+    fields: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN_FIELDS}
+    fields |= {name: tuple(getattr(message, name)) for name in _LIST_FIELDS}
+    for name, default in _OPTIONAL_FIELDS.items():
+        fields[name] = getattr(message, name) if message.HasField(name) else default
+    return SamplingParams(logit_bias=dict(message.logit_bias), **fields)
 
 
 def sampling_to_message(params: SamplingParams) -> sampling_pb2.SamplingParams:
-    message = sampling_pb2.SamplingParams(
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-    )
-    if params.seed is not None:
-        message.seed = params.seed
-    return message
+    names = (*_PLAIN_FIELDS, *_LIST_FIELDS, *_OPTIONAL_FIELDS, "logit_bias")
+    # A field that is None stays unset.
+    return sampling_pb2.SamplingParams(**{name: getattr(params, name) for name in names})
 
 
 def speculation_from_message(message: sampling_pb2.SpeculationParams, defaults: SpeculationParams) -> SpeculationParams:
-    """Unset fields are the coordinator's. Raises InvalidArgument, or Unsupported naming the field."""
-    length = message.WhichOneof("length")
-    if length in ("adaptive", "entropy"):
-        raise Unsupported(f"length.{length} is not supported by this version")
-    if message.HasField("lenience") and message.lenience != 1:
-        raise Unsupported("lenience is not supported by this version")
-    drafter = _from_enum(message, "drafter", _DRAFTERS, defaults.drafter)
-    if drafter is not Drafter.MODEL:
-        raise Unsupported(f"drafter {drafter.value!r} is not supported by this version")
+    """Unset fields are the coordinator's. Raises InvalidArgument."""
     return SpeculationParams(
         enabled=message.enabled if message.HasField("enabled") else defaults.enabled,
-        drafter=drafter,
-        num_draft_tokens=message.num_draft_tokens if length == "num_draft_tokens" else defaults.num_draft_tokens,
+        drafter=_from_enum(message, "drafter", _DRAFTERS, defaults.drafter),
+        num_draft_tokens=_length_from_message(message, defaults.num_draft_tokens),
         rule=_from_enum(message, "rule", _RULES, defaults.rule),
         drawing=_from_enum(message, "drawing", _DRAWINGS, defaults.drawing),
+        lenience=message.lenience if message.HasField("lenience") else defaults.lenience,
     )
 
 
 def speculation_to_message(params: SpeculationParams) -> sampling_pb2.SpeculationParams:
-    return sampling_pb2.SpeculationParams(
+    message = sampling_pb2.SpeculationParams(
         enabled=params.enabled,
         drafter=_to_enum(_DRAFTERS, params.drafter),
-        num_draft_tokens=params.num_draft_tokens,
         rule=rule_to_message(params.rule),
         drawing=drawing_to_message(params.drawing) if params.drawing else sampling_pb2.DRAWING_UNSPECIFIED,
+        lenience=params.lenience,
     )
+    match params.num_draft_tokens:
+        case Bounds() as bounds:
+            message.adaptive.CopyFrom(_bounds_to_message(bounds))
+        case EntropyAdaptive() as rule:
+            message.entropy.CopyFrom(entropy_rule_to_message(rule))
+        case int(fixed):
+            message.num_draft_tokens = fixed
+    return message
+
+
+def entropy_rule_to_message(rule: EntropyAdaptive) -> sampling_pb2.EntropyAdaptive:
+    return sampling_pb2.EntropyAdaptive(bounds=_bounds_to_message(rule.bounds), ema_beta=rule.ema_beta)
+
+
+def entropy_rule_from_message(message: sampling_pb2.EntropyAdaptive) -> EntropyAdaptive:
+    """Raises InvalidArgument."""
+    return EntropyAdaptive(Bounds(message.bounds.min, message.bounds.max), message.ema_beta)
+
+
+def _bounds_to_message(bounds: Bounds) -> sampling_pb2.Bounds:
+    return sampling_pb2.Bounds(min=bounds.min, max=bounds.max)
+
+
+def _length_from_message(message: sampling_pb2.SpeculationParams, default: DraftLength) -> DraftLength:
+    match message.WhichOneof("length"):
+        case "num_draft_tokens":
+            return message.num_draft_tokens
+        case "adaptive":
+            return Bounds(message.adaptive.min, message.adaptive.max)
+        case "entropy":
+            return entropy_rule_from_message(message.entropy)
+        case _:
+            return default
 
 
 def rule_to_message(rule: Rule) -> Any:
@@ -135,11 +149,6 @@ def floats_from_bytes(data: bytes, name: str, count: int, dtype: str = "<f4") ->
     if values is None:
         raise InvalidArgument.field(name, f"{len(data)} bytes", f"{count} values of {np.dtype(dtype).itemsize} bytes")
     return values
-
-
-def _is_set(message: Any, name: str) -> bool:
-    field = message.DESCRIPTOR.fields_by_name[name]
-    return bool(message.HasField(name)) if field.has_presence else bool(getattr(message, name))
 
 
 def _from_enum(message: Any, name: str, known: dict[Any, Any], default: Any) -> Any:

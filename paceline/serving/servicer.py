@@ -155,7 +155,7 @@ class ModelServicer(ABC):
                     options = _options(message.open)
                     # Let through, an id outside the vocabulary would fail the engine step that bans it, for everyone.
                     self.check_tokens("eos_token_ids", options.eos_token_ids)
-                    options.sampling.check_token_ids(self._engine.model.vocab_size)
+                    options.sampling.check_token_ids(self._engine.model.vocab_size, options.eos_token_ids)
                     return Open(*ids, options)
                 case "truncate":
                     return Truncate(*ids, message.truncate.length)

@@ -13,6 +13,7 @@ class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_MODEL: _ClassVar[Drafter]
     DRAFTER_NGRAM: _ClassVar[Drafter]
     DRAFTER_HYBRID: _ClassVar[Drafter]
+    DRAFTER_CUSTOM: _ClassVar[Drafter]
 
 class Drawing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -30,6 +31,7 @@ DRAFTER_UNSPECIFIED: Drafter
 DRAFTER_MODEL: Drafter
 DRAFTER_NGRAM: Drafter
 DRAFTER_HYBRID: Drafter
+DRAFTER_CUSTOM: Drafter
 DRAWING_UNSPECIFIED: Drawing
 DRAWING_SAMPLED: Drawing
 DRAWING_GREEDY: Drawing

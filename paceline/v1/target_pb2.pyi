@@ -31,7 +31,7 @@ class TargetCommand(_message.Message):
     def __init__(self, command_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., open: _Optional[_Union[_model_pb2.Open, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., truncate: _Optional[_Union[_model_pb2.Truncate, _Mapping]] = ..., release: _Optional[_Union[_model_pb2.Release, _Mapping]] = ...) -> None: ...
 
 class Verify(_message.Message):
-    __slots__ = ("position", "tail_tokens", "draft_tokens", "support_token_ids", "support_sizes", "rule", "logprobs")
+    __slots__ = ("position", "tail_tokens", "draft_tokens", "support_token_ids", "support_sizes", "rule", "logprobs", "prompt_logprobs", "lenience")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,8 @@ class Verify(_message.Message):
     SUPPORT_SIZES_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LENIENCE_FIELD_NUMBER: _ClassVar[int]
     position: int
     tail_tokens: _containers.RepeatedScalarFieldContainer[int]
     draft_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -46,7 +48,9 @@ class Verify(_message.Message):
     support_sizes: _containers.RepeatedScalarFieldContainer[int]
     rule: _sampling_pb2.Rule
     logprobs: int
-    def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., rule: _Optional[_Union[_sampling_pb2.Rule, str]] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: int
+    lenience: float
+    def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., rule: _Optional[_Union[_sampling_pb2.Rule, str]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., lenience: _Optional[float] = ...) -> None: ...
 
 class TargetResponse(_message.Message):
     __slots__ = ("hello", "answers", "engine_steps")
@@ -71,20 +75,36 @@ class TargetAnswer(_message.Message):
     def __init__(self, command_id: _Optional[int] = ..., opened: _Optional[_Union[_model_pb2.Opened, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., failure: _Optional[_Union[_model_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("tokens", "support_probs", "outside_masses", "outside_tokens", "queued_us", "computed_us")
+    __slots__ = ("tokens", "support_probs", "outside_masses", "outside_tokens", "queued_us", "computed_us", "lenient_accepts", "logprobs", "prompt_logprobs")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_PROBS_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_MASSES_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_US_FIELD_NUMBER: _ClassVar[int]
+    LENIENT_ACCEPTS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     support_probs: bytes
     outside_masses: bytes
     outside_tokens: _containers.RepeatedScalarFieldContainer[int]
     queued_us: int
     computed_us: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., outside_masses: _Optional[bytes] = ..., outside_tokens: _Optional[_Iterable[int]] = ..., queued_us: _Optional[int] = ..., computed_us: _Optional[int] = ...) -> None: ...
+    lenient_accepts: _containers.RepeatedScalarFieldContainer[bool]
+    logprobs: Logprobs
+    prompt_logprobs: Logprobs
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., outside_masses: _Optional[bytes] = ..., outside_tokens: _Optional[_Iterable[int]] = ..., queued_us: _Optional[int] = ..., computed_us: _Optional[int] = ..., lenient_accepts: _Optional[_Iterable[bool]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+
+class Logprobs(_message.Message):
+    __slots__ = ("chosen", "top_token_ids", "top")
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    chosen: bytes
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top: bytes
+    def __init__(self, chosen: _Optional[bytes] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top: _Optional[bytes] = ...) -> None: ...
 
 class TokenizerRequest(_message.Message):
     __slots__ = ()

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context, Emission, FinishReason, Request
-from coordinator.decoding import num_draft_tokens
+from coordinator.rounds import Round
 from coordinator.stats import GenerationStats
 from coordinator.text import Tokenizer
 from paceline.client import AsyncClient
@@ -18,6 +18,11 @@ PROMPT = [9, 8, 7]
 EOS = (2, 3)
 # Four drafts accepted and a bonus token.
 BLOCK = [10, 11, 12, 13, 14]
+
+
+def finished(proposal: Proposal, verdict: Verdict, outcome: Outcome) -> Round:
+    now_s = time.perf_counter()
+    return Round(proposal, verdict, outcome, now_s, now_s, now_s)
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +121,11 @@ def test_held_back_text_comes_out_when_the_length_ends_it(tokenizer: Tokenizer) 
 def test_drafts_behind_the_end_are_not_counted_as_accepted(tokenizer: Tokenizer) -> None:
     context, stats = make_context(tokenizer), GenerationStats()
     first = Outcome([20], 0, Origin.TARGET)
-    stats.count(Proposal(), Verdict([20]), 0, context.extend(first), time.perf_counter())
+    stats.count(finished(Proposal(), Verdict([20]), first), context.extend(first))
     block = [10, 11, 2, 13, 14]
     outcome = accepted_block(block)
     proposal = Proposal(block[:4])
-    stats.count(proposal, Verdict(block), outcome.num_accepted, context.extend(outcome), time.perf_counter())
+    stats.count(finished(proposal, Verdict(block), outcome), context.extend(outcome))
     assert (stats.proposed_per_position, stats.accepted_per_position) == ([1, 1, 1, 1], [1, 1, 1, 0])
     assert (stats.rounds, stats.mean_acceptance_length) == (1, 3.0)
 
@@ -133,7 +138,7 @@ def test_drafts_behind_a_rejection_are_counted_as_proposed(tokenizer: Tokenizer)
         (Outcome([31], 0, Origin.RECOVERED), [10, 11]),
     ]:
         emission = context.extend(outcome)
-        stats.count(Proposal(drafts), Verdict([0]), outcome.num_accepted, emission, time.perf_counter())
+        stats.count(finished(Proposal(drafts), Verdict([0]), outcome), emission)
     assert (stats.proposed_per_position, stats.accepted_per_position) == ([2, 2, 1], [1, 0, 0])
     assert (stats.proposed, stats.accepted, stats.rounds, stats.mean_acceptance_length) == (5, 1, 2, 1.5)
 
@@ -142,7 +147,7 @@ def test_drafts_behind_a_rejection_are_counted_as_proposed(tokenizer: Tokenizer)
 def test_no_more_is_drafted_than_may_still_come_out(tokenizer: Tokenizer, max_tokens: int, wanted: int) -> None:
     context = make_context(tokenizer, max_tokens=max_tokens)
     context.extend(Outcome([10], 0, Origin.TARGET))
-    assert num_draft_tokens(context) == wanted
+    assert min(4, context.draft_room) == wanted
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["speculating", "plain"])

@@ -1,0 +1,32 @@
+"""A drafter that somebody else wrote, named on the command line. docs/drafting.md says how."""
+
+import importlib
+from collections.abc import Callable
+
+from coordinator.context import Request
+from coordinator.drafting import Drafter
+from paceline.errors import ConfigError
+
+
+def load_drafter(path: str) -> Callable[[Request], Drafter]:
+    """The factory at `path`, "package.module:factory": called once for each request, it returns a drafter.
+
+    Raises ConfigError, naming --custom-drafter and what is wrong with it.
+    """
+    module_name, colon, factory_name = path.partition(":")
+    if not (module_name and colon and factory_name):
+        raise _error(path, "it must be PACKAGE.MODULE:FACTORY")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # importing runs the module: it may raise anything
+        raise _error(path, f"importing {module_name} raised {type(error).__name__}: {error}") from error
+    if not hasattr(module, factory_name):
+        raise _error(path, f"module {module_name} has no {factory_name!r}")
+    factory: Callable[[Request], Drafter] = getattr(module, factory_name)
+    if not callable(factory):
+        raise _error(path, f"{factory_name!r} is of type {type(factory).__name__}, which can't be called")
+    return factory
+
+
+def _error(path: str, wrong: str) -> ConfigError:
+    return ConfigError(f"--custom-drafter {path!r}: {wrong}")

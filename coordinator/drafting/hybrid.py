@@ -1,0 +1,37 @@
+"""n-grams where they have a long match, the draft model elsewhere."""
+
+from coordinator.acceptance import Proposal
+from coordinator.context import Context
+from coordinator.drafting import Drafter
+from coordinator.drafting.ngram import LONGEST_MATCH, NgramDrafter
+
+# Tokens of context that must have been seen before; once is enough. Measured with SmolLM2-135M on half of the
+# project's prompts, 200 tokens each: of 4 n-gram drafts the target accepts, greedy and at temperature 0.8,
+#     2.5 and 1.6 after a match of 3 tokens seen once; 3.0 and 2.2 if seen more often
+#     1.2 and 0.9 after 2 tokens
+#     0.5 and 0.4 after 1 token
+# A draft model with an acceptance rate of 0.7 has 1.8, and takes its time for them.
+LONG_MATCH = LONGEST_MATCH
+
+
+class HybridDrafter:
+    """Both drafters of one generation. Which one proposes depends on decided tokens alone."""
+
+    def __init__(self, ngram: NgramDrafter, model: Drafter) -> None:
+        self._ngram = ngram
+        self._model = model
+
+    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+        proposal = await self._ngram.propose(context, num_draft_tokens)
+        if self._ngram.match_length >= LONG_MATCH:
+            # The model's cache lags meanwhile; its next command brings the longer tail.
+            return proposal
+        return await self._model.propose(context, num_draft_tokens)
+
+    def truncate(self, length: int) -> None:
+        self._ngram.truncate(length)
+        self._model.truncate(length)
+
+    def release(self) -> None:
+        self._ngram.release()
+        self._model.release()

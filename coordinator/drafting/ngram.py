@@ -1,0 +1,163 @@
+"""Proposals from n-grams: what followed the newest tokens before, in this prompt and completion.
+
+An n-gram of order n is n tokens in a row: n - 1 tokens of context and the token that
+continued them. Orders 4, 3 and 2, so contexts of 3, 2 and 1 tokens: the longest one that
+was seen decides, by its most frequent continuation, ties to the most recent. It costs no
+model and no message.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from coordinator.acceptance import Proposal
+from coordinator.context import Context
+
+# Tokens of context, longest first.
+CONTEXT_LENGTHS = (3, 2, 1)
+LONGEST_MATCH = CONTEXT_LENGTHS[0]
+DEFAULT_WINDOW_TOKENS = 4096
+# Tokens counted at a stretch, a few milliseconds, before other generations have their turn.
+TURN_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The next token, by a context of `match_length` tokens that it followed `times_seen` times."""
+
+    token: int
+    match_length: int
+    times_seen: int
+
+
+class NgramTable:
+    """Counts of the n-grams that lie within the last `window` tokens, and of no others."""
+
+    def __init__(self, window: int = DEFAULT_WINDOW_TOKENS) -> None:
+        assert window >= 1, "a window holds at least a token"
+        self._window = window
+        self._tokens: deque[int] = deque()
+        self._num_added = 0
+        self._continuations: dict[tuple[int, ...], _Continuations] = {}
+
+    def __len__(self) -> int:
+        """Contexts held: fewer than 3 for each token of the window."""
+        return len(self._continuations)
+
+    def add(self, token: int) -> None:
+        """Takes the next token in, and the oldest out where the window is full."""
+        if len(self._tokens) == self._window:
+            self._forget_oldest()
+        recent = tuple(islice(reversed(self._tokens), LONGEST_MATCH))[::-1]
+        for length in CONTEXT_LENGTHS:
+            if length <= len(recent):
+                context = recent[-length:]
+                if context not in self._continuations:
+                    self._continuations[context] = _Continuations()
+                self._continuations[context].add(token, self._num_added)
+        self._tokens.append(token)
+        self._num_added += 1
+
+    def predict(self, tail: Sequence[int]) -> Prediction | None:
+        """What follows `tail`, by as many of its last tokens as were seen together; None if not even one was."""
+        for length in CONTEXT_LENGTHS:
+            if length <= len(tail) and (seen := self._continuations.get(tuple(tail[-length:]))) is not None:
+                token, times_seen = seen.best()
+                return Prediction(token, length, times_seen)
+        return None
+
+    def _forget_oldest(self) -> None:
+        """Drops the oldest token and the n-grams that begin with it."""
+        oldest = tuple(islice(self._tokens, LONGEST_MATCH + 1))
+        for length in CONTEXT_LENGTHS:
+            if length < len(oldest):
+                seen = self._continuations[oldest[:length]]
+                seen.forget_oldest(oldest[length])
+                if not seen:
+                    del self._continuations[oldest[:length]]
+        self._tokens.popleft()
+
+
+class _Continuations:
+    """The tokens that followed one context, and the best of them kept at hand."""
+
+    __slots__ = ("_best", "_seen")
+
+    def __init__(self) -> None:
+        # Token -> how often, and the position of the last time. Positions differ, so no two compare equal.
+        self._seen: dict[int, tuple[int, int]] = {}
+        # None: to be searched for.
+        self._best: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, token: int, position: int) -> None:
+        times = self._seen[token][0] + 1 if token in self._seen else 1
+        self._seen[token] = (times, position)
+        # Nothing is more recent than this token: it wins a tie.
+        if len(self._seen) == 1 or (self._best is not None and times >= self._seen[self._best][0]):
+            self._best = token
+
+    def forget_oldest(self, token: int) -> None:
+        """Once less; the position of the last time stays, since it is the first time that goes."""
+        times, position = self._seen[token]
+        if times > 1:
+            self._seen[token] = (times - 1, position)
+        else:
+            del self._seen[token]
+        if token == self._best:
+            # Searched for when asked: a context of one frequent token may have thousands of continuations.
+            self._best = None
+
+    def best(self) -> tuple[int, int]:
+        """The most frequent token, ties to the most recent, and how often it was seen."""
+        if self._best is None:
+            self._best = max(self._seen, key=self._seen.__getitem__)
+        return self._best, self._seen[self._best][0]
+
+
+class NgramDrafter:
+    """One generation's n-grams. Proposes ids without probabilities, so `match` checks them."""
+
+    def __init__(self, window: int = DEFAULT_WINDOW_TOKENS) -> None:
+        """`window`: tokens of prompt and completion that are remembered."""
+        self._window = window
+        self._table = NgramTable(window)
+        self._num_taken = 0
+        # Context tokens that matched for the first token of the last proposal; 0 if that was empty.
+        self.match_length = 0
+
+    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+        await self._take(context.tokens)
+        predictions = self._chain(context.tokens[-LONGEST_MATCH:], num_draft_tokens)
+        self.match_length = predictions[0].match_length if predictions else 0
+        return Proposal([prediction.token for prediction in predictions])
+
+    def truncate(self, length: int) -> None:
+        """Nothing to take back: only tokens of the context were counted, and those are decided."""
+
+    def release(self) -> None:
+        pass
+
+    async def _take(self, tokens: list[int]) -> None:
+        """Counts the tokens since the last round. The first time that is the prompt, or its last window."""
+        self._num_taken = max(self._num_taken, len(tokens) - self._window)
+        while self._num_taken < len(tokens):
+            turn = tokens[self._num_taken : self._num_taken + TURN_TOKENS]
+            for token in turn:
+                self._table.add(token)
+            self._num_taken += len(turn)
+            if self._num_taken < len(tokens):
+                await asyncio.sleep(0)
+
+    def _chain(self, tail: list[int], num_tokens: int) -> list[Prediction]:
+        """Predictions, each from the ones before it. None, or as many as asked: what was predicted once was
+        itself followed by something, unless it is the newest token, of which that is known already."""
+        predictions: list[Prediction] = []
+        while len(predictions) < num_tokens and (prediction := self._table.predict(tail)) is not None:
+            predictions.append(prediction)
+            tail = [*tail, prediction.token][-LONGEST_MATCH:]
+        return predictions

@@ -1,0 +1,27 @@
+"""The draft model, and n-grams where it can't draft: past its maximum length, or while it is away."""
+
+from coordinator.acceptance import Proposal
+from coordinator.context import Context
+from coordinator.drafting.ngram import NgramDrafter
+from coordinator.drafting.remote_model import RemoteDrafter
+
+
+class StandbyDrafter:
+    """Proposals of `model` wherever it is available, else of `ngram`."""
+
+    def __init__(self, model: RemoteDrafter, ngram: NgramDrafter) -> None:
+        self._model = model
+        self._ngram = ngram
+
+    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+        if self._model.is_available(context):
+            return await self._model.propose(context, num_draft_tokens)
+        return await self._ngram.propose(context, num_draft_tokens)
+
+    def truncate(self, length: int) -> None:
+        self._model.truncate(length)
+        self._ngram.truncate(length)
+
+    def release(self) -> None:
+        self._model.release()
+        self._ngram.release()

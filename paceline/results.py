@@ -1,0 +1,97 @@
+"""What a generation gives: rounds as they come, or the whole. Plain values, no messages."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What speculation did in one generation."""
+
+    rounds: int
+    proposed: int
+    accepted: int
+    proposed_per_position: list[int]
+    accepted_per_position: list[int]
+    mean_acceptance_length: float
+    # Where it was not 1: the output's law is not quite the target's.
+    lenience: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where one generation's time went, in milliseconds."""
+
+    ttft_ms: float
+    total_ms: float
+    draft_ms: float
+    target_ms: float
+    queued_ms: float
+    wire_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a generation."""
+
+    reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    seed: int
+    speculation: Speculation
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token's log-probability under the target, and the likeliest tokens' at its position."""
+
+    logprob: float
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One round: its tokens, a letter of origin for each (A accepted, R recovered, B bonus, T target), and new text."""
+
+    text: str
+    token_ids: list[int]
+    origins: str
+    # Characters of `text` that each token brought.
+    text_lengths: list[int] = field(default_factory=list)
+    # Which of the n samples.
+    index: int = 0
+    # Where asked for: one for each token; and, in the first piece, for each prompt token from the second on.
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # Set in the sample's last piece.
+    finish: Finish | None = None
+
+    @property
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """The text token by token, each with its letter of origin."""
+        start = 0
+        for length, origin in zip(self.text_lengths, self.origins, strict=True):
+            yield self.text[start : start + length], origin
+            start += length
+
+
+@dataclass(slots=True)
+class Completion:
+    """A whole generation."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    origins: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.token_ids += piece.token_ids
+        self.origins += piece.origins
+        self.logprobs += piece.logprobs
+        self.prompt_logprobs += piece.prompt_logprobs
+        self.finish = piece.finish or self.finish

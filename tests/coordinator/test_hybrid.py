@@ -1,0 +1,99 @@
+"""Hybrid drafting: n-grams after a long match, the model elsewhere, and both hear of every round's end."""
+
+import numpy as np
+import pytest
+
+from coordinator.acceptance import Proposal
+from coordinator.context import Context
+from coordinator.drafting.hybrid import HybridDrafter
+from coordinator.drafting.ngram import NgramDrafter
+from tests.coordinator.test_ngram import decide, make_context
+
+BY_MODEL = Proposal([50, 51], [np.array([50]), np.array([51])], [np.ones(1), np.ones(1)])
+
+
+class StubModel:
+    """In the draft server's place: only which drafter is asked is tested here, not what a model says."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.truncated: list[int] = []
+        self.is_released = False
+
+    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+        self.asked.append((len(context), num_draft_tokens))
+        return BY_MODEL
+
+    def truncate(self, length: int) -> None:
+        self.truncated.append(length)
+
+    def release(self) -> None:
+        self.is_released = True
+
+
+class RecordingNgram(NgramDrafter):
+    """The real one, which does nothing in truncate and release; here it can be seen that they were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[object] = []
+
+    def truncate(self, length: int) -> None:
+        self.calls.append(length)
+
+    def release(self) -> None:
+        self.calls.append("release")
+
+
+async def test_long_match_proposes_by_ngram_and_does_not_ask_the_model() -> None:
+    model = StubModel()
+    proposal = await HybridDrafter(NgramDrafter(), model).propose(make_context([1, 2, 3, 4, 5, 1, 2, 3]), 4)
+    assert proposal.tokens == [4, 5, 1, 2]
+    assert proposal.supports == [], "match checks it"
+    assert model.asked == []
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[1, 2, 3, 4, 9, 2, 3], [1, 2, 3, 3], [1, 2, 3], [7]],
+    ids=["two tokens match", "one token matches", "none matches", "one token in all"],
+)
+async def test_shorter_match_proposes_by_the_model(prompt: list[int]) -> None:
+    model = StubModel()
+    proposal = await HybridDrafter(NgramDrafter(), model).propose(make_context(prompt), 4)
+    assert proposal is BY_MODEL
+    assert model.asked == [(len(prompt), 4)]
+
+
+async def test_model_takes_over_where_the_match_ends_and_gives_way_where_one_begins() -> None:
+    model, context = StubModel(), make_context([1, 2, 3, 4, 1, 2, 3])
+    drafter = HybridDrafter(NgramDrafter(), model)
+    by_ngram = []
+    # 6 ends the match. 6 7 8 9 is decided in the model's rounds, and matches when it comes again.
+    for decided in ([4], [6], [7, 8, 9], [6, 7], [8], [9]):
+        by_ngram.append(await drafter.propose(context, 2) is not BY_MODEL)
+        decide(context, decided)
+        drafter.truncate(len(context) - 1)
+    assert by_ngram == [True, True, False, False, False, True]
+    assert (await drafter.propose(context, 2)).tokens == [6, 7]
+
+
+async def test_no_drafts_from_the_model_leave_a_round_without_drafts() -> None:
+    class Away(StubModel):
+        """A draft server that is gone."""
+
+        async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+            return Proposal()
+
+    drafter = HybridDrafter(NgramDrafter(), Away())
+    assert len(await drafter.propose(make_context([1, 2, 3, 4, 9, 2, 3]), 4)) == 0
+
+
+def test_truncate_and_release_reach_both() -> None:
+    ngram, model = RecordingNgram(), StubModel()
+    drafter = HybridDrafter(ngram, model)
+    drafter.truncate(17)
+    drafter.truncate(21)
+    assert (ngram.calls, model.truncated, model.is_released) == ([17, 21], [17, 21], False)
+    drafter.release()
+    assert (ngram.calls, model.is_released) == ([17, 21, "release"], True)

@@ -1,0 +1,275 @@
+"""Ways to play rounds wrongly, each a small departure from `Rounds` or from a function of the project."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
+from paceline import noise
+from paceline.engine.draws import Draw, Drawn, FromSupport, Outside, Supported, TokensBefore
+from paceline.engine.job import Job
+from paceline.engine.sampler import Sampler
+from paceline.noise import Purpose
+from paceline.sampling import Drawing, Rule, SamplingParams
+from target_server.verifier import VerifyJob
+from tests.toy_rounds import Generation, Rounds, Table, Toy
+
+
+class DropUnsure(Rounds):
+    """Confidence stop that looks at the drawn token, and drops it."""
+
+    keep = 0
+
+    def sent(self, tokens: list[int], supports: list[NDArray[np.int64]], probs: list[NDArray[np.float32]]) -> Proposal:
+        sure = [q[s == token].item() > 0.4 for token, s, q in zip(tokens, supports, probs, strict=True)]
+        end = len(tokens) if all(sure) else sure.index(False) + self.keep
+        return Proposal(tokens=tokens[:end], supports=supports[:end], support_probs=probs[:end])
+
+
+class KeepUnsure(DropUnsure):
+    """Confidence stop that submits the token it stops at."""
+
+    keep = 1
+
+
+class CarriedEma(Rounds):
+    """The entropy rule's state is advanced over what was discarded too."""
+
+    def advance_ema(self, generation: Generation, outcome: Outcome) -> None:
+        if generation.emas:
+            generation.ema = generation.emas[-1]
+
+
+class ArgmaxSampler(Sampler):
+    def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
+        """Sends q, but takes its likeliest token."""
+        drawn = super().sample(logits, draws)
+        return [replace(one, token=int(one.support[0])) for one in drawn if isinstance(one, Supported)]
+
+
+class DenseGreedy(Rounds):
+    """Greedy as a way to draft, not as a distribution: p and q stay dense."""
+
+    draft_sampler = ArgmaxSampler
+
+    def __init__(self, toy: Toy) -> None:
+        super().__init__(
+            replace(toy, sampling=SamplingParams(temperature=1.0), rule=Rule.REJECTION, drawing=Drawing.SAMPLED)
+        )
+
+
+@dataclass(frozen=True)
+class SharingNoise(RoundNoise):
+    """Draws for one purpose with the noise of another."""
+
+    shared: dict[Purpose, Purpose] = field(default_factory=dict)
+
+    def uniform(self, index: int, purpose: Purpose) -> float:
+        return RoundNoise.uniform(self, index, self.shared.get(purpose, purpose))
+
+
+def sharing(**shared: Purpose) -> type[Rounds]:
+    """The coordinator's draws with noise that another draw uses."""
+
+    class Sharing(Rounds):
+        def noise(self, generation: Generation) -> RoundNoise:
+            by_purpose = {Purpose[name.upper()]: purpose for name, purpose in shared.items()}
+            return SharingNoise(generation.seed, len(generation.tokens), by_purpose)
+
+    return Sharing
+
+
+class ForgetfulPenalties(VerifyJob):
+    """Penalties at every position by the context without drafts."""
+
+    def tokens_before(self, row: int) -> TokensBefore | None:
+        return super().tokens_before(min(row, len(self.pending) - 1 - self._num_drafts))
+
+
+class PenaltiesWithoutDrafts(Rounds):
+    verify_job = ForgetfulPenalties
+
+
+class LongTargetCache(Rounds):
+    """The target's cache keeps the draft that was rejected, and is fed the newest token behind it."""
+
+    def truncate(self, generation: Generation, proposal: Proposal, outcome: Outcome) -> None:
+        super().truncate(generation, proposal, outcome)
+        if outcome.num_accepted < len(proposal):
+            generation.target.tokens.append(proposal.tokens[outcome.num_accepted])
+
+    def target_tail(self, generation: Generation) -> list[int]:
+        return generation.tokens[-1:] if generation.target.length else list(generation.tokens)
+
+
+class StaleTargetToken(Rounds):
+    """The rejected draft stands in the target's context in place of the recovered token."""
+
+    def __init__(self, toy: Toy) -> None:
+        super().__init__(toy)
+        self._stale: dict[Generation, int] = {}
+
+    def truncate(self, generation: Generation, proposal: Proposal, outcome: Outcome) -> None:
+        super().truncate(generation, proposal, outcome)
+        if outcome.num_accepted < len(proposal):
+            self._stale[generation] = proposal.tokens[outcome.num_accepted]
+
+    def target_tail(self, generation: Generation) -> list[int]:
+        *older, newest = super().target_tail(generation)
+        return [*older, self._stale.pop(generation, newest)]
+
+
+class ShortDraftCache(Rounds):
+    """After a full acceptance the draft's cache is said to hold the last draft, which was never fed."""
+
+    def draft_tail(self, generation: Generation) -> list[int]:
+        return generation.tokens[-1:] if generation.draft.length else list(generation.tokens)
+
+
+class NothingOutside(Rounds):
+    """A residual that forgets what is outside the support."""
+
+    def decide(self, generation: Generation, proposal: Proposal, verdict: Verdict) -> Outcome:
+        forgetful = replace(verdict, outside_masses=[0.0] * len(verdict.outside_masses))
+        return super().decide(generation, proposal, forgetful)
+
+
+class RecoveredFromP(Rounds):
+    """The recovered token is drawn from p, not from what p has more than q."""
+
+    def decide(self, generation: Generation, proposal: Proposal, verdict: Verdict) -> Outcome:
+        outcome = super().decide(generation, proposal, verdict)
+        if outcome.last_origin is not Origin.RECOVERED:
+            return outcome
+        index = outcome.num_accepted
+        sums = np.append(verdict.support_probs[index], verdict.outside_masses[index]).astype(np.float64).cumsum()
+        number = self.noise(generation).uniform(index, Purpose.RESIDUAL)
+        chosen = int(np.searchsorted(sums, number * sums[-1], side="right"))
+        choices = [*proposal.supports[index].tolist(), verdict.outside_tokens[index]]
+        return replace(outcome, tokens=[*outcome.tokens[:-1], choices[chosen]])
+
+
+class MisreportingSampler(Sampler):
+    """Samples from q as `drawn_from` changes it, and sends q as it was before."""
+
+    @staticmethod
+    def drawn_from(q: NDArray[np.float64]) -> NDArray[np.float64]:
+        raise NotImplementedError
+
+    def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
+        results: list[Drawn] = []
+        for draw, drawn in zip(draws, super().sample(logits, draws), strict=True):
+            assert isinstance(draw, FromSupport)
+            assert isinstance(drawn, Supported)
+            sums = self.drawn_from(drawn.probs.astype(np.float64)).cumsum()
+            chosen = np.searchsorted(sums, draw.uniform * sums[-1], side="right")
+            results.append(replace(drawn, token=int(drawn.support[chosen])))
+        return results
+
+
+def misreporting(change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> type[Rounds]:
+    """A draft server that samples from what `change` makes of the q it sends; likeliest tokens stand first."""
+    sampler = type("Misreporting", (MisreportingSampler,), {"drawn_from": staticmethod(change)})
+    return type("MisreportingRounds", (Rounds,), {"draft_sampler": sampler})
+
+
+class BonusFromDraft(Rounds):
+    """The token behind the last draft comes from q."""
+
+    def logits(self, job: Job, row: int, table: Table) -> NDArray[np.float32]:
+        is_bonus = isinstance(job, VerifyJob) and row == len(job.pending) - 1
+        return super().logits(job, row, self.toy.draft if is_bonus else table)
+
+
+class BonusOnePositionEarly(Rounds):
+    """The token behind the last draft comes from the p that judged that draft."""
+
+    def logits(self, job: Job, row: int, table: Table) -> NDArray[np.float32]:
+        is_bonus = isinstance(job, VerifyJob) and row == len(job.pending) - 1
+        return super().logits(job, max(0, row - 1) if is_bonus else row, table)
+
+
+def key_without_round(seed: int, round_start: int, position: int, purpose: Purpose) -> int:
+    return noise.make_key(seed, 0, position, purpose)
+
+
+def key_sharing_outside(shared: Purpose) -> Callable[[int, int, int, Purpose], int]:
+    """The target draws outside the support with noise that another draw uses."""
+
+    def key(seed: int, round_start: int, position: int, purpose: Purpose) -> int:
+        return noise.make_key(seed, round_start, position, shared if purpose is Purpose.OUTSIDE else purpose)
+
+    return key
+
+
+def key_without_position(seed: int, position: int) -> int:
+    return noise.match_key(seed, 0)
+
+
+class TopOfTheResidual(RoundNoise):
+    """The residual's last 2^-26 alone: what has next to no mass comes out, if it has any."""
+
+    def uniform(self, index: int, purpose: Purpose) -> float:
+        number = RoundNoise.uniform(self, index, purpose)
+        return 1 - number / 2**26 if purpose is Purpose.RESIDUAL else number
+
+
+class AtTheTop(Rounds):
+    def noise(self, generation: Generation) -> RoundNoise:
+        return TopOfTheResidual(generation.seed, len(generation.tokens))
+
+
+class OneMinusSampler(Sampler):
+    """The mass outside as 1 - the float32 mass inside."""
+
+    def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
+        drawn = [one for one in super().sample(logits, draws) if isinstance(one, Outside)]
+        return [replace(one, mass=max(0.0, float(1 - one.support_probs.sum()))) for one in drawn]
+
+
+class OneMinusInside(AtTheTop):
+    target_sampler = OneMinusSampler
+
+
+KEYED_BY_POSITION_ALONE: dict[str, Any] = {
+    f"{module}.make_key": key_without_round
+    for module in ("draft_server.drafter", "target_server.verifier", "coordinator.acceptance")
+}
+MATCHED_WITHOUT_POSITION: dict[str, Any] = {
+    f"{module}.match_key": key_without_position for module in ("draft_server.drafter", "target_server.verifier")
+}
+# Name: toy, how its rounds are played, functions patched where they are used.
+BUGS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
+    "confidence stop drops the drawn token": ("truncated", DropUnsure, {}),
+    "carried entropies and noise keyed by position alone": ("entropy", CarriedEma, KEYED_BY_POSITION_ALONE),
+    "argmax drafts accepted by dense p over q": ("greedy", DenseGreedy, {}),
+    "accept shares the draft's noise": ("truncated", sharing(accept=Purpose.DRAFT), {}),
+    "residual shares the draft's noise": ("truncated", sharing(residual=Purpose.DRAFT), {}),
+    "residual shares accept's noise": ("spread", sharing(residual=Purpose.ACCEPT), {}),
+    "outside token shares the residual's noise": (
+        "truncated", Rounds, {"target_server.verifier.make_key": key_sharing_outside(Purpose.RESIDUAL)},
+    ),
+    "penalties without the drafts before": ("penalties", PenaltiesWithoutDrafts, {}),
+    "rejected draft left in the target's cache": ("penalties", LongTargetCache, {}),
+    "rejected draft read in place of the recovered token": ("truncated", StaleTargetToken, {}),
+    "residual forgets what is outside the support": ("truncated", NothingOutside, {}),
+    "recovered token drawn from p": ("truncated", RecoveredFromP, {}),
+    "whole q sent, sampled from the likeliest two": ("banned", misreporting(lambda q: q * (np.arange(len(q)) < 2)), {}),
+    "q sent before rounding to quarters": ("spread", misreporting(lambda q: np.round(4 * q) / 4), {}),
+    "q sent before temperature": ("spread", misreporting(lambda q: q**4), {}),
+    "bonus token drawn from q": ("truncated", BonusFromDraft, {}),
+    "bonus token drawn one position early": ("truncated", BonusOnePositionEarly, {}),
+    "match with the same noise at every position": ("coupled", Rounds, MATCHED_WITHOUT_POSITION),
+}  # fmt: skip
+# Near relatives of the bugs that change no law: what makes each a bug is what it has besides.
+HARMLESS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
+    "confidence stop keeps the drawn token": ("truncated", KeepUnsure, {}),
+    "carried entropies alone": ("entropy", CarriedEma, {}),
+    "noise keyed by position alone": ("entropy", Rounds, KEYED_BY_POSITION_ALONE),
+    "draft reads a context with a hole": ("penalties", ShortDraftCache, {}),
+}

@@ -1,0 +1,251 @@
+"""Whole generations with toy models: tables of logits by the last token in place of networks.
+
+All that decides a token is the project's own: the servers' jobs, sequences, sampler and
+observations, the noise and `accept`. Played in lockstep, many generations a step, and without
+a wire, so that thousands take a second. `Rounds` is taken apart into small methods: a bug is
+planted by overriding one.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import softmax
+from scipy.stats import chi2
+
+from coordinator.acceptance import Outcome, Proposal, RoundNoise, Verdict, accept
+from draft_server.drafter import ProposeJob, Support, Wish
+from draft_server.entropy import EntropyStop
+from paceline.engine.block_pool import BlockPool
+from paceline.engine.job import Job
+from paceline.engine.observations import observe
+from paceline.engine.sampler import Sampler
+from paceline.engine.sequence import Sequence, SequenceOptions
+from paceline.sampling import Drawing, EntropyAdaptive, Rule, SamplingParams
+from target_server.verifier import Check, VerifyJob
+
+Table = NDArray[np.float32]  # [vocab_size, vocab_size]: the next token's logits by the last token
+# Cells that expect fewer are pooled: far out in its tail chi-square is right for full cells alone.
+MIN_EXPECTED = 15
+NO_BLOCKS = BlockPool(1, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Toy:
+    """Two models and a request."""
+
+    target: Table
+    draft: Table
+    sampling: SamplingParams
+    rule: Rule = Rule.REJECTION
+    drawing: Drawing = Drawing.SAMPLED
+    support: Support = field(default_factory=lambda: Support(3, 0.995))
+    num_draft_tokens: int = 2
+    entropy: EntropyAdaptive | None = None
+    prompt: tuple[int, ...] = (0,)
+    eos_token_ids: tuple[int, ...] = ()
+    num_tokens: int = 4
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.target)
+
+    def law(self, output: Seq[int]) -> NDArray[np.float64]:
+        """The target's own law of the token behind prompt and output, as plainly as it can be said: [vocab_size]."""
+        sampling = self.sampling
+        logits = self.target[[*self.prompt, *output][-1]].astype(np.float64)
+        counts = np.bincount(np.array(output, dtype=np.int64), minlength=self.vocab_size)
+        logits -= sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
+        if len(output) < sampling.min_tokens:
+            logits[list(self.eos_token_ids)] = -np.inf
+        if sampling.is_greedy:
+            return np.eye(self.vocab_size)[logits.argmax()]
+        result: NDArray[np.float64] = softmax(logits / sampling.temperature)
+        return result
+
+    @functools.cached_property
+    def joint_law(self) -> NDArray[np.float64]:
+        """Of all tokens together: [vocab_size] * num_tokens."""
+        joint = np.ones((self.vocab_size,) * self.num_tokens)
+        for length in range(self.num_tokens):
+            for output in itertools.product(range(self.vocab_size), repeat=length):
+                law = self.law(output)
+                joint[output] *= law.reshape(-1, *(1,) * (self.num_tokens - length - 1))
+        return joint
+
+
+@dataclass(eq=False)
+class Generation:
+    """What the coordinator knows of one generation, and both servers' caches."""
+
+    seed: int
+    tokens: list[int]
+    draft: Sequence
+    target: Sequence
+    # The entropy rule's state; `emas` as this round's proposal reported it.
+    ema: float = 0.0
+    emas: list[float] = field(default_factory=list)
+
+
+class Rounds:
+    """Plays a toy's generations as the coordinator and both servers do."""
+
+    propose_job: type[ProposeJob] = ProposeJob
+    verify_job: type[VerifyJob] = VerifyJob
+    draft_sampler: type[Sampler] = Sampler
+    target_sampler: type[Sampler] = Sampler
+
+    def __init__(self, toy: Toy) -> None:
+        self.toy = toy
+        self._draft_sampler, self._target_sampler = self.draft_sampler(), self.target_sampler()
+
+    def play(self, seeds: Iterable[int]) -> NDArray[np.int64]:
+        """The output of one generation a seed: [num_seeds, num_tokens]."""
+        toy, generations = self.toy, [self._open(seed) for seed in seeds]
+        end = len(toy.prompt) + toy.num_tokens
+        while unfinished := [each for each in generations if len(each.tokens) < end]:
+            proposals = self.propose(unfinished)
+            verdicts = self.verify(unfinished, proposals)
+            for generation, proposal, verdict in zip(unfinished, proposals, verdicts, strict=True):
+                outcome = self.decide(generation, proposal, verdict)
+                generation.tokens += outcome.tokens
+                self.advance_ema(generation, outcome)
+                self.truncate(generation, proposal, outcome)
+        return np.array([generation.tokens[len(toy.prompt) :] for generation in generations])
+
+    def propose(self, generations: list[Generation]) -> list[Proposal]:
+        """As in the coordinator, the prompt's own round has no drafts."""
+        toy, jobs = self.toy, {}
+        for generation in generations:
+            num_generated = len(generation.tokens) - len(toy.prompt)
+            wanted = min(toy.num_draft_tokens, toy.num_tokens - num_generated - 1)
+            if num_generated > 0 and wanted > 0:
+                stop = None if toy.entropy is None else EntropyStop(toy.entropy, generation.ema)
+                wish = Wish(wanted, toy.drawing, toy.support, stop)
+                jobs[generation] = self.propose_job(generation.draft, self.draft_tail(generation), wish)
+        self.run(list(jobs.values()), toy.draft, self._draft_sampler)
+        proposals = []
+        for generation in generations:
+            result = jobs[generation].result if generation in jobs else None
+            generation.emas = [] if result is None else result.entropy_emas
+            proposals.append(
+                Proposal() if result is None else self.sent(result.tokens, result.supports, result.support_probs)
+            )
+        return proposals
+
+    def sent(self, tokens: list[int], supports: list[NDArray[np.int64]], probs: list[NDArray[np.float32]]) -> Proposal:
+        """What the draft server answers once its job is done."""
+        return Proposal(tokens=tokens, supports=supports, support_probs=probs)
+
+    def verify(self, generations: list[Generation], proposals: list[Proposal]) -> list[Verdict]:
+        jobs = [
+            self.verify_job(
+                generation.target,
+                self.target_tail(generation),
+                Check(list(proposal.tokens), proposal.supports, self.toy.rule),
+            )
+            for generation, proposal in zip(generations, proposals, strict=True)
+        ]
+        self.run(jobs, self.toy.target, self._target_sampler)
+        verdicts = []
+        for result in (job.result for job in jobs):
+            outsides = result.outsides
+            verdicts.append(
+                Verdict(
+                    tokens=result.tokens,
+                    support_probs=[outside.support_probs for outside in outsides],
+                    outside_masses=[outside.mass for outside in outsides],
+                    outside_tokens=[outside.token for outside in outsides],
+                )
+            )
+        return verdicts
+
+    def decide(self, generation: Generation, proposal: Proposal, verdict: Verdict) -> Outcome:
+        return accept(proposal, verdict, self.toy.rule, self.noise(generation))
+
+    def noise(self, generation: Generation) -> RoundNoise:
+        return RoundNoise(generation.seed, len(generation.tokens))
+
+    def advance_ema(self, generation: Generation, outcome: Outcome) -> None:
+        """Over decided positions only: the accepted ones and the one behind them."""
+        if generation.emas:
+            generation.ema = generation.emas[: outcome.num_accepted + 1][-1]
+
+    def truncate(self, generation: Generation, proposal: Proposal, outcome: Outcome) -> None:
+        """Both caches to all but the newest token at most."""
+        for sequence in (generation.draft, generation.target):
+            sequence.truncate(min(sequence.length, len(generation.tokens) - 1))
+
+    def draft_tail(self, generation: Generation) -> list[int]:
+        return generation.tokens[generation.draft.length :]
+
+    def target_tail(self, generation: Generation) -> list[int]:
+        return generation.tokens[generation.target.length :]
+
+    def logits(self, job: Job, row: int, table: Table) -> NDArray[np.float32]:
+        """What the model says at one of a job's pending rows: [vocab_size]."""
+        return table[job.pending[row]]
+
+    def run(self, jobs: Seq[ProposeJob | VerifyJob], table: Table, sampler: Sampler) -> None:
+        """Engine steps until all jobs are done, all rows pending in one step, as a runner does."""
+        while jobs:
+            wanted = [job.draws(len(job.pending)) for job in jobs]
+            flat = [draw for of_job in wanted for draw in of_job if draw is not None]
+            rows = [
+                self.logits(job, row, table)
+                for job, of_job in zip(jobs, wanted, strict=True)
+                for row, draw in enumerate(of_job)
+                if draw is not None
+            ]
+            logits = torch.from_numpy(np.stack(rows))  # [num_draws, vocab_size]
+            drawn = sampler.sample(logits, flat)
+            results = iter(zip(drawn, observe(logits, flat, drawn), strict=True))
+            for job, of_job in zip(jobs, wanted, strict=True):
+                job.sequence.tokens += job.pending
+                job.pending.clear()
+                mine = [next(results) for draw in of_job if draw is not None]
+                seen = [observation for _, observation in mine if observation is not None]
+                if seen:
+                    job.observe(seen)
+                job.absorb([value for value, _ in mine])
+            jobs = [job for job in jobs if not job.is_done]
+
+    def _open(self, seed: int) -> Generation:
+        toy = self.toy
+        options = SequenceOptions(replace(toy.sampling, seed=seed), len(toy.prompt), toy.eos_token_ids)
+        return Generation(seed, list(toy.prompt), Sequence(options, NO_BLOCKS), Sequence(options, NO_BLOCKS))
+
+
+def p_values(toy: Toy, tokens: NDArray[np.int64]) -> dict[str, float]:
+    """How likely outputs as far off the exact law as these are: per position, per pair in a row, and all together."""
+    num_tokens = toy.num_tokens
+    views: list[tuple[int, ...]] = [(position,) for position in range(num_tokens)]
+    views += [(position, position + 1) for position in range(num_tokens - 1)]
+    views += [tuple(range(num_tokens))]
+    return {str(view): _p_value(toy, tokens, view) for view in views}
+
+
+def _p_value(toy: Toy, tokens: NDArray[np.int64], view: tuple[int, ...]) -> float:
+    """Chi-square. What can't be, but is, has likelihood 0."""
+    others = tuple(set(range(toy.num_tokens)) - set(view))
+    expected = toy.joint_law.sum(axis=others).reshape(-1) * len(tokens)
+    cells = np.ravel_multi_index(tuple(tokens[:, view].T), (toy.vocab_size,) * len(view))
+    counts = np.bincount(cells, minlength=len(expected))
+    if counts[expected == 0].any():
+        return 0.0
+    rare = expected < MIN_EXPECTED
+    counts, expected = np.append(counts[~rare], counts[rare].sum()), np.append(expected[~rare], expected[rare].sum())
+    if expected[-1] < MIN_EXPECTED:
+        # Too few even together: they join the least of the others.
+        least = expected[:-1].argmin()
+        counts[least] += counts[-1]
+        expected[least] += expected[-1]
+        counts, expected = counts[:-1], expected[:-1]
+    if len(counts) == 1:
+        return 1.0
+    return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), len(counts) - 1))
