@@ -1,0 +1,76 @@
+"""Adaptive k against every fixed k, on repetitive and on creative prompts, in one run.
+
+python -m benchmarks.adaptive [--tokens 96] [--drafters model,ngram] [--longest 8]
+
+Greedy, so that every variant gives the same tokens and only the time differs. The variants
+take turns on each prompt, in another order each time: what the machine does meanwhile hits
+all of them alike.
+"""
+
+import argparse
+import asyncio
+import random
+import tempfile
+import time
+from collections import defaultdict
+
+from paceline.cli.services import Services
+from paceline.cli.up import make_deployment
+from paceline.client import AsyncClient
+from paceline.sampling import Bounds, Drafter, SamplingParams, SpeculationParams
+
+MODEL = "smollm2-135m"
+KINDS = {
+    "repetitive": [
+        "Repeat this line ten times: the quick brown fox jumps over the lazy dog.",
+        "Write out the numbers from 1 to 40, each on its own line with the word apple behind it.",
+        "Copy this text word for word, twice: A cache is a prefix of the context, and its length is all there is to know.",
+    ],
+    "creative": [
+        "Write a short story about a lighthouse keeper who finds a letter.",
+        "Describe a city that floats above the clouds.",
+        "Invent a new sport and explain why people love it.",
+    ],
+}
+
+
+async def measure(client: AsyncClient, drafter: str, tokens: int, longest: int, repeats: int) -> None:
+    variants = {
+        f"k = {k}": SpeculationParams(enabled=k > 0, drafter=Drafter(drafter), num_draft_tokens=k)
+        for k in range(longest + 1)
+    }
+    variants["adaptive"] = SpeculationParams(drafter=Drafter(drafter), num_draft_tokens=Bounds(0, longest))
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    for prompts in KINDS.values():
+        # Costs are learnt once in a coordinator's life: not part of what is measured.
+        await client.complete(prompts[0], params, variants["adaptive"])
+    order = random.Random(0)
+    for kind, prompts in KINDS.items():
+        seconds: dict[str, float] = defaultdict(float)
+        for prompt in prompts * repeats:
+            for name in order.sample(list(variants), len(variants)):
+                started_s = time.perf_counter()
+                await client.complete(prompt, params, variants[name])
+                seconds[name] += time.perf_counter() - started_s
+        best = min(seconds[name] for name in variants if name != "adaptive")
+        speeds = ", ".join(f"{name}: {len(prompts) * repeats * tokens / s:.1f}" for name, s in sorted(seconds.items()))
+        print(f"{drafter}, {kind}: {speeds} tokens/s")
+        print(f"{drafter}, {kind}: adaptive is {best / seconds['adaptive']:.3f} of the best fixed k", flush=True)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--drafters", default="model,ngram")
+    parser.add_argument("--longest", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=1)
+    arguments = parser.parse_args()
+    folder = tempfile.mkdtemp(prefix="paceline-bench-")
+    for drafter in arguments.drafters.split(","):
+        deployment = make_deployment(f"unix:{folder}/coordinator.sock", MODEL, MODEL, "bfloat16", "int8", [], [])
+        async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
+            await measure(client, drafter, arguments.tokens, arguments.longest, arguments.repeats)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,165 @@
+"""alpha: the mean of sum min(p, q) from the models' distributions, beside the observed chance of acceptance.
+
+python -m benchmarks.alpha [--prompts FILE.jsonl] [--count 24] [--tokens 96]
+
+Texts are generated through the three services. Each draft that was decided was decided in a
+context that is a prefix of the text, so both models read the text again, here, and give p and q
+in just these contexts. Observed minus expected is then a sum of independent coins less their
+chances: its standard error is known.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.serving.main import prepare_process
+
+prepare_process()
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from benchmarks.services import OWN_PROMPTS  # noqa: E402
+from paceline.cli.services import Services  # noqa: E402
+from paceline.cli.up import make_deployment  # noqa: E402
+from paceline.client import AsyncClient, Completion  # noqa: E402
+from paceline.engine.draws import FromSupport, Supported  # noqa: E402
+from paceline.engine.sampler import Sampler, probabilities  # noqa: E402
+from paceline.sampling import Drawing, Rule, SamplingParams, SpeculationParams  # noqa: E402
+from tests.engine.feeding import Feeder, load_llama  # noqa: E402
+
+MODEL = "smollm2-135m"
+TEMPERATURES = (0.6, 1.0)
+KINDS = {
+    "sampled, rejection": SpeculationParams(rule=Rule.REJECTION),
+    "coupled, match": SpeculationParams(rule=Rule.MATCH, drawing=Drawing.COUPLED),
+    "greedy draft, match": SpeculationParams(rule=Rule.MATCH, drawing=Drawing.GREEDY),
+}
+# The draft server's own defaults.
+SUPPORT_SIZE, SUPPORT_MASS = 256, 0.995
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over decided drafts."""
+
+    decided: int = 0
+    accepted: int = 0
+    full: float = 0.0  # of sum min(p, q)
+    truncated: float = 0.0  # the same with q on its support
+    greedy: float = 0.0  # of p(argmax q)
+    variance: float = 0.0  # of the accepted, had each the chance `truncated`
+
+
+class Judge:
+    """Both models, as the servers run them."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(2)
+        self._target = Feeder(load_llama(MODEL, torch.bfloat16, max_model_len=2048))
+        self._draft = Feeder(load_llama(MODEL, torch.bfloat16, "int8", max_model_len=2048))
+        self._sampler = Sampler()
+
+    @torch.inference_mode()
+    def tally(self, prompt: list[int], completion: Completion, sampling: SamplingParams, into: Tally) -> None:
+        """Adds each decided draft of a completion: those accepted, and those replaced by a recovered token."""
+        tokens = prompt + completion.token_ids
+        p_logits, q_logits = (feeder.feed_split(tokens, [len(tokens)]) for feeder in (self._target, self._draft))
+        rows = [i for i, origin in enumerate(completion.origins) if origin in "AR"]
+        for index in rows:
+            row = len(prompt) + index - 1
+            p, q = (probabilities(logits[row : row + 1].clone(), [sampling])[0] for logits in (p_logits, q_logits))
+            draw = FromSupport(sampling, (), 0.5, SUPPORT_SIZE, SUPPORT_MASS)
+            [supported] = self._sampler.sample(q_logits[row : row + 1].clone(), [draw])
+            assert isinstance(supported, Supported)
+            on_support = np.minimum(p.numpy()[supported.support], supported.probs).sum()
+            into.decided += 1
+            into.accepted += completion.origins[index] == "A"
+            into.full += float(torch.minimum(p, q).sum())
+            into.truncated += float(on_support)
+            into.greedy += float(p[int(q.argmax())])
+            into.variance += float(on_support * (1 - on_support))
+
+
+async def generate_all(
+    prompts: list[list[int]], sampling: dict[float, list[SamplingParams]]
+) -> dict[tuple[float, str], list[Completion]]:
+    """Completions by temperature and kind."""
+    folder = tempfile.mkdtemp(prefix="paceline-alpha-")
+    deployment = make_deployment(f"unix:{folder}/coordinator.sock", MODEL, MODEL, "bfloat16", "int8", [], [])
+    async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
+        places = asyncio.Semaphore(8)
+
+        async def one(prompt: list[int], params: SamplingParams, kind: str) -> Completion:
+            async with places:
+                return await client.complete(prompt, params, KINDS[kind])
+
+        return {
+            (temperature, kind): await asyncio.gather(
+                *(one(prompt, params, kind) for prompt, params in zip(prompts, sampling[temperature], strict=True))
+            )
+            for temperature in TEMPERATURES
+            for kind in KINDS
+        }
+
+
+def read_chats(path: Path, count: int) -> list[list[int]]:
+    """First turns through the chat template."""
+    from transformers import AutoTokenizer
+
+    from paceline.engine.weights import find_folder
+
+    tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, print))
+    turns = [json.loads(line)["turns"][0] for line in path.read_text().splitlines()][:count]
+    texts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": t}], add_generation_prompt=True, tokenize=False)
+        for t in turns
+    ]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
+    parser.add_argument("--count", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=96)
+    arguments = parser.parse_args()
+    prompts = read_chats(arguments.prompts, arguments.count)
+    sampling = {
+        temperature: [
+            SamplingParams(max_tokens=arguments.tokens, temperature=temperature, seed=seed)
+            for seed in range(len(prompts))
+        ]
+        for temperature in TEMPERATURES
+    }
+    completions = asyncio.run(generate_all(prompts, sampling))
+    print("T    drafting             decided  observed  expected    sd  off by    alpha, full q  on its support")
+    judge = Judge()
+    for (temperature, kind), done in completions.items():
+        tally = Tally()
+        for prompt, params, completion in zip(prompts, sampling[temperature], done, strict=True):
+            judge.tally(prompt, completion, params, tally)
+        print(f"{temperature:.1f}  {kind:20s} {describe(kind, tally)}", flush=True)
+
+
+def describe(kind: str, tally: Tally) -> str:
+    """Observed and expected chance of acceptance, and alpha with the whole q and with q on its support."""
+    n = tally.decided
+    alphas = f"{tally.full / n:13.4f}  {tally.truncated / n:14.4f}"
+    observed = f"{n:7d}  {tally.accepted / n:8.4f}"
+    if KINDS[kind].rule is Rule.REJECTION:
+        deviation = tally.variance**0.5
+        off = (tally.accepted - tally.truncated) / deviation
+        return f"{observed}  {tally.truncated / n:8.4f} {deviation / n:.4f} {off:+5.2f} sd  {alphas}"
+    if KINDS[kind].drawing is Drawing.GREEDY:
+        return f"{observed}  {tally.greedy / n:8.4f}                  {alphas}"
+    # At least (1 - d) / (1 + d) for total variation d (Daliri, Musco, Suresh).
+    d = 1 - tally.full / n
+    return f"{observed}  >={(1 - d) / (1 + d):6.4f}                  {alphas}"
+
+
+if __name__ == "__main__":
+    main()
