@@ -36,7 +36,8 @@ class PositionLogprobs:
 def unpack_logprobs(message: Any, candidates: list[list[int]], num_top: int) -> list[PositionLogprobs]:
     """`candidates`: per position the ids that `message.chosen` speaks of. Raises InvalidArgument where it does not fit."""
     sizes = [len(ids) for ids in candidates]
-    chosen = np.split(floats_from_bytes(message.chosen, "logprobs.chosen", sum(sizes)), np.cumsum(sizes)[:-1])
+    values = floats_from_bytes(message.chosen, "logprobs.chosen", sum(sizes))
+    chosen = np.split(values, np.cumsum(sizes)[:-1]) if sizes else []
     num_positions = len(candidates)
     ids = np.array(message.top_token_ids, dtype=np.int64).reshape(num_positions, num_top)
     top = floats_from_bytes(message.top, "logprobs.top", num_positions * num_top).reshape(num_positions, num_top)

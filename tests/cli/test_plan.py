@@ -1,51 +1,21 @@
-"""`paceline plan` says what the theory says, and takes its figures from services that run."""
+"""`paceline plan` says what the theory says."""
 
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from paceline.cli import main
-from paceline.cli.measure import MEASURED_K, SEED, SHORT_TOKENS, Tally, conclude
 from paceline.cli.plan import Plan, advice
 from paceline.cli.plot import BLOCKS, COLUMN_WIDTH, HEIGHT, terminal_plot
-from paceline.client import Client
-from paceline.errors import ConfigError
-from paceline.sampling import SamplingParams, SpeculationParams
-from tests.services import Trio, start_trio
+from tests.cli.conftest import Ran
 
-FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 ALPHA, COST, WIRE, OPERATIONS_COST = 0.8, 0.1, 0.2, 0.05
 COSTS = ("--alpha", ALPHA, "--draft-cost", COST, "--wire", WIRE, "--operations-cost", OPERATIONS_COST)
-TEXTS = ["t3 t1 t4 t1 t5", "t2 t7 t1 t8", "t9 t11 t30 t12", "t21 t22"]
-# The dummy models end greedy texts soon, or not at all.
-MEASURED_TOKENS, TEMPERATURE = 60, 0.8
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def paceline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Runs `paceline` with these arguments."""
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_info:
-            main()
-        code = exit_info.value.code
-        return Ran(code if isinstance(code, int) else 0, *capsys.readouterr())
-
-    return run
 
 
 def summed(k: int) -> float:
@@ -145,13 +115,6 @@ def test_bad_input_is_one_line_that_names_flag_and_range(
     assert ran.err.count("\n") == 1
 
 
-def test_measuring_where_nobody_serves_is_a_failed_run(paceline: Callable[..., Ran], tmp_path: Path) -> None:
-    ran = paceline("plan", "--measure", "--address", f"unix:{tmp_path}/nobody.sock")
-    assert ran.code == 1
-    assert ran.err.strip().splitlines()[-1].startswith("error: ")
-    assert ran.out == ""
-
-
 def test_png_is_a_picture_of_the_plan(paceline: Callable[..., Ran], tmp_path: Path) -> None:
     contents = []
     for alpha in (0.5, 0.9):
@@ -171,108 +134,3 @@ def test_without_a_picture_matplotlib_stays_unimported() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ran.stdout.endswith("checked\n"), ran.stderr
-
-
-def test_figures_are_those_of_rounds_with_drafts_over_plain_forwards() -> None:
-    plain = Tally(rounds=100, tokens=100, target_ms=1000.0, between_ms=100.0)
-    ahead = Tally(
-        rounds=40, tokens=100, proposed=160, accepted=60, rejected=20, draft_ms=320.0, target_ms=480.0, between_ms=80.0
-    )
-    found = conclude(ahead, plain)
-    assert found.target_ms == 10.0
-    assert found.alpha == 60 / 80
-    assert found.draft_cost == pytest.approx(0.2)
-    assert found.wire == pytest.approx(0.2)
-    assert found.verify_cost == pytest.approx(1.2)
-    assert found.speedup == pytest.approx(11.0 / 8.8)
-
-
-@pytest.mark.parametrize("missing", ["accepted", "rounds", "proposed", "draft_ms"])
-def test_what_shows_nothing_is_an_error_and_no_division_by_zero(missing: str) -> None:
-    plain = Tally(rounds=10, tokens=10, target_ms=10.0)
-    ahead = Tally(rounds=10, tokens=10, proposed=10, accepted=5, draft_ms=10.0, target_ms=10.0)
-    conclude(ahead, plain)
-    setattr(ahead, missing, 0)
-    with pytest.raises(ConfigError, match="--measure"):
-        conclude(ahead, plain)
-
-
-@pytest.fixture(scope="module")
-def unlike_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    """Two models that agree now and then."""
-    target, draft = ("--model", "dummy:tiny-32-a", *FLAGS), ("--model", "dummy:tiny-32-b", *FLAGS)
-    with start_trio(tmp_path_factory.mktemp("plan"), target, draft) as trio:
-        yield trio
-
-
-@pytest.fixture
-def prompts_file(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
-    return path
-
-
-def decisions(address: str) -> tuple[int, int]:
-    """Accepted and decided drafts of the same generations, from the counters: who accepts all ends in a bonus token."""
-    sampling = SamplingParams(max_tokens=MEASURED_TOKENS, temperature=TEMPERATURE, seed=SEED)
-    accepted = rejected = 0
-    with Client(address) as client:
-        for text in TEXTS:
-            whole = client.complete(text, sampling, SpeculationParams(num_draft_tokens=MEASURED_K))
-            assert whole.finish is not None
-            figures = whole.finish.speculation
-            ended_among_drafts = whole.finish.reason == "stop" and whole.origins.endswith("A")
-            accepted += figures.accepted
-            rejected += figures.proposed_per_position[0] - whole.origins.count("B") - ended_among_drafts
-    return accepted, accepted + rejected
-
-
-def test_measured_alpha_is_the_acceptance_of_decided_drafts(
-    paceline: Callable[..., Ran], unlike_trio: Trio, prompts_file: Path
-) -> None:
-    measuring = ("--measure", "--address", unlike_trio.address, "--prompts", prompts_file)
-    ran = paceline("plan", *measuring, "--max-tokens", MEASURED_TOKENS, "--temperature", TEMPERATURE, "--json")
-    assert ran.code == 0, ran.err
-    record = json.loads(ran.out)
-    accepted, decided = decisions(unlike_trio.address)
-    assert (record["measured"]["accepted"], record["measured"]["decided"]) == (accepted, decided)
-    assert 0 < record["alpha"] == accepted / decided < 1
-    assert record["draft_cost"] == record["measured"]["draft_cost"] > 0
-    assert record["wire"] == record["measured"]["wire"] > 0
-    assert decided > len(TEXTS) * SHORT_TOKENS
-
-
-def test_a_short_generation_is_taken_away_from_a_long_one(unlike_trio: Trio) -> None:
-    with Client(unlike_trio.address) as client:
-        sampling = SamplingParams(max_tokens=20, ignore_eos=True)
-        whole = client.complete(TEXTS[0], sampling, SpeculationParams(num_draft_tokens=MEASURED_K))
-    assert whole.finish is not None
-    tally = Tally()
-    tally.add(whole)
-    assert (tally.rounds, tally.proposed) == (whole.finish.speculation.rounds, whole.finish.speculation.proposed)
-    assert tally.tokens == 20
-    assert 0 < tally.round_ms <= whole.finish.timing.total_ms
-    tally.add(whole, sign=-1)
-    assert tally == Tally()
-
-
-def test_a_figure_given_overrules_the_measured_one(
-    paceline: Callable[..., Ran], unlike_trio: Trio, prompts_file: Path
-) -> None:
-    measuring = ("--measure", "--address", unlike_trio.address, "--prompts", prompts_file)
-    ran = paceline("plan", *measuring, "--temperature", TEMPERATURE, "--draft-cost", "0.125", "--json")
-    assert ran.code == 0, ran.err
-    record = json.loads(ran.out)
-    assert record["draft_cost"] == 0.125 != record["measured"]["draft_cost"]
-    assert record["alpha"] == record["measured"]["alpha"]
-
-
-def test_a_draft_that_is_the_target_costs_as_much_and_is_always_right(
-    paceline: Callable[..., Ran], real_trio: Trio
-) -> None:
-    ran = paceline("plan", "--measure", "--address", real_trio.address, "--max-tokens", 24)
-    found = re.search(r"alpha ([\d.]+), draft cost ([\d.]+), wire ([\d.]+)", ran.out)
-    assert found is not None, ran
-    # The same model drafts and decides; a busy machine moves the times, not to a whole round's four steps.
-    assert float(found[1]) >= 0.98
-    assert 0.4 < float(found[2]) < 2.5

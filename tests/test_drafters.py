@@ -1,0 +1,63 @@
+"""Every drafter through the real services: the same output, and drafts that are accepted."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.client import AsyncClient
+from paceline.sampling import Bounds, Drafter, Drawing, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from tests.services import Trio, start_trio
+
+FLAGS = ("--model", "dummy:tiny", "--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16")
+PROMPT = [11, 12, 13, 14, 15] * 4
+# Of so few tokens even a random model repeats what the prompt has.
+GREEDY = SamplingParams(max_tokens=80, ignore_eos=True, allowed_token_ids=(11, 12, 13, 14, 15))
+SAMPLED = SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.8, top_p=0.9, seed=5)
+LENGTHS = {"fixed": 4, "adaptive": Bounds(0, 6), "entropy": EntropyAdaptive(Bounds(1, 6))}
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    folder = tmp_path_factory.mktemp("drafters")
+    # As a user's own module, found where the coordinator was started.
+    shutil.copy(Path(__file__).parents[1] / "examples" / "copy_drafter.py", folder / "my_drafter.py")
+    custom = ("--custom-drafter", "my_drafter:make_drafter")
+    with start_trio(folder, target=FLAGS, draft=FLAGS, coordinator=custom) as started:
+        yield started
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("drafter", Drafter, ids=lambda drafter: drafter.value)
+async def test_a_drafter_changes_no_output(trio: Trio, drafter: Drafter, length: str) -> None:
+    speculation = SpeculationParams(drafter=drafter, num_draft_tokens=LENGTHS[length])
+    coupled = SpeculationParams(
+        drafter=drafter, num_draft_tokens=LENGTHS[length], rule=Rule.MATCH, drawing=Drawing.COUPLED
+    )
+    async with AsyncClient(trio.address) as client:
+        for sampling, with_drafts in ((GREEDY, speculation), (SAMPLED, coupled)):
+            plain = await client.complete(PROMPT, sampling, SpeculationParams(enabled=False, rule=Rule.MATCH))
+            drafted = await client.complete(PROMPT, sampling, with_drafts)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.finish is not None
+            if length == "fixed" and sampling is GREEDY:
+                assert drafted.finish.speculation.accepted > 0
+
+
+@pytest.mark.parametrize("drafter", [Drafter.NGRAM, Drafter.HYBRID, Drafter.CUSTOM], ids=lambda drafter: drafter.value)
+async def test_proposals_without_probabilities_pass_under_rejection(trio: Trio, drafter: Drafter) -> None:
+    speculation = SpeculationParams(drafter=drafter, rule=Rule.REJECTION)
+    async with AsyncClient(trio.address) as client:
+        first = await client.complete(PROMPT, SAMPLED, speculation)
+        again = await client.complete(PROMPT, SAMPLED, speculation)
+    assert len(first.token_ids) == SAMPLED.max_tokens
+    assert again.token_ids == first.token_ids
+
+
+async def test_a_drafter_that_costs_nothing_takes_no_time_of_the_draft_server(trio: Trio) -> None:
+    async with AsyncClient(trio.address) as client:
+        done = await client.complete(PROMPT, GREEDY, SpeculationParams(drafter=Drafter.NGRAM))
+    assert done.finish is not None
+    assert done.finish.timing.draft_ms == 0
+    assert done.finish.speculation.proposed > 0
