@@ -48,6 +48,9 @@ CONTROLS = {
     "bias": {"logit_bias": {7: 2.5, 12: 3.0, 30: 2.0, 3: -8.0}},
     "allowed": {"allowed_token_ids": ALLOWED},
     "banned": {"banned_token_ids": tuple(range(0, 32, 3))},
+    # Where a few tokens take turns, what the drafts of the same round were decides at once.
+    "frequency among few": {"frequency_penalty": 1.5, "allowed_token_ids": (7, 12, 20, 30)},
+    "repetition among biased": {"repetition_penalty": 4.0, "logit_bias": {10: 5.0, 13: 5.0, 21: 5.0}},
     "all": {
         "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3, "logit_bias": {7: 2.5, 5: 40.0},
         "allowed_token_ids": (*ALLOWED, 5, 6), "banned_token_ids": (5, 30, 31),

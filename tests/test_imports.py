@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,3 +124,9 @@ def test_environment_is_not_read_at_import() -> None:
 def test_importing_it_does_not_load_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_every_package_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {file.parent for package in PACKAGES for file in (ROOT / package).rglob("*.py")}
+    assert sorted(listed) == sorted(".".join(folder.relative_to(ROOT).parts) for folder in folders)
