@@ -25,7 +25,7 @@ from coordinator.verifying import RemoteTarget
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import sampling_from_message, speculation_from_message, speculation_to_message
-from paceline.sampling import SpeculationParams, require
+from paceline.sampling import Drafter, SpeculationParams, require
 from paceline.v1 import generation_pb2, model_pb2
 
 ORIGINS = {
@@ -67,7 +67,8 @@ class GenerationServicer:
         self._drafters = drafters
         self._defaults = defaults
         self._patience_s = patience_s
-        self._costs = Costs()
+        # A proposal costs a forward or nothing, by drafter.
+        self._costs = {drafter: Costs() for drafter in Drafter}
 
     async def Generate(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         request = self._parse(message)
@@ -112,7 +113,7 @@ class GenerationServicer:
                 rounds = generate(
                     sample.context,
                     self._drafters.make(request),
-                    make_length(request.speculation, self._costs),
+                    make_length(request.speculation, self._costs[request.speculation.drafter]),
                     RemoteTarget(self._target, request, self._patience_s),
                     sample.stats,
                 )

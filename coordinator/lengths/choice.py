@@ -7,7 +7,7 @@ from paceline.sampling import Bounds, SpeculationParams
 
 
 def make_length(speculation: SpeculationParams, costs: Costs) -> LengthRule:
-    """`costs` is shared by all generations."""
+    """`costs` is shared by all generations with the same drafter."""
     length = speculation.num_draft_tokens
     if isinstance(length, Bounds):
         return GoodputLength(length, costs)

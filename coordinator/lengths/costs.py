@@ -1,4 +1,4 @@
-"""What rounds cost lately, and how often drafts were accepted: shared by all generations of a coordinator."""
+"""What rounds cost lately, and how often drafts were accepted: shared by all generations with one drafter."""
 
 from coordinator.rounds import Round
 

@@ -20,7 +20,7 @@ MAX_PROBE_ROUNDS = 192
 
 
 class GoodputLength:
-    """One generation's rule. `costs` is shared by all of the coordinator's."""
+    """One generation's rule. `costs` is shared by all with the same drafter."""
 
     def __init__(self, bounds: Bounds, costs: Costs) -> None:
         self._bounds = bounds
