@@ -45,6 +45,8 @@ class Proposal:
     support_probs: list[Floats] = field(default_factory=list)
     computed_us: int = 0
     queued_us: int = 0
+    # Context tokens the drafter had to read first: 1 or 2, or more after a pause.
+    num_tail_tokens: int = 1
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -6,6 +6,7 @@ draft model's maximum length, decoding goes on without proposals and tries again
 
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ class RemoteDrafter:
                 propose.entropy_stop.rule.CopyFrom(self._entropy_rule)
                 propose.entropy_stop.entropy_ema = self._ema
 
+        num_tail_tokens = len(context) - self._sequence.length
         try:
             answer = await self._sequence.feed(context.tokens, fill, _fed_drafts)
         except PacelineError as error:
@@ -71,7 +73,7 @@ class RemoteDrafter:
         self._round_emas = floats_from_bytes(
             answer.entropy_emas, "entropy_emas", len(answer.entropy_emas) // 4
         ).tolist()
-        return _proposal(answer)
+        return replace(_proposal(answer), num_tail_tokens=num_tail_tokens)
 
     def truncate(self, length: int) -> None:
         self._sequence.truncate(length)

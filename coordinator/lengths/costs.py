@@ -8,7 +8,11 @@ MEMORY = 0.98
 GUESS_WEIGHT = 0.25
 # A time beyond this many times the expected one is cut: a replay or a long catch-up says nothing of the next round.
 OUTLIER = 3.0
-FIRST_ALPHA = 0.7
+# Hopeful: too low a guess would stop drafting, and with it what could correct the guess.
+FIRST_ALPHA = 0.95
+# Context tokens a Propose brings along when the round before it had drafts too. A longer tail is a
+# catch-up, paid once: taken for the price of drafting, it would end drafting for good.
+NORMAL_TAIL = 2
 
 
 class LinearCost:
@@ -58,7 +62,7 @@ class Costs:
 
     def learn(self, finished: Round) -> None:
         k = len(finished.proposal)
-        if k > 0:
+        if k > 0 and finished.proposal.num_tail_tokens <= NORMAL_TAIL:
             self._propose.learn(k, finished.proposed_s - finished.started_s)
         self._verify.learn(k, finished.verified_s - finished.proposed_s)
         for index in range(finished.num_decided):

@@ -15,7 +15,8 @@ PRIOR_WEIGHT = 4.0
 # What a decided draft still counts after another one.
 MEMORY = 0.98
 # A request that fell to k = 0 tries one draft after this many rounds, and each time after twice as many.
-FIRST_PROBE_ROUNDS = 12
+# Not sooner: the draft model must first read what it missed.
+FIRST_PROBE_ROUNDS = 48
 MAX_PROBE_ROUNDS = 192
 
 
