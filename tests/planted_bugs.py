@@ -155,18 +155,17 @@ class RecoveredFromP(Rounds):
 
 
 class MisreportingSampler(Sampler):
-    """Samples from q as `drawn_from` changes it, and sends q as it was before."""
+    """Samples from q as `change` makes it, and sends q as it was before."""
 
-    @staticmethod
-    def drawn_from(q: NDArray[np.float64]) -> NDArray[np.float64]:
-        raise NotImplementedError
+    def __init__(self, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> None:
+        self._change = change
 
     def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
         results: list[Drawn] = []
         for draw, drawn in zip(draws, super().sample(logits, draws), strict=True):
             assert isinstance(draw, FromSupport)
             assert isinstance(drawn, Supported)
-            sums = self.drawn_from(drawn.probs.astype(np.float64)).cumsum()
+            sums = self._change(drawn.probs.astype(np.float64)).cumsum()
             chosen = np.searchsorted(sums, draw.uniform * sums[-1], side="right")
             results.append(replace(drawn, token=int(drawn.support[chosen])))
         return results
@@ -174,8 +173,7 @@ class MisreportingSampler(Sampler):
 
 def misreporting(change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> type[Rounds]:
     """A draft server that samples from what `change` makes of the q it sends; likeliest tokens stand first."""
-    sampler = type("Misreporting", (MisreportingSampler,), {"drawn_from": staticmethod(change)})
-    return type("MisreportingRounds", (Rounds,), {"draft_sampler": sampler})
+    return type("MisreportingRounds", (Rounds,), {"draft_sampler": staticmethod(lambda: MisreportingSampler(change))})
 
 
 class BonusFromDraft(Rounds):

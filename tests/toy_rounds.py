@@ -8,7 +8,7 @@ planted by overriding one.
 
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -97,7 +97,7 @@ class Rounds:
 
     propose_job: type[ProposeJob] = ProposeJob
     verify_job: type[VerifyJob] = VerifyJob
-    draft_sampler: type[Sampler] = Sampler
+    draft_sampler: Callable[[], Sampler] = Sampler
     target_sampler: type[Sampler] = Sampler
 
     def __init__(self, toy: Toy) -> None:
