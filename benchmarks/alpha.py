@@ -128,10 +128,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     arguments = parser.parse_args()
     prompts = read_chats(arguments.prompts, arguments.count)
+    # Seeds of their own for each temperature: luck shared by both rows would look like a deviation.
     sampling = {
         temperature: [
             SamplingParams(max_tokens=arguments.tokens, temperature=temperature, seed=seed)
-            for seed in range(len(prompts))
+            for seed in range(int(temperature * 1000), int(temperature * 1000) + len(prompts))
         ]
         for temperature in TEMPERATURES
     }

@@ -71,6 +71,8 @@ class Verdict:
     # Where asked for: per position, and per prompt token from the second on.
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # Tokens that the target's cache held already.
+    cached_tokens: int = 0
     computed_us: int = 0
     queued_us: int = 0
 

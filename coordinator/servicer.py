@@ -206,6 +206,7 @@ def _finish(generation: Context, stats: GenerationStats) -> Any:
     return generation_pb2.Finish(
         reason=FINISH_REASONS[generation.finish_reason],
         prompt_tokens=len(generation.request.prompt),
+        cached_prompt_tokens=stats.cached_prompt_tokens,
         completion_tokens=generation.num_generated,
         seed=generation.request.seed,
         speculation=generation_pb2.SpeculationFigures(

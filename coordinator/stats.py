@@ -13,6 +13,8 @@ class GenerationStats:
 
     arrived_s: float = field(default_factory=time.perf_counter)
     first_token_us: int = 0
+    # Of the prompt's tokens those the target's cache held already.
+    cached_prompt_tokens: int = 0
     # Rounds after the prompt's own: one target forward each.
     rounds: int = 0
     round_tokens: int = 0
@@ -30,6 +32,7 @@ class GenerationStats:
         if self.first_token_us == 0:
             # The prompt's round: its time is the prompt's, not speculation's.
             self.first_token_us = int((now_s - self.arrived_s) * 1e6)
+            self.cached_prompt_tokens = verdict.cached_tokens
         else:
             self.rounds += 1
             self.round_tokens += len(emission.tokens)

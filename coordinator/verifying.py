@@ -76,6 +76,7 @@ def _verdict(answer: Any, proposal: Proposal, rule: Rule) -> Verdict:
         return Verdict(
             tokens,
             lenient_accepts=list(answer.lenient_accepts),
+            cached_tokens=answer.cached_tokens,
             computed_us=answer.computed_us,
             queued_us=answer.queued_us,
         )

@@ -44,6 +44,8 @@ class Proposal:
     # With the entropy rule: per drafted position, and at the one where it stopped.
     entropies: list[float]
     entropy_emas: list[float]
+    # Tail tokens that the cache held already.
+    cached_tokens: int
     queued_us: int
     computed_us: int
 
@@ -90,6 +92,7 @@ class ProposeJob(Job):
             support_probs=[drawn.probs for drawn in supported],
             entropies=entropy.entropies if entropy is not None else [],
             entropy_emas=entropy.emas if entropy is not None else [],
+            cached_tokens=self.num_cached_tokens,
             queued_us=self.queued_us,
             computed_us=self.computed_us,
         )

@@ -35,15 +35,17 @@ class DraftServicer(ModelServicer):
             rule = entropy_rule_from_message(propose.entropy_stop.rule)
             require(0 <= ema <= 1, "entropy_stop.entropy_ema", ema, "in [0, 1]")
 
-        def make_job(sequence: Sequence) -> ProposeJob:
+        def make_job(sequence: Sequence, rest: list[int]) -> ProposeJob:
             stop = None if rule is None else EntropyStop(rule, ema)
-            return ProposeJob(sequence, tail, Wish(wanted, drawing, self._support, stop))
+            return ProposeJob(sequence, rest, Wish(wanted, drawing, self._support, stop))
 
         return Start(
             command.command_id,
             command.sequence_id,
             position=propose.position,
-            num_tokens=len(tail) + wanted - 1,
+            tail=tail,
+            num_more=wanted - 1,
+            num_reusable=len(tail) - 1,
             make_job=make_job,
         )
 
@@ -56,5 +58,6 @@ class DraftServicer(ModelServicer):
             proposal.support_probs = floats_to_bytes(np.concatenate(result.support_probs))
         proposal.entropies = floats_to_bytes(np.array(result.entropies))
         proposal.entropy_emas = floats_to_bytes(np.array(result.entropy_emas))
+        proposal.cached_tokens = result.cached_tokens
         proposal.queued_us = result.queued_us
         proposal.computed_us = result.computed_us

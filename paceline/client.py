@@ -214,6 +214,7 @@ def _finish(message: generation_pb2.Finish) -> Finish:
     return Finish(
         reason=_REASONS[message.reason],
         prompt_tokens=message.prompt_tokens,
+        cached_prompt_tokens=message.cached_prompt_tokens,
         completion_tokens=message.completion_tokens,
         seed=message.seed,
         speculation=Speculation(

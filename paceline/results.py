@@ -36,6 +36,8 @@ class Finish:
 
     reason: str
     prompt_tokens: int
+    # Of these the target's cache held already (prefix caching).
+    cached_prompt_tokens: int
     completion_tokens: int
     seed: int
     speculation: Speculation

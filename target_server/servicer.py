@@ -48,8 +48,11 @@ class TargetServicer(ModelServicer):
             command.command_id,
             command.sequence_id,
             position=verify.position,
-            num_tokens=len(tail) + len(drafts),
-            make_job=lambda sequence: VerifyJob(sequence, tail, check),
+            tail=tail,
+            num_more=len(drafts),
+            # The last tail token's logits are wanted; all of them to score the prompt.
+            num_reusable=len(tail) - 1 if check.num_prompt_logprobs is None else 0,
+            make_job=lambda sequence, rest: VerifyJob(sequence, rest, check),
         )
 
     def fill_answer(self, message: Any, result: Verdict) -> None:
@@ -64,6 +67,7 @@ class TargetServicer(ModelServicer):
         verdict.lenient_accepts.extend(result.lenient_accepts)
         _fill_logprobs(verdict.logprobs, result.logprobs)
         _fill_logprobs(verdict.prompt_logprobs, result.prompt_logprobs)
+        verdict.cached_tokens = result.cached_tokens
         verdict.queued_us = result.queued_us
         verdict.computed_us = result.computed_us
 

@@ -51,6 +51,8 @@ class Verdict:
     # Where asked for: per position, and per tail token from the second on.
     logprobs: list[Observation]
     prompt_logprobs: list[Observation]
+    # Tail tokens that the cache held already.
+    cached_tokens: int
     queued_us: int
     computed_us: int
 
@@ -93,6 +95,7 @@ class VerifyJob(Job):
             lenient_accepts=[each.accepts for each in judged],
             logprobs=self._observations[self._num_scored :],
             prompt_logprobs=self._observations[: self._num_scored],
+            cached_tokens=self.num_cached_tokens,
             queued_us=self.queued_us,
             computed_us=self.computed_us,
         )

@@ -92,7 +92,11 @@ def as_record(index: int, completion: Completion) -> dict[str, Any]:
         "token_ids": completion.token_ids,
         "origins": completion.origins,
         "finish_reason": finish.reason,
-        "usage": {"prompt_tokens": finish.prompt_tokens, "completion_tokens": finish.completion_tokens},
+        "usage": {
+            "prompt_tokens": finish.prompt_tokens,
+            "cached_prompt_tokens": finish.cached_prompt_tokens,
+            "completion_tokens": finish.completion_tokens,
+        },
         "speculation": asdict(finish.speculation),
         "timing": asdict(finish.timing),
         "seed": finish.seed,

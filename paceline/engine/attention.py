@@ -89,6 +89,11 @@ class PagedAttention:
             torch.from_numpy(np.zeros(shape, dtype=np.float32)) for _ in range(num_layers or config.num_layers)
         ]
 
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copies a block's keys and values, in all layers."""
+        for cache in self._cache:
+            cache[:, destination] = cache[:, source]
+
     def plan(self, spans: list[Span], num_rows: int) -> AttentionPlan:
         """Index tensors for a batch of `num_rows` rows, of which the last ones may be padding."""
         small = [span for span in spans if span.num_rows <= SMALL_ROWS]

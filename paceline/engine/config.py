@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from paceline.engine.gathering import Waiting
 from paceline.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -26,12 +27,16 @@ class EngineConfig:
     kv_cache_bytes: int = 2 << 30
     # Tokens in a KV block; on CPU also the attention's chunk, and best a multiple of 32.
     block_size: int = 64
+    # Keep what was computed for beginnings that come again.
+    prefix_caching: bool = True
     # Most rows in one forward.
     max_batch_tokens: int = 512
     # None takes all cores this process may use.
     threads: int | None = None
     # File by which servers on the same cores take turns; None: they don't.
     turns_file: str | None = None
+    # When to wait for a fuller batch.
+    waiting: Waiting = Waiting.OWN
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -10,6 +10,7 @@ import torch
 from paceline.engine.attention import PagedAttention
 from paceline.engine.block_pool import BlockPool
 from paceline.engine.config import EngineConfig, ModelConfig
+from paceline.engine.gathering import Gathering
 from paceline.engine.llama import Llama
 from paceline.engine.row_invariance import find_dependent_parts
 from paceline.engine.runner import Runner
@@ -64,10 +65,10 @@ def build_engine(
     model = Llama(loaded.config, loaded.tensors, config.quantization, max_model_len)
     progress("checking row invariance")
     dependent = find_dependent_parts(model, config.block_size)
-    pool = BlockPool(num_blocks, config.block_size)
     attention = PagedAttention(loaded.config, num_blocks, config.block_size)
-    runner = Runner(model, attention, Turns(config.turns_file))
-    worker = Worker(runner, pool, max_model_len, config.max_batch_tokens, loop)
+    pool = BlockPool(num_blocks, config.block_size, attention.copy_block, config.prefix_caching)
+    turns, gathering = Turns(config.turns_file), Gathering(config.waiting)
+    worker = Worker(Runner(model, attention), pool, turns, gathering, max_model_len, config.max_batch_tokens, loop)
     return Engine(
         config=config,
         model=loaded.config,

@@ -22,6 +22,8 @@ class Job(ABC):
         self.start = sequence.length
         # Tokens still to be fed, in order.
         self.pending = tokens
+        # Tokens the command brought that the cache held already (prefix caching).
+        self.num_cached_tokens = 0
         self._created_s = time.perf_counter()
         self._computed_s = 0.0
 

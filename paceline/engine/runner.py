@@ -8,17 +8,15 @@ from paceline.engine.job import Job
 from paceline.engine.llama import Llama
 from paceline.engine.observations import observe
 from paceline.engine.sampler import Sampler
-from paceline.engine.turns import Turns
 
 
 class Runner:
     """Runs engine steps. Belongs to the worker's thread."""
 
-    def __init__(self, model: Llama, attention: PagedAttention, turns: Turns) -> None:
+    def __init__(self, model: Llama, attention: PagedAttention) -> None:
         self._model = model
         self._attention = attention
         self._sampler = Sampler()
-        self._turns = turns
 
     @torch.inference_mode()
     def step(self, shares: list[tuple[Job, int]]) -> None:
@@ -34,10 +32,9 @@ class Runner:
         batch = builder.build(self._model.min_rows, self._model.device)
         plan = self._attention.plan(batch.spans, batch.num_rows)
         flat = [draw for of_job in draws for draw in of_job]
-        with self._turns.take():
-            logits = self._model.forward(batch, self._attention, plan)  # [num_wanted, vocab_size]
-            drawn = self._sampler.sample(logits, flat) if flat else []
-            seen = observe(logits, flat, drawn)
+        logits = self._model.forward(batch, self._attention, plan)  # [num_wanted, vocab_size]
+        drawn = self._sampler.sample(logits, flat) if flat else []
+        seen = observe(logits, flat, drawn)
         results = iter(zip(drawn, seen, strict=True))
         for (job, num_rows), of_job in zip(shares, draws, strict=True):
             job.sequence.tokens += job.pending[:num_rows]

@@ -14,9 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.engine.block_pool import BlockPool
+from paceline.engine.gathering import Absence
 from paceline.engine.job import Job
 from paceline.engine.sequence import Sequence, SequenceOptions
-from paceline.errors import Aborted, Cancelled, InvalidArgument, NotFound, OutOfRange, PacelineError, PositionMismatch
+from paceline.errors import (
+    Aborted,
+    Cancelled,
+    InvalidArgument,
+    NotFound,
+    OutOfRange,
+    PacelineError,
+    PositionMismatch,
+    ResourceExhausted,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +44,17 @@ class Open(Command):
 
 @dataclass(frozen=True, slots=True)
 class Start(Command):
-    """Starts a job at `position`, which must be the cache's length; it will feed up to `num_tokens` tokens."""
+    """Starts a job at `position`, which must be the cache's length.
+
+    It will feed `tail` and up to `num_more` tokens. Of an empty sequence's tail, up to `num_reusable` tokens
+    need not be fed where the cache still holds them; `make_job` gets the rest.
+    """
 
     position: int
-    num_tokens: int
-    make_job: Callable[[Sequence], Job]
+    tail: list[int]
+    num_more: int
+    num_reusable: int
+    make_job: Callable[[Sequence, list[int]], Job]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +99,7 @@ class Slot:
     job: Job | None = None
     job_command_id: int = 0
     failure: PacelineError | None = None
+    absence: Absence = field(default_factory=Absence)
 
 
 class Session:
@@ -131,6 +148,7 @@ class Session:
         assert slot.job is not None
         self.answers.append(Answer(slot.job_command_id, slot.job.result))
         slot.job = None
+        slot.absence.leave()
         self._advance(slot)
 
     def fail_job(self, slot: Slot, error: PacelineError) -> None:
@@ -202,12 +220,21 @@ class Session:
         sequence = slot.sequence
         if command.position != sequence.length:
             raise PositionMismatch(command.position, sequence.length)
-        length = sequence.length + command.num_tokens
+        length = sequence.length + len(command.tail) + command.num_more
         if length > self._max_model_len:
             raise OutOfRange(f"the sequence would hold {length} tokens; the model's maximum is {self._max_model_len}")
-        self._make_room(slot, length)
-        slot.job = command.make_job(sequence)
+        # All that is in the cache at this moment belongs to the context: drafts that do not were truncated.
+        sequence.confirm(sequence.length)
+        num_cached = sequence.adopt(command.tail[: command.num_reusable]) if sequence.length == 0 else 0
+        try:
+            self._make_room(slot, length)
+        except ResourceExhausted:
+            sequence.truncate(command.position)
+            raise
+        slot.job = command.make_job(sequence, command.tail[num_cached:])
+        slot.job.num_cached_tokens = num_cached
         slot.job_command_id = command.command_id
+        slot.absence.arrive()
 
     def _drop_work(self, slot: Slot, why: str) -> None:
         """Cancels what is queued and running; the cache keeps what the job had fed."""
@@ -220,6 +247,9 @@ class Session:
                 self._fail_id(waiting.command_id, Cancelled(why), slot, poison=False)
 
     def _release(self, slot: Slot, sequence_id: int) -> None:
+        if slot.job is None:
+            # For the next turn of a conversation. With a job some of it might be drafts.
+            slot.sequence.confirm(slot.sequence.length)
         self._drop_work(slot, "dropped by a Release")
         slot.sequence.truncate(0)
         self._pool.release(slot.sequence.blocks)

@@ -4,8 +4,9 @@
         ▲                                                                      │
         └───────────────── one call_soon_threadsafe a step ◀── answers ◀───────┘
 
-Batches form from the jobs that wait when the model is free (continuous batching); a
-long prompt is fed in chunks of the token budget that shorter jobs leave it.
+Batches form from the jobs that wait when the model is free (continuous batching), and from
+those that `gathering` finds worth waiting for; a long prompt is fed in chunks of the token
+budget that shorter jobs leave it.
 """
 
 import asyncio
@@ -19,8 +20,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from paceline.engine.block_pool import BlockPool
+from paceline.engine.gathering import Gathering
 from paceline.engine.runner import Runner
 from paceline.engine.session import Answer, Command, Session, Slot
+from paceline.engine.turns import Turns
 from paceline.errors import PacelineError, ResourceExhausted, Unavailable
 
 log = logging.getLogger(__name__)
@@ -45,11 +48,13 @@ class Worker:
     """Owns the model, the block pool and all sessions; everything but the public methods runs on its thread."""
 
     def __init__(
-        self, runner: Runner, pool: BlockPool, max_model_len: int, max_batch_tokens: int,
-        loop: asyncio.AbstractEventLoop,
+        self, runner: Runner, pool: BlockPool, turns: Turns, gathering: Gathering,
+        max_model_len: int, max_batch_tokens: int, loop: asyncio.AbstractEventLoop,
     ) -> None:  # fmt: skip
         self._runner = runner
         self._pool = pool
+        self._turns = turns
+        self._gathering = gathering
         self._max_model_len = max_model_len
         self._max_batch_tokens = max_batch_tokens
         self._loop = loop
@@ -121,28 +126,47 @@ class Worker:
         self._pool.check_integrity(slot.sequence.blocks for session in self._clients for slot in session.slots)
 
     def _run(self) -> None:
-        while True:
-            active = [(session, slot) for session in self._clients for slot in session.slots if slot.job is not None]
-            if not self._take_inbox(wait=not active):
-                return
-            active = [(session, slot) for session in self._clients for slot in session.slots if slot.job is not None]
-            if active:
-                self._step(active)
+        while self._take_inbox(wait_s=0.0 if self._active() else None):
+            if self._active():
+                if not self._gather():
+                    return
+                # Who came while a neighbour computed is in this batch too.
+                with self._turns.take():
+                    if not self._take_inbox(wait_s=0.0):
+                        return
+                    self._step()
             self._deliver()
 
-    def _take_inbox(self, wait: bool) -> bool:
-        """Runs what was submitted; False when told to stop."""
+    def _active(self) -> list[tuple[Session, Slot]]:
+        return [(session, slot) for session in self._clients for slot in session.slots if slot.job is not None]
+
+    def _take_inbox(self, wait_s: float | None) -> bool:
+        """Runs what was submitted, waiting for the first of it (None: for ever); False when told to stop."""
         while True:
             try:
-                item = self._inbox.get(block=wait)
+                item = self._inbox.get(timeout=wait_s) if wait_s != 0 else self._inbox.get_nowait()
             except queue.Empty:
                 return True
             if item is None:
                 return False
             item()
-            wait = False
+            wait_s = 0.0
 
-    def _step(self, active: list[tuple[Session, Slot]]) -> None:
+    def _gather(self) -> bool:
+        """Waits for a fuller batch while that pays; False when told to stop."""
+        ready_s = time.perf_counter()
+        while active := self._active():
+            absences = [slot.absence for session in self._clients for slot in session.slots if slot.job is None]
+            wait_s = self._gathering.wait_s(ready_s, len(active), absences)
+            if wait_s == 0:
+                break
+            if not self._take_inbox(wait_s):
+                return False
+        return True
+
+    def _step(self) -> None:
+        if not (active := self._active()):
+            return
         started_s = time.perf_counter()
         shares = self._share_budget(active)
         jobs = [(slot.job, num_rows) for (_, slot), num_rows in shares if slot.job is not None]
@@ -155,6 +179,7 @@ class Worker:
             error = Unavailable("the engine failed on this command; see the server's log")
         self._steps += 1
         duration_s = time.perf_counter() - started_s
+        self._gathering.count_step(duration_s)
         for job, _ in jobs:
             job.count_step(duration_s)
         for (session, slot), _ in shares:
@@ -182,7 +207,7 @@ class Worker:
 
         Raises ResourceExhausted, and evicts nobody, where even that is not enough.
         """
-        missing = self._pool.blocks_for(length) - len(slot.sequence.blocks) - self._pool.num_free
+        missing = slot.sequence.missing_blocks(length) - self._pool.num_free
         if missing > 0:
             everyone = [other for session in self._clients for other in session.slots]
             idle = [other for other in everyone if other is not slot and other.job is None and other.sequence.blocks]

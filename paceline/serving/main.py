@@ -32,6 +32,7 @@ async def serve_model(
     prepare_process()
     from paceline.engine.config import EngineConfig
     from paceline.engine.engine import Engine, build_engine
+    from paceline.engine.gathering import Waiting
 
     config = EngineConfig(
         model=settings.model,
@@ -41,9 +42,11 @@ async def serve_model(
         max_model_len=settings.max_model_len,
         kv_cache_bytes=int(settings.kv_cache_memory),
         block_size=settings.block_size,
+        prefix_caching=settings.prefix_caching,
         max_batch_tokens=settings.max_batch_tokens,
         threads=settings.threads,
         turns_file=settings.turns_file,
+        waiting=Waiting(settings.waiting if settings.waiting != "auto" else "shared" if settings.turns_file else "own"),
     )
     # Loading before listening: an address that answers is an address that serves.
     loop = asyncio.get_running_loop()

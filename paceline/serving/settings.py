@@ -24,9 +24,15 @@ class ModelServerSettings(Settings):
         ByteSize(2 << 30), description="memory for keys and values, e.g. 2GiB or 500MB, in bytes"
     )
     block_size: int = Field(64, ge=8, description="tokens in a KV cache block, a multiple of 8")
+    prefix_caching: bool = Field(True, description="keep keys and values for prompts that begin alike")
     max_batch_tokens: int = Field(512, ge=32, description="most rows (tokens) in one forward")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: all cores this process may use")
     turns_file: str | None = Field(
         None, description="file by which model servers on the same cores take turns at computing; default: no turns"
+    )
+    waiting: Literal["auto", "off", "own", "shared"] = Field(
+        "auto",
+        description="when to wait for a fuller batch: as pays on a device of one's own, or on one shared with the "
+        "other model server; auto: shared if there is a turns file, else own",
     )
     gpu_memory_fraction: float = Field(0.45, gt=0, le=1, description="share of a GPU's memory this server may take")

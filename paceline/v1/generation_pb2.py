@@ -26,17 +26,17 @@ from paceline.v1 import model_pb2 as paceline_dot_v1_dot_model__pb2
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpaceline/v1/generation.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/model.proto\x1a\x1apaceline/v1/sampling.proto\"\xf2\x01\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.paceline.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1e.paceline.v1.SpeculationParams\x12\x12\n\nrequest_id\x18\x06 \x01(\tB\x08\n\x06prompt\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x9a\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12$\n\x07origins\x18\x04 \x03(\x0e\x32\x13.paceline.v1.Origin\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x14\n\x0ctext_lengths\x18\x07 \x03(\r\x12#\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x13.paceline.v1.Finish\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xce\x01\n\x06\x46inish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x34\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1f.paceline.v1.SpeculationFigures\x12#\n\x06timing\x18\x06 \x01(\x0b\x32\x13.paceline.v1.Timing\"\xca\x01\n\x12SpeculationFigures\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x10\n\x08proposed\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x1d\n\x15proposed_per_position\x18\x04 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x05 \x03(\r\x12\x1e\n\x16mean_acceptance_length\x18\x06 \x01(\x02\x12\x15\n\x08lenience\x18\x07 \x01(\x02H\x00\x88\x01\x01\x42\x0b\n\t_lenience\"{\n\x06Timing\x12\x16\n\x0e\x66irst_token_us\x18\x01 \x01(\x04\x12\x10\n\x08total_us\x18\x02 \x01(\x04\x12\x10\n\x08\x64raft_us\x18\x03 \x01(\x04\x12\x11\n\ttarget_us\x18\x04 \x01(\x04\x12\x11\n\tqueued_us\x18\x05 \x01(\x04\x12\x0f\n\x07wire_us\x18\x06 \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"\xca\x01\n\x10\x44\x65scribeResponse\x12&\n\x06target\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelCard\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ModelCard\x12\x30\n\x08\x64\x65\x66\x61ults\x18\x03 \x01(\x0b\x32\x1e.paceline.v1.SpeculationParams\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x13\n\x0bmax_running\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t*p\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x13\n\x0fORIGIN_ACCEPTED\x10\x01\x12\x14\n\x10ORIGIN_RECOVERED\x10\x02\x12\x10\n\x0cORIGIN_BONUS\x10\x03\x12\x11\n\rORIGIN_TARGET\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa0\x01\n\nGeneration\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12G\n\x08\x44\x65scribe\x12\x1c.paceline.v1.DescribeRequest\x1a\x1d.paceline.v1.DescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpaceline/v1/generation.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/model.proto\x1a\x1apaceline/v1/sampling.proto\"\xf2\x01\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.paceline.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1e.paceline.v1.SpeculationParams\x12\x12\n\nrequest_id\x18\x06 \x01(\tB\x08\n\x06prompt\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x9a\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12$\n\x07origins\x18\x04 \x03(\x0e\x32\x13.paceline.v1.Origin\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x14\n\x0ctext_lengths\x18\x07 \x03(\r\x12#\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x13.paceline.v1.Finish\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xec\x01\n\x06\x46inish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x34\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1f.paceline.v1.SpeculationFigures\x12#\n\x06timing\x18\x06 \x01(\x0b\x32\x13.paceline.v1.Timing\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x07 \x01(\r\"\xca\x01\n\x12SpeculationFigures\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x10\n\x08proposed\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x1d\n\x15proposed_per_position\x18\x04 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x05 \x03(\r\x12\x1e\n\x16mean_acceptance_length\x18\x06 \x01(\x02\x12\x15\n\x08lenience\x18\x07 \x01(\x02H\x00\x88\x01\x01\x42\x0b\n\t_lenience\"{\n\x06Timing\x12\x16\n\x0e\x66irst_token_us\x18\x01 \x01(\x04\x12\x10\n\x08total_us\x18\x02 \x01(\x04\x12\x10\n\x08\x64raft_us\x18\x03 \x01(\x04\x12\x11\n\ttarget_us\x18\x04 \x01(\x04\x12\x11\n\tqueued_us\x18\x05 \x01(\x04\x12\x0f\n\x07wire_us\x18\x06 \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"\xca\x01\n\x10\x44\x65scribeResponse\x12&\n\x06target\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelCard\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ModelCard\x12\x30\n\x08\x64\x65\x66\x61ults\x18\x03 \x01(\x0b\x32\x1e.paceline.v1.SpeculationParams\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x13\n\x0bmax_running\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t*p\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x13\n\x0fORIGIN_ACCEPTED\x10\x01\x12\x14\n\x10ORIGIN_RECOVERED\x10\x02\x12\x10\n\x0cORIGIN_BONUS\x10\x03\x12\x11\n\rORIGIN_TARGET\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa0\x01\n\nGeneration\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12G\n\x08\x44\x65scribe\x12\x1c.paceline.v1.DescribeRequest\x1a\x1d.paceline.v1.DescribeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ORIGIN']._serialized_start=1593
-  _globals['_ORIGIN']._serialized_end=1705
-  _globals['_FINISHREASON']._serialized_start=1707
-  _globals['_FINISHREASON']._serialized_end=1802
+  _globals['_ORIGIN']._serialized_start=1623
+  _globals['_ORIGIN']._serialized_end=1735
+  _globals['_FINISHREASON']._serialized_start=1737
+  _globals['_FINISHREASON']._serialized_end=1832
   _globals['_GENERATEREQUEST']._serialized_start=99
   _globals['_GENERATEREQUEST']._serialized_end=341
   _globals['_CHAT']._serialized_start=343
@@ -50,15 +50,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENLOGPROBS']._serialized_start=751
   _globals['_TOKENLOGPROBS']._serialized_end=828
   _globals['_FINISH']._serialized_start=831
-  _globals['_FINISH']._serialized_end=1037
-  _globals['_SPECULATIONFIGURES']._serialized_start=1040
-  _globals['_SPECULATIONFIGURES']._serialized_end=1242
-  _globals['_TIMING']._serialized_start=1244
-  _globals['_TIMING']._serialized_end=1367
-  _globals['_DESCRIBEREQUEST']._serialized_start=1369
-  _globals['_DESCRIBEREQUEST']._serialized_end=1386
-  _globals['_DESCRIBERESPONSE']._serialized_start=1389
-  _globals['_DESCRIBERESPONSE']._serialized_end=1591
-  _globals['_GENERATION']._serialized_start=1805
-  _globals['_GENERATION']._serialized_end=1965
+  _globals['_FINISH']._serialized_end=1067
+  _globals['_SPECULATIONFIGURES']._serialized_start=1070
+  _globals['_SPECULATIONFIGURES']._serialized_end=1272
+  _globals['_TIMING']._serialized_start=1274
+  _globals['_TIMING']._serialized_end=1397
+  _globals['_DESCRIBEREQUEST']._serialized_start=1399
+  _globals['_DESCRIBEREQUEST']._serialized_end=1416
+  _globals['_DESCRIBERESPONSE']._serialized_start=1419
+  _globals['_DESCRIBERESPONSE']._serialized_end=1621
+  _globals['_GENERATION']._serialized_start=1835
+  _globals['_GENERATION']._serialized_end=1995
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,4 @@
-"""One draft and one target server, for raw streams."""
+"""Draft and target servers for raw streams: one of each, and one of each that caches no prefixes, to compare."""
 
 from collections.abc import Iterator
 
@@ -18,5 +18,19 @@ def draft_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture(scope="session")
 def target_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     service = start_service("target_server", tmp_path_factory.mktemp("target"), *TINY)
+    with running(service):
+        yield service
+
+
+@pytest.fixture(scope="session")
+def uncached_draft_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    service = start_service("draft_server", tmp_path_factory.mktemp("uncached"), *TINY, "--no-prefix-caching")
+    with running(service):
+        yield service
+
+
+@pytest.fixture(scope="session")
+def uncached_target_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    service = start_service("target_server", tmp_path_factory.mktemp("uncached"), *TINY, "--no-prefix-caching")
     with running(service):
         yield service

@@ -119,12 +119,13 @@ def release(command: Any) -> None:
     command.release.SetInParent()
 
 
-def without_times(answer: Any) -> Any:
-    """A verdict's or proposal's substance."""
+def substance_of(answer: Any) -> Any:
+    """A verdict or proposal without what the server's state and speed say in it."""
     kind = answer.WhichOneof("answer")
     assert kind in ("verdict", "proposal"), answer
     substance = type(getattr(answer, kind))()
     substance.CopyFrom(getattr(answer, kind))
     substance.ClearField("queued_us")
     substance.ClearField("computed_us")
+    substance.ClearField("cached_tokens")
     return substance

@@ -11,7 +11,7 @@ import pytest
 from paceline.v1 import draft_pb2, model_pb2, target_pb2
 from tests.conftest import TINY
 from tests.services import Service, running, start_service
-from tests.serving.raw_session import RawSession, opening, propose, release, truncate, verify, without_times
+from tests.serving.raw_session import RawSession, opening, propose, release, substance_of, truncate, verify
 
 VOCAB_SIZE = 512
 CANCELLED, INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED = 1, 3, 5, 8
@@ -104,7 +104,7 @@ def test_commands_sent_without_waiting_are_carried_out_in_order(session: RawSess
     expected = session.ask(fresh, work(service, 0, [1] * 40 + [2] * 5 + [3, 4]))
     assert session.answer(last).WhichOneof("answer") != "failure"
     again = session.send(sequence, truncate(0), work(service, 0, [1] * 40 + [2] * 5 + [3, 4]))[-1]
-    assert without_times(session.answer(again)) == without_times(expected)
+    assert substance_of(session.answer(again)) == substance_of(expected)
 
 
 def test_what_waits_behind_a_failure_is_aborted_and_a_retry_repeats_the_answer(
@@ -113,7 +113,7 @@ def test_what_waits_behind_a_failure_is_aborted_and_a_retry_repeats_the_answer(
     sequence, twin = session.open(), session.open()
     for one in (sequence, twin):
         session.ask(one, work(service, 0, [5, 6, 7]))
-    expected = without_times(session.ask(twin, work(service, 3, [8])))
+    expected = substance_of(session.ask(twin, work(service, 3, [8])))
     first, *later = session.send(sequence, work(service, 9, [8]), work(service, 3, [8]), work(service, 9, [8]))
     assert failure(session.answer(first)).code == FAILED_PRECONDITION
     for error in (failure(session.answer(command)) for command in later):
@@ -121,7 +121,7 @@ def test_what_waits_behind_a_failure_is_aborted_and_a_retry_repeats_the_answer(
         assert "position is 9" in error.message
     for _ in range(2):
         again = session.send(sequence, truncate(3), work(service, 3, [8]))[-1]
-        assert without_times(session.answer(again)) == expected
+        assert substance_of(session.answer(again)) == expected
 
 
 @pytest.mark.parametrize("how", ["half-closed", "cancelled", "garbage"])

@@ -1,0 +1,71 @@
+"""When to wait for a fuller batch: tokens per second with the policy off and on, in one run.
+
+python -m benchmarks.waiting [--at-once 4,16,64] [--tokens 48] [--repeats 2] [--policies off,own,shared]
+
+One deployment for each policy, all up at the same time and idle but for one; they take turns at
+each number of clients, in another order each time.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import tempfile
+import time
+from collections import defaultdict
+
+from benchmarks.services import OWN_PROMPTS
+from paceline.cli.services import Services
+from paceline.cli.up import make_deployment
+from paceline.client import AsyncClient
+from paceline.sampling import SamplingParams, SpeculationParams
+
+MODEL = "smollm2-135m"
+KINDS = {"plain": SpeculationParams(enabled=False), "k = 4": SpeculationParams(num_draft_tokens=4)}
+
+
+async def speed(client: AsyncClient, prompts: list[str], tokens: int, speculation: SpeculationParams) -> float:
+    """Tokens per second of wall time, prompts included, all prompts at once."""
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    started_s = time.perf_counter()
+    done = await asyncio.gather(*(client.complete(prompt, params, speculation) for prompt in prompts))
+    return sum(len(each.token_ids) for each in done) / (time.perf_counter() - started_s)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--at-once", default="4,16,64")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--policies", default="off,own,shared")
+    arguments = parser.parse_args()
+    own = [json.loads(line)["turns"][0] for line in OWN_PROMPTS.read_text().splitlines()]
+    folder = tempfile.mkdtemp(prefix="paceline-bench-")
+    policies = arguments.policies.split(",")
+    async with contextlib.AsyncExitStack() as stack:
+        clients = {}
+        for policy in policies:
+            listen = f"unix:{folder}/{policy}.sock"
+            flags = ["--waiting", policy, "--max-model-len", "2048"]
+            deployment = make_deployment(listen, MODEL, MODEL, "bfloat16", "int8", flags, [])
+            await stack.enter_async_context(Services(deployment, lambda name, line: None))
+            clients[policy] = await stack.enter_async_context(AsyncClient(listen))
+            await speed(clients[policy], own[:2], 16, KINDS["k = 4"])
+        order = random.Random(0)
+        for at_once in (int(each) for each in arguments.at_once.split(",")):
+            prompts = [own[index % len(own)] for index in range(at_once)]
+            for kind, speculation in KINDS.items():
+                speeds: dict[str, list[float]] = defaultdict(list)
+                for _ in range(arguments.repeats):
+                    for policy in order.sample(policies, len(policies)):
+                        speeds[policy].append(await speed(clients[policy], prompts, arguments.tokens, speculation))
+                means = {policy: sum(speeds[policy]) / len(speeds[policy]) for policy in policies}
+                shown = ", ".join(
+                    f"{policy} {mean:.1f} ({mean / means[policies[0]]:.2f} x)" for policy, mean in means.items()
+                )
+                print(f"{at_once:3d} at once, {kind}: tokens/s {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

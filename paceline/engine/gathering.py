@@ -1,0 +1,96 @@
+"""When a free worker should wait for a fuller batch.
+
+A forward reads all weights, for one row as for twenty. Sequences that start a step apart would
+stay a step apart for ever, as two groups that take turns, each paying for forwards of its own.
+So a worker that is free, with n jobs at hand, waits up to a time w for m sequences that were
+answered lately and are about to come back, where that shortens the sum of all waits. With F, the
+part of a step that does not grow with its rows:
+
+    own device      n w < m (F - w)     those m would wait for the step in progress, F - w longer
+    shared device   n w < m F, w < F    a second forward would also take F from the neighbour
+
+Bounded by F in any case, so nobody waits for a sequence that has been forgotten or is slow.
+"""
+
+import enum
+import time
+from collections.abc import Iterable
+
+# Weight of the newest observation in what is usual.
+SMOOTHING = 0.3
+# A fixed cost that has grown (another clock, a fuller machine) is believed at this pace a step.
+FORGETTING = 0.02
+# How much later than usual a sequence may be and still be waited for.
+LATENESS = 1.5
+LATENESS_S = 0.5e-3
+
+
+class Waiting(enum.Enum):
+    """Whose device it is that a wait leaves idle."""
+
+    OFF = "off"
+    OWN = "own"
+    SHARED = "shared"
+
+
+class Absence:
+    """How long a sequence is usually away between an answer and its next job."""
+
+    def __init__(self) -> None:
+        self._left_s: float | None = None
+        self._usual_s: float | None = None
+
+    def leave(self) -> None:
+        """It was answered."""
+        self._left_s = time.perf_counter()
+
+    def arrive(self) -> None:
+        """It is back with a job."""
+        if self._left_s is not None:
+            away_s = time.perf_counter() - self._left_s
+            self._usual_s = away_s if self._usual_s is None else self._usual_s + SMOOTHING * (away_s - self._usual_s)
+        self._left_s = None
+
+    def expected_s(self, now_s: float) -> float | None:
+        """When it should be back; None if nothing is known of it, or it is overdue."""
+        if self._left_s is None or self._usual_s is None:
+            return None
+        if now_s - self._left_s > LATENESS * self._usual_s + LATENESS_S:
+            return None
+        return max(now_s, self._left_s + self._usual_s)
+
+
+class Gathering:
+    """One worker's policy."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        self._fixed_s: float | None = None
+
+    def count_step(self, duration_s: float) -> None:
+        """Learns a step's fixed cost: the shortest of late."""
+        if self._fixed_s is None or duration_s < self._fixed_s:
+            self._fixed_s = duration_s
+        else:
+            self._fixed_s += FORGETTING * (duration_s - self._fixed_s)
+
+    def wait_s(self, ready_s: float, num_ready: int, absences: Iterable[Absence]) -> float:
+        """Seconds from now that a wait would pay off at most, 0 for none.
+
+        `ready_s`: since when the worker is free and has jobs; `num_ready`: how many.
+        """
+        if self._waiting is Waiting.OFF or self._fixed_s is None:
+            return 0.0
+        now_s = time.perf_counter()
+        expected = sorted(at for absence in absences if (at := absence.expected_s(now_s)) is not None)
+        best_s = now_s
+        for num_back, at_s in enumerate(expected, start=1):
+            if self._pays(num_ready, num_back, at_s - ready_s):
+                best_s = at_s + LATENESS_S
+        return best_s - now_s
+
+    def _pays(self, num_ready: int, num_back: int, wait_s: float) -> bool:
+        assert self._fixed_s is not None
+        if self._waiting is Waiting.SHARED:
+            return wait_s < self._fixed_s and num_ready * wait_s < num_back * self._fixed_s
+        return num_ready * wait_s < num_back * (self._fixed_s - wait_s)
