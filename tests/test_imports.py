@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SERVICES = ("draft_server", "target_server", "coordinator")
-PACKAGES = ("paceline", *SERVICES)
+PACKAGES = ("paceline", *SERVICES, "loadtest")
 MESSAGE_FILES = {"servicer.py", "links.py", "client.py", "__main__.py"}
 
 
@@ -55,12 +55,20 @@ def test_services_do_not_import_each_other(service: str) -> None:
     assert violations((service,), others) == []
 
 
+def test_the_load_harness_is_a_client_like_any_other() -> None:
+    # paceline.cli imports the harness; only its __main__ may start at the command line.
+    assert violations(("loadtest",), SERVICES) == []
+    found = violations(("loadtest",), ("paceline.cli",))
+    assert [line for line in found if not line.startswith("loadtest.__main__ ")] == []
+    assert violations(("paceline.rpc", "paceline.engine", "paceline.serving", *SERVICES), ("loadtest",)) == []
+
+
 def test_engine_knows_nothing_of_grpc() -> None:
     assert violations(("paceline.engine",), ("grpc", "paceline.v1", "paceline.rpc", "paceline.serving")) == []
 
 
 def test_what_speaks_grpc_to_users_knows_nothing_of_torch() -> None:
-    inside = ("paceline.rpc", "paceline.client", "paceline.cli", "coordinator")
+    inside = ("paceline.rpc", "paceline.client", "paceline.cli", "coordinator", "loadtest")
     assert violations(inside, ("torch", "paceline.engine", "paceline.serving")) == []
 
 
@@ -120,7 +128,9 @@ def test_environment_is_not_read_at_import() -> None:
         assert not names & {"environ", "environb", "getenv"}, module_name(file)
 
 
-@pytest.mark.parametrize("module", ["coordinator.__main__", "paceline.client", "paceline.cli", "paceline.rpc.server"])
+@pytest.mark.parametrize(
+    "module", ["coordinator.__main__", "loadtest.__main__", "paceline.client", "paceline.cli", "paceline.rpc.server"]
+)
 def test_importing_it_does_not_load_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

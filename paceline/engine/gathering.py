@@ -44,10 +44,10 @@ class Absence:
         """It was answered."""
         self._left_s = time.perf_counter()
 
-    def arrive(self) -> None:
-        """It is back with a job."""
+    def arrive(self, at_s: float) -> None:
+        """It came back with a job."""
         if self._left_s is not None:
-            away_s = time.perf_counter() - self._left_s
+            away_s = max(0.0, at_s - self._left_s)
             self._usual_s = away_s if self._usual_s is None else self._usual_s + SMOOTHING * (away_s - self._usual_s)
         self._left_s = None
 

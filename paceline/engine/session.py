@@ -8,6 +8,7 @@ running. After a failure a sequence refuses everything until a Truncate or Relea
 Everything here runs on the worker's thread.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ class Start(Command):
     num_more: int
     num_reusable: int
     make_job: Callable[[Sequence, list[int]], Job]
+    # `time.perf_counter`: it may wait for a step in progress before it is carried out.
+    arrived_s: float = field(default_factory=time.perf_counter, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,7 @@ class Session:
         slot.job = command.make_job(sequence, command.tail[num_cached:])
         slot.job.num_cached_tokens = num_cached
         slot.job_command_id = command.command_id
-        slot.absence.arrive()
+        slot.absence.arrive(command.arrived_s)
 
     def _drop_work(self, slot: Slot, why: str) -> None:
         """Cancels what is queued and running; the cache keeps what the job had fed."""
