@@ -7,9 +7,10 @@ answered lately and are about to come back, where that shortens the sum of all w
 part of a step that does not grow with its rows:
 
     own device      n w < m (F - w)     those m would wait for the step in progress, F - w longer
-    shared device   n w < m F, w < F    a second forward would also take F from the neighbour
+    shared device   n w < m F           a second forward would also take F from the neighbour, who may
+                                        be computing just for those m: then waiting costs nothing
 
-Bounded by F in any case, so nobody waits for a sequence that has been forgotten or is slow.
+Bounded by F, on a shared device by three times F: nobody waits long for a sequence that is slow.
 """
 
 import enum
@@ -23,6 +24,8 @@ FORGETTING = 0.02
 # How much later than usual a sequence may be and still be waited for.
 LATENESS = 1.5
 LATENESS_S = 0.5e-3
+# Longest wait on a shared device, in fixed costs.
+SHARED_BOUND = 3.0
 
 
 class Waiting(enum.Enum):
@@ -92,5 +95,5 @@ class Gathering:
     def _pays(self, num_ready: int, num_back: int, wait_s: float) -> bool:
         assert self._fixed_s is not None
         if self._waiting is Waiting.SHARED:
-            return wait_s < self._fixed_s and num_ready * wait_s < num_back * self._fixed_s
+            return wait_s < SHARED_BOUND * self._fixed_s and num_ready * wait_s < num_back * self._fixed_s
         return num_ready * wait_s < num_back * (self._fixed_s - wait_s)

@@ -24,7 +24,8 @@ class Job(ABC):
         self.pending = tokens
         # Tokens the command brought that the cache held already (prefix caching).
         self.num_cached_tokens = 0
-        self._created_s = time.perf_counter()
+        # When the command came, by `time.perf_counter`.
+        self.arrived_s = time.perf_counter()
         self._computed_s = 0.0
 
     @abstractmethod
@@ -62,8 +63,8 @@ class Job(ABC):
 
     @property
     def queued_us(self) -> int:
-        """Microseconds from creation to the end that were not spent in engine steps."""
-        return max(0, int((time.perf_counter() - self._created_s - self._computed_s) * 1e6))
+        """Microseconds from arrival to the end that were not spent in engine steps."""
+        return max(0, int((time.perf_counter() - self.arrived_s - self._computed_s) * 1e6))
 
     @property
     def computed_us(self) -> int:

@@ -236,6 +236,7 @@ class Session:
             raise
         slot.job = command.make_job(sequence, command.tail[num_cached:])
         slot.job.num_cached_tokens = num_cached
+        slot.job.arrived_s = command.arrived_s
         slot.job_command_id = command.command_id
         slot.absence.arrive(command.arrived_s)
 
