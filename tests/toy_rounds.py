@@ -32,7 +32,7 @@ from target_server.verifier import Check, VerifyJob
 Table = NDArray[np.float32]  # [vocab_size, vocab_size]: the next token's logits by the last token
 # Cells that expect fewer are pooled: far out in its tail chi-square is right for full cells alone.
 MIN_EXPECTED = 15
-NO_BLOCKS = BlockPool(1, 1, lambda source, destination: None)
+NO_BLOCKS = BlockPool(1, 1, lambda sources, destinations: None)
 
 
 @dataclass(frozen=True, eq=False)

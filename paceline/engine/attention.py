@@ -78,10 +78,10 @@ class PagedAttention:
         self._layout = functools.cache(self._make_layout)
         self._mask = functools.lru_cache(maxsize=4096)(self._make_mask)
 
-    def copy_block(self, source: int, destination: int) -> None:
-        """Copies a block's keys and values, in all layers."""
+    def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
+        """Copies blocks' keys and values, in all layers."""
         for cache in self._cache:
-            cache[:, :, destination] = cache[:, :, source]
+            cache[:, :, destinations] = cache[:, :, sources]
 
     def plan(self, spans: list[Span], num_rows: int) -> AttentionPlan:
         """Index tensors for a batch of `num_rows` rows, of which the last ones may be padding."""

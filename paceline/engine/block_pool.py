@@ -16,17 +16,24 @@ import numpy as np
 from paceline.engine.prefix import PrefixIndex
 from paceline.errors import ResourceExhausted
 
+# Blocks left free between sequences while there are many: each can grow without being scattered.
+ROOM = 16
+
 
 class BlockPool:
     """Hands out block numbers 0 … num_blocks - 1."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, copy_block: Callable[[int, int], None], caches_prefixes: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        copy_blocks: Callable[[list[int], list[int]], None],
+        caches_prefixes: bool = True,
     ) -> None:
-        """`copy_block(source, destination)` copies keys and values."""
+        """`copy_blocks(sources, destinations)` copies keys and values."""
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.copy_block = copy_block
+        self.copy_blocks = copy_blocks
         self.caches_prefixes = caches_prefixes
         self.prefixes = PrefixIndex()
         self._counts = np.zeros(num_blocks, dtype=np.int32)  # [num_blocks]
@@ -50,13 +57,13 @@ class BlockPool:
     def allocate(self, count: int, after: int | None = None) -> list[int]:
         """`count` blocks, each held once.
 
-        Behind block `after` if they are free there, else lowest first: the CPU attention
-        reads blocks that lie side by side without copying them. Cached ones only in want of free ones.
+        Side by side where that can be, since the CPU attention reads such blocks without copying them:
+        behind block `after`, or with None where a new sequence has room to grow. Cached ones only in want of free ones.
         Raises ResourceExhausted, and takes nothing, if there are not as many.
         """
         if count > self.num_free:
             raise ResourceExhausted(f"{count} KV cache blocks wanted, {self.num_free} of {self.num_blocks} are free")
-        start = 0 if after is None else after + 1
+        start = self._start_with_room(count) if after is None else after + 1
         behind = self._is_used[start : start + count]
         if len(behind) == count and not behind.any():
             blocks = list(range(start, start + count))
@@ -67,6 +74,32 @@ class BlockPool:
         self._is_used[blocks] = True
         self._num_held += count
         return blocks
+
+    def _start_with_room(self, count: int) -> int:
+        """Where a new sequence, and the one before it, can grow: in the lowest stretch with room enough for
+        both, so that little memory is touched, or in the middle of the longest."""
+        edges = np.flatnonzero(np.diff(self._is_used, prepend=True, append=True))
+        starts, ends = edges[::2], edges[1::2]
+        if len(starts) == 0:
+            return 0
+        gaps = np.where(starts == 0, 0, ROOM)
+        enough = np.flatnonzero(ends - starts >= gaps + count + ROOM)
+        if len(enough):
+            return int(starts[enough[0]] + gaps[enough[0]])
+        longest = int((ends - starts).argmax())
+        start, end = int(starts[longest]), int(ends[longest])
+        return max(start, min((start + end) // 2, end - count))
+
+    def can_grow_in_place(self, blocks: list[int]) -> bool:
+        """Whether these blocks lie side by side with a free one behind them."""
+        behind = blocks[-1] + 1
+        side_by_side = blocks == list(range(blocks[0], behind))
+        return side_by_side and behind < self.num_blocks and not self._is_used[behind]
+
+    @property
+    def num_unused(self) -> int:
+        """Blocks that nobody holds and nobody may find again."""
+        return self.num_blocks - int(self._is_used.sum())
 
     def share(self, blocks: list[int]) -> None:
         """Counts one more holder for blocks that are held or cached."""

@@ -66,7 +66,7 @@ def build_engine(
     progress("checking row invariance")
     dependent = find_dependent_parts(model, config.block_size)
     attention = PagedAttention(loaded.config, num_blocks, config.block_size)
-    pool = BlockPool(num_blocks, config.block_size, attention.copy_block, config.prefix_caching)
+    pool = BlockPool(num_blocks, config.block_size, attention.copy_blocks, config.prefix_caching)
     turns, gathering = Turns(config.turns_file), Gathering(config.waiting)
     worker = Worker(Runner(model, attention), pool, turns, gathering, max_model_len, config.max_batch_tokens, loop)
     return Engine(

@@ -53,13 +53,16 @@ class Sequence:
         Only while the sequence is empty.
         """
         assert not self.blocks, "a sequence adopts before it is fed"
+        found: list[int] = []
         for digest in self._digests_of(tokens):
             block = self._pool.prefixes.find(digest)
             if block is None:
                 break
-            self._pool.share([block])
-            self.blocks.append(block)
+            found.append(block)
             self._digests.append(digest)
+        if found:
+            self._pool.share(found)
+            self.blocks = found if self._pool.can_grow_in_place(found) else self._copied(found)
         self.tokens = tokens[: len(self.blocks) * self._pool.block_size]
         return self.length
 
@@ -84,7 +87,7 @@ class Sequence:
         if rank is not None:
             # What others read or may find is never written to.
             copy = taken.pop(0)
-            self._pool.copy_block(self.blocks[rank], copy)
+            self._pool.copy_blocks([self.blocks[rank]], [copy])
             self._pool.release([self.blocks[rank]])
             self.blocks[rank] = copy
         self.blocks += taken
@@ -98,6 +101,16 @@ class Sequence:
         self._pool.release(self.blocks[keep:])
         del self.blocks[keep:]
         del self._digests[length // self._pool.block_size :]
+
+    def _copied(self, blocks: list[int]) -> list[int]:
+        """Blocks of one's own with the same content, while there is plenty: one copy costs less than reading
+        scattered blocks at every step."""
+        if self._pool.num_unused < 2 * len(blocks):
+            return blocks
+        own = self._pool.allocate(len(blocks))
+        self._pool.copy_blocks(blocks, own)
+        self._pool.release(blocks)
+        return own
 
     def _shared_rank(self) -> int | None:
         """Rank of the block that the next token goes into, if that is not this sequence's alone to write."""

@@ -18,7 +18,7 @@ TOKENS = st.builds(lambda token, count: [token] * count, st.integers(0, 1), st.i
 
 
 def make_pool(num_blocks: int = NUM_BLOCKS) -> BlockPool:
-    return BlockPool(num_blocks, BLOCK_SIZE, lambda source, destination: None)
+    return BlockPool(num_blocks, BLOCK_SIZE, lambda sources, destinations: None)
 
 
 def snapshot(pool: BlockPool, tables: list[list[int]]) -> tuple[int, list[list[int]]]:
@@ -30,13 +30,14 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, self.copy_block)
+        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, self.copy_blocks)
         self.sequences: list[Sequence] = []
         # What was last written to each place of each block.
         self.memory = [[-1] * BLOCK_SIZE for _ in range(NUM_BLOCKS)]
 
-    def copy_block(self, source: int, destination: int) -> None:
-        self.memory[destination] = list(self.memory[source])
+    def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
+        for source, destination in zip(sources, destinations, strict=True):
+            self.memory[destination] = list(self.memory[source])
 
     def tables(self) -> list[list[int]]:
         return [sequence.blocks for sequence in self.sequences]
@@ -143,9 +144,23 @@ def test_allocated_blocks_were_free_and_follow_their_predecessor_where_they_can(
     blocks = pool.allocate(count, after)
     assert len(set(blocks)) == count
     assert set(blocks) <= free
-    start = 0 if after is None else after + 1
-    behind = list(range(start, start + count))
-    assert blocks == (behind if set(behind) <= free else sorted(free)[:count])
+    side_by_side = blocks == list(range(blocks[0], blocks[0] + count)) if blocks else True
+    if after is None:
+        # Wherever as many are free side by side.
+        assert side_by_side or not any(set(range(start, start + count)) <= free for start in range(32))
+    else:
+        behind = list(range(after + 1, after + 1 + count))
+        assert blocks == (behind if set(behind) <= free else sorted(free)[:count])
+
+
+def test_sequences_that_grow_in_turn_keep_their_blocks_side_by_side() -> None:
+    pool = make_pool(64)
+    tables = [pool.allocate(1) for _ in range(6)]
+    for _ in range(5):
+        for table in tables:
+            table += pool.allocate(1, after=table[-1])
+    for table in tables:
+        assert table == list(range(table[0], table[0] + 6))
 
 
 def test_truncate_inside_a_block_keeps_what_is_before_it() -> None:
@@ -198,6 +213,17 @@ def test_the_same_tokens_behind_others_are_not_the_same_beginning() -> None:
     assert Sequence(OPTIONS, pool).adopt([5, 6, 7, 8]) == 0
 
 
+def test_a_beginning_that_another_grows_from_is_copied_to_where_there_is_room() -> None:
+    copies: list[tuple[list[int], list[int]]] = []
+    pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, lambda sources, destinations: copies.append((sources, destinations)))
+    first = fed(pool, list(range(10)))
+    first.confirm(10)
+    second = Sequence(OPTIONS, pool)
+    assert second.adopt([*range(8), 99]) == 8
+    assert copies == [(first.blocks[:2], second.blocks)]
+    assert not set(first.blocks) & set(second.blocks)
+
+
 def test_drafts_are_not_found() -> None:
     pool = make_pool()
     fed(pool, list(range(8))).confirm(7)
@@ -216,15 +242,15 @@ def test_the_least_recently_used_beginning_is_given_up_first_and_its_end_before_
 
 
 def test_writing_into_a_block_that_others_read_copies_it_first() -> None:
-    copies: list[tuple[int, int]] = []
-    pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, lambda source, destination: copies.append((source, destination)))
+    copies: list[tuple[list[int], list[int]]] = []
+    pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, lambda sources, destinations: copies.append((sources, destinations)))
     first = fed(pool, list(range(8)))
     first.confirm(8)
     second = Sequence(OPTIONS, pool)
     second.adopt(list(range(8)))
     second.truncate(6)
     second.reserve(7)
-    assert copies == [(first.blocks[1], second.blocks[1])]
+    assert copies == [([first.blocks[1]], [second.blocks[1]])]
     assert first.blocks[1] != second.blocks[1]
 
 
@@ -236,16 +262,13 @@ def test_an_end_that_was_replaced_is_found_by_its_new_tokens() -> None:
     sequence.reserve(8)
     sequence.tokens += [9] * 4
     sequence.confirm(8)
-    new, old = Sequence(OPTIONS, pool), Sequence(OPTIONS, pool)
-    assert new.adopt([0, 1, 2, 3, 9, 9, 9, 9]) == 8
-    assert new.blocks == sequence.blocks
-    # Its former end was copied from, not written over.
-    assert old.adopt(list(range(8))) == 8
-    assert old.blocks[1] != sequence.blocks[1]
+    assert Sequence(OPTIONS, pool).adopt([0, 1, 2, 3, 9, 9, 9, 9]) == 8
+    # And by its former ones, which were in a block of their own before it was written to.
+    assert Sequence(OPTIONS, pool).adopt(list(range(8))) == 8
 
 
 def test_without_prefix_caching_nothing_is_kept() -> None:
-    pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, lambda source, destination: None, caches_prefixes=False)
+    pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, lambda sources, destinations: None, caches_prefixes=False)
     fed(pool, list(range(8))).confirm(8)
     assert Sequence(OPTIONS, pool).adopt(list(range(8))) == 0
 

@@ -1,0 +1,82 @@
+"""Which engines there are, the workers they need, and what each worker is asked for."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.peers.worker import ROOT
+
+# Made by `make peers`; ignored by git.
+FOLDER = ROOT / ".peers"
+INSTALL = "make peers"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A row of the table: a worker in one of its modes."""
+
+    name: str
+    mode: str = "plain"
+    # Answers one prompt at a time only.
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """A process to start, and what it is asked for."""
+
+    engine: str
+    module: str
+    python: Path
+    contenders: tuple[Contender, ...]
+    ngrams: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_installed(self) -> bool:
+        return self.python.exists()
+
+
+def plan_workers(engines: list[str], threads: int) -> list[WorkerPlan]:
+    """The workers of the engines named, in the order of the names. Raises ValueError for an unknown name."""
+    plans = _all_plans(threads)
+    known = {plan.engine for plan in plans}
+    if unknown := set(engines) - known:
+        raise ValueError(f"no such engine: {', '.join(sorted(unknown))} (there are {', '.join(sorted(known))})")
+    return [plan for engine in engines for plan in plans if plan.engine == engine]
+
+
+def _all_plans(threads: int) -> list[WorkerPlan]:
+    own = Path(sys.executable)
+    llama_cpp = FOLDER / "llama_cpp" / "bin" / "python"
+    vllm = FOLDER / "vllm" / "bin" / "python"
+    # Each contender reads each prompt itself.
+    own_environment = {"PACELINE_TARGET_PREFIX_CACHING": "false", "PACELINE_DRAFT_PREFIX_CACHING": "false"}
+    vllm_environment = {
+        # One process: nothing of it runs while it is stopped, and no answer crosses a socket.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    module = "benchmarks.peers.workers."
+    return [
+        WorkerPlan("paceline", module + "paceline", own, (
+            Contender("paceline plain"),
+            Contender("paceline model 4", "model"),
+            Contender("paceline n-gram 4", "ngrams"),
+        ), environment=own_environment),
+        WorkerPlan("transformers", module + "transformers", own, (
+            Contender("transformers plain"),
+            Contender("transformers assisted", "model", alone=True),
+            Contender("transformers prompt lookup 4", "ngrams", alone=True),
+        )),
+        WorkerPlan("llama.cpp", module + "llama_cpp", llama_cpp, (Contender("llama.cpp plain"),)),
+        WorkerPlan("llama.cpp", module + "llama_cpp", llama_cpp, (Contender("llama.cpp n-gram-simple"),), ngrams=True),
+        WorkerPlan("vllm", module + "vllm", vllm, (Contender("vllm plain"),), False, vllm_environment),
+        WorkerPlan("vllm", module + "vllm", vllm, (Contender("vllm n-gram 4"),), True, vllm_environment),
+    ]  # fmt: skip

@@ -1,0 +1,65 @@
+"""What the benchmark and a worker say to each other: lines of JSON on the worker's stdin and stdout.
+
+    worker      {"ready": "transformers 5.23.0"}
+    benchmark   {"prompts": [[1, 2], [3]], "tokens": 80, "mode": "plain"}     all prompts at once
+    worker      {"seconds": 1.9, "token_ids": [[4, 5], [6, 7]]}               prefill included
+
+The worker ends when its stdin does. Standard library only: workers live in environments of their own.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a worker is told when it starts, as JSON in its first argument."""
+
+    # Folders with config.json, *.safetensors and the tokenizer.
+    model_folder: str
+    draft_folder: str
+    # The model's weights again, in bfloat16, for llama.cpp; "" where it does not run.
+    gguf_file: str
+    threads: int
+    # Most tokens of a sequence, prompt and completion.
+    max_length: int
+    # Most prompts in a request.
+    max_at_once: int
+    # For engines that settle it when they start: propose by n-grams.
+    ngrams: bool = False
+
+
+class Engine(Protocol):
+    """What a worker runs."""
+
+    # Name and version.
+    version: str
+
+    def generate(self, prompts: list[list[int]], tokens: int, mode: str) -> list[list[int]]:
+        """`tokens` greedy tokens behind each prompt, all prompts at once. An end-of-sequence token ends nothing."""
+
+    def close(self) -> None: ...
+
+
+def serve(start: Callable[[Settings], Engine]) -> None:
+    """A worker's whole life."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    # Whatever libraries print goes to stderr, not between the lines.
+    os.dup2(2, 1)
+
+    def say(answer: dict[str, object]) -> None:
+        print(json.dumps(answer), file=answers)
+
+    with contextlib.closing(start(Settings(**json.loads(sys.argv[1])))) as engine:
+        say({"ready": engine.version})
+        for line in sys.stdin:
+            request = json.loads(line)
+            started_s = time.perf_counter()
+            token_ids = engine.generate(request["prompts"], request["tokens"], request["mode"])
+            say({"seconds": time.perf_counter() - started_s, "token_ids": token_ids})

@@ -1,0 +1,55 @@
+"""Paceline's three services and a client."""
+
+import asyncio
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.peers.protocol import Settings, serve
+from paceline.cli.services import Services
+from paceline.cli.up import DEFAULT_DRAFT_QUANTIZATION, make_deployment
+from paceline.client import AsyncClient
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+
+MODES = {
+    "plain": SpeculationParams(enabled=False),
+    "model": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4),
+    "ngrams": SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=4),
+}
+
+
+class Paceline:
+    def __init__(self, settings: Settings) -> None:
+        self.version = f"paceline {version('paceline')}"
+        self._runner = asyncio.Runner()
+        self._folder = tempfile.TemporaryDirectory(prefix="paceline-peers-")
+        self._runner.run(self._start(settings))
+
+    def generate(self, prompts: list[list[int]], tokens: int, mode: str) -> list[list[int]]:
+        return self._runner.run(self._generate(prompts, tokens, MODES[mode]))
+
+    def close(self) -> None:
+        self._runner.run(self._stop())
+        self._runner.close()
+        self._folder.cleanup()
+
+    async def _start(self, settings: Settings) -> None:
+        deployment = make_deployment(
+            f"unix:{Path(self._folder.name) / 'coordinator.sock'}", settings.model_folder, settings.draft_folder,
+            "bfloat16", DEFAULT_DRAFT_QUANTIZATION, ["--threads", str(settings.threads)], [],
+        )  # fmt: skip
+        self._services = await Services(deployment, lambda name, line: None).__aenter__()
+        self._client = AsyncClient(self._services.address)
+
+    async def _generate(self, prompts: list[list[int]], tokens: int, speculation: SpeculationParams) -> list[list[int]]:
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        completions = await asyncio.gather(*(self._client.complete(ids, params, speculation) for ids in prompts))
+        return [completion.token_ids for completion in completions]
+
+    async def _stop(self) -> None:
+        await self._client.close()
+        await self._services.stop()
+
+
+if __name__ == "__main__":
+    serve(Paceline)

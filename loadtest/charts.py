@@ -1,0 +1,135 @@
+"""Pictures as SVG text, without a library: lines and bars, in the page's own colours."""
+
+import math
+from dataclasses import dataclass, field
+from html import escape
+
+WIDTH, HEIGHT = 440, 280
+LEFT, RIGHT, TOP, BOTTOM = 56, 20, 14, 44
+BAR_HEIGHT, BAR_GAP = 22, 12
+NUM_COLOURS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line."""
+
+    name: str
+    points: list[tuple[float, float]]
+    # Which of the page's colours.
+    colour: int
+    # Beside each point. Empty: the line alone, without markers.
+    labels: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """What the two directions mean; both begin at 0."""
+
+    title: str
+    x: str
+    y: str
+    # The end of the y axis, where it is known beforehand.
+    y_top: float | None = None
+
+
+def ticks(top: float, about: int = 5) -> list[float]:
+    """Round numbers from 0 to the first at or above `top`, about so many steps."""
+    if not 0 < top < math.inf:
+        return [0.0, 1.0]
+    rough = top / about
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(step for step in (size, 2 * size, 5 * size, 10 * size) if step >= rough * 0.999)
+    count = math.ceil(top / step - 1e-9)
+    return [index * step for index in range(count + 1)]
+
+
+def line_chart(axes: Axes, series: list[Series]) -> str:
+    """Lines over a grid; text where there is nothing to draw."""
+    points = [point for each in series for point in each.points]
+    if not points:
+        return empty_chart(axes.title)
+    x_ticks = ticks(max(x for x, _ in points))
+    y_ticks = ticks(axes.y_top or max(y for _, y in points))
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = LEFT + x / x_ticks[-1] * (WIDTH - LEFT - RIGHT)
+        return across, HEIGHT - BOTTOM - y / y_ticks[-1] * (HEIGHT - TOP - BOTTOM)
+
+    parts = [_grid(axes, [(tick, *place(tick, 0)) for tick in x_ticks], [(tick, *place(0, tick)) for tick in y_ticks])]
+    for each in series:
+        placed = [place(x, y) for x, y in each.points]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+        shown = f'<polyline class="line c{each.colour % NUM_COLOURS}" points="{path}"/>'
+        markers = [_marker(*spot, label, each) for spot, label in zip(placed, each.labels, strict=False)]
+        parts.append(f"<g><title>{escape(each.name)}</title>{shown}{''.join(markers)}</g>")
+    return _svg(axes.title, HEIGHT, "".join(parts))
+
+
+def stacked_bars(title: str, unit: str, rows: dict[str, dict[str, float]]) -> str:
+    """A bar for each row, a colour for each part; a part's name and number show under the pointer."""
+    top = max((sum(parts.values()) for parts in rows.values()), default=0.0)
+    if top <= 0:
+        return empty_chart(title)
+    label_width = min(150, 16 + 8 * max(len(name) for name in rows))
+    height = TOP + len(rows) * (BAR_HEIGHT + BAR_GAP)
+    scale = (WIDTH - label_width - 76) / top
+    drawn = []
+    for number, (name, parts) in enumerate(rows.items()):
+        y, x = TOP + number * (BAR_HEIGHT + BAR_GAP), float(label_width)
+        drawn.append(_text(label_width - 8, y + BAR_HEIGHT / 2 + 4, name, "end"))
+        for colour, (part, value) in enumerate(parts.items()):
+            drawn.append(
+                f'<rect class="bar c{colour % NUM_COLOURS}" x="{x:.1f}" y="{y}" width="{value * scale:.1f}" '
+                f'height="{BAR_HEIGHT}"><title>{escape(f"{name}, {part}: {value:.3g} {unit}")}</title></rect>'
+            )
+            x += value * scale
+        drawn.append(_text(x + 6, y + BAR_HEIGHT / 2 + 4, f"{sum(parts.values()):.3g} {unit}", "start"))
+    return _svg(title, height, "".join(drawn))
+
+
+def empty_chart(title: str) -> str:
+    return _svg(title, 80, _text(WIDTH / 2, 44, "nothing was measured", "middle"))
+
+
+def legend(names: list[str]) -> str:
+    """Which colour is whose, in the order of the colours."""
+    items = (
+        f'<span class="key"><i class="c{index % NUM_COLOURS}"></i>{escape(name)}</span>'
+        for index, name in enumerate(names)
+    )
+    return f'<p class="legend">{"".join(items)}</p>'
+
+
+def _svg(title: str, height: float, content: str) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">{content}</svg>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _marker(x: float, y: float, label: str, series: Series) -> str:
+    dot = f'<circle class="dot c{series.colour % NUM_COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+    # On the left of a point near the right edge.
+    anchor, shift = ("end", -7) if x > WIDTH - RIGHT - 50 else ("start", 7)
+    return dot + _text(x + shift, y - 6, label, anchor)
+
+
+def _grid(axes: Axes, x_ticks: list[tuple[float, float, float]], y_ticks: list[tuple[float, float, float]]) -> str:
+    """Lines, numbers and names; a tick is its value and its place."""
+    foot = HEIGHT - BOTTOM
+    parts = []
+    for value, _, y in y_ticks:
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(_text(LEFT - 7, y + 4, f"{value:,g}", "end"))
+    for value, x, _ in x_ticks:
+        parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{foot}" y2="{foot + 4}"/>')
+        parts.append(_text(x, foot + 17, f"{value:,g}", "middle"))
+    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{foot}" y2="{foot}"/>')
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, axes.x, "middle"))
+    middle = (TOP + foot) / 2
+    parts.append(
+        f'<text transform="translate(13 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(axes.y)}</text>'
+    )
+    return "".join(parts)

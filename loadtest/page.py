@@ -1,0 +1,210 @@
+"""A report as one HTML page that needs nothing else: no script, no font, no picture from anywhere."""
+
+from html import escape
+
+import numpy as np
+
+from loadtest import charts
+from loadtest.charts import Axes, Series
+from loadtest.figures import PARTS, Figures, Values, e2es_ms, itls_ms, ttfts_ms
+from loadtest.report import Point, Report
+from loadtest.rows import groups_of, number, percent
+from loadtest.slo import Slo
+from loadtest.style import STYLE
+from loadtest.table import first_failures
+
+# Name, values, and what each value is of.
+LATENCIES = (
+    ("time to first token", ttfts_ms, "requests"),
+    ("inter-token latency", itls_ms, "tokens"),
+    ("end to end", e2es_ms, "requests"),
+)
+# Beyond it lie a few outliers that would press all the rest against the axis.
+LAST_PERCENTILE = 99
+DEFINITIONS = {
+    "time to first token": "From when a request was due to its first response. In a closed loop a request is due "
+    "when it is sent; in an open loop, when the arrival process says.",
+    "inter-token latency": "As the client sees it: the time between two responses divided by the tokens of the "
+    "second; each of these tokens counts once. The first response has none.",
+    "end to end": "From when a request was due to its last token.",
+    "tokens per second": "Output tokens of requests that succeeded, over wall time from the first request to the "
+    "last answer, summed over a variant's slices.",
+    "goodput": "Requests that succeed within every limit of the SLO, per second and as a share of all. The limit on "
+    "inter-token latency is one on a request's mean.",
+    "acceptance rate": "Accepted drafts over proposed ones. Behind a rejection nothing is accepted, so later "
+    "positions have lower rates.",
+    "mean acceptance length": "Tokens emitted per target forward, the prompt's own round aside.",
+    "a round's time": "Sums over all requests by the coordinator's account, per target forward. queue: waiting for a "
+    "device; draft, target: computing, beside others' rows; wire: messages and event loops; coordinator: what is left "
+    "of the request's time there (waiting for a place, tokenising, text); client: what the client saw beyond that.",
+}
+
+
+def render(report: Report) -> str:
+    """The whole page."""
+    names = list(report.points[0].figures)
+    body = [
+        _header(report),
+        _overview(report),
+        _failures(report),
+        _sweep(report, names) if report.is_sweep else "",
+        *(_point(point, report.slo, is_open=not report.is_sweep) for point in report.points),
+        _section("How it was measured", _definition_list(report.settings)),
+        _section("What the figures mean", _definition_list(DEFINITIONS)),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Paceline load test, {escape(report.began)}</title><style>{STYLE}</style></head>"
+        f"<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _header(report: Report) -> str:
+    about = " · ".join(f"{escape(name)} {escape(value)}" for name, value in report.deployment.items())
+    return (
+        f'<header><h1>Paceline load test</h1><p class="faint">{escape(report.began)}</p>'
+        f'<p class="faint">{about}</p></header>'
+    )
+
+
+def _overview(report: Report) -> str:
+    """A row for each load and variant."""
+    top = max(figures.tokens_per_second for point in report.points for figures in point.figures.values())
+    headings = ["load", "variant", "requests", "tokens/s", "ttft p50", "ttft p99", "itl p50", "itl p99", "e2e p50"]
+    headings += ["accepted", "length"] + (["goodput"] if report.slo is not None else [])
+    rows = []
+    for point in report.points:
+        for colour, (name, figures) in enumerate(point.figures.items()):
+            cells = [escape(point.load.label), escape(name), _requests(figures)]
+            cells += [number(figures.tokens_per_second) + _meter(figures.tokens_per_second, top, colour)]
+            for spread, share in (
+                (figures.ttft_ms, "p50"), (figures.ttft_ms, "p99"), (figures.itl_ms, "p50"), (figures.itl_ms, "p99"),
+                (figures.e2e_ms, "p50"),
+            ):  # fmt: skip
+                cells.append(number(None if spread is None else getattr(spread, share)))
+            cells += [percent(figures.acceptance_rate), number(figures.mean_acceptance_length)]
+            good = figures.goodput
+            cells += [] if good is None else [f"{number(good.requests_per_second)} ({percent(good.share)})"]
+            rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    slo = (
+        f" Goodput: requests per second, and their share, under {escape(report.slo.label)} ms."
+        if report.slo is not None
+        else ""
+    )
+    table = f'<table class="overview"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    note = f'<p class="faint">Times in milliseconds; length: mean acceptance length, in tokens.{slo}</p>'
+    return _section("At a glance", f'<div class="scroll">{table}</div>{note}')
+
+
+def _requests(figures: Figures) -> str:
+    failed = figures.requests - figures.succeeded
+    return str(figures.requests) + (f' <span class="bad">({failed} failed)</span>' if failed else "")
+
+
+def _meter(value: float, top: float, colour: int) -> str:
+    share = 100 * value / top if top else 0
+    return f'<span class="meter"><b class="c{colour % charts.NUM_COLOURS}" style="width:{share:.0f}%"></b></span>'
+
+
+def _failures(report: Report) -> str:
+    said = first_failures(report)
+    if not said:
+        return ""
+    lines = "".join(f"<li>{escape(line)}</li>" for line in said)
+    return _section("Failures", f'<p class="faint">The first answer of each kind.</p><ul class="bad">{lines}</ul>')
+
+
+def _sweep(report: Report, names: list[str]) -> str:
+    """Throughput against latency: a line for each variant, a dot for each load."""
+    drawn = []
+    for title, field in (
+        ("time to first token", "ttft_ms"),
+        ("inter-token latency", "itl_ms"),
+        ("end to end", "e2e_ms"),
+    ):
+        series = []
+        for colour, name in enumerate(names):
+            dots = [(point.load.short_label, point.figures[name]) for point in report.points]
+            measured = [
+                (label, (figures.tokens_per_second, spread.p90))
+                for label, figures in dots
+                if (spread := getattr(figures, field)) is not None
+            ]
+            series.append(Series(name, [dot for _, dot in measured], colour, [label for label, _ in measured]))
+        axes = Axes(f"{title}, p90", "output tokens per second", "milliseconds")
+        drawn.append(_figure(axes.title, charts.line_chart(axes, series)))
+    return _section("Throughput against latency", charts.legend(names) + _charts(drawn))
+
+
+def _point(point: Point, slo: Slo | None, is_open: bool) -> str:
+    names = list(point.figures)
+    drawn = [
+        _cdf(title, unit, {name: values(run.records) for name, run in point.runs.items()})
+        for title, values, unit in LATENCIES
+    ]
+    drawn.append(_acceptance(point))
+    bars = charts.stacked_bars(
+        "a round's time", "ms", {name: figures.round_ms for name, figures in point.figures.items()}
+    )
+    drawn.append(_figure("a round's time: ms per target forward", charts.legend(list(PARTS)) + bars))
+    return (
+        f'<details class="point"{" open" if is_open else ""}><summary>{escape(point.load.label)}</summary>'
+        f"{charts.legend(names)}{_charts(drawn)}{_table(point, slo)}</details>"
+    )
+
+
+def _cdf(title: str, unit: str, values: dict[str, Values]) -> str:
+    """Which share of requests or tokens was as fast."""
+    shares = range(LAST_PERCENTILE + 1)
+    series = [
+        Series(name, list(zip(np.percentile(of, shares).tolist(), map(float, shares), strict=True)), colour)
+        for colour, (name, of) in enumerate(values.items())
+        if len(of)
+    ]
+    axes = Axes(f"{title}, to p{LAST_PERCENTILE}", "milliseconds", f"% of {unit}", y_top=100)
+    return _figure(axes.title, charts.line_chart(axes, series))
+
+
+def _acceptance(point: Point) -> str:
+    series = [
+        Series(
+            name,
+            [(float(position), 100 * rate) for position, rate in enumerate(figures.acceptance_per_position, 1)],
+            colour,
+            [""] * len(figures.acceptance_per_position),
+        )
+        for colour, (name, figures) in enumerate(point.figures.items())
+    ]
+    axes = Axes("acceptance rate by draft position", "position in the round", "% accepted", y_top=100)
+    return _figure(axes.title, charts.line_chart(axes, series))
+
+
+def _table(point: Point, slo: Slo | None) -> str:
+    head = "<th></th>" + "".join(f"<th>{escape(name)}</th>" for name in point.figures)
+    bodies = []
+    for group in groups_of(point, slo):
+        rows = f'<tr class="heading"><th colspan="{len(point.figures) + 1}">{escape(group.heading)}</th></tr>'
+        for label, cells in group.rows:
+            rows += f"<tr><td>{escape(label)}</td>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+        bodies.append(f"<tbody>{rows}</tbody>")
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>{"".join(bodies)}</table></div>'
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>"
+
+
+def _figure(title: str, content: str) -> str:
+    return f"<figure><h3>{escape(title)}</h3>{content}</figure>"
+
+
+def _charts(drawn: list[str]) -> str:
+    return f'<div class="charts">{"".join(drawn)}</div>'
+
+
+def _definition_list(entries: dict[str, str]) -> str:
+    return (
+        "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in entries.items()) + "</dl>"
+    )

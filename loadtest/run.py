@@ -1,0 +1,173 @@
+"""Asks, and writes down when answers come."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc.aio
+
+from loadtest.arrivals import poisson_arrivals
+from loadtest.figures import Run
+from loadtest.loads import ClosedLoop, Load, OpenLoop
+from loadtest.record import Arrival, Failure, Record
+from loadtest.slices import blocks
+from loadtest.variants import Variant
+from paceline.client import AsyncClient, Finish, Prompt
+from paceline.errors import PacelineError
+from paceline.rpc.status import code_of
+from paceline.sampling import SamplingParams
+
+# A client whose request failed waits as long before its next one: a server that is down or refuses is
+# not to be flooded by those who should wait for it.
+PAUSE_AFTER_FAILURE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is asked: the same of every variant and under every load."""
+
+    # Of request i to the variant of that name.
+    prompt_of: Callable[[int, str], Prompt]
+    # Of request 0; request i draws with seed + i.
+    sampling: SamplingParams
+    raw: bool
+    # A request that takes longer has failed.
+    timeout_s: float
+
+    def sampling_of(self, index: int) -> SamplingParams:
+        assert self.sampling.seed is not None
+        return replace(self.sampling, seed=(self.sampling.seed + index) % 2**64)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How long a load is put on, for each variant."""
+
+    # Requests that count.
+    requests: int
+    # No request begins later; with several variants, no block.
+    duration_s: float
+    # Requests before them that don't.
+    warmup: int
+
+
+class Runner:
+    """Puts loads on one deployment; several addresses are asked in turn, request by request."""
+
+    def __init__(self, clients: list[AsyncClient], workload: Workload, on_done: Callable[[Record], None]) -> None:
+        """`on_done` hears of every request, warm-ups included."""
+        self._clients = clients
+        self._workload = workload
+        self._on_done = on_done
+        # A load goes on where the one before ended: what was asked may be in a server's prefix cache.
+        self._num_asked = 0
+
+    async def run(self, load: Load, variants: list[Variant], extent: Extent) -> dict[str, Run]:
+        """What each variant did, by name. Variants take turns: see `slices.py`."""
+        for variant in variants:
+            await self._warm_up(load, variant, extent.warmup)
+        records: list[list[Record]] = [[] for _ in variants]
+        wall_s = [0.0] * len(variants)
+        deadline_s = time.perf_counter() + extent.duration_s
+        requests = range(self._num_asked, self._num_asked + extent.requests)
+        for block in blocks(len(variants), requests, load.requests_per_slice):
+            for part in block:
+                started_s = time.perf_counter()
+                # A block that has begun is finished, so that all variants answer the same requests.
+                until_s = deadline_s if len(variants) == 1 else math.inf
+                records[part.variant] += await self._run_slice(part.requests, variants[part.variant], load, until_s)
+                wall_s[part.variant] += time.perf_counter() - started_s
+            if time.perf_counter() >= deadline_s:
+                break
+        self._num_asked = max((record.index + 1 for each in records for record in each), default=self._num_asked)
+        return {variant.name: Run(records[number], wall_s[number]) for number, variant in enumerate(variants)}
+
+    async def _warm_up(self, load: Load, variant: Variant, num_requests: int) -> None:
+        # The last prompts, which those that count reach last.
+        requests = range(-1, -1 - num_requests, -1)
+        most = load.concurrency if isinstance(load, ClosedLoop) else num_requests
+        await self._run_closed(iter(requests), variant, min(most, num_requests), math.inf)
+
+    async def _run_slice(self, requests: range, variant: Variant, load: Load, until_s: float) -> list[Record]:
+        match load:
+            case ClosedLoop(concurrency):
+                return await self._run_closed(iter(requests), variant, concurrency, until_s)
+            case OpenLoop(rate):
+                return await self._run_open(requests, variant, rate, until_s)
+
+    async def _run_closed(
+        self, requests: Iterator[int], variant: Variant, concurrency: int, until_s: float
+    ) -> list[Record]:
+        """Each of the clients takes the next request when its last one is answered."""
+        records: list[Record] = []
+
+        async def one_client() -> None:
+            for index in requests:
+                now_s = time.perf_counter()
+                if now_s >= until_s:
+                    return
+                record = await self._ask(index, variant, now_s)
+                records.append(record)
+                if not record.is_ok:
+                    await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(one_client())
+        return records
+
+    async def _run_open(self, requests: range, variant: Variant, rate: float, until_s: float) -> list[Record]:
+        """Requests begin when they are due, however many are under way."""
+        started_s = time.perf_counter()
+        # By the slice's first request: other slices have other arrivals, other variants the same.
+        arrivals = poisson_arrivals(rate, self._workload.sampling_of(requests.start).seed or 0)
+        tasks: list[asyncio.Task[Record]] = []
+        async with asyncio.TaskGroup() as group:
+            for index, arrival_s in zip(requests, arrivals, strict=False):
+                due_s = started_s + arrival_s
+                await asyncio.sleep(min(due_s, until_s) - time.perf_counter())
+                if due_s >= until_s:
+                    break
+                tasks.append(group.create_task(self._ask(index, variant, due_s)))
+        return [task.result() for task in tasks]
+
+    async def _ask(self, index: int, variant: Variant, due_s: float) -> Record:
+        """One request, from when it is due to its last response."""
+        workload = self._workload
+        client = self._clients[index % len(self._clients)]
+        arrivals: list[Arrival] = []
+        finish: Finish | None = None
+        failure: Failure | None = None
+        # Any: the client promises an iterator and gives a generator, which can be closed.
+        pieces: Any = client.stream(
+            workload.prompt_of(index, variant.name), workload.sampling_of(index), variant.speculation, workload.raw
+        )
+        try:
+            async with asyncio.timeout(workload.timeout_s), contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    if piece.token_ids:
+                        arrivals.append(Arrival((time.perf_counter() - due_s) * 1e3, len(piece.token_ids)))
+                    finish = piece.finish or finish
+        except PacelineError as error:
+            failure = Failure(status_of(error), str(error))
+        except TimeoutError:
+            failure = Failure("TIMED_OUT", f"no end after {workload.timeout_s:g} s, the harness's own limit")
+        if failure is None and finish is None:
+            failure = Failure("INCOMPLETE", "the stream ended without a finish")
+        record = Record(index, tuple(arrivals), finish, failure)
+        self._on_done(record)
+        return record
+
+
+def status_of(error: PacelineError) -> str:
+    """The status code's name, as the server sent it.
+
+    The client has one exception for several codes; the call's own error, in whose handling it was raised,
+    still knows which it was.
+    """
+    cause = error.__context__
+    return cause.code().name if isinstance(cause, grpc.aio.AioRpcError) else code_of(error).name

@@ -1,0 +1,241 @@
+"""`paceline bench`: the load harness. What it measures, and how: docs/benchmarking.md."""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from loadtest.loads import ClosedLoop, Load, OpenLoop, parse_sweep
+from loadtest.page import render
+from loadtest.progress import LiveProgress
+from loadtest.prompts import Lengths, parse_lengths, parse_prompts, synthetic_prompt
+from loadtest.report import Point, Report, as_record
+from loadtest.run import Extent, Runner, Workload
+from loadtest.slices import UNLIMITED
+from loadtest.slo import Slo, parse_slo
+from loadtest.table import first_failures, print_report
+from loadtest.variants import DEFAULT, Variant, parse_variants
+from paceline.cli import options
+from paceline.client import AsyncClient, Prompt
+from paceline.errors import ConfigError, InvalidArgument, RequestError, Unavailable
+from paceline.sampling import SamplingParams, require
+
+DEFAULT_ADDRESS = "127.0.0.1:50050"
+DEFAULT_REQUESTS = 32
+DEFAULT_LENGTHS = "128:64"
+DEFAULT_MAX_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do, checked as far as it can be without a server."""
+
+    addresses: list[str]
+    loads: list[Load]
+    # By name, the SpeculationParams fields it says.
+    variants: dict[str, dict[str, Any]]
+    extent: Extent
+    # From a file; None: synthetic.
+    prompts: list[Prompt] | None
+    lengths: Lengths
+    sampling: SamplingParams
+    raw: bool
+    timeout_s: float
+    slo: Slo | None
+
+
+def bench(
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"a coordinator's HOST:PORT or unix:PATH; several are asked in turn; default: {DEFAULT_ADDRESS}"
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="closed loop: requests in flight; the default, with 1")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="open loop: requests a second, Poisson arrivals")] = None,
+    sweep: Annotated[str | None, typer.Option(help="one load after another: concurrency=1,2,4 or rate=0.5,1")] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(help=f"requests of each load and variant; default: {DEFAULT_REQUESTS}, with --duration no limit"),
+    ] = None,
+    duration: Annotated[float | None, typer.Option(help="seconds of each load in which requests begin")] = None,
+    warmup: Annotated[int, typer.Option(help="requests of each load and variant before those that count")] = 2,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines or list: prompt, messages, turns or ShareGPT's conversations")
+    ] = None,
+    synthetic: Annotated[
+        str | None, typer.Option(help=f"IN:OUT tokens, IN random ones; default without --prompts: {DEFAULT_LENGTHS}")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help=f"most tokens to generate; default: {DEFAULT_MAX_TOKENS}, or OUT")
+    ] = None,
+    temperature: options.Temperature = 0.0,
+    seed: Annotated[int, typer.Option(help="of arrivals, synthetic prompts and sampling: request i has SEED + i")] = 0,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="go on to the most tokens; synthetic requests always do")
+    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="prompts as they are, without chat template")] = False,
+    compare: Annotated[
+        str, typer.Option(help="variants that take turns: off,model,ngram,hybrid,model:4,adaptive,...")
+    ] = DEFAULT,
+    slo: Annotated[str | None, typer.Option(help="for goodput, limits in ms: ttft=500,itl=50,e2e=5000")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds after which a request has failed")] = 300.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write figures and requests to this file")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="write a page with plots to this file")] = None,
+) -> None:
+    """Puts load on coordinators and measures latency, throughput, acceptance, and where the time goes."""
+    files = {"--json": json_file, "--html": html_file}
+    # Said before minutes are spent on measuring.
+    for name, path in files.items():
+        ok = path is None or (path.parent.is_dir() and not path.is_dir())
+        require(ok, name, str(path), "a file in a folder that exists")
+    require(0 < timeout < math.inf, "--timeout", timeout, "a finite number of seconds > 0")
+    lengths, sampling = check_lengths(prompts, synthetic, max_tokens, temperature, seed, ignore_eos)
+    plan = Plan(
+        addresses=address or [DEFAULT_ADDRESS],
+        loads=choose_loads(concurrency, rate, sweep),
+        variants=parse_variants(compare),
+        extent=check_extent(requests, duration, warmup),
+        prompts=None if prompts is None else read_prompts(prompts),
+        lengths=lengths,
+        sampling=sampling,
+        raw=raw,
+        timeout_s=timeout,
+        slo=None if slo is None else parse_slo(slo),
+    )
+    report = options.run(measure(plan, described(plan, prompts)))
+    print_report(Console(highlight=False), report)
+    _write(json_file, "--json", lambda: json.dumps(as_record(report), indent=1))
+    _write(html_file, "--html", lambda: render(report))
+    if not report.records:
+        raise RequestError("no request began; give a longer --duration")
+    if not any(record.is_ok for record in report.records):
+        raise RequestError(f"every request failed; {first_failures(report)[0]}")
+
+
+def choose_loads(concurrency: int | None, rate: float | None, sweep: str | None) -> list[Load]:
+    """Raises InvalidArgument where more than one is given, or one is out of its range."""
+    given = {"--concurrency": concurrency, "--rate": rate, "--sweep": sweep}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise InvalidArgument(f"{' and '.join(names)} are given; give one of --concurrency, --rate, --sweep")
+    if sweep is not None:
+        return parse_sweep(sweep)
+    return [OpenLoop(rate)] if rate is not None else [ClosedLoop(1 if concurrency is None else concurrency)]
+
+
+def check_extent(requests: int | None, duration: float | None, warmup: int) -> Extent:
+    """Raises InvalidArgument naming the flag and its range."""
+    require(requests is None or 1 <= requests < UNLIMITED, "--requests", requests, f"in [1, {UNLIMITED})")
+    require(duration is None or 0 < duration < math.inf, "--duration", duration, "a finite number of seconds > 0")
+    require(0 <= warmup < UNLIMITED, "--warmup", warmup, f"in [0, {UNLIMITED})")
+    default = DEFAULT_REQUESTS if duration is None else UNLIMITED
+    return Extent(default if requests is None else requests, math.inf if duration is None else duration, warmup)
+
+
+def check_lengths(
+    prompts: Path | None, synthetic: str | None, max_tokens: int | None, temperature: float, seed: int, ignore_eos: bool
+) -> tuple[Lengths, SamplingParams]:
+    """Raises InvalidArgument where flags are out of range, or say the same thing twice."""
+    if synthetic is not None and prompts is not None:
+        raise InvalidArgument("--prompts and --synthetic are given; give one of them")
+    if synthetic is not None and max_tokens is not None:
+        raise InvalidArgument("--max-tokens and --synthetic are given; OUT of --synthetic IN:OUT says how many tokens")
+    lengths = parse_lengths(synthetic or DEFAULT_LENGTHS)
+    default = DEFAULT_MAX_TOKENS if prompts is not None else lengths.output
+    sampling = SamplingParams(
+        max_tokens=default if max_tokens is None else max_tokens, temperature=temperature, seed=seed,
+        ignore_eos=ignore_eos or prompts is None,
+    )  # fmt: skip
+    return Lengths(lengths.prompt, sampling.max_tokens), sampling
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Raises InvalidArgument naming the file and what is wrong with it."""
+    try:
+        return parse_prompts(path.read_text(encoding="utf-8-sig"), str(path))
+    except OSError as error:
+        raise InvalidArgument(f"--prompts {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"--prompts {path}: not UTF-8 text") from None
+
+
+async def measure(plan: Plan, settings: dict[str, str]) -> Report:
+    """Runs every load. Raises Unavailable naming a coordinator that is not there."""
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(AsyncClient(each)) for each in plan.addresses]
+        cards = [await _describe(client, each) for client, each in zip(clients, plan.addresses, strict=True)]
+        variants = [
+            Variant(name, await options.resolve_speculation(clients[0], given)) for name, given in plan.variants.items()
+        ]
+        began = datetime.now().astimezone().isoformat(timespec="seconds")
+        counted = plan.extent.requests + plan.extent.warmup
+        total = None if plan.extent.requests == UNLIMITED else len(plan.loads) * len(variants) * counted
+        with LiveProgress(total) as progress:
+            workload = Workload(_prompts_of(plan, cards), plan.sampling, plan.raw, plan.timeout_s)
+            runner = Runner(clients, workload, progress.count)
+            points = []
+            for load in plan.loads:
+                progress.show_load(load.label)
+                points.append(Point.of(load, await runner.run(load, variants, plan.extent), plan.slo))
+    return Report(began, _deployment(cards[0]), settings, plan.slo, points)
+
+
+def described(plan: Plan, prompts: Path | None) -> dict[str, str]:
+    """What was asked, for the report's reader."""
+    extent, sampling = plan.extent, plan.sampling
+    counts = [f"{extent.requests} requests"] if extent.requests != UNLIMITED else []
+    counts += [f"{extent.duration_s:g} s"] if extent.duration_s < math.inf else []
+    synthetic = f"{plan.lengths.prompt} random tokens"
+    return {
+        "addresses": ", ".join(plan.addresses),
+        "loads": ", ".join(load.label for load in plan.loads),
+        "variants": ", ".join(plan.variants),
+        "extent": f"{' or '.join(counts)} for each load and variant, after {extent.warmup} warm-ups",
+        "prompts": synthetic if plan.prompts is None else f"{len(plan.prompts)} from {prompts}",
+        "output": f"at most {sampling.max_tokens} tokens" + (", end-of-text ignored" if sampling.ignore_eos else ""),
+        "sampling": f"temperature {sampling.temperature:g}, seed {sampling.seed} + request",
+        "SLO": "none" if plan.slo is None else f"{plan.slo.label} ms",
+    }
+
+
+async def _describe(client: AsyncClient, address: str) -> Any:
+    try:
+        return await client.describe()
+    except Unavailable as error:
+        raise Unavailable(f"--address {address}: {error}") from None
+
+
+def _deployment(card: Any) -> dict[str, str]:
+    models = {"target": card.target, **({"draft": card.draft} if card.HasField("draft") else {})}
+    shown = {role: f"{model.name} ({model.dtype}, {model.device})" for role, model in models.items()}
+    return {**shown, "version": card.version}
+
+
+def _prompts_of(plan: Plan, cards: list[Any]) -> Callable[[int, str], Prompt]:
+    """The prompt of request i to a variant. Raises InvalidArgument where synthetic lengths don't fit the model."""
+    if plan.prompts is not None:
+        listed = plan.prompts
+        return lambda index, name: listed[index % len(listed)]
+    plan.lengths.check(min(card.target.max_model_len for card in cards))
+    token_ids = range(min(card.target.vocab_size for card in cards))
+    # Of the same lengths for all variants, but not the same: none finds another's in a prefix cache.
+    return lambda index, name: synthetic_prompt(plan.lengths.prompt, token_ids, f"{plan.sampling.seed} {name} {index}")
+
+
+def _write(path: Path | None, name: str, content: Callable[[], str]) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(content(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{name} {path}: {error.strerror or error}") from error
