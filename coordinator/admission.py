@@ -2,10 +2,16 @@
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 
 from paceline.errors import ResourceExhausted
+
+# Weight of the newest generation in how long a place is usually held.
+SMOOTHING = 0.1
+# Before the first has ended.
+FIRST_HOLD_S = 1.0
 
 
 class Admission:
@@ -16,14 +22,17 @@ class Admission:
         self.running = 0
         self._max_waiting = max_waiting
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._hold_s = FIRST_HOLD_S
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Holds a place, once there is one. Raises ResourceExhausted at once if the queue is full."""
+        """Holds a place, once there is one. Raises ResourceExhausted at once, with a hint, if the queue is full."""
         await self._enter()
+        started_s = time.monotonic()
         try:
             yield
         finally:
+            self._hold_s += SMOOTHING * (time.monotonic() - started_s - self._hold_s)
             self._leave()
 
     async def _enter(self) -> None:
@@ -31,8 +40,12 @@ class Admission:
             self.running += 1
             return
         if len(self._waiting) >= self._max_waiting:
+            # One place comes free every hold / max_running; the queue has room after the first.
+            retry_after_s = max(0.1, self._hold_s / self.max_running)
             raise ResourceExhausted(
-                f"{self.running} generations are running and {len(self._waiting)} waiting; try again later"
+                f"{self.running} generations are running and {len(self._waiting)} waiting; "
+                f"try again in about {retry_after_s:.1f} s",
+                retry_after_s,
             )
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)

@@ -19,7 +19,7 @@ import grpc.aio
 from paceline.results import Completion, Finish, Piece, Speculation, Timing, TokenLogprobs
 from paceline.rpc.channel import open_channel
 from paceline.rpc.messages import sampling_to_message, speculation_to_message
-from paceline.rpc.status import error_of
+from paceline.rpc.status import error_of_call
 from paceline.sampling import SamplingParams, SpeculationParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 
@@ -67,7 +67,7 @@ class AsyncClient:
             async for response in call:
                 yield _piece(response)
         except grpc.aio.AioRpcError as error:
-            raise error_of(error.code(), error.details() or "") from None
+            raise error_of_call(error) from None
         finally:
             call.cancel()
 
@@ -99,7 +99,7 @@ class AsyncClient:
         try:
             return await self._stub.Describe(generation_pb2.DescribeRequest())
         except grpc.aio.AioRpcError as error:
-            raise error_of(error.code(), error.details() or "") from None
+            raise error_of_call(error) from None
 
 
 class Client:

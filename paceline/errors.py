@@ -67,7 +67,11 @@ class Cancelled(RequestError):
 
 
 class ResourceExhausted(RequestError):
-    """No room now; the same request may succeed later."""
+    """No room now; the same request may succeed later, after about `retry_after_s` seconds where that is known."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Unsupported(RequestError):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.client import AsyncClient
+from paceline.errors import ResourceExhausted
 from paceline.sampling import SamplingParams, SpeculationParams
 from tests.conftest import TINY
 from tests.services import Trio, start_trio
@@ -84,5 +85,7 @@ async def test_beyond_the_waiting_queue_requests_are_refused_at_once(tmp_path: P
         async with AsyncClient(trio.address) as client:
             everyone = [client.complete(prompt, params) for prompt in token_prompts(8, 20)]
             done = await asyncio.gather(*everyone, return_exceptions=True)
-    refused = [type(result).__name__ for result in done if isinstance(result, Exception)]
-    assert refused == ["ResourceExhausted"] * 5
+    refused = [result for result in done if isinstance(result, Exception)]
+    assert [type(error).__name__ for error in refused] == ["ResourceExhausted"] * 5
+    assert all(isinstance(error, ResourceExhausted) and error.retry_after_s for error in refused)
+    assert "1 generations are running and 2 waiting; try again in about" in str(refused[0])

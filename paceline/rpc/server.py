@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from paceline.errors import ConfigError, InvalidArgument, PacelineError
 from paceline.rpc.channel import SERVER_OPTIONS
-from paceline.rpc.status import code_of
+from paceline.rpc.status import code_of, trailers_of
 
 log = logging.getLogger(__name__)
 # How long calls in flight may go on after SIGTERM.
@@ -172,4 +172,4 @@ class _Telling(contextlib.AbstractContextManager["_Telling"]):
     async def abort(self) -> None:
         assert self._error is not None
         text = str(self._error) if isinstance(self._error, PacelineError) else "internal error; see the server's log"
-        await self._context.abort(code_of(self._error), text)
+        await self._context.abort(code_of(self._error), text, trailers_of(self._error))

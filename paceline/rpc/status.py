@@ -1,6 +1,7 @@
 """Exceptions <-> grpc.StatusCode: the only place that knows both."""
 
 import grpc
+import grpc.aio
 
 from paceline import errors
 
@@ -29,6 +30,26 @@ def number_of(error: Exception) -> int:
     """The status code as a number, as `Failure.code` carries it."""
     number: int = code_of(error).value[0]
     return number
+
+
+# Trailing metadata that gRPC's own retry policies obey (gRFC A6): milliseconds.
+RETRY_AFTER_KEY = "grpc-retry-pushback-ms"
+
+
+def trailers_of(error: Exception) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata that go with an exception's status."""
+    if isinstance(error, errors.ResourceExhausted) and error.retry_after_s is not None:
+        return ((RETRY_AFTER_KEY, str(int(error.retry_after_s * 1e3))),)
+    return ()
+
+
+def error_of_call(error: grpc.aio.AioRpcError) -> errors.PacelineError:
+    """The exception for a call that ended with an error."""
+    raised = error_of(error.code(), error.details() or "")
+    hint = dict(error.trailing_metadata() or ()).get(RETRY_AFTER_KEY)
+    if isinstance(raised, errors.ResourceExhausted) and hint is not None:
+        raised.retry_after_s = int(hint) / 1e3
+    return raised
 
 
 def error_of(code: grpc.StatusCode, message: str) -> errors.PacelineError:

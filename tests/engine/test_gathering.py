@@ -1,0 +1,82 @@
+"""When a worker waits for a fuller batch, and when it does not."""
+
+import time
+
+import pytest
+
+from paceline.engine.gathering import SHARED_BOUND, Absence, Gathering, Waiting
+
+
+def away(usual_s: float, gone_s: float) -> Absence:
+    """A sequence that is usually away for `usual_s` and left `gone_s` ago."""
+    absence = Absence()
+    absence._usual_s = usual_s
+    absence._left_s = time.perf_counter() - gone_s
+    return absence
+
+
+def gathering(waiting: Waiting, fixed_s: float = 1.0) -> Gathering:
+    made = Gathering(waiting)
+    made.count_step(fixed_s)
+    return made
+
+
+def wait_s(policy: Gathering, num_ready: int, absences: list[Absence]) -> float:
+    return policy.wait_s(time.perf_counter(), num_ready, absences)
+
+
+# Times are far longer than the clock's noise: a step takes a second.
+@pytest.mark.parametrize("waiting", [Waiting.OWN, Waiting.SHARED])
+def test_many_that_are_about_to_come_are_waited_for(waiting: Waiting) -> None:
+    assert 0.05 < wait_s(gathering(waiting), 1, [away(0.6, 0.5)] * 7) < 0.2
+
+
+@pytest.mark.parametrize("waiting", [Waiting.OWN, Waiting.SHARED])
+def test_many_do_not_wait_for_one(waiting: Waiting) -> None:
+    assert wait_s(gathering(waiting), 7, [away(0.9, 0.5)]) == 0
+
+
+def test_a_wait_that_costs_more_than_it_saves_is_not_begun() -> None:
+    half = [away(1.1, 0.5)] * 4
+    assert wait_s(gathering(Waiting.OWN), 4, half) == 0
+    # The neighbour would pay for the second forward too.
+    assert wait_s(gathering(Waiting.SHARED), 4, half) > 0.5
+
+
+def test_no_wait_is_longer_than_its_bound() -> None:
+    assert wait_s(gathering(Waiting.OWN), 1, [away(1.6, 0.5)] * 50) == 0
+    assert wait_s(gathering(Waiting.SHARED), 1, [away(SHARED_BOUND + 0.6, 0.5)] * 50) == 0
+
+
+def test_what_was_waited_already_counts() -> None:
+    policy, ready_s = gathering(Waiting.OWN), time.perf_counter() - 0.9
+    assert policy.wait_s(ready_s, 1, [away(0.7, 0.5)] * 3) == 0
+
+
+def test_nobody_waits_for_the_unknown_or_the_overdue_or_before_a_first_step() -> None:
+    absent = Absence()
+    absent.leave()
+    assert wait_s(gathering(Waiting.OWN), 1, [absent] * 9) == 0
+    assert wait_s(gathering(Waiting.OWN), 1, [away(0.2, 0.5)] * 9) == 0
+    assert Gathering(Waiting.OWN).wait_s(time.perf_counter(), 1, [away(0.6, 0.5)] * 9) == 0
+    assert wait_s(gathering(Waiting.OFF), 1, [away(0.6, 0.5)] * 9) == 0
+
+
+def test_an_absence_is_learnt_from_when_commands_come() -> None:
+    absence = Absence()
+    for _ in range(30):
+        absence.leave()
+        # Carried out later, behind a step: that is not the sequence's doing.
+        absence.arrive(time.perf_counter() + 2.0)
+    absence.leave()
+    now_s = time.perf_counter()
+    expected_s = absence.expected_s(now_s)
+    assert expected_s is not None
+    assert expected_s - now_s == pytest.approx(2.0, abs=0.2)
+
+
+def test_a_step_that_has_become_slower_for_good_is_believed_in_the_end() -> None:
+    policy = gathering(Waiting.OWN, fixed_s=0.1)
+    for _ in range(300):
+        policy.count_step(1.0)
+    assert wait_s(policy, 1, [away(0.9, 0.5)] * 7) > 0

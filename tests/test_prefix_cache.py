@@ -1,0 +1,79 @@
+"""What was computed for a prompt's beginning is found again, on both servers, and changes no output."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.client import AsyncClient, Completion
+from paceline.sampling import SamplingParams, SpeculationParams
+from tests.conftest import TINY
+from tests.services import Trio, start_trio
+from tests.test_load import token_prompts
+
+BLOCK_SIZE = 16
+PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
+SPECULATIVE = SpeculationParams(num_draft_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def uncached_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    flags = (*TINY, "--no-prefix-caching")
+    with start_trio(tmp_path_factory.mktemp("uncached"), flags, flags) as trio:
+        yield trio
+
+
+async def complete(trio: Trio, *prompts: list[int]) -> list[Completion]:
+    """One after the other."""
+    async with AsyncClient(trio.address) as client:
+        return [await client.complete(prompt, PARAMS, SPECULATIVE) for prompt in prompts]
+
+
+def fresh_prompt(number: int) -> list[int]:
+    """One that no other test has sent."""
+    return [number, *token_prompts(1, 200)[0], *range(100, 200)]
+
+
+async def test_the_second_turn_of_a_conversation_feeds_only_what_is_new(tiny_trio: Trio, uncached_trio: Trio) -> None:
+    first = fresh_prompt(11)
+    [answer] = await complete(tiny_trio, first)
+    assert answer.finish.cached_prompt_tokens == 0
+    # All but the answer's last token were fed.
+    second = first + answer.token_ids + [7, 8, 9]
+    [again] = await complete(tiny_trio, second)
+    known = len(first) + len(answer.token_ids) - 1
+    assert again.finish.cached_prompt_tokens == known // BLOCK_SIZE * BLOCK_SIZE
+    [reference] = await complete(uncached_trio, second)
+    assert reference.finish.cached_prompt_tokens == 0
+    assert again.token_ids == reference.token_ids
+    # The draft's cache is as good: its proposals are accepted as often.
+    assert again.finish.speculation == reference.finish.speculation
+
+
+async def test_a_prompt_that_comes_again_is_fed_from_its_last_token_on(tiny_trio: Trio) -> None:
+    prompt = fresh_prompt(12)[: 4 * BLOCK_SIZE]
+    first, second = await complete(tiny_trio, prompt, prompt)
+    # Its last token's logits are wanted, so its last block is fed again.
+    assert second.finish.cached_prompt_tokens == 3 * BLOCK_SIZE
+    assert second.token_ids == first.token_ids
+
+
+async def test_prompts_that_begin_alike_do_not_disturb_one_another(tiny_trio: Trio, uncached_trio: Trio) -> None:
+    beginning = fresh_prompt(13)
+    prompts = [[*beginning, *ending] for ending in token_prompts(12, 40)]
+    async with AsyncClient(tiny_trio.address) as client:
+        at_once = await asyncio.gather(*(client.complete(prompt, PARAMS, SPECULATIVE) for prompt in prompts))
+        later = await asyncio.gather(*(client.complete(prompt, PARAMS, SPECULATIVE) for prompt in prompts))
+    reference = await complete(uncached_trio, *prompts)
+    assert [each.token_ids for each in at_once] == [each.token_ids for each in reference]
+    assert [each.token_ids for each in later] == [each.token_ids for each in reference]
+    assert all(each.finish.cached_prompt_tokens >= len(beginning) // BLOCK_SIZE * BLOCK_SIZE for each in later)
+
+
+async def test_scored_prompts_are_fed_whole(tiny_trio: Trio) -> None:
+    prompt = fresh_prompt(14)
+    params = SamplingParams(max_tokens=4, prompt_logprobs=0)
+    async with AsyncClient(tiny_trio.address) as client:
+        first, second = [await client.complete(prompt, params, SPECULATIVE) for _ in range(2)]
+    assert second.finish.cached_prompt_tokens == 0
+    assert [each.logprob for each in second.prompt_logprobs] == [each.logprob for each in first.prompt_logprobs]
