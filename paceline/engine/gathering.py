@@ -19,8 +19,9 @@ from collections.abc import Iterable
 
 # Weight of the newest observation in what is usual.
 SMOOTHING = 0.3
-# A fixed cost that has grown (another clock, a fuller machine) is believed at this pace a step.
-FORGETTING = 0.02
+# A fixed cost that has grown (another clock, a fuller machine) is believed at this pace a step: slowly, since
+# under load every step is a long one, and would be taken for fixed.
+FORGETTING = 0.001
 # How much later than usual a sequence may be and still be waited for.
 LATENESS = 1.5
 LATENESS_S = 0.5e-3

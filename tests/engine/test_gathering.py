@@ -75,8 +75,11 @@ def test_an_absence_is_learnt_from_when_commands_come() -> None:
     assert expected_s - now_s == pytest.approx(2.0, abs=0.2)
 
 
-def test_a_step_that_has_become_slower_for_good_is_believed_in_the_end() -> None:
+def test_long_steps_are_not_soon_taken_for_a_fixed_cost_but_believed_in_the_end() -> None:
     policy = gathering(Waiting.OWN, fixed_s=0.1)
-    for _ in range(300):
+    for _ in range(50):
+        policy.count_step(1.0)
+    assert wait_s(policy, 1, [away(0.9, 0.5)] * 7) == 0
+    for _ in range(5000):
         policy.count_step(1.0)
     assert wait_s(policy, 1, [away(0.9, 0.5)] * 7) > 0
