@@ -67,8 +67,11 @@ def build_engine(
     dependent = find_dependent_parts(model, config.block_size)
     attention = PagedAttention(loaded.config, num_blocks, config.block_size)
     pool = BlockPool(num_blocks, config.block_size, attention.copy_blocks, config.prefix_caching)
+    runner = Runner(model, attention)
+    progress("warming up")
+    runner.warm_up()
     turns, gathering = Turns(config.turns_file), Gathering(config.waiting)
-    worker = Worker(Runner(model, attention), pool, turns, gathering, max_model_len, config.max_batch_tokens, loop)
+    worker = Worker(runner, pool, turns, gathering, max_model_len, config.max_batch_tokens, loop)
     return Engine(
         config=config,
         model=loaded.config,

@@ -9,6 +9,9 @@ from paceline.engine.llama import Llama
 from paceline.engine.observations import observe
 from paceline.engine.sampler import Sampler
 
+# Plain rounds, rounds with drafts, a short prompt; all fit into the smallest block.
+WARM_UP_ROWS = (1, 2, 3, 4, 5, 6, 7, 8)
+
 
 class Runner:
     """Runs engine steps. Belongs to the worker's thread."""
@@ -17,6 +20,16 @@ class Runner:
         self._model = model
         self._attention = attention
         self._sampler = Sampler()
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Forwards of the usual sizes, in the first block: the library prepares itself for each, and the first
+        request need not wait for that. What they leave in the block belongs to no sequence."""
+        for num_rows in WARM_UP_ROWS:
+            builder = BatchBuilder()
+            builder.add([0] * num_rows, 0, [0], [False] * (num_rows - 1) + [True])
+            batch = builder.build(self._model.min_rows, self._model.device)
+            self._model.forward(batch, self._attention, self._attention.plan(batch.spans, batch.num_rows))
 
     @torch.inference_mode()
     def step(self, shares: list[tuple[Job, int]]) -> None:
