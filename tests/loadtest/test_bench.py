@@ -136,7 +136,12 @@ async def test_ctrl_c_ends_with_130_and_frees_the_server(tiny_trio: Trio) -> Non
 
         # Another test's last generation, still ending, would be taken for this one's first.
         await wait_until(False)
-        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stderr=asyncio.subprocess.PIPE,
+            # As from a terminal, also where the tests run in the background of a shell, which ignores it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         try:
             await wait_until(True)
             process.send_signal(signal.SIGINT)
