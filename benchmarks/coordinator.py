@@ -1,6 +1,6 @@
 """What the coordinator itself costs: CPU time and messages per sequence-round.
 
-python -m benchmarks.coordinator [--at-once 1,16,64] [--tokens 200]
+python -m benchmarks.coordinator [--at-once 1,16,64] [--tokens 400]
 
 The draft and target servers are fakes that answer at once (real ones would hide the coordinator's cost
 behind a forward): every draft is accepted, a round is a proposal of 4 and a verdict of 5 tokens. The coordinator,
@@ -28,18 +28,18 @@ TOKEN = 97
 
 
 class InstantServer:
-    """Answers every command with tokens of one kind; counts messages and commands."""
+    """Answers every command with tokens of one kind; counts messages."""
 
-    def __init__(self, module: Any, service: str, files: dict[str, bytes], counts: Any) -> None:
+    def __init__(self, module: Any, service: str, files: dict[str, bytes], messages: Any) -> None:
         self._response_class = getattr(module, f"{service}Response")
         self._files = files
-        self._counts = counts
+        self._messages = messages
 
     async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         yield self._response_class(hello=model_pb2.Hello(session_id="fake", instance_id="fake"))
         async for request in requests:
             response = self._response_class()
-            self._counts[0] += 1
+            self._messages.value += 1
             for command in request.commands:
                 self._answer(command, response)
             if response.answers:
@@ -54,10 +54,8 @@ class InstantServer:
             answer.opened.SetInParent()
         elif kind == "propose":
             answer.proposal.tokens.extend([TOKEN] * command.propose.num_draft_tokens)
-            self._counts[1] += 1
         else:
             answer.verdict.tokens.extend([TOKEN] * (len(command.verify.draft_tokens) + 1))
-            self._counts[1] += 1
 
     async def Describe(self, request: Any, context: Any) -> Any:
         return model_pb2.ModelCard(
@@ -76,14 +74,14 @@ class InstantServer:
         return model_pb2.ReleaseResponse()
 
 
-def serve_fakes(folder: str, files: dict[str, bytes], counts: Any) -> None:
+def serve_fakes(folder: str, files: dict[str, bytes], messages: Any) -> None:
     """Both fakes, until SIGTERM. In a process of its own, which the coordinator's figures leave out."""
 
     async def serve() -> None:
         servers = []
         for module, service in ((draft_pb2, "Draft"), (target_pb2, "Target")):
             server = Server(f"unix:{folder}/{service.lower()}.sock")
-            servicer = InstantServer(module, service, files, counts)
+            servicer = InstantServer(module, service, files, messages)
             server.add_service(module.DESCRIPTOR.services_by_name[service], servicer)
             await server.start()
             servers.append(server)
@@ -100,16 +98,16 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(address: str, pid: int, counts: Any, at_once: int, tokens: int) -> str:
+async def measure(address: str, pid: int, messages: Any, at_once: int, tokens: int) -> str:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     speculation = SpeculationParams(num_draft_tokens=NUM_DRAFT_TOKENS)
     async with AsyncClient(address) as client:
         await client.complete([1, 2, 3], SamplingParams(max_tokens=20), speculation)
-        before_s, messages = cpu_s(pid), counts[0]
+        before_s, before = cpu_s(pid), messages.value
         done = await asyncio.gather(*(client.complete([1, 2, 3], params, speculation) for _ in range(at_once)))
     rounds = sum(each.finish.speculation.rounds for each in done)
     each_us = (cpu_s(pid) - before_s) / rounds * 1e6
-    return f"{at_once:3d} at once: {each_us:6.0f} us CPU and {(counts[0] - messages) / rounds:5.2f} messages a sequence-round"
+    return f"{at_once:3d} at once: {each_us:6.0f} us CPU and {(messages.value - before) / rounds:5.2f} messages a sequence-round"
 
 
 async def main() -> None:
@@ -121,8 +119,8 @@ async def main() -> None:
     arguments = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="paceline-bench-")
     spawn = multiprocessing.get_context("spawn")
-    counts = spawn.Array("q", 2, lock=False)
-    fakes = spawn.Process(target=serve_fakes, args=(folder, dummy_tokenizer_files(VOCAB_SIZE), counts))
+    messages = spawn.Value("q", 0, lock=False)
+    fakes = spawn.Process(target=serve_fakes, args=(folder, dummy_tokenizer_files(VOCAB_SIZE), messages))
     fakes.start()
     try:
         addresses = ("--draft", f"unix:{folder}/draft.sock", "--target", f"unix:{folder}/target.sock")
@@ -130,7 +128,7 @@ async def main() -> None:
         with running(coordinator):
             for at_once in (int(each) for each in arguments.at_once.split(",")):
                 pid = coordinator.process.pid
-                print(await measure(coordinator.address, pid, counts, at_once, arguments.tokens), flush=True)
+                print(await measure(coordinator.address, pid, messages, at_once, arguments.tokens), flush=True)
     finally:
         fakes.terminate()
         fakes.join()

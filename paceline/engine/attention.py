@@ -74,9 +74,9 @@ class PagedAttention:
         self._cache = [
             torch.from_numpy(np.zeros(shape, dtype=np.float32)) for _ in range(num_layers or config.num_layers)
         ]
-        # Both depend on few small numbers, and come again in every step.
+        # Both are small, depend on few numbers, and come again in every step.
         self._layout = functools.cache(self._make_layout)
-        self._mask = functools.lru_cache(maxsize=4096)(self._make_mask)
+        self._last_mask = functools.lru_cache(maxsize=512)(self._make_last_mask)
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
         """Copies blocks' keys and values, in all layers."""
@@ -146,11 +146,14 @@ class PagedAttention:
         rank, offset = divmod(part.position, self._block_size)
         blocks = part.blocks[: rank + 1]
         side_by_side = blocks[-1] - blocks[0] == rank and blocks == list(range(blocks[0], blocks[0] + rank + 1))
+        num_keys = (rank + 1) * self._block_size
+        mask = torch.zeros((num_queries, num_keys))
+        mask[:, -self._block_size :] = self._last_mask(part.num_rows, offset)
         return Tile(
             num_queries=num_queries,
-            num_keys=(rank + 1) * self._block_size,
+            num_keys=num_keys,
             blocks=slice(blocks[0], blocks[0] + rank + 1) if side_by_side else torch.tensor(blocks),
-            mask=self._mask(part.num_rows, offset, rank + 1),
+            mask=mask,
         )
 
     def _make_layout(self, num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -166,12 +169,11 @@ class PagedAttention:
         output = kv_head * num_queries + inside  # [num_rows, kv_heads, per_kv]
         return query.reshape(-1), output.reshape(num_rows, -1)
 
-    def _make_mask(self, num_rows: int, offset: int, num_blocks: int) -> torch.Tensor:
-        """Of rows that begin `offset` into the last block: [M, L]."""
-        per_kv = self._heads // self._kv_heads
-        row = np.minimum(np.arange(self._layout(num_rows)[0].size // self._kv_heads) // per_kv, num_rows - 1)  # [M]
-        first_hidden = (num_blocks - 1) * self._block_size + offset + row + 1
-        hidden = np.arange(num_blocks * self._block_size) >= first_hidden[:, None]  # [M, L]
+    def _make_last_mask(self, num_rows: int, offset: int) -> torch.Tensor:
+        """Over the last block, of rows that begin `offset` into it: [M, block_size]."""
+        num_queries = self._layout(num_rows)[0].size // self._kv_heads
+        row = np.minimum(np.arange(num_queries) // (self._heads // self._kv_heads), num_rows - 1)  # [M]
+        hidden = np.arange(self._block_size) > offset + row[:, None]
         return torch.from_numpy(np.where(hidden, np.float32(-np.inf), np.float32(0)))
 
     def _write_slots(self, spans: list[Span]) -> NDArray[np.int64]:

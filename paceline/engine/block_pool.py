@@ -50,6 +50,11 @@ class BlockPool:
         """How many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def count_freed(self, block_tables: Iterable[list[int]]) -> int:
+        """How many blocks nobody would hold if all of `block_tables` let go."""
+        let_go = Counter(block for table in block_tables for block in table)
+        return sum(self._counts[block] == count for block, count in let_go.items())
+
     def is_private(self, block: int) -> bool:
         """Whether a held block may be written to: one holder, and nobody else can find it."""
         return bool(self._counts[block] == 1) and block not in self.prefixes

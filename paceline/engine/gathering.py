@@ -44,9 +44,9 @@ class Absence:
         self._left_s: float | None = None
         self._usual_s: float | None = None
 
-    def leave(self) -> None:
+    def leave(self, at_s: float) -> None:
         """It was answered."""
-        self._left_s = time.perf_counter()
+        self._left_s = at_s
 
     def arrive(self, at_s: float) -> None:
         """It came back with a job."""

@@ -9,8 +9,8 @@ from paceline.engine.llama import Llama
 from paceline.engine.observations import observe
 from paceline.engine.sampler import Sampler
 
-# Plain rounds, rounds with drafts, a short prompt; all fit into the smallest block.
-WARM_UP_ROWS = (1, 2, 3, 4, 5, 6, 7, 8)
+# Plain rounds and rounds with drafts; they fit into the smallest block.
+WARM_UP_ROWS = 8
 
 
 class Runner:
@@ -25,7 +25,7 @@ class Runner:
     def warm_up(self) -> None:
         """Forwards of the usual sizes, in the first block: the library prepares itself for each, and the first
         request need not wait for that. What they leave in the block belongs to no sequence."""
-        for num_rows in WARM_UP_ROWS:
+        for num_rows in range(1, min(WARM_UP_ROWS, self._model.max_model_len) + 1):
             builder = BatchBuilder()
             builder.add([0] * num_rows, 0, [0], [False] * (num_rows - 1) + [True])
             batch = builder.build(self._model.min_rows, self._model.device)

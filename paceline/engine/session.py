@@ -151,7 +151,7 @@ class Session:
         assert slot.job is not None
         self.answers.append(Answer(slot.job_command_id, slot.job.result))
         slot.job = None
-        slot.absence.leave()
+        slot.absence.leave(time.perf_counter())
         self._advance(slot)
 
     def fail_job(self, slot: Slot, error: PacelineError) -> None:

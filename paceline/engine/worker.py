@@ -212,11 +212,10 @@ class Worker:
             everyone = [other for session in self._clients for other in session.slots]
             idle = [other for other in everyone if other is not slot and other.job is None and other.sequence.blocks]
             idle.sort(key=lambda other: other.birth, reverse=True)
-            victims = []
-            while idle and missing > 0:
+            victims: list[Slot] = []
+            while idle and self._pool.count_freed(victim.sequence.blocks for victim in victims) < missing:
                 victims.append(idle.pop(0))
-                missing -= len(victims[-1].sequence.blocks)
-            if missing > 0:
+            if self._pool.count_freed(victim.sequence.blocks for victim in victims) < missing:
                 raise ResourceExhausted(
                     f"the KV cache has no room for {length} tokens: "
                     f"{self._pool.num_free} of {self._pool.num_blocks} blocks are free and the rest is in use"

@@ -46,7 +46,7 @@ async def serve_model(
         max_batch_tokens=settings.max_batch_tokens,
         threads=settings.threads,
         turns_file=settings.turns_file,
-        waiting=Waiting(settings.waiting if settings.waiting != "auto" else "shared" if settings.turns_file else "own"),
+        waiting=Waiting(settings.resolved_waiting),
     )
     # Loading before listening: an address that answers is an address that serves.
     loop = asyncio.get_running_loop()

@@ -36,3 +36,10 @@ class ModelServerSettings(Settings):
         "other model server; auto: shared if there is a turns file, else own",
     )
     gpu_memory_fraction: float = Field(0.45, gt=0, le=1, description="share of a GPU's memory this server may take")
+
+    @property
+    def resolved_waiting(self) -> str:
+        """`waiting`, with auto made out: who takes turns shares its device."""
+        if self.waiting != "auto":
+            return self.waiting
+        return "shared" if self.turns_file is not None else "own"

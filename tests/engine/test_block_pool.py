@@ -273,6 +273,16 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
     assert Sequence(OPTIONS, pool).adopt(list(range(8))) == 0
 
 
+def test_letting_go_of_a_shared_block_frees_it_only_with_its_last_holder() -> None:
+    pool = make_pool()
+    first, second = pool.allocate(3), pool.allocate(2)
+    pool.share(first[:2])
+    borrowed = first[:2]
+    assert pool.count_freed([first]) == 1
+    assert pool.count_freed([first, second]) == 3
+    assert pool.count_freed([first, borrowed, second]) == 5
+
+
 @pytest.fixture
 def held() -> tuple[BlockPool, list[list[int]]]:
     """A pool with two tables that agree with it."""

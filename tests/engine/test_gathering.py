@@ -9,9 +9,10 @@ from paceline.engine.gathering import SHARED_BOUND, Absence, Gathering, Waiting
 
 def away(usual_s: float, gone_s: float) -> Absence:
     """A sequence that is usually away for `usual_s` and left `gone_s` ago."""
-    absence = Absence()
-    absence._usual_s = usual_s
-    absence._left_s = time.perf_counter() - gone_s
+    absence, now_s = Absence(), time.perf_counter()
+    absence.leave(now_s - 10)
+    absence.arrive(now_s - 10 + usual_s)
+    absence.leave(now_s - gone_s)
     return absence
 
 
@@ -55,24 +56,22 @@ def test_what_was_waited_already_counts() -> None:
 
 def test_nobody_waits_for_the_unknown_or_the_overdue_or_before_a_first_step() -> None:
     absent = Absence()
-    absent.leave()
+    absent.leave(time.perf_counter())
     assert wait_s(gathering(Waiting.OWN), 1, [absent] * 9) == 0
     assert wait_s(gathering(Waiting.OWN), 1, [away(0.2, 0.5)] * 9) == 0
     assert Gathering(Waiting.OWN).wait_s(time.perf_counter(), 1, [away(0.6, 0.5)] * 9) == 0
     assert wait_s(gathering(Waiting.OFF), 1, [away(0.6, 0.5)] * 9) == 0
 
 
-def test_an_absence_is_learnt_from_when_commands_come() -> None:
+def test_an_absence_is_as_long_as_the_last_ones_were() -> None:
     absence = Absence()
-    for _ in range(30):
-        absence.leave()
-        # Carried out later, behind a step: that is not the sequence's doing.
-        absence.arrive(time.perf_counter() + 2.0)
-    absence.leave()
-    now_s = time.perf_counter()
-    expected_s = absence.expected_s(now_s)
-    assert expected_s is not None
-    assert expected_s - now_s == pytest.approx(2.0, abs=0.2)
+    for start_s in range(0, 100, 10):
+        absence.leave(start_s)
+        absence.arrive(start_s + 2.0)
+    absence.leave(100.0)
+    assert absence.expected_s(100.5) == pytest.approx(102.0)
+    assert absence.expected_s(102.5) == pytest.approx(102.5)
+    assert absence.expected_s(103.5) is None
 
 
 def test_long_steps_are_not_soon_taken_for_a_fixed_cost_but_believed_in_the_end() -> None:
