@@ -25,6 +25,7 @@ TINY = (
     "16",
     "--threads",
     "1",
+    "--check-integrity",
 )
 
 

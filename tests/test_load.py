@@ -14,6 +14,9 @@ from tests.services import Trio, start_trio
 from tests.test_faults import wait_until_free
 
 SPECULATIVE = SpeculationParams(num_draft_tokens=4)
+BLOCK_SIZE = 16
+# Of keys and values, for dummy:tiny.
+TINY_TOKEN_BYTES = 512
 
 
 def token_prompts(count: int, longest: int) -> list[list[int]]:
@@ -67,16 +70,18 @@ async def test_200_cancelled_generations_leave_every_block_free(tiny_trio: Trio)
     await wait_until_free(tiny_trio.target)
 
 
-async def test_a_cache_too_small_for_all_changes_no_output(tiny_trio: Trio, tmp_path: Path) -> None:
-    params = SamplingParams(max_tokens=100, ignore_eos=True)
-    prompts = token_prompts(16, 150)
+async def test_a_cache_a_tenth_of_what_is_wanted_changes_no_output(tiny_trio: Trio, tmp_path: Path) -> None:
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    prompts = token_prompts(32, 200)
     unpressed = await outputs_alone(tiny_trio.address, prompts, params)
-    # 40 blocks of 16 tokens where 16 sequences of up to 250 tokens want 200.
-    small = (*TINY, "--kv-cache-memory", str(40 * 16 * 512))
+    num_wanted = sum(-(-(len(prompt) + params.max_tokens) // BLOCK_SIZE) for prompt in prompts)
+    small = (*TINY, "--kv-cache-memory", str(num_wanted // 10 * BLOCK_SIZE * TINY_TOKEN_BYTES))
     with start_trio(tmp_path, small, small) as pressed:
         assert await outputs_at_once(pressed.address, prompts, params) == unpressed
-        await wait_until_free(pressed.draft)
-        await wait_until_free(pressed.target)
+        for server in (pressed.draft, pressed.target):
+            await wait_until_free(server)
+            # It has checked its cache's bookkeeping whenever it was idle, and would have ended at a fault.
+            assert server.stop() == 0
 
 
 async def test_beyond_the_waiting_queue_requests_are_refused_at_once(tmp_path: Path) -> None:

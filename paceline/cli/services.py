@@ -74,6 +74,11 @@ class Services:
         """Process ids by service."""
         return {service.name: service.process.pid for service in self._processes if service.process is not None}
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each service listens."""
+        return {service.name: service.address for service in self._processes}
+
     async def stop(self) -> None:
         """Coordinator first, so that its clients' generations end in order."""
         for process in reversed(self._processes):

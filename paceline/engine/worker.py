@@ -63,10 +63,12 @@ class Worker:
         self._clients: dict[Session, Client] = {}
         self._steps = 0
         self._turn = 0
+        self._checks_integrity = False
         self._running: Future[None] | None = None
 
-    def start(self, device_thread: Executor) -> None:
-        """Occupies the one thread that the model was built on."""
+    def start(self, device_thread: Executor, checks_integrity: bool = False) -> None:
+        """Occupies the one thread that the model was built on; `checks_integrity`: whenever it falls idle."""
+        self._checks_integrity = checks_integrity
         self._running = device_thread.submit(self._run)
 
     def stop(self) -> None:
@@ -74,6 +76,11 @@ class Worker:
         self._inbox.put(None)
         if self._running is not None:
             self._running.result()
+
+    async def wait_stopped(self) -> None:
+        """Returns when the worker has stopped. Raises what ended it, if that was a fault."""
+        assert self._running is not None, "the worker was never started"
+        await asyncio.wrap_future(self._running)
 
     def open_session(self, deliver: Deliver) -> Session:
         """A new session; `deliver` gets its answers on the event loop."""
@@ -136,6 +143,8 @@ class Worker:
                         return
                     self._step()
             self._deliver()
+            if self._checks_integrity and not self._active():
+                self.check_integrity()
 
     def _active(self) -> list[tuple[Session, Slot]]:
         return [(session, slot) for session in self._clients for slot in session.slots if slot.job is not None]

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -64,7 +64,7 @@ async def serve_model(
     server = Server(settings.listen)
     servicer = make_servicer(engine)
     server.add_service(descriptor, servicer)
-    engine.worker.start(device_thread)
+    engine.worker.start(device_thread, settings.check_integrity)
     try:
         address = await server.start()
         log.info(
@@ -72,10 +72,20 @@ async def serve_model(
             name, settings.model, settings.dtype, settings.quantization, address,
             engine.pool.num_blocks, engine.pool.block_size, not engine.dependent_parts,
         )  # fmt: skip
-        await wait_for_signal()
+        await _wait_for_end(engine.worker.wait_stopped())
         log.info("%s: draining for up to %.0f s", name, DRAIN_S)
         await server.set_serving(False)
         await servicer.drain(DRAIN_S)
         await server.stop(1.0)
     finally:
         engine.worker.stop()
+
+
+async def _wait_for_end(stopped: Coroutine[Any, Any, None]) -> None:
+    """Returns at SIGTERM or SIGINT. Raises what ended the worker: a server without one must not go on saying
+    that it serves."""
+    signal, failure = asyncio.ensure_future(wait_for_signal()), asyncio.ensure_future(stopped)
+    await asyncio.wait({signal, failure}, return_when=asyncio.FIRST_COMPLETED)
+    if failure.done():
+        log.critical("the device thread has ended; so does this server")
+        await failure

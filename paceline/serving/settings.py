@@ -25,6 +25,9 @@ class ModelServerSettings(Settings):
     )
     block_size: int = Field(64, ge=8, description="tokens in a KV cache block, a multiple of 8")
     prefix_caching: bool = Field(True, description="keep keys and values for prompts that begin alike")
+    check_integrity: bool = Field(
+        False, description="whenever idle, check the cache's bookkeeping and end at a fault (for tests)"
+    )
     max_batch_tokens: int = Field(512, ge=32, description="most rows (tokens) in one forward")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: all cores this process may use")
     turns_file: str | None = Field(
