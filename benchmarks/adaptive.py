@@ -1,25 +1,23 @@
 """Adaptive k against every fixed k, on repetitive and on creative prompts, in one run.
 
-python -m benchmarks.adaptive [--tokens 96] [--drafters model,ngram] [--longest 8]
+python -m benchmarks.adaptive [--tokens 96] [--drafters model,ngram] [--longest 8] [--repeats 5]
 
 Greedy, so that every variant gives the same tokens and only the time differs. The variants
 take turns on each prompt, in another order each time: what the machine does meanwhile hits
-all of them alike.
+all of them alike. A prompt's time is the median of its repeats.
 """
 
 import argparse
 import asyncio
 import random
-import tempfile
 import time
 from collections import defaultdict
+from statistics import median
 
-from paceline.cli.services import Services
-from paceline.cli.up import make_deployment
+from benchmarks.deployment import embedded_pair
 from paceline.client import AsyncClient
 from paceline.sampling import Bounds, Drafter, SamplingParams, SpeculationParams
 
-MODEL = "smollm2-135m"
 KINDS = {
     "repetitive": [
         "Repeat this line ten times: the quick brown fox jumps over the lazy dog.",
@@ -46,14 +44,15 @@ async def measure(client: AsyncClient, drafter: str, tokens: int, longest: int, 
         await client.complete(prompts[0], params, variants["adaptive"])
     order = random.Random(0)
     for kind, prompts in KINDS.items():
-        seconds: dict[str, float] = defaultdict(float)
+        runs_s: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in variants}
         for prompt in prompts * repeats:
             for name in order.sample(list(variants), len(variants)):
                 started_s = time.perf_counter()
                 await client.complete(prompt, params, variants[name])
-                seconds[name] += time.perf_counter() - started_s
+                runs_s[name][prompt].append(time.perf_counter() - started_s)
+        seconds = {name: sum(median(runs_s[name][prompt]) for prompt in prompts) for name in variants}
         best = min(seconds[name] for name in variants if name != "adaptive")
-        speeds = ", ".join(f"{name}: {len(prompts) * repeats * tokens / s:.1f}" for name, s in sorted(seconds.items()))
+        speeds = ", ".join(f"{name}: {len(prompts) * tokens / s:.1f}" for name, s in sorted(seconds.items()))
         print(f"{drafter}, {kind}: {speeds} tokens/s")
         print(f"{drafter}, {kind}: adaptive is {best / seconds['adaptive']:.3f} of the best fixed k", flush=True)
 
@@ -63,12 +62,10 @@ async def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--drafters", default="model,ngram")
     parser.add_argument("--longest", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    folder = tempfile.mkdtemp(prefix="paceline-bench-")
     for drafter in arguments.drafters.split(","):
-        deployment = make_deployment(f"unix:{folder}/coordinator.sock", MODEL, MODEL, "bfloat16", "int8", [], [])
-        async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
+        async with embedded_pair() as (_, client):
             await measure(client, drafter, arguments.tokens, arguments.longest, arguments.repeats)
 
 

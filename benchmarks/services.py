@@ -6,7 +6,6 @@ python -m benchmarks.services [--prompts FILE.jsonl] [--count 10] [--tokens 80]
 import argparse
 import asyncio
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ prepare_process()
 
 import torch  # noqa: E402
 
+from benchmarks.deployment import embedded_pair  # noqa: E402
 from benchmarks.reference import load_reference  # noqa: E402
 from paceline.cli.services import Services  # noqa: E402
-from paceline.cli.up import make_deployment  # noqa: E402
 from paceline.client import AsyncClient, Completion  # noqa: E402
 from paceline.sampling import SamplingParams, SpeculationParams  # noqa: E402
 
@@ -99,10 +98,7 @@ async def main() -> None:
     parser.add_argument("--tokens", type=int, default=80)
     arguments = parser.parse_args()
     prompts = [json.loads(line)["turns"][0] for line in arguments.prompts.read_text().splitlines()][: arguments.count]
-    model = "smollm2-135m"
-    folder = tempfile.mkdtemp(prefix="paceline-bench-")
-    deployment = make_deployment(f"unix:{folder}/coordinator.sock", model, model, "bfloat16", "int8", [], [])
-    async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
+    async with embedded_pair() as (services, client):
         print_memory(services, "idle")
         params = SamplingParams(max_tokens=256, ignore_eos=True)
         await asyncio.gather(*(client.complete(prompts[i % len(prompts)], params, SPECULATIVE) for i in range(32)))

@@ -11,17 +11,14 @@ import asyncio
 import contextlib
 import json
 import random
-import tempfile
 import time
 from collections import defaultdict
 
+from benchmarks.deployment import embedded_pair
 from benchmarks.services import OWN_PROMPTS
-from paceline.cli.services import Services
-from paceline.cli.up import make_deployment
 from paceline.client import AsyncClient
 from paceline.sampling import SamplingParams, SpeculationParams
 
-MODEL = "smollm2-135m"
 KINDS = {"plain": SpeculationParams(enabled=False), "k = 4": SpeculationParams(num_draft_tokens=4)}
 
 
@@ -41,16 +38,12 @@ async def main() -> None:
     parser.add_argument("--policies", default="off,own,shared")
     arguments = parser.parse_args()
     own = [json.loads(line)["turns"][0] for line in OWN_PROMPTS.read_text().splitlines()]
-    folder = tempfile.mkdtemp(prefix="paceline-bench-")
     policies = arguments.policies.split(",")
     async with contextlib.AsyncExitStack() as stack:
         clients = {}
         for policy in policies:
-            listen = f"unix:{folder}/{policy}.sock"
-            flags = ["--waiting", policy, "--max-model-len", "2048"]
-            deployment = make_deployment(listen, MODEL, MODEL, "bfloat16", "int8", flags, [])
-            await stack.enter_async_context(Services(deployment, lambda name, line: None))
-            clients[policy] = await stack.enter_async_context(AsyncClient(listen))
+            pair = embedded_pair("--waiting", policy, "--max-model-len", "2048")
+            _, clients[policy] = await stack.enter_async_context(pair)
             await speed(clients[policy], own[:2], 16, KINDS["k = 4"])
         order = random.Random(0)
         for at_once in (int(each) for each in arguments.at_once.split(",")):

@@ -32,6 +32,12 @@ def generate(
     min_p: options.MinP = 0.0,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    min_tokens: options.MinTokens = 0,
+    ignore_eos: options.IgnoreEos = False,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    logprobs: options.Logprobs = None,
     raw: Annotated[bool, typer.Option("--raw", help="the prompt as it is, without chat template")] = False,
     speculation: options.SpeculationSwitch = None,
     drafter: options.DrafterName = None,
@@ -46,7 +52,9 @@ def generate(
     """Streams text: one PROMPT, or a file of them."""
     sampling = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        seed=seed, stop=tuple(stop or ()),
+        seed=seed, stop=tuple(stop or ()), min_tokens=min_tokens, ignore_eos=ignore_eos,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty, logprobs=logprobs,
     )  # fmt: skip
     given = options.given_speculation(speculation, drafter, draft_tokens, rule, coupled, lenience)
     wanted = read_prompts(prompts) if prompts is not None else [prompt if prompt is not None else sys.stdin.read()]
@@ -86,11 +94,13 @@ def as_record(index: int, completion: Completion) -> dict[str, Any]:
     """One line of `--json`."""
     finish = completion.finish
     assert finish is not None
+    logprobs = {"logprobs": [asdict(each) for each in completion.logprobs]} if completion.logprobs else {}
     return {
         "index": index,
         "text": completion.text,
         "token_ids": completion.token_ids,
         "origins": completion.origins,
+        **logprobs,
         "finish_reason": finish.reason,
         "usage": {
             "prompt_tokens": finish.prompt_tokens,

@@ -23,6 +23,12 @@ TopP = Annotated[float, typer.Option(help="keep the likeliest tokens up to this 
 MinP = Annotated[float, typer.Option(help="keep tokens this many times as likely as the likeliest, in [0, 1]")]
 Seed = Annotated[int | None, typer.Option(help="repeats a text; default: a fresh one, reported")]
 Stop = Annotated[list[str] | None, typer.Option(help="end before this string; may be given several times")]
+MinTokens = Annotated[int, typer.Option(help="no end before so many tokens")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="go on past the model's end of text")]
+RepetitionPenalty = Annotated[float, typer.Option(help="above 1: tokens seen before, prompt included, are less likely")]
+PresencePenalty = Annotated[float, typer.Option(help="taken off the logits of tokens generated before")]
+FrequencyPenalty = Annotated[float, typer.Option(help="taken off for each time a token was generated before")]
+Logprobs = Annotated[int | None, typer.Option(help="with --json: log-probabilities, also of the N likeliest tokens")]
 SpeculationSwitch = Annotated[str | None, typer.Option(help="on or off; default: the coordinator's")]
 DrafterName = Annotated[str | None, typer.Option(help="model, ngram, hybrid or custom; default: the coordinator's")]
 DraftTokens = Annotated[

@@ -1,24 +1,43 @@
 """Turns at computing, between model servers that share one set of cores.
 
 Two OpenMP teams at work on the same cores are not twice as slow but ten times: each team's
-threads spin for one another while the other's hold the cores. So a server takes a turn for each
-forward, by an advisory lock on a file that the neighbours agree on. Turns are a courtesy: nothing
-but speed depends on them, the lock of a process that dies is free, and a neighbour that holds it
-for too long (stopped, or swapped out) is not waited for.
+threads spin for one another while the other's hold the cores. So a server takes turns, by an
+advisory lock on a file that the neighbours agree on. A turn is a forward, or several, as long as
+they take no longer together than the neighbour's last turn did: else a chunk of a long prompt would
+come between any two of the neighbour's small steps. Turns are a courtesy: nothing but speed depends
+on them, the lock of a process that dies is free, and a neighbour that holds it for too long
+(stopped, or swapped out) is not waited for.
 """
 
 import contextlib
 import fcntl
 import os
+import struct
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from paceline.errors import ConfigError
 
-# Longest wait for a turn: about a full batch's forward.
-PATIENCE_S = 0.5
+# Longest wait for a turn: longer than a full batch's forward should take.
+PATIENCE_S = 5.0
 # Between two looks at a taken lock.
 POLL_S = 50e-6
+# What the file holds: the process that had the last turn, and how long that took in seconds.
+LAST_TURN = struct.Struct("=qd")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """From `started_s` on, and by right until `ends_s` (of time.perf_counter)."""
+
+    started_s: float
+    ends_s: float
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is time to let the neighbour compute."""
+        return time.perf_counter() >= self.ends_s
 
 
 class Turns:
@@ -34,17 +53,25 @@ class Turns:
         self._patience_s = PATIENCE_S
 
     @contextlib.contextmanager
-    def take(self) -> Iterator[None]:
-        """Compute in here: waits for the neighbour's turn to end first, within reason."""
-        if self._file is None:
-            yield
-            return
-        held = self._acquire(self._file)
+    def take(self) -> Iterator[Turn]:
+        """Compute in here, at least once: waits for the neighbour's turn to end first, within reason."""
+        held = self._file is not None and self._acquire(self._file)
+        started_s = time.perf_counter()
         try:
-            yield
+            yield Turn(started_s, started_s + (self._neighbours_last_s() if held else 0.0))
         finally:
-            if held:
+            if held and self._file is not None:
+                os.pwrite(self._file, LAST_TURN.pack(os.getpid(), time.perf_counter() - started_s), 0)
                 fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _neighbours_last_s(self) -> float:
+        """How long the turn before this one took, if it was the neighbour's."""
+        assert self._file is not None
+        found = os.pread(self._file, LAST_TURN.size, 0)
+        if len(found) < LAST_TURN.size:
+            return 0.0
+        pid, seconds = LAST_TURN.unpack(found)
+        return float(seconds) if pid != os.getpid() else 0.0
 
     def _acquire(self, file: int) -> bool:
         deadline_s = time.perf_counter() + self._patience_s

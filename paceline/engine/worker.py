@@ -23,7 +23,7 @@ from paceline.engine.block_pool import BlockPool
 from paceline.engine.gathering import Gathering
 from paceline.engine.runner import Runner
 from paceline.engine.session import Answer, Command, Session, Slot
-from paceline.engine.turns import Turns
+from paceline.engine.turns import Turn, Turns
 from paceline.errors import PacelineError, ResourceExhausted, Unavailable
 
 log = logging.getLogger(__name__)
@@ -137,11 +137,9 @@ class Worker:
             if self._active():
                 if not self._gather():
                     return
-                # Who came while a neighbour computed is in this batch too.
-                with self._turns.take():
-                    if not self._take_inbox(wait_s=0.0):
+                with self._turns.take() as turn:
+                    if not self._use(turn):
                         return
-                    self._step()
             self._deliver()
             if self._checks_integrity and not self._active():
                 self.check_integrity()
@@ -172,6 +170,17 @@ class Worker:
             if not self._take_inbox(wait_s):
                 return False
         return True
+
+    def _use(self, turn: Turn) -> bool:
+        """One step, and more while the turn lasts; False when told to stop."""
+        while True:
+            # Who came while a neighbour computed is in this batch too.
+            if not self._take_inbox(wait_s=0.0):
+                return False
+            self._step()
+            if turn.is_over or not self._active():
+                return True
+            self._deliver()
 
     def _step(self) -> None:
         if not (active := self._active()):

@@ -75,3 +75,24 @@ def test_without_a_file_every_turn_is_free() -> None:
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"turns_file .*nowhere/turns"):
         Turns(str(tmp_path / "nowhere" / "turns"))
+
+
+def test_a_turn_lasts_as_long_as_the_neighbours_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now_s)
+    path = str(tmp_path / "turns")
+    own = Turns(path)
+    with own.take() as turn:
+        assert turn.is_over, "nobody was here before"
+    monkeypatch.setattr(turns.os, "getpid", lambda: 4711)
+    with Turns(path).take():
+        now_s += 1.4
+    monkeypatch.undo()
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: now_s)
+    with own.take() as turn:
+        now_s += 1.3
+        assert not turn.is_over
+        now_s += 0.2
+        assert turn.is_over
+    with own.take() as turn:
+        assert turn.is_over, "the neighbour had no turn since"
