@@ -44,12 +44,22 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows of one span within one block. M queries per KV head, L keys up to the block's end."""
+    """Rows of one span within one block: M queries per KV head, L keys up to the block's end.
+
+    Or two of that shape, of two sequences, computed by one call: the KV heads of one seldom divide evenly
+    among the cores.
+    """
 
     num_queries: int  # M
     num_keys: int  # L
-    blocks: slice | torch.Tensor  # the L keys' blocks in the cache
-    mask: torch.Tensor  # [M, L], 0 or -inf
+    # First block of each of the one or two, whose blocks lie side by side; or else all blocks of the one.
+    starts: tuple[int, ...]
+    scattered: torch.Tensor | None
+    mask: torch.Tensor  # [1 or 2, 1, M, L], 0 or -inf
+
+    @property
+    def count(self) -> int:
+        return self.mask.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +106,13 @@ class PagedAttention:
         """Index tensors for a batch of `num_rows` rows, of which the last ones may be padding."""
         queries, tiles, offset = [], [], 0
         outputs = np.zeros((num_rows, self._heads), dtype=np.int64)
-        for part in (part for span in spans for part in self._cut(span)):
-            query, output = self._layout(part.num_rows)
-            queries.append(query + part.first_row * (self._heads + 2 * self._kv_heads))
-            outputs[part.first_row : part.first_row + part.num_rows] = output + offset
-            tiles.append(self._tile(part, len(query) // self._kv_heads))
-            offset += len(query)
+        for parts in self._pair([part for span in spans for part in self._cut(span)]):
+            tiles.append(self._tile(parts))
+            for part in parts:
+                query, output = self._layout(part.num_rows)
+                queries.append(query + part.first_row * (self._heads + 2 * self._kv_heads))
+                outputs[part.first_row : part.first_row + part.num_rows] = output + offset
+                offset += len(query)
         return AttentionPlan(
             write_slots=torch.from_numpy(self._write_slots(spans)),
             query_index=torch.from_numpy(np.concatenate(queries)),
@@ -123,23 +134,31 @@ class PagedAttention:
         keys, values = cache[0], cache[1]
         parts, start = [], 0
         for tile in plan.tiles:
-            end = start + self._kv_heads * tile.num_queries
+            end = start + tile.count * self._kv_heads * tile.num_queries
             parts.append(self._attend(queries[start:end], keys, values, tile))
             start = end
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         return joined.index_select(0, plan.output_index).view(num_rows, -1)
 
     def _attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tile: Tile) -> torch.Tensor:
-        """queries: [kv_heads * M, head_dim]; keys, values: a layer's. Returns [kv_heads * M, head_dim]."""
-        shape = (1, self._kv_heads, tile.num_keys, self._head_dim)
+        """queries: [count * kv_heads * M, head_dim]; keys, values: a layer's. Returns the same shape."""
         mixed = functional.scaled_dot_product_attention(
-            queries.view(1, self._kv_heads, tile.num_queries, self._head_dim),
-            keys[:, tile.blocks].view(shape),
-            values[:, tile.blocks].view(shape),
+            queries.view(tile.count, self._kv_heads, tile.num_queries, self._head_dim),
+            self._read(keys, tile),
+            self._read(values, tile),
             attn_mask=tile.mask,
             scale=1.0,
         )
         return mixed.reshape(-1, self._head_dim)
+
+    def _read(self, side: torch.Tensor, tile: Tile) -> torch.Tensor:
+        """A tile's part of `side`: [kv_heads, num_blocks, block_size, head_dim]. [count, kv_heads, L, head_dim]."""
+        shape = (tile.count, self._kv_heads, tile.num_keys, self._head_dim)
+        if tile.scattered is not None:
+            return side[:, tile.scattered].view(shape)
+        per_head, per_block, per_token, _ = side.stride()
+        strides = ((tile.starts[-1] - tile.starts[0]) * per_block, per_head, per_token, 1)
+        return side.as_strided(shape, strides, side.storage_offset() + tile.starts[0] * per_block)
 
     def _cut(self, span: Span) -> list[Span]:
         """Parts that do not cross the end of a block."""
@@ -151,17 +170,36 @@ class PagedAttention:
             done += num_rows
         return parts
 
-    def _tile(self, part: Span, num_queries: int) -> Tile:
-        rank, offset = divmod(part.position, self._block_size)
-        blocks = part.blocks[: rank + 1]
-        side_by_side = blocks[-1] - blocks[0] == rank and blocks == list(range(blocks[0], blocks[0] + rank + 1))
-        num_keys = (rank + 1) * self._block_size
-        mask = torch.zeros((num_queries, num_keys))
-        mask[:, -self._block_size :] = self._last_mask(part.num_rows, offset)
+    def _pair(self, parts: list[Span]) -> list[list[Span]]:
+        """Parts of equal shape two by two, where both have their blocks side by side; the others alone."""
+        groups: list[list[Span]] = []
+        single: dict[tuple[int, int], list[Span]] = {}
+        for part in parts:
+            rank = part.position // self._block_size
+            if not _are_side_by_side(part.blocks[: rank + 1]):
+                groups.append([part])
+            elif (group := single.pop((part.num_rows, rank), None)) is not None:
+                group.append(part)
+                group.sort(key=lambda each: each.blocks[0])
+            else:
+                groups.append([part])
+                single[part.num_rows, rank] = groups[-1]
+        return groups
+
+    def _tile(self, parts: list[Span]) -> Tile:
+        """Of one part, or of two of equal shape."""
+        rank = parts[0].position // self._block_size
+        num_rows, num_keys = parts[0].num_rows, (rank + 1) * self._block_size
+        num_queries = self._layout(num_rows)[0].size // self._kv_heads
+        mask = torch.zeros((len(parts), 1, num_queries, num_keys))
+        for place, part in enumerate(parts):
+            mask[place, 0, :, -self._block_size :] = self._last_mask(num_rows, part.position % self._block_size)
+        blocks = parts[0].blocks[: rank + 1]
         return Tile(
             num_queries=num_queries,
             num_keys=num_keys,
-            blocks=slice(blocks[0], blocks[0] + rank + 1) if side_by_side else torch.tensor(blocks),
+            starts=tuple(part.blocks[0] for part in parts),
+            scattered=None if _are_side_by_side(blocks) else torch.tensor(blocks),
             mask=mask,
         )
 
@@ -195,3 +233,7 @@ class PagedAttention:
             side = np.arange(2 * self._kv_heads) * self._num_blocks * self._block_size
             slots.append(place[:, None] + side)  # [n, 2 * kv_heads]
         return np.concatenate(slots).reshape(-1)
+
+
+def _are_side_by_side(blocks: list[int]) -> bool:
+    return blocks[-1] - blocks[0] == len(blocks) - 1 and blocks == list(range(blocks[0], blocks[-1] + 1))
