@@ -11,7 +11,7 @@ from paceline.sampling import Bounds
 from paceline.theory import tokens_per_round
 
 # A request starts from the acceptance of all requests, which counts as this many of its own decided drafts.
-PRIOR_WEIGHT = 32.0
+PRIOR_WEIGHT = 12.0
 # What a decided draft still counts after another one.
 MEMORY = 0.98
 # A request that fell to k = 0 tries one draft after this many rounds, and each time after twice as many.

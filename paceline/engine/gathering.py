@@ -3,14 +3,16 @@
 A forward reads all weights, for one row as for twenty. Sequences that start a step apart would
 stay a step apart for ever, as two groups that take turns, each paying for forwards of its own.
 So a worker that is free, with n jobs at hand, waits up to a time w for m sequences that were
-answered lately and are about to come back, where that shortens the sum of all waits. With F, the
-part of a step that does not grow with its rows:
+answered lately and are about to come back, where that shortens the sum of all waits. With F, what
+those m would lose by coming too late:
 
     own device      n w < m (F - w)     those m would wait for the step in progress, F - w longer
     shared device   n w < m F           a second forward would also take F from the neighbour, who may
                                         be computing just for those m: then waiting costs nothing
 
-Bounded by F, on a shared device by three times F: nobody waits long for a sequence that is slow.
+F is the part of a step that does not grow with its rows, which a step of their own would cost; or,
+where a long prompt's chunk is at hand, the time of the whole step. Bounded by F, on a shared device
+by three times F: nobody waits long for a sequence that is slow.
 """
 
 import enum
@@ -27,6 +29,8 @@ LATENESS = 1.5
 LATENESS_S = 0.5e-3
 # Longest wait on a shared device, in fixed costs.
 SHARED_BOUND = 3.0
+# From so many rows on a step is a chunk, in which all wait for the rows of one.
+CHUNK_ROWS = 64
 
 
 class Waiting(enum.Enum):
@@ -70,31 +74,36 @@ class Gathering:
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting
         self._fixed_s: float | None = None
+        # Of a chunk.
+        self._row_s = 0.0
 
-    def count_step(self, duration_s: float) -> None:
-        """Learns a step's fixed cost: the shortest of late."""
+    def count_step(self, duration_s: float, num_rows: int) -> None:
+        """Learns a step's fixed cost, the shortest of late, and what a chunk's row costs."""
         if self._fixed_s is None or duration_s < self._fixed_s:
             self._fixed_s = duration_s
         else:
             self._fixed_s += FORGETTING * (duration_s - self._fixed_s)
+        if num_rows >= CHUNK_ROWS:
+            self._row_s += SMOOTHING * ((duration_s - self._fixed_s) / num_rows - self._row_s)
 
-    def wait_s(self, ready_s: float, num_ready: int, absences: Iterable[Absence]) -> float:
+    def wait_s(self, ready_s: float, num_ready: int, num_rows: int, absences: Iterable[Absence]) -> float:
         """Seconds from now that a wait would pay off at most, 0 for none.
 
-        `ready_s`: since when the worker is free and has jobs; `num_ready`: how many.
+        `ready_s`: since when the worker is free and has jobs; `num_ready`: how many; `num_rows`: of the step
+        they would make.
         """
         if self._waiting is Waiting.OFF or self._fixed_s is None:
             return 0.0
+        lost_s = self._fixed_s + (self._row_s * num_rows if num_rows >= CHUNK_ROWS else 0.0)
         now_s = time.perf_counter()
         expected = sorted(at for absence in absences if (at := absence.expected_s(now_s)) is not None)
         best_s = now_s
         for num_back, at_s in enumerate(expected, start=1):
-            if self._pays(num_ready, num_back, at_s - ready_s):
+            if self._pays(num_ready, num_back, at_s - ready_s, lost_s):
                 best_s = at_s + LATENESS_S
         return best_s - now_s
 
-    def _pays(self, num_ready: int, num_back: int, wait_s: float) -> bool:
-        assert self._fixed_s is not None
+    def _pays(self, num_ready: int, num_back: int, wait_s: float, lost_s: float) -> bool:
         if self._waiting is Waiting.SHARED:
-            return wait_s < SHARED_BOUND * self._fixed_s and num_ready * wait_s < num_back * self._fixed_s
-        return num_ready * wait_s < num_back * (self._fixed_s - wait_s)
+            return wait_s < SHARED_BOUND * lost_s and num_ready * wait_s < num_back * lost_s
+        return num_ready * wait_s < num_back * (lost_s - wait_s)

@@ -2,7 +2,8 @@
 
 Two OpenMP teams at work on the same cores are not twice as slow but ten times: each team's
 threads spin for one another while the other's hold the cores. So a server takes turns, by an
-advisory lock on a file that the neighbours agree on. A turn is a forward, or several, as long as
+advisory lock on a file that the neighbours agree on. Who waits holds a second lock, the place of whoever is next,
+so that the one who just computed can't be first again. A turn is a forward, or several, as long as
 they take no longer together than the neighbour's last turn did: else a chunk of a long prompt would
 come between any two of the neighbour's small steps. Turns are a courtesy: nothing but speed depends
 on them, the lock of a process that dies is free, and a neighbour that holds it for too long
@@ -44,9 +45,13 @@ class Turns:
     """One server's access to the turns."""
 
     def __init__(self, path: str | None) -> None:
-        """Creates the file if it is not there; with None every turn is free. Raises ConfigError if it can't."""
+        """Creates `path` and `path`.next if they are not there; with None every turn is free.
+
+        Raises ConfigError if it can't.
+        """
         try:
-            self._file = None if path is None else os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+            self._file = None if path is None else _open(path)
+            self._next = None if path is None else _open(f"{path}.next")
         except OSError as error:
             raise ConfigError(f"turns_file {path} can't be opened: {error.strerror}") from error
         # After a wait in vain: look once, do not wait, until the neighbour has let go.
@@ -55,7 +60,7 @@ class Turns:
     @contextlib.contextmanager
     def take(self) -> Iterator[Turn]:
         """Compute in here, at least once: waits for the neighbour's turn to end first, within reason."""
-        held = self._file is not None and self._acquire(self._file)
+        held = self._acquire()
         started_s = time.perf_counter()
         try:
             yield Turn(started_s, started_s + (self._neighbours_last_s() if held else 0.0))
@@ -73,16 +78,31 @@ class Turns:
         pid, seconds = LAST_TURN.unpack(found)
         return float(seconds) if pid != os.getpid() else 0.0
 
-    def _acquire(self, file: int) -> bool:
+    def _acquire(self) -> bool:
+        """Whether the turn is ours; False where there are no turns, or after a wait in vain."""
+        if self._file is None or self._next is None:
+            return False
         deadline_s = time.perf_counter() + self._patience_s
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.perf_counter() >= deadline_s:
-                    self._patience_s = 0.0
-                    return False
-                time.sleep(POLL_S)
-            else:
-                self._patience_s = PATIENCE_S
-                return True
+        held = False
+        if _poll_lock(self._next, deadline_s):
+            held = _poll_lock(self._file, deadline_s)
+            fcntl.flock(self._next, fcntl.LOCK_UN)
+        self._patience_s = PATIENCE_S if held else 0.0
+        return held
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+
+
+def _poll_lock(file: int, deadline_s: float) -> bool:
+    """Whether the lock was had in time. Polled, since a lock that is waited for knows no deadline."""
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.perf_counter() >= deadline_s:
+                return False
+            time.sleep(POLL_S)
+        else:
+            return True

@@ -164,7 +164,8 @@ class Worker:
         ready_s = time.perf_counter()
         while active := self._active():
             absences = [slot.absence for session in self._clients for slot in session.slots if slot.job is None]
-            wait_s = self._gathering.wait_s(ready_s, len(active), absences)
+            num_rows = min(sum(map(_pending_rows, active)), self._max_batch_tokens)
+            wait_s = self._gathering.wait_s(ready_s, len(active), num_rows, absences)
             if wait_s == 0:
                 break
             if not self._take_inbox(wait_s):
@@ -178,9 +179,10 @@ class Worker:
             if not self._take_inbox(wait_s=0.0):
                 return False
             self._step()
+            # Before the turn ends: what the neighbour needs for its own should be on its way.
+            self._deliver()
             if turn.is_over or not self._active():
                 return True
-            self._deliver()
 
     def _step(self) -> None:
         if not (active := self._active()):
@@ -197,7 +199,7 @@ class Worker:
             error = Unavailable("the engine failed on this command; see the server's log")
         self._steps += 1
         duration_s = time.perf_counter() - started_s
-        self._gathering.count_step(duration_s)
+        self._gathering.count_step(duration_s, sum(num_rows for _, num_rows in jobs))
         for job, _ in jobs:
             job.count_step(duration_s)
         for (session, slot), _ in shares:

@@ -18,12 +18,12 @@ def away(usual_s: float, gone_s: float) -> Absence:
 
 def gathering(waiting: Waiting, fixed_s: float = 1.0) -> Gathering:
     made = Gathering(waiting)
-    made.count_step(fixed_s)
+    made.count_step(fixed_s, num_rows=1)
     return made
 
 
 def wait_s(policy: Gathering, num_ready: int, absences: list[Absence]) -> float:
-    return policy.wait_s(time.perf_counter(), num_ready, absences)
+    return policy.wait_s(time.perf_counter(), num_ready, num_ready, absences)
 
 
 # Times are far longer than the clock's noise: a step takes a second.
@@ -51,7 +51,7 @@ def test_no_wait_is_longer_than_its_bound() -> None:
 
 def test_what_was_waited_already_counts() -> None:
     policy, ready_s = gathering(Waiting.OWN), time.perf_counter() - 0.9
-    assert policy.wait_s(ready_s, 1, [away(0.7, 0.5)] * 3) == 0
+    assert policy.wait_s(ready_s, 1, 1, [away(0.7, 0.5)] * 3) == 0
 
 
 def test_nobody_waits_for_the_unknown_or_the_overdue_or_before_a_first_step() -> None:
@@ -59,8 +59,17 @@ def test_nobody_waits_for_the_unknown_or_the_overdue_or_before_a_first_step() ->
     absent.leave(time.perf_counter())
     assert wait_s(gathering(Waiting.OWN), 1, [absent] * 9) == 0
     assert wait_s(gathering(Waiting.OWN), 1, [away(0.2, 0.5)] * 9) == 0
-    assert Gathering(Waiting.OWN).wait_s(time.perf_counter(), 1, [away(0.6, 0.5)] * 9) == 0
+    assert Gathering(Waiting.OWN).wait_s(time.perf_counter(), 1, 1, [away(0.6, 0.5)] * 9) == 0
     assert wait_s(gathering(Waiting.OFF), 1, [away(0.6, 0.5)] * 9) == 0
+
+
+def test_a_chunk_waits_for_those_who_would_have_to_wait_for_it() -> None:
+    policy, back_soon = gathering(Waiting.SHARED, fixed_s=0.02), [away(0.8, 0.5)] * 4
+    assert wait_s(policy, 1, back_soon) == 0
+    for _ in range(20):
+        policy.count_step(1.4, num_rows=512)
+    assert policy.wait_s(time.perf_counter(), 1, 512, back_soon) > 0.2
+    assert policy.wait_s(time.perf_counter(), 1, 1, back_soon) == 0
 
 
 def test_an_absence_is_as_long_as_the_last_ones_were() -> None:
@@ -77,8 +86,8 @@ def test_an_absence_is_as_long_as_the_last_ones_were() -> None:
 def test_long_steps_are_not_soon_taken_for_a_fixed_cost_but_believed_in_the_end() -> None:
     policy = gathering(Waiting.OWN, fixed_s=0.1)
     for _ in range(50):
-        policy.count_step(1.0)
+        policy.count_step(1.0, num_rows=1)
     assert wait_s(policy, 1, [away(0.9, 0.5)] * 7) == 0
     for _ in range(5000):
-        policy.count_step(1.0)
+        policy.count_step(1.0, num_rows=1)
     assert wait_s(policy, 1, [away(0.9, 0.5)] * 7) > 0

@@ -131,6 +131,15 @@ ARRANGEMENTS: dict[str, Callable[[], list[Member]]] = {
         Member(0, LONG, 40, list(range(4, 14)), prefilled=200),
         Member(2, 9, 2, [14]),
     ],
+    # Two and two of these share a call; the later one's blocks may lie before the earlier one's.
+    "shapes alike": lambda: [
+        Member(1, 160, 1, [30, 31, 32], prefilled=140),
+        Member(2, 165, 1, [10, 11, 12], prefilled=131),
+        Member(3, 180, 1, [20, 21, 22], prefilled=135),
+        Member(4, 240, 5, [40, 41, 42, 43], prefilled=192),
+        Member(5, 239, 5, [50, 51, 52, 53], prefilled=193),
+        Member(6, 170, 1, [3, 1, 2], prefilled=133),
+    ],
     "blocks out of order": lambda: [
         Member(0, 300, 8, [40, 3, 22, 61, 5], prefilled=252),
         Member(1, 65, 9, [4, 2]),

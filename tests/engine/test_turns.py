@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,29 @@ def test_two_servers_never_compute_at_once(tmp_path: Path) -> None:
     assert seen == {1}
 
 
+def test_who_waits_is_next(tmp_path: Path) -> None:
+    """However fast the one who just computed comes back."""
+    path, order = str(tmp_path / "turns"), []
+    started = threading.Barrier(2)
+
+    def serve(name: str) -> None:
+        own = Turns(path)
+        started.wait()
+        for _ in range(20):
+            with own.take():
+                order.append(name)
+                time.sleep(0.01)  # long enough for the other to be waiting
+
+    threads = [threading.Thread(target=serve, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    text = "".join(order)
+    assert "aaa" not in text[:36], text
+    assert "bbb" not in text[:36], text
+
+
 @pytest.fixture
 def neighbour(tmp_path: Path):
     """A process that took its turn and keeps it."""
@@ -64,7 +88,7 @@ def test_the_turn_of_a_process_that_dies_is_free(tmp_path: Path, neighbour: subp
     neighbour.wait()
     own, other = Turns(str(tmp_path / "turns")), Turns(str(tmp_path / "turns"))
     with own.take():
-        assert other._acquire(other._file) is False  # held, hence by `own`
+        assert other._acquire() is False  # held, hence by `own`
 
 
 def test_without_a_file_every_turn_is_free() -> None:
