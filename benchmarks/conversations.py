@@ -20,7 +20,7 @@ from paceline.client import AsyncClient, Completion, Prompt
 from paceline.sampling import SamplingParams, SpeculationParams
 
 # Of the project's prompts: characters a token.
-CHARACTERS_PER_TOKEN = 4.4
+CHARACTERS_PER_TOKEN = 3.6
 
 
 @dataclass(slots=True)

@@ -2,12 +2,14 @@
 
 Two OpenMP teams at work on the same cores are not twice as slow but ten times: each team's
 threads spin for one another while the other's hold the cores. So a server takes turns, by an
-advisory lock on a file that the neighbours agree on. Who waits holds a second lock, the place of whoever is next,
-so that the one who just computed can't be first again. A turn is a forward, or several, as long as
-they take no longer together than the neighbour's last turn did: else a chunk of a long prompt would
-come between any two of the neighbour's small steps. Turns are a courtesy: nothing but speed depends
-on them, the lock of a process that dies is free, and a neighbour that holds it for too long
-(stopped, or swapped out) is not waited for.
+advisory lock on a file that the neighbours agree on. Who waits holds a second lock, the place of
+whoever is next, so that the one who just computed can't be first again.
+
+A turn is a forward, or several, as long as they take no longer together than the neighbour's last
+turn did: else a chunk of a long prompt would come between any two of the neighbour's small steps.
+
+Turns are a courtesy: nothing but speed depends on them, the lock of a process that dies is free,
+and a neighbour that holds it for too long (stopped, or swapped out) is not waited for.
 """
 
 import contextlib
@@ -30,9 +32,8 @@ LAST_TURN = struct.Struct("=qd")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """From `started_s` on, and by right until `ends_s` (of time.perf_counter)."""
+    """Ours by right until `ends_s`, of time.perf_counter."""
 
-    started_s: float
     ends_s: float
 
     @property
@@ -63,7 +64,7 @@ class Turns:
         held = self._acquire()
         started_s = time.perf_counter()
         try:
-            yield Turn(started_s, started_s + (self._neighbours_last_s() if held else 0.0))
+            yield Turn(started_s + (self._neighbours_last_s() if held else 0.0))
         finally:
             if held and self._file is not None:
                 os.pwrite(self._file, LAST_TURN.pack(os.getpid(), time.perf_counter() - started_s), 0)
