@@ -38,9 +38,13 @@ class BatchBuilder:
         self._positions += range(position, position + len(tokens))
         self._wanted += [first + offset for offset, want in enumerate(wanted) if want]
 
-    def build(self, min_rows: int, device: torch.device) -> Batch:
-        """Pads to `min_rows`: fewer rows would round differently (see `linear`)."""
-        padding = [0] * max(0, min_rows - len(self._tokens))
+    @property
+    def num_rows(self) -> int:
+        return len(self._tokens)
+
+    def build(self, num_rows: int, device: torch.device) -> Batch:
+        """Pads to `num_rows` (see `linear.Linear.padded`)."""
+        padding = [0] * (num_rows - self.num_rows)
         return Batch(
             tokens=torch.tensor(self._tokens + padding, device=device),
             positions=torch.tensor(self._positions + padding, device=device),

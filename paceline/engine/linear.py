@@ -1,8 +1,8 @@
 """The ways to multiply by a weight: plain, packed for oneDNN (CPU), int8 weight-only.
 
 Identity with and without speculation needs every row's result to be independent of the
-rows beside it. Each class says how few rows it may run to keep that; `row_invariance`
-checks it at load.
+rows beside it. Each class says how many rows to run, padding included, to keep that;
+`row_invariance` checks it at load.
 """
 
 from typing import Protocol
@@ -14,20 +14,24 @@ from torch.nn import functional
 class Linear(Protocol):
     """y = x W^T + b for x: [rows, in_features], plus `residual`: [rows, out_features] if there is one."""
 
-    # Fewer rows than this take another path in the library, with other rounding.
-    min_rows: int
-
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor: ...
+
+    def padded(self, num_rows: int) -> int:
+        """How many rows to run for so many: never so few that the library rounds them another way."""
+        ...
 
 
 class PlainLinear:
     """The library's own linear, on any device."""
 
-    min_rows = 8
+    _MIN_ROWS = 8
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight  # [out_features, in_features]
         self._bias = bias
+
+    def padded(self, num_rows: int) -> int:
+        return max(num_rows, self._MIN_ROWS)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         y = functional.linear(x, self._weight, self._bias)
@@ -39,9 +43,13 @@ class PackedLinear:
 
     # One row alone is a matrix-vector product with another order of summation. Two or
     # three rows have the same bits as more, but from memory they are slower than four.
-    min_rows = 4
+    _MIN_ROWS = 4
     # The row count the layout is chosen for; any count runs.
     _PACKED_FOR_ROWS = 4
+    # Leading binary digits a row count keeps. oneDNN makes a kernel for each count it meets, in 2 ms and
+    # 0.6 MiB for each shape of weight: every count up to 31, every second up to 63, and so on, so that 512 rows
+    # come to 93 counts. A padding row costs what a row costs: at most one in 16.
+    _COUNT_DIGITS = 5
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, self._PACKED_FOR_ROWS)
@@ -52,6 +60,10 @@ class PackedLinear:
             return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self._bias, "add")
 
+    def padded(self, num_rows: int) -> int:
+        step = 1 << max(0, num_rows.bit_length() - self._COUNT_DIGITS)
+        return max(-(-num_rows // step) * step, self._MIN_ROWS)
+
     @staticmethod
     def is_available() -> bool:
         return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -60,14 +72,15 @@ class PackedLinear:
 class Int8Linear:
     """Weights as int8 with one scale per output feature; activations stay as they are."""
 
-    min_rows = 1
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         scale = (weight.float().abs().amax(dim=1) / 127).clamp_min(1e-10).to(weight.dtype)  # [out_features]
         # Quantised with the scale as stored, so that its rounding adds no error of its own.
         self._weight = (weight.float() / scale.float().unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
         self._scale = scale
         self._bias = bias
+
+    def padded(self, num_rows: int) -> int:
+        return num_rows
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         y = torch._weight_int8pack_mm(x, self._weight, self._scale)

@@ -66,11 +66,10 @@ class Llama:
         self._head_factor = torch.tensor(factors, device=self.device).view(1, -1, 1)
         self._is_value = (self._head_factor == 0).float()
 
-    @property
-    def min_rows(self) -> int:
-        """Fewest rows of a forward (see `linear`)."""
+    def padded(self, num_rows: int) -> int:
+        """How many rows to run for so many (see `linear`)."""
         layer = self.layers[0]
-        return max(linear.min_rows for linear in (layer.qkv, layer.output, layer.gate_up, layer.down, self.head))
+        return max(linear.padded(num_rows) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down))
 
     def forward(self, batch: Batch, attention: PagedAttention, plan: AttentionPlan) -> torch.Tensor:
         """Feeds the batch's rows into the cache; returns the wanted rows' logits: [num_wanted, vocab_size] float32."""
@@ -97,12 +96,11 @@ class Llama:
         return layer.down(functional.silu(gate) * up, residual=x)
 
     def run_head(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of x: [num_wanted, hidden_size], computed with at least the head's own minimum of rows."""
+        """Logits of x: [num_wanted, hidden_size], computed with the head's own padding."""
         num_wanted = x.shape[0]
         if num_wanted == 0:
             return x.new_empty((0, self.config.vocab_size), dtype=torch.float32)
-        if num_wanted < self.head.min_rows:
-            x = functional.pad(x, (0, 0, 0, self.head.min_rows - num_wanted))
+        x = functional.pad(x, (0, 0, 0, self.head.padded(num_wanted) - num_wanted))
         return self.head(self._norm(x))[:num_wanted].float()
 
     def _normalise_heads(self, qkv: torch.Tensor, layer: Layer) -> torch.Tensor:

@@ -49,7 +49,7 @@ def _run_layer(model: Llama, x: torch.Tensor, split: int, block_size: int) -> to
         builder = BatchBuilder()
         num_rows = part.shape[0]
         builder.add([0] * num_rows, position, list(range(num_blocks)), [False] * num_rows)
-        batch = builder.build(model.min_rows, model.device)
+        batch = builder.build(model.padded(builder.num_rows), model.device)
         rows = functional.pad(part, (0, 0, 0, batch.num_rows - num_rows))
         plan = attention.plan(batch.spans, batch.num_rows)
         cos, sin = model.rotation(batch.positions)

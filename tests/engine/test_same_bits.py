@@ -182,7 +182,7 @@ class RowDependent:
     """A linear whose results depend on how many rows it is given: what the check is there to find."""
 
     def __init__(self, inner: Linear) -> None:
-        self.min_rows = inner.min_rows
+        self.padded = inner.padded
         self._inner = inner
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

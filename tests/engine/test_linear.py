@@ -1,0 +1,25 @@
+"""How many rows the linears run."""
+
+import pytest
+import torch
+
+from paceline.engine.linear import Int8Linear, Linear, PackedLinear, PlainLinear
+
+MAX_ROWS = 2048
+
+
+@pytest.mark.parametrize("kind", [PlainLinear, PackedLinear, Int8Linear])
+def test_padding_is_enough_and_stays_what_it_is(kind: type[PlainLinear | PackedLinear | Int8Linear]) -> None:
+    linear: Linear = kind(torch.randn(16, 16), None)
+    for num_rows in range(1, MAX_ROWS + 1):
+        padded = linear.padded(num_rows)
+        assert padded >= num_rows
+        assert linear.padded(padded) == padded, "padding twice is padding once"
+
+
+def test_a_packed_linear_meets_few_counts_and_pads_few_rows() -> None:
+    linear = PackedLinear(torch.randn(16, 16), None)
+    counts = {linear.padded(num_rows) for num_rows in range(1, 512 + 1)}
+    assert len(counts) == 93
+    assert all(linear.padded(num_rows) == num_rows for num_rows in range(4, 33))
+    assert all(linear.padded(num_rows) <= num_rows * 17 / 16 for num_rows in range(4, MAX_ROWS + 1))
