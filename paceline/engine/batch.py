@@ -12,7 +12,6 @@ class Batch:
     """Rows of one forward, sequence after sequence; the last rows may be padding."""
 
     tokens: torch.Tensor  # [num_rows]
-    positions: torch.Tensor  # [num_rows]
     spans: list[Span]
     wanted: torch.Tensor  # [num_wanted] rows whose logits matter
 
@@ -26,7 +25,6 @@ class BatchBuilder:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._positions: list[int] = []
         self._spans: list[Span] = []
         self._wanted: list[int] = []
 
@@ -35,7 +33,6 @@ class BatchBuilder:
         first = len(self._tokens)
         self._spans.append(Span(first, len(tokens), position, blocks))
         self._tokens += tokens
-        self._positions += range(position, position + len(tokens))
         self._wanted += [first + offset for offset, want in enumerate(wanted) if want]
 
     @property
@@ -47,7 +44,6 @@ class BatchBuilder:
         padding = [0] * (num_rows - self.num_rows)
         return Batch(
             tokens=torch.tensor(self._tokens + padding, device=device),
-            positions=torch.tensor(self._positions + padding, device=device),
             spans=self._spans,
             wanted=torch.tensor(self._wanted, dtype=torch.int64, device=device),
         )

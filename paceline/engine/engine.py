@@ -5,12 +5,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from paceline.engine.attention import PagedAttention
 from paceline.engine.block_pool import BlockPool
 from paceline.engine.config import EngineConfig, ModelConfig
 from paceline.engine.gathering import Gathering
+from paceline.engine.kernels.scalars import set_num_workers
 from paceline.engine.llama import Llama
 from paceline.engine.row_invariance import find_dependent_parts
 from paceline.engine.runner import Runner
@@ -51,7 +50,7 @@ def build_engine(
     """
     if config.device != "cpu":
         raise ConfigError(f"device is {config.device!r}; this version runs on cpu")
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    set_num_workers(config.threads or len(os.sched_getaffinity(0)))
     progress(f"loading {config.model}")
     loaded = load_model(config.model, config.torch_dtype, progress)
     fingerprint = loaded.tokenizer_fingerprint

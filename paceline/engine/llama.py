@@ -7,11 +7,12 @@ import torch
 from torch.nn import functional
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from paceline.engine.attention import AttentionPlan, PagedAttention
+from paceline.engine.attention import AttentionPlan, HeadRotation, PagedAttention
 from paceline.engine.batch import Batch
 from paceline.engine.config import ModelConfig
+from paceline.engine.kernels.rows import rms_norm, silu_gate
+from paceline.engine.kernels.scalars import Array
 from paceline.engine.linear import Linear, make_linear
-from paceline.engine.norm import RmsNorm
 from paceline.errors import ConfigError
 
 Tensors = dict[str, torch.Tensor]
@@ -20,19 +21,20 @@ Tensors = dict[str, torch.Tensor]
 class Layer:
     """One decoder layer's weights."""
 
-    def __init__(self, tensors: Tensors, prefix: str, config: ModelConfig, quantization: str) -> None:
+    def __init__(
+        self, tensors: Tensors, prefix: str, config: ModelConfig, quantization: str, rope: tuple[Array, Array]
+    ) -> None:
         def linear(*names: str) -> Linear:
             weight = torch.cat([tensors.pop(f"{prefix}{name}.weight") for name in names])
             biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
             bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
             return make_linear(weight, bias, quantization)
 
-        def norm(name: str) -> RmsNorm:
-            return RmsNorm(tensors.pop(f"{prefix}{name}.weight"), config.norm_eps)
+        def norm(name: str) -> torch.Tensor:  # [hidden_size] float32
+            return tensors.pop(f"{prefix}{name}.weight").float()
 
-        def head_norm(name: str) -> RmsNorm | None:
-            weight = tensors.pop(f"{prefix}{name}.weight", None)
-            return None if weight is None else RmsNorm(weight.float(), config.norm_eps)
+        def head_norm(name: str) -> Array:  # Qwen3 only: [head_dim], else [0]
+            return tensors.pop(f"{prefix}{name}.weight", torch.empty(0)).float().numpy()
 
         self.attention_norm = norm("input_layernorm")
         self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -40,9 +42,8 @@ class Layer:
         self.mlp_norm = norm("post_attention_layernorm")
         self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
         self.down = linear("mlp.down_proj")
-        # Qwen3 only.
-        self.query_norm = head_norm("self_attn.q_norm")
-        self.key_norm = head_norm("self_attn.k_norm")
+        query_norm, key_norm = head_norm("self_attn.q_norm"), head_norm("self_attn.k_norm")
+        self.rotation = HeadRotation(*rope, query_norm, key_norm, config.norm_eps)
 
 
 class Llama:
@@ -55,16 +56,14 @@ class Llama:
         _check_shapes(config, tensors)
         self._embedding = tensors["model.embed_tokens.weight"]  # [vocab_size, hidden_size]
         head = self._embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
-        self.layers = [Layer(tensors, f"model.layers.{i}.", config, quantization) for i in range(config.num_layers)]
-        self._norm = RmsNorm(tensors.pop("model.norm.weight"), config.norm_eps)
+        rope = _rope_tables(config, max_model_len)
+        self.layers = [
+            Layer(tensors, f"model.layers.{i}.", config, quantization, rope) for i in range(config.num_layers)
+        ]
+        self._norm = tensors.pop("model.norm.weight").float()  # [hidden_size]
         self.head = make_linear(head, None, quantization)
         self.device = self._embedding.device
         self.embedding_dtype = self._embedding.dtype
-        self._rope_cos, self._rope_sin = _rope_tables(config, max_model_len, self.device)
-        # Per head of qkv: queries are scaled, keys are not, values are not rotated. [1, heads + 2 * kv_heads, 1]
-        factors = [config.head_dim**-0.5] * config.num_heads + [1.0] * config.num_kv_heads + [0.0] * config.num_kv_heads
-        self._head_factor = torch.tensor(factors, device=self.device).view(1, -1, 1)
-        self._is_value = (self._head_factor == 0).float()
 
     def padded(self, num_rows: int) -> int:
         """How many rows to run for so many (see `linear`)."""
@@ -74,26 +73,17 @@ class Llama:
     def forward(self, batch: Batch, attention: PagedAttention, plan: AttentionPlan) -> torch.Tensor:
         """Feeds the batch's rows into the cache; returns the wanted rows' logits: [num_wanted, vocab_size] float32."""
         x = functional.embedding(batch.tokens, self._embedding)  # [num_rows, hidden_size]
-        cos, sin = self.rotation(batch.positions)
         for index in range(len(self.layers)):
-            x = self.run_layer(index, x, cos, sin, attention, plan)
+            x = self.run_layer(index, x, attention, plan)
         return self.run_head(x.index_select(0, batch.wanted))
 
-    def run_layer(
-        self, index: int, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
-        attention: PagedAttention, plan: AttentionPlan,
-    ) -> torch.Tensor:  # fmt: skip
+    def run_layer(self, index: int, x: torch.Tensor, attention: PagedAttention, plan: AttentionPlan) -> torch.Tensor:
         """One layer over x: [num_rows, hidden_size]."""
-        layer, config = self.layers[index], self.config
-        qkv = layer.qkv(layer.attention_norm(x))
-        qkv = qkv.view(x.shape[0], -1, config.head_dim).float()  # [num_rows, heads + 2 * kv_heads, head_dim]
-        if layer.query_norm is not None:
-            qkv = self._normalise_heads(qkv, layer)
-        # Halves swapped, with signs in `sin`: the rotation in two operations. Values pass unchanged.
-        qkv = (qkv * cos).addcmul_(qkv.roll(config.head_dim // 2, dims=-1), sin)
-        x = layer.output(attention.forward(index, qkv, plan).to(x.dtype), residual=x)
-        gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
-        return layer.down(functional.silu(gate) * up, residual=x)
+        layer, eps = self.layers[index], self.config.norm_eps
+        qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]
+        x = layer.output(attention.forward(index, qkv, plan, layer.rotation), residual=x)
+        gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, eps))  # [num_rows, 2 * intermediate_size]
+        return layer.down(silu_gate(gate_up), residual=x)
 
     def run_head(self, x: torch.Tensor) -> torch.Tensor:
         """Logits of x: [num_wanted, hidden_size], computed with the head's own padding."""
@@ -101,26 +91,10 @@ class Llama:
         if num_wanted == 0:
             return x.new_empty((0, self.config.vocab_size), dtype=torch.float32)
         x = functional.pad(x, (0, 0, 0, self.head.padded(num_wanted) - num_wanted))
-        return self.head(self._norm(x))[:num_wanted].float()
-
-    def _normalise_heads(self, qkv: torch.Tensor, layer: Layer) -> torch.Tensor:
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        queries, keys, values = qkv.split((heads, kv_heads, kv_heads), dim=1)
-        assert layer.query_norm is not None
-        assert layer.key_norm is not None
-        return torch.cat((layer.query_norm(queries), layer.key_norm(keys), values), dim=1)
-
-    def rotation(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factors for qkv and for its swapped halves: each [num_rows, heads + 2 * kv_heads, head_dim].
-
-        Queries are scaled here too; values get 1 and 0.
-        """
-        cos = self._rope_cos[positions].unsqueeze(1)  # [num_rows, 1, head_dim]
-        sin = self._rope_sin[positions].unsqueeze(1)
-        return torch.addcmul(self._is_value, cos, self._head_factor), sin * self._head_factor
+        return self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted].float()
 
 
-def _rope_tables(config: ModelConfig, max_len: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _rope_tables(config: ModelConfig, max_len: int) -> tuple[Array, Array]:
     """Cosines and signed sines: each [max_len, head_dim] float32. Frequencies are transformers' own."""
     parameters = config.source.rope_parameters
     kind = parameters["rope_type"]
@@ -133,7 +107,7 @@ def _rope_tables(config: ModelConfig, max_len: int, device: torch.device) -> tup
         raise ConfigError(f"rope_type {kind!r} is not supported; supported: default, llama3, linear, yarn")
     angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies  # [max_len, head_dim / 2]
     cos, sin = angles.cos() * factor, angles.sin() * factor
-    return torch.cat((cos, cos), 1).to(device), torch.cat((-sin, sin), 1).to(device)
+    return torch.cat((cos, cos), 1).numpy(), torch.cat((-sin, sin), 1).numpy()
 
 
 def _check_shapes(config: ModelConfig, tensors: Tensors) -> None:

@@ -51,8 +51,7 @@ def _run_layer(model: Llama, x: torch.Tensor, split: int, block_size: int) -> to
         builder.add([0] * num_rows, position, list(range(num_blocks)), [False] * num_rows)
         batch = builder.build(model.padded(builder.num_rows), model.device)
         rows = functional.pad(part, (0, 0, 0, batch.num_rows - num_rows))
-        plan = attention.plan(batch.spans, batch.num_rows)
-        cos, sin = model.rotation(batch.positions)
-        outputs.append(model.run_layer(0, rows, cos, sin, attention, plan)[:num_rows])
+        plan = attention.plan(batch.spans)
+        outputs.append(model.run_layer(0, rows, attention, plan)[:num_rows])
         position += num_rows
     return torch.cat(outputs)

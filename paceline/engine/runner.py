@@ -29,7 +29,7 @@ class Runner:
             builder = BatchBuilder()
             builder.add([0] * num_rows, 0, [0], [False] * (num_rows - 1) + [True])
             batch = builder.build(self._model.padded(builder.num_rows), self._model.device)
-            self._model.forward(batch, self._attention, self._attention.plan(batch.spans, batch.num_rows))
+            self._model.forward(batch, self._attention, self._attention.plan(batch.spans))
 
     @torch.inference_mode()
     def step(self, shares: list[tuple[Job, int]]) -> None:
@@ -43,7 +43,7 @@ class Runner:
             builder.add(tokens, sequence.length, sequence.blocks, [draw is not None for draw in wanted])
             draws.append([draw for draw in wanted if draw is not None])
         batch = builder.build(self._model.padded(builder.num_rows), self._model.device)
-        plan = self._attention.plan(batch.spans, batch.num_rows)
+        plan = self._attention.plan(batch.spans)
         flat = [draw for of_job in draws for draw in of_job]
         logits = self._model.forward(batch, self._attention, plan)  # [num_wanted, vocab_size]
         drawn = self._sampler.sample(logits, flat) if flat else []

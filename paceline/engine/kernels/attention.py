@@ -1,0 +1,205 @@
+"""Attention over a paged cache: rotation, writing keys and values, softmax, mixing; one call a layer.
+
+A layer's cache holds, for each block and KV head, keys by feature and values by token, so
+that both products run along rows of memory:
+
+    keys[block, kv_head]: [head_dim, block_size], values[block, kv_head]: [block_size, head_dim], float32
+
+A query meets the blocks of its sequence one after the other, and its softmax is kept up to
+date as they come (Milakov, Gimelshein 2018, algorithm 3). What belongs to one query is added
+up in one order, whatever is computed beside it. Queries go through a block three at a time
+(a KV head's, in many models) and then one by one: that shares what is read, not what is added.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from paceline.engine.kernels.rows import norm_row
+from paceline.engine.kernels.scalars import IN_LANES, ONE, Array, compiled, exp_of_negative, put, widen
+
+# Rows of one sequence that go through its blocks together.
+TILE_ROWS = 8
+# Products of a query and a key from which the cores share the work.
+PRODUCTS_TO_SHARE = 1024
+# Features, or tokens, taken at a time by the inner loops.
+STEP = 4
+# Block size and head dimension of most models.
+USUAL = 64
+MASKED = np.float32(-np.inf)
+ZERO = np.float32(0)
+
+
+@compiled()
+def _rotate(x: Array, norm: Array, eps: np.float32, cos: Array, sin: Array, out: Array) -> None:
+    """x: [head_dim], normalised first where there is a `norm`; `sin` is negative in its first half."""
+    half = x.size // 2
+    if norm.size:
+        norm_row(x, norm, eps, out)
+        for d in range(half):
+            low, high = out[d], out[half + d]
+            out[d] = low * cos[d] + high * sin[d]
+            out[half + d] = high * cos[half + d] + low * sin[half + d]
+        return
+    for d in range(half):
+        low, high = widen(x[d]), widen(x[half + d])
+        out[d] = low * cos[d] + high * sin[d]
+        out[half + d] = high * cos[half + d] + low * sin[half + d]
+
+
+@compiled()
+def _place(
+    row: int, qkv: Array, position: int, slot: int, rope: Any, norms: Any, eps: np.float32, cache: Any, queries: Array
+) -> None:
+    """Rotates a row's queries into `queries`, and writes its keys and values into the cache."""
+    keys, values = cache
+    kv_heads, head_dim, block_size = keys.shape[1:]
+    per_kv = qkv.shape[1] // kv_heads - 2
+    num_heads = per_kv * kv_heads
+    cos, sin = rope[0][position], rope[1][position]
+    block, place = slot // block_size, slot % block_size
+    scale = np.float32(head_dim**-0.5)
+    key = np.empty(head_dim, np.float32)
+    for head in range(num_heads):
+        out = queries[head // per_kv, row * per_kv + head % per_kv]
+        _rotate(qkv[row, head], norms[0], eps, cos, sin, out)
+        for d in range(head_dim):
+            out[d] *= scale
+    for head in range(kv_heads):
+        _rotate(qkv[row, num_heads + head], norms[1], eps, cos, sin, key)
+        value = qkv[row, num_heads + kv_heads + head]
+        for d in range(head_dim):
+            keys[block, head, d, place] = key[d]
+            values[block, head, place, d] = widen(value[d])
+
+
+@compiled(inline=True)
+def _add_products_sized(x: Array, matrix: Array, out: Array, depth: int, width: int) -> None:
+    count = x.shape[0]
+    threes = count // 3 * 3
+    for first in range(0, threes, 3):
+        a, b, c = x[first], x[first + 1], x[first + 2]
+        to_a, to_b, to_c = out[first], out[first + 1], out[first + 2]
+        for d in range(0, depth, STEP):
+            a0, a1, a2, a3 = a[d], a[d + 1], a[d + 2], a[d + 3]
+            b0, b1, b2, b3 = b[d], b[d + 1], b[d + 2], b[d + 3]
+            c0, c1, c2, c3 = c[d], c[d + 1], c[d + 2], c[d + 3]
+            for i in range(width):
+                m0, m1, m2, m3 = matrix[d, i], matrix[d + 1, i], matrix[d + 2, i], matrix[d + 3, i]
+                to_a[i] = to_a[i] + a0 * m0 + a1 * m1 + a2 * m2 + a3 * m3
+                to_b[i] = to_b[i] + b0 * m0 + b1 * m1 + b2 * m2 + b3 * m3
+                to_c[i] = to_c[i] + c0 * m0 + c1 * m1 + c2 * m2 + c3 * m3
+    for first in range(threes, count):
+        a, to_a = x[first], out[first]
+        for d in range(0, depth, STEP):
+            a0, a1, a2, a3 = a[d], a[d + 1], a[d + 2], a[d + 3]
+            for i in range(width):
+                m0, m1, m2, m3 = matrix[d, i], matrix[d + 1, i], matrix[d + 2, i], matrix[d + 3, i]
+                to_a[i] = to_a[i] + a0 * m0 + a1 * m1 + a2 * m2 + a3 * m3
+
+
+@compiled()
+def _add_products(x: Array, matrix: Array, out: Array) -> None:
+    """out += x matrix. x: [num_queries, depth], matrix: [depth, width], out: [num_queries, width]."""
+    depth, width = matrix.shape
+    if depth == USUAL and width == USUAL:
+        # Sizes known to the compiler make this a third faster.
+        _add_products_sized(x, matrix, out, USUAL, USUAL)
+    else:
+        _add_products_sized(x, matrix, out, depth, width)
+
+
+@compiled(IN_LANES | {"nnan"})
+def _peak(scores: Array) -> np.float32:
+    peak = scores[0]
+    for t in range(scores.size):
+        peak = scores[t] if scores[t] > peak else peak
+    return peak
+
+
+@compiled(IN_LANES)
+def _sum(weights: Array) -> np.float32:
+    total = ZERO
+    for t in range(weights.size):
+        total += weights[t]
+    return total
+
+
+@compiled()
+def _weigh(scores: Array, num_seen: int, index: int, peaks: Array, totals: Array, mixed: Array) -> None:
+    """Turns a query's scores of a block into weights by its peak so far; a new peak shrinks what it has."""
+    seen = scores[:num_seen]
+    peak = _peak(seen)
+    if peak > peaks[index]:
+        shrink = exp_of_negative(peaks[index] - peak)
+        peaks[index] = peak
+        totals[index] *= shrink
+        for d in range(mixed.size):
+            mixed[d] *= shrink
+    peak = peaks[index]
+    for t in range(num_seen):
+        seen[t] = exp_of_negative(seen[t] - peak)
+    totals[index] += _sum(seen)
+    scores[num_seen:] = ZERO
+
+
+@compiled()
+def _attend(
+    head: int, first_row: int, num_rows: int, position: int, blocks: Array, cache: Any, queries: Array, out: Array
+) -> None:  # fmt: skip
+    """`num_rows` rows of one sequence, the first at `position`, for the queries of one KV head."""
+    keys, values = cache
+    kv_heads, head_dim, block_size = keys.shape[1:]
+    per_kv = out.shape[1] // head_dim // kv_heads
+    count = num_rows * per_kv
+    mine = queries[head, first_row * per_kv : first_row * per_kv + count]
+    scores = np.empty((count, block_size), np.float32)
+    mixed = np.zeros((count, head_dim), np.float32)
+    peaks = np.full(count, MASKED, np.float32)
+    totals = np.zeros(count, np.float32)
+    for rank in range((position + num_rows - 1) // block_size + 1):
+        block = blocks[rank]
+        # Rows before the block see nothing of it.
+        hidden = max(0, rank * block_size - position) * per_kv
+        scores[hidden:] = ZERO
+        _add_products(mine[hidden:], keys[block, head], scores[hidden:])
+        for index in range(hidden, count):
+            num_seen = min(block_size, position + index // per_kv - rank * block_size + 1)
+            _weigh(scores[index], num_seen, index, peaks, totals, mixed[index])
+        _add_products(scores[hidden:], values[block, head], mixed[hidden:])
+    for index in range(count):
+        factor = ONE / totals[index]
+        row, start = first_row + index // per_kv, (head * per_kv + index % per_kv) * head_dim
+        for d in range(head_dim):
+            put(out[row], start + d, mixed[index, d] * factor)
+
+
+@compiled()
+def attend(
+    qkv: Array, positions: Array, slots: Array, tiles: Array, blocks: Array, rope: Any, norms: Any, eps: np.float32,
+    cache: Any, queries: Array, out: Array,
+) -> None:  # fmt: skip
+    """On this thread."""
+    for row in range(slots.size):
+        _place(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
+    kv_heads = cache[0].shape[1]
+    for item in range(tiles.shape[0] * kv_heads):
+        first_row, num_rows, position, start = tiles[item // kv_heads]
+        _attend(item % kv_heads, first_row, num_rows, position, blocks[start:], cache, queries, out)
+
+
+@compiled(parallel=True)
+def attend_shared(
+    qkv: Array, positions: Array, slots: Array, tiles: Array, blocks: Array, rope: Any, norms: Any, eps: np.float32,
+    cache: Any, queries: Array, out: Array, num_workers: int,
+) -> None:  # fmt: skip
+    """On `num_workers` threads, each taking every so manieth tile and head."""
+    kv_heads = cache[0].shape[1]
+    for worker in prange(num_workers):
+        for row in range(worker, slots.size, num_workers):
+            _place(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
+    for worker in prange(num_workers):
+        for item in range(worker, tiles.shape[0] * kv_heads, num_workers):
+            tile = tiles[item // kv_heads]
+            _attend(item % kv_heads, tile[0], tile[1], tile[2], blocks[tile[3] :], cache, queries, out)

@@ -1,0 +1,110 @@
+"""Scalars of the kernels: bfloat16 as its 16 bits, an exponential that vectorises, how functions are compiled."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numba import njit, types
+from numba.extending import overload
+from numpy.typing import NDArray
+
+# Multiplying and adding may be one operation; sums keep their order, so that a row's bits are its own.
+IN_ORDER = {"contract"}
+# Sums within one row may take the order the vector units like: it is the same for every row.
+IN_LANES = {"contract", "reassoc", "nsz"}
+
+LOG2_E = np.float32(1.4426950408889634)
+# ln 2 in two parts: what the first one lacks to 24 bits is in the second.
+LN2_HIGH = np.float32(0.693359375)
+LN2_LOW = np.float32(-2.12194440e-4)
+# Adding and subtracting it rounds to a whole number.
+ROUNDER = np.float32(1.5 * 2**23)
+LOWEST = np.float32(-87.0)
+HALF, ONE = np.float32(0.5), np.float32(1.0)
+# e^x - 1 - x over x^2, on [-ln(2)/2, ln(2)/2] (Cephes, expf).
+E0, E1, E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
+E3, E4, E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+
+Array = NDArray[Any]
+
+
+def compiled(order: set[str] = IN_ORDER, parallel: bool = False, inline: bool = False) -> Callable[[Any], Any]:
+    """Compiles a function at its first call, and keeps the result beside its source or in the user's cache."""
+    decorate: Callable[[Any], Any] = njit(
+        cache=not inline,
+        nogil=True,
+        error_model="numpy",
+        fastmath=order,
+        parallel=parallel,
+        inline="always" if inline else "never",
+    )
+    return decorate
+
+
+def num_workers() -> int:
+    """Threads that a kernel may share its work among: as many as the library's products take."""
+    return torch.get_num_threads()
+
+
+def set_num_workers(count: int) -> None:
+    """For kernels called from this thread, and for the library's products."""
+    torch.set_num_threads(count)
+    numba.set_num_threads(min(count, len(os.sched_getaffinity(0))))
+
+
+def bits_of(tensor: torch.Tensor) -> Array:
+    """The tensor's memory as the kernels take it: float32, or bfloat16 as uint16."""
+    return tensor.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
+
+
+def widen(value: Any) -> Any:
+    """An element as float32."""
+    raise NotImplementedError("only within compiled functions")
+
+
+# Numba wants an overload's arguments and its implementation's to be written alike.
+@overload(widen, inline="always")
+def _widen(value: Any) -> Callable[[Any], Any]:
+    def of_bfloat16(value: Any) -> Any:
+        return np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
+
+    def of_float32(value: Any) -> Any:
+        return value
+
+    return of_bfloat16 if value == types.uint16 else of_float32
+
+
+def put(array: Any, index: Any, value: Any) -> None:
+    """array[index] = value: float32, rounded to the nearest (ties to even) where the array is bfloat16."""
+    raise NotImplementedError("only within compiled functions")
+
+
+@overload(put, inline="always")
+def _put(array: Any, index: Any, value: Any) -> Callable[[Any, Any, Any], None]:
+    def as_bfloat16(array: Any, index: Any, value: Any) -> None:
+        bits = np.float32(value).view(np.uint32)
+        array[index] = np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+    def as_float32(array: Any, index: Any, value: Any) -> None:
+        array[index] = value
+
+    return as_bfloat16 if array.dtype == types.uint16 else as_float32
+
+
+@compiled()
+def exp_of_negative(x: Any) -> Any:
+    """e^x for x <= 0, as float32, to 1e-7 of its value; 0 is e^-87."""
+    x = x if x > LOWEST else LOWEST
+    power = (x * LOG2_E + ROUNDER) - ROUNDER
+    rest = x - power * LN2_HIGH
+    rest = rest - power * LN2_LOW
+    series = E0 * rest + E1
+    series = series * rest + E2
+    series = series * rest + E3
+    series = series * rest + E4
+    series = series * rest + E5
+    scale = np.int32((np.int32(power) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return (series * rest * rest + rest + ONE) * scale
