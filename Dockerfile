@@ -5,8 +5,9 @@ FROM python:3.11-slim
 # For a GPU: TORCH_INDEX_URL="" (pip's default Linux wheel is the CUDA build; or an index of one CUDA
 # version, such as https://download.pytorch.org/whl/cu130) and SYSTEM_PACKAGES="gcc libc6-dev",
 # because Triton compiles its kernel launchers on first use. docker-compose.gpu.yml sets both.
+# libgomp1 is the thread pool of the CPU kernels.
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
-ARG SYSTEM_PACKAGES=""
+ARG SYSTEM_PACKAGES=libgomp1
 
 ENV PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
@@ -32,6 +33,7 @@ RUN cd /src \
 
 # The folder exists and has its owner before it is a volume, for a new named volume inherits both.
 ENV PACELINE_CACHE_DIR=/home/paceline/.cache/paceline \
+    NUMBA_CACHE_DIR=/home/paceline/.cache/paceline/numba \
     HF_HOME=/home/paceline/.cache/paceline/huggingface
 RUN useradd --create-home --uid 1000 paceline \
     && install --directory --owner=paceline --group=paceline \

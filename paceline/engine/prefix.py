@@ -7,7 +7,7 @@ digests mean equal keys and values: every row's bits depend on the tokens before
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection
 
 NO_TOKENS = b""
 
@@ -30,7 +30,7 @@ class PrefixIndex:
         return block in self._digests
 
     @property
-    def idle(self) -> Iterable[int]:
+    def idle(self) -> Collection[int]:
         """Indexed blocks that nobody holds."""
         return self._idle
 

@@ -62,7 +62,7 @@ class Sequence:
             self._digests.append(digest)
         if found:
             self._pool.share(found)
-            self.blocks = found if self._pool.can_grow_in_place(found) else self._copied(found)
+            self.blocks = found
         self.tokens = tokens[: len(self.blocks) * self._pool.block_size]
         return self.length
 
@@ -82,7 +82,7 @@ class Sequence:
 
     def reserve(self, length: int) -> None:
         """Takes the blocks for `length` tokens. Raises ResourceExhausted, and changes nothing."""
-        taken = self._pool.allocate(self.missing_blocks(length), after=self.blocks[-1] if self.blocks else None)
+        taken = self._pool.allocate(self.missing_blocks(length))
         rank = self._shared_rank()
         if rank is not None:
             # What others read or may find is never written to.
@@ -101,16 +101,6 @@ class Sequence:
         self._pool.release(self.blocks[keep:])
         del self.blocks[keep:]
         del self._digests[length // self._pool.block_size :]
-
-    def _copied(self, blocks: list[int]) -> list[int]:
-        """Blocks of one's own with the same content, while there is plenty: one copy costs less than reading
-        scattered blocks at every step."""
-        if self._pool.num_unused < 2 * len(blocks):
-            return blocks
-        own = self._pool.allocate(len(blocks))
-        self._pool.copy_blocks(blocks, own)
-        self._pool.release(blocks)
-        return own
 
     def _shared_rank(self) -> int | None:
         """Rank of the block that the next token goes into, if that is not this sequence's alone to write."""

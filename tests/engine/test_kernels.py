@@ -1,0 +1,124 @@
+"""The CPU kernels against the library's operations, and the sharing of work among cores."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from paceline.engine.attention import HeadRotation, PagedAttention, Span
+from paceline.engine.config import ModelConfig
+from paceline.engine.kernels import rows
+from paceline.engine.kernels.rows import rms_norm, silu_gate
+from paceline.engine.kernels.scalars import compiled, exp_of_negative, set_num_workers
+from tests.engine.feeding import load_llama
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def two_workers() -> Iterator[None]:
+    """Whatever the machine has: sharing among fewer is another path."""
+    before = torch.get_num_threads()
+    set_num_workers(2)
+    yield
+    set_num_workers(before)
+
+
+def close(ours: torch.Tensor, expected: torch.Tensor) -> None:
+    """As near as the dtype can say: float32 sums, then one rounding."""
+    tolerance = {torch.float32: 2e-6, torch.bfloat16: 2**-8}[ours.dtype]
+    torch.testing.assert_close(ours.float(), expected, rtol=tolerance, atol=tolerance * 1e-1)
+
+
+@compiled()
+def exponentials(x: np.ndarray, out: np.ndarray) -> None:
+    for i in range(x.size):
+        out[i] = exp_of_negative(x[i])
+
+
+def test_the_exponential_is_right_to_a_few_units_of_its_last_place() -> None:
+    x = -np.concatenate((np.linspace(0, 86.9, 100_001), [0.0, 87.0, 88.0, 1000.0, np.inf])).astype(np.float32)
+    ours = np.empty_like(x)
+    exponentials(x, ours)
+    exact = np.exp(np.maximum(x, -87).astype(np.float64))
+    assert np.max(np.abs(ours - exact) / exact) < 2e-7
+    assert ours[100_001] == 1.0
+
+
+@pytest.mark.parametrize("num_rows", [1, rows.ROWS_TO_SHARE - 1, rows.ROWS_TO_SHARE, 100])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_and_gate_are_the_librarys(dtype: torch.dtype, num_rows: int) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    x = (3 * torch.randn(num_rows, 100, generator=generator)).to(dtype)
+    weight = torch.randn(100, generator=generator)
+    close(rms_norm(x, weight, 1e-5), functional.rms_norm(x.float(), (100,), weight, 1e-5))
+    gate, up = x.float().chunk(2, dim=-1)
+    close(silu_gate(x), functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_alone_and_where_the_cores_share_the_rows(dtype: torch.dtype) -> None:
+    x = torch.randn(2 * rows.ROWS_TO_SHARE, 96).to(dtype)
+    weight = torch.randn(96)
+    assert torch.equal(torch.cat([rms_norm(row, weight, 1e-6) for row in x.split(1)]), rms_norm(x, weight, 1e-6))
+    assert torch.equal(torch.cat([silu_gate(row) for row in x.split(1)]), silu_gate(x))
+
+
+def test_extreme_gates_are_exact_limits() -> None:
+    gate_up = torch.tensor([[200.0, -200.0, 0.0, 2.0, 3.0, 4.0]])
+    assert silu_gate(gate_up).tolist()[0] == pytest.approx([400.0, 0.0, 0.0], abs=1e-30)
+
+
+class Reference:
+    """Attention of one sequence by the library: all rows at once, rotated as Llama's paper rotates."""
+
+    def __init__(self, config: ModelConfig, rotation: HeadRotation, qkv: torch.Tensor) -> None:
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        split = qkv.float().view(qkv.shape[0], -1, head_dim).split((heads, kv_heads, kv_heads), dim=1)
+        cos, sin = torch.from_numpy(rotation.cos), torch.from_numpy(rotation.sin)
+
+        def rotate(x: torch.Tensor) -> torch.Tensor:  # [num_rows, heads, head_dim]
+            count = x.shape[0]
+            return x * cos[:count, None] + x.roll(head_dim // 2, dims=-1) * sin[:count, None]
+
+        queries, keys, values = rotate(split[0]), rotate(split[1]), split[2]
+        mixed = functional.scaled_dot_product_attention(
+            *(side.transpose(0, 1) for side in (queries, keys, values)), is_causal=True, enable_gqa=True
+        )
+        self.out = mixed.transpose(0, 1).reshape(qkv.shape[0], -1)
+
+
+@pytest.mark.parametrize("block_size", [8, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_over_a_scattered_cache_is_the_librarys(dtype: torch.dtype, block_size: int) -> None:
+    model = load_llama("dummy:tiny")
+    config, rotation = model.config, model.layers[0].rotation
+    num_rows, width = 150, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    qkv = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = Reference(config, rotation, qkv).out
+    num_blocks = -(-num_rows // block_size)
+    attention = PagedAttention(config, 2 * num_blocks, block_size, num_layers=1)
+    blocks = list(range(2 * num_blocks))[::-2]
+    parts, done = [], 0
+    for size in (100, 1, 5, 44):
+        plan = attention.plan([Span(0, size, done, blocks)])
+        parts.append(attention.forward(0, qkv[done : done + size], plan, rotation))
+        done += size
+    close(torch.cat(parts), expected)
+
+
+def test_the_kernel_reads_no_key_behind_a_row() -> None:
+    """What lies behind a row in its block, or in another sequence's block, may be anything but NaN."""
+    model = load_llama("dummy:tiny")
+    config, rotation = model.config, model.layers[0].rotation
+    qkv = torch.randn(20, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
+
+    def attend(attention: PagedAttention) -> torch.Tensor:
+        return attention.forward(0, qkv, attention.plan([Span(0, 20, 0, [1, 3])]), rotation)
+
+    clean, dirty = (PagedAttention(config, 4, 16, num_layers=1) for _ in range(2))
+    for side in dirty._cache[0]:
+        side[:] = 1e30
+    assert torch.equal(attend(clean), attend(dirty))
