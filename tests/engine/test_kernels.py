@@ -12,6 +12,7 @@ from paceline.engine.config import ModelConfig
 from paceline.engine.kernels import rows
 from paceline.engine.kernels.rows import rms_norm, silu_gate
 from paceline.engine.kernels.scalars import compiled, exp_of_negative, set_num_workers
+from paceline.engine.linear import Int8Linear
 from tests.engine.feeding import load_llama
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -69,6 +70,25 @@ def test_a_row_has_the_same_bits_alone_and_where_the_cores_share_the_rows(dtype:
 def test_extreme_gates_are_exact_limits() -> None:
     gate_up = torch.tensor([[200.0, -200.0, 0.0, 2.0, 3.0, 4.0]])
     assert silu_gate(gate_up).tolist()[0] == pytest.approx([400.0, 0.0, 0.0], abs=1e-30)
+
+
+@pytest.mark.parametrize(("num_rows", "in_features", "out_features"), [(1, 64, 64), (3, 100, 70), (40, 260, 130)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_products_are_those_of_the_rounded_weights(
+    dtype: torch.dtype, num_rows: int, in_features: int, out_features: int
+) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    weight, bias = torch.randn(out_features, in_features, generator=generator), torch.randn(out_features)
+    x, residual = torch.randn(num_rows, in_features).to(dtype), torch.randn(num_rows, out_features).to(dtype)
+    scale = weight.abs().amax(dim=1, keepdim=True) / 127
+    rounded = (weight / scale).round() * scale
+    linear = Int8Linear(weight, bias)
+    torch.testing.assert_close(
+        linear(x, residual=residual).float(), x.float() @ rounded.T + bias + residual.float(),
+        rtol=1e-5 if dtype is torch.float32 else 2**-8, atol=1e-4,
+    )  # fmt: skip
+    plain = Int8Linear(weight, None)(x)
+    assert torch.equal(torch.cat([Int8Linear(weight, None)(row) for row in x.split(1)]), plain)
 
 
 class Reference:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from paceline.engine.kernels.products import add_products
 from paceline.engine.kernels.rows import norm_row
 from paceline.engine.kernels.scalars import IN_LANES, ONE, Array, compiled, exp_of_negative, put, widen
 
@@ -23,10 +24,6 @@ from paceline.engine.kernels.scalars import IN_LANES, ONE, Array, compiled, exp_
 TILE_ROWS = 8
 # Products of a query and a key from which the cores share the work.
 PRODUCTS_TO_SHARE = 1024
-# Features, or tokens, taken at a time by the inner loops.
-STEP = 4
-# Block size and head dimension of most models.
-USUAL = 64
 MASKED = np.float32(-np.inf)
 ZERO = np.float32(0)
 
@@ -72,42 +69,6 @@ def _place(
         for d in range(head_dim):
             keys[block, head, d, place] = key[d]
             values[block, head, place, d] = widen(value[d])
-
-
-@compiled(inline=True)
-def _add_products_sized(x: Array, matrix: Array, out: Array, depth: int, width: int) -> None:
-    count = x.shape[0]
-    threes = count // 3 * 3
-    for first in range(0, threes, 3):
-        a, b, c = x[first], x[first + 1], x[first + 2]
-        to_a, to_b, to_c = out[first], out[first + 1], out[first + 2]
-        for d in range(0, depth, STEP):
-            a0, a1, a2, a3 = a[d], a[d + 1], a[d + 2], a[d + 3]
-            b0, b1, b2, b3 = b[d], b[d + 1], b[d + 2], b[d + 3]
-            c0, c1, c2, c3 = c[d], c[d + 1], c[d + 2], c[d + 3]
-            for i in range(width):
-                m0, m1, m2, m3 = matrix[d, i], matrix[d + 1, i], matrix[d + 2, i], matrix[d + 3, i]
-                to_a[i] = to_a[i] + a0 * m0 + a1 * m1 + a2 * m2 + a3 * m3
-                to_b[i] = to_b[i] + b0 * m0 + b1 * m1 + b2 * m2 + b3 * m3
-                to_c[i] = to_c[i] + c0 * m0 + c1 * m1 + c2 * m2 + c3 * m3
-    for first in range(threes, count):
-        a, to_a = x[first], out[first]
-        for d in range(0, depth, STEP):
-            a0, a1, a2, a3 = a[d], a[d + 1], a[d + 2], a[d + 3]
-            for i in range(width):
-                m0, m1, m2, m3 = matrix[d, i], matrix[d + 1, i], matrix[d + 2, i], matrix[d + 3, i]
-                to_a[i] = to_a[i] + a0 * m0 + a1 * m1 + a2 * m2 + a3 * m3
-
-
-@compiled()
-def _add_products(x: Array, matrix: Array, out: Array) -> None:
-    """out += x matrix. x: [num_queries, depth], matrix: [depth, width], out: [num_queries, width]."""
-    depth, width = matrix.shape
-    if depth == USUAL and width == USUAL:
-        # Sizes known to the compiler make this a third faster.
-        _add_products_sized(x, matrix, out, USUAL, USUAL)
-    else:
-        _add_products_sized(x, matrix, out, depth, width)
 
 
 @compiled(IN_LANES | {"nnan"})
@@ -163,11 +124,11 @@ def _attend(
         # Rows before the block see nothing of it.
         hidden = max(0, rank * block_size - position) * per_kv
         scores[hidden:] = ZERO
-        _add_products(mine[hidden:], keys[block, head], scores[hidden:])
+        add_products(mine[hidden:], keys[block, head], scores[hidden:])
         for index in range(hidden, count):
             num_seen = min(block_size, position + index // per_kv - rank * block_size + 1)
             _weigh(scores[index], num_seen, index, peaks, totals, mixed[index])
-        _add_products(scores[hidden:], values[block, head], mixed[hidden:])
+        add_products(scores[hidden:], values[block, head], mixed[hidden:])
     for index in range(count):
         factor = ONE / totals[index]
         row, start = first_row + index // per_kv, (head * per_kv + index % per_kv) * head_dim
