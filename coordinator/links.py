@@ -83,6 +83,9 @@ class Link:
 
     async def wait_up(self, timeout_s: float) -> None:
         """Raises Unavailable, saying which server and why, if it is not up in time."""
+        if self.is_up:
+            # Nearly always, and in every round: a task and a timer are not needed for that.
+            return
         try:
             await asyncio.wait_for(self._up.wait(), timeout_s)
         except TimeoutError:
