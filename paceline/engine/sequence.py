@@ -60,9 +60,8 @@ class Sequence:
                 break
             found.append(block)
             self._digests.append(digest)
-        if found:
-            self._pool.share(found)
-            self.blocks = found
+        self._pool.share(found)
+        self.blocks = found
         self.tokens = tokens[: len(self.blocks) * self._pool.block_size]
         return self.length
 

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from transformers import LlamaConfig
 
 from paceline.engine.attention import HeadRotation, PagedAttention, Span
 from paceline.engine.config import ModelConfig
 from paceline.engine.kernels import rows
 from paceline.engine.kernels.rows import rms_norm, silu_gate
-from paceline.engine.kernels.scalars import compiled, exp_of_negative, set_num_workers
+from paceline.engine.kernels.scalars import bits_of, compiled, exp_of_negative, put, set_num_workers, widen
 from paceline.engine.linear import Int8Linear
+from paceline.errors import ConfigError
 from tests.engine.feeding import load_llama
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -46,6 +48,16 @@ def test_the_exponential_is_right_to_a_few_units_of_its_last_place() -> None:
     exact = np.exp(np.maximum(x, -87).astype(np.float64))
     assert np.max(np.abs(ours - exact) / exact) < 2e-7
     assert ours[100_001] == 1.0
+
+
+def test_bfloat16_bits_are_read_and_written_as_the_library_does() -> None:
+    values = torch.cat((torch.randn(1000), torch.tensor([0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, float("inf")])))
+    expected = values.bfloat16()
+    stored = np.empty(len(values), np.uint16)
+    for index, value in enumerate(values.numpy()):
+        put(stored, index, value)
+    assert np.array_equal(stored, bits_of(expected))
+    assert [widen(bits) for bits in stored] == expected.float().tolist()
 
 
 @pytest.mark.parametrize("num_rows", [1, rows.ROWS_TO_SHARE - 1, rows.ROWS_TO_SHARE, 100])
@@ -87,8 +99,7 @@ def test_int8_products_are_those_of_the_rounded_weights(
         linear(x, residual=residual).float(), x.float() @ rounded.T + bias + residual.float(),
         rtol=1e-5 if dtype is torch.float32 else 2**-8, atol=1e-4,
     )  # fmt: skip
-    plain = Int8Linear(weight, None)(x)
-    assert torch.equal(torch.cat([Int8Linear(weight, None)(row) for row in x.split(1)]), plain)
+    assert torch.equal(torch.cat([linear(row) for row in x.split(1)]), linear(x))
 
 
 class Reference:
@@ -142,3 +153,8 @@ def test_the_kernel_reads_no_key_behind_a_row() -> None:
     for side in dirty._cache[0]:
         side[:] = 1e30
     assert torch.equal(attend(clean), attend(dirty))
+
+
+def test_a_head_dimension_that_the_kernels_can_not_take_is_refused() -> None:
+    with pytest.raises(ConfigError, match="head_dim is 6; it must be a multiple of 4"):
+        ModelConfig.from_transformers(LlamaConfig(hidden_size=24, num_attention_heads=4, num_key_value_heads=2))

@@ -132,7 +132,6 @@ ARRANGEMENTS: dict[str, Callable[[], list[Member]]] = {
         Member(0, LONG, 40, list(range(4, 14)), prefilled=200),
         Member(2, 9, 2, [14]),
     ],
-    # Two and two of these share a call; the later one's blocks may lie before the earlier one's.
     "shapes alike": lambda: [
         Member(1, 160, 1, [30, 31, 32], prefilled=140),
         Member(2, 165, 1, [10, 11, 12], prefilled=131),

@@ -7,8 +7,7 @@ that both products run along rows of memory:
 
 A query meets the blocks of its sequence one after the other, and its softmax is kept up to
 date as they come (Milakov, Gimelshein 2018, algorithm 3). What belongs to one query is added
-up in one order, whatever is computed beside it. Queries go through a block three at a time
-(a KV head's, in many models) and then one by one: that shares what is read, not what is added.
+up in one order, whatever is computed beside it.
 """
 
 from typing import Any
@@ -31,16 +30,14 @@ ZERO = np.float32(0)
 @compiled()
 def _rotate(x: Array, norm: Array, eps: np.float32, cos: Array, sin: Array, out: Array) -> None:
     """x: [head_dim], normalised first where there is a `norm`; `sin` is negative in its first half."""
-    half = x.size // 2
     if norm.size:
         norm_row(x, norm, eps, out)
-        for d in range(half):
-            low, high = out[d], out[half + d]
-            out[d] = low * cos[d] + high * sin[d]
-            out[half + d] = high * cos[half + d] + low * sin[half + d]
-        return
+    else:
+        for d in range(x.size):
+            out[d] = widen(x[d])
+    half = x.size // 2
     for d in range(half):
-        low, high = widen(x[d]), widen(x[half + d])
+        low, high = out[d], out[half + d]
         out[d] = low * cos[d] + high * sin[d]
         out[half + d] = high * cos[half + d] + low * sin[half + d]
 
@@ -108,7 +105,7 @@ def _weigh(scores: Array, num_seen: int, index: int, peaks: Array, totals: Array
 @compiled()
 def _attend(
     head: int, first_row: int, num_rows: int, position: int, blocks: Array, cache: Any, queries: Array, out: Array
-) -> None:  # fmt: skip
+) -> None:
     """`num_rows` rows of one sequence, the first at `position`, for the queries of one KV head."""
     keys, values = cache
     kv_heads, head_dim, block_size = keys.shape[1:]
@@ -155,7 +152,7 @@ def attend_shared(
     qkv: Array, positions: Array, slots: Array, tiles: Array, blocks: Array, rope: Any, norms: Any, eps: np.float32,
     cache: Any, queries: Array, out: Array, num_workers: int,
 ) -> None:  # fmt: skip
-    """On `num_workers` threads, each taking every so manieth tile and head."""
+    """On `num_workers` threads, each taking its share of the rows, then of the tiles and heads."""
     kv_heads = cache[0].shape[1]
     for worker in prange(num_workers):
         for row in range(worker, slots.size, num_workers):

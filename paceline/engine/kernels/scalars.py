@@ -23,7 +23,7 @@ LN2_LOW = np.float32(-2.12194440e-4)
 # Adding and subtracting it rounds to a whole number.
 ROUNDER = np.float32(1.5 * 2**23)
 LOWEST = np.float32(-87.0)
-HALF, ONE = np.float32(0.5), np.float32(1.0)
+ONE = np.float32(1.0)
 # e^x - 1 - x over x^2, on [-ln(2)/2, ln(2)/2] (Cephes, expf).
 E0, E1, E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 E3, E4, E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
@@ -60,38 +60,45 @@ def bits_of(tensor: torch.Tensor) -> Array:
     return tensor.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
 
 
+# An element's type decides what is compiled: each function has a form for bfloat16 and one for float32, and Numba
+# wants their arguments written alike.
+
+
+def _from_bfloat16(value: Any) -> Any:
+    return np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
+
+
+def _from_float32(value: Any) -> Any:
+    return value
+
+
 def widen(value: Any) -> Any:
     """An element as float32."""
-    raise NotImplementedError("only within compiled functions")
+    return (_from_bfloat16 if isinstance(value, np.uint16) else _from_float32)(value)
 
 
-# Numba wants an overload's arguments and its implementation's to be written alike.
 @overload(widen, inline="always")
 def _widen(value: Any) -> Callable[[Any], Any]:
-    def of_bfloat16(value: Any) -> Any:
-        return np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
+    return _from_bfloat16 if value == types.uint16 else _from_float32
 
-    def of_float32(value: Any) -> Any:
-        return value
 
-    return of_bfloat16 if value == types.uint16 else of_float32
+def _put_bfloat16(array: Any, index: Any, value: Any) -> None:
+    bits = np.float32(value).view(np.uint32)
+    array[index] = np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+def _put_float32(array: Any, index: Any, value: Any) -> None:
+    array[index] = value
 
 
 def put(array: Any, index: Any, value: Any) -> None:
     """array[index] = value: float32, rounded to the nearest (ties to even) where the array is bfloat16."""
-    raise NotImplementedError("only within compiled functions")
+    (_put_bfloat16 if array.dtype == np.uint16 else _put_float32)(array, index, value)
 
 
 @overload(put, inline="always")
 def _put(array: Any, index: Any, value: Any) -> Callable[[Any, Any, Any], None]:
-    def as_bfloat16(array: Any, index: Any, value: Any) -> None:
-        bits = np.float32(value).view(np.uint32)
-        array[index] = np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
-
-    def as_float32(array: Any, index: Any, value: Any) -> None:
-        array[index] = value
-
-    return as_bfloat16 if array.dtype == types.uint16 else as_float32
+    return _put_bfloat16 if array.dtype == types.uint16 else _put_float32
 
 
 @compiled()
