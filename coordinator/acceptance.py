@@ -27,8 +27,8 @@ from paceline.sampling import Rule
 Floats = NDArray[np.floating[Any]]
 
 
-class Origin(enum.Enum):
-    """Where an emitted token comes from."""
+class Origin(enum.StrEnum):
+    """Where an emitted token comes from. A string, which a table finds faster than a plain member: one a token."""
 
     ACCEPTED = "A"
     RECOVERED = "R"

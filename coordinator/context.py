@@ -42,6 +42,12 @@ class Request:
     def max_new_tokens(self) -> int:
         return min(self.sampling.max_tokens, self.max_length - len(self.prompt))
 
+    @property
+    def ending_ids(self) -> frozenset[int]:
+        """Tokens that end the text. Below min_tokens none can come: both servers ban them there."""
+        eos = () if self.sampling.ignore_eos else self.eos_token_ids
+        return frozenset((*eos, *self.sampling.stop_token_ids))
+
 
 @dataclass(frozen=True, slots=True)
 class Emission:
@@ -66,6 +72,9 @@ class Context:
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self._text = text
+        # Asked for in every round, some for every token.
+        self._longest = len(request.prompt) + request.max_new_tokens
+        self._ending_ids = request.ending_ids
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -77,7 +86,7 @@ class Context:
     @property
     def num_remaining(self) -> int:
         """Tokens that may still be generated."""
-        return self.request.max_new_tokens - self.num_generated
+        return self._longest - len(self.tokens)
 
     @property
     def draft_room(self) -> int:
@@ -94,7 +103,7 @@ class Context:
         for token in outcome.tokens:
             self.tokens.append(token)
             tokens.append(token)
-            ends_text = self._is_stop(token)
+            ends_text = token in self._ending_ids
             pieces.append(self._text.push(token, is_end=ends_text, may_stop=self._past_min_tokens))
             if ends_text or self._text.is_stopped:
                 self.finish_reason = FinishReason.STOP
@@ -110,9 +119,3 @@ class Context:
     @property
     def _past_min_tokens(self) -> bool:
         return self.num_generated >= self.request.sampling.min_tokens
-
-    def _is_stop(self, token: int) -> bool:
-        sampling = self.request.sampling
-        # Below min_tokens such a token can't come: both servers ban it there.
-        is_eos = token in self.request.eos_token_ids and not sampling.ignore_eos
-        return is_eos or token in sampling.stop_token_ids

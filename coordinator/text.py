@@ -86,6 +86,8 @@ class TextStream:
         return text + held
 
     def _release(self, chunk: str, may_stop: bool) -> str:
+        if not self._stop:
+            return chunk
         text = self._held + chunk
         found = [at for stop in self._stop if (at := text.find(stop)) >= 0] if may_stop else []
         if found:

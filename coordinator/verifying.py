@@ -23,6 +23,7 @@ class RemoteTarget:
         self._sampling = request.sampling
         self._rule = request.speculation.resolved_rule(request.sampling)
         self._lenience = request.speculation.lenience
+        self._scores = request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
         self._patience_s = patience_s
 
     async def verify(self, context: Context, proposal: Proposal) -> Verdict:
@@ -52,6 +53,8 @@ class RemoteTarget:
             lambda: self._sequence.feed(context.tokens, fill, lambda answer: len(proposal)),
         )
         verdict = _verdict(answer, proposal, rule)
+        if not self._scores:
+            return verdict
         logprobs, prompt_logprobs = [], []
         if self._sampling.logprobs is not None:
             candidates = _candidates(verdict, proposal, rule)

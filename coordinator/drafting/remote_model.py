@@ -6,7 +6,6 @@ draft model's maximum length, decoding goes on without proposals and tries again
 
 import logging
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,10 +69,11 @@ class RemoteDrafter:
             return Proposal()
         self._pause_s = FIRST_PAUSE_S
         self._round_start = len(context)
-        self._round_emas = floats_from_bytes(
-            answer.entropy_emas, "entropy_emas", len(answer.entropy_emas) // 4
-        ).tolist()
-        return replace(_proposal(answer), num_tail_tokens=num_tail_tokens)
+        if answer.entropy_emas:
+            self._round_emas = floats_from_bytes(
+                answer.entropy_emas, "entropy_emas", len(answer.entropy_emas) // 4
+            ).tolist()
+        return _proposal(answer, num_tail_tokens)
 
     def truncate(self, length: int) -> None:
         self._sequence.truncate(length)
@@ -92,7 +92,7 @@ class RemoteDrafter:
         return card.max_model_len - len(context) + 1 if card is not None else 0
 
 
-def _proposal(answer: Any) -> Proposal:
+def _proposal(answer: Any, num_tail_tokens: int) -> Proposal:
     """Raises InvalidArgument if the message's parts do not fit together."""
     supports, probs = [], []
     if answer.support_sizes:
@@ -100,7 +100,7 @@ def _proposal(answer: Any) -> Proposal:
         ends = np.cumsum(sizes)[:-1]
         supports = np.split(np.array(answer.support_token_ids, dtype=np.int64), ends)
         probs = np.split(floats_from_bytes(answer.support_probs, "support_probs", sum(sizes)), ends)
-    return Proposal(list(answer.tokens), supports, probs, answer.computed_us, answer.queued_us)
+    return Proposal(list(answer.tokens), supports, probs, answer.computed_us, answer.queued_us, num_tail_tokens)
 
 
 def _fed_drafts(answer: Any) -> int:

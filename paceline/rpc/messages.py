@@ -164,4 +164,7 @@ def _required_enum(message: Any, name: str, known: dict[Any, Any]) -> Any:
 
 
 def _to_enum(known: dict[Any, Any], wanted: Any) -> Any:
-    return next(number for number, member in known.items() if member is wanted)
+    for number, member in known.items():
+        if member is wanted:
+            return number
+    raise KeyError(wanted)
