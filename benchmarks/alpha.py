@@ -11,7 +11,6 @@ chances: its standard error is known.
 import argparse
 import asyncio
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +21,14 @@ prepare_process()
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
+from benchmarks.deployment import MODEL, embedded_pair  # noqa: E402
 from benchmarks.services import OWN_PROMPTS  # noqa: E402
-from paceline.cli.services import Services  # noqa: E402
-from paceline.cli.up import make_deployment  # noqa: E402
-from paceline.client import AsyncClient, Completion  # noqa: E402
+from paceline.client import Completion  # noqa: E402
 from paceline.engine.draws import FromSupport, Supported  # noqa: E402
 from paceline.engine.sampler import Sampler, probabilities  # noqa: E402
 from paceline.sampling import Drawing, Rule, SamplingParams, SpeculationParams  # noqa: E402
 from tests.engine.feeding import Feeder, load_llama  # noqa: E402
 
-MODEL = "smollm2-135m"
 TEMPERATURES = (0.6, 1.0)
 KINDS = {
     "sampled, rejection": SpeculationParams(rule=Rule.REJECTION),
@@ -88,9 +85,7 @@ async def generate_all(
     prompts: list[list[int]], sampling: dict[float, list[SamplingParams]]
 ) -> dict[tuple[float, str], list[Completion]]:
     """Completions by temperature and kind."""
-    folder = tempfile.mkdtemp(prefix="paceline-alpha-")
-    deployment = make_deployment(f"unix:{folder}/coordinator.sock", MODEL, MODEL, "bfloat16", "int8", [], [])
-    async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
+    async with embedded_pair() as (_, client):
         places = asyncio.Semaphore(8)
 
         async def one(prompt: list[int], params: SamplingParams, kind: str) -> Completion:

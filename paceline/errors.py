@@ -9,8 +9,7 @@
     │   ├── OutOfRange              a length or position outside what there is
     │   ├── Aborted                 an earlier command of the sequence failed
     │   ├── Cancelled               dropped by a Release, a Truncate or the end of its stream
-    │   ├── ResourceExhausted       no room now; try again later
-    │   └── Unsupported             a known field whose feature is not there
+    │   └── ResourceExhausted       no room now; try again later
     └── Unavailable                 a server is not there, or went away
         └── TimedOut                it is there and made no progress
 
@@ -72,10 +71,6 @@ class ResourceExhausted(RequestError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-
-
-class Unsupported(RequestError):
-    """A known field whose feature is not there."""
 
 
 class Unavailable(PacelineError):

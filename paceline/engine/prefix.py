@@ -53,17 +53,10 @@ class PrefixIndex:
         if block in self._digests:
             self._idle[block] = None
 
-    def forget(self, block: int) -> None:
-        """The block's content will change."""
-        digest = self._digests.pop(block, None)
-        if digest is not None:
-            del self._blocks[digest]
-            self._idle.pop(block, None)
-
     def evict(self) -> int:
         """Forgets the least recently used of the blocks nobody holds, and returns it."""
-        block = next(iter(self._idle))
-        self.forget(block)
+        block, _ = self._idle.popitem(last=False)
+        del self._blocks[self._digests.pop(block)]
         return block
 
     def check_integrity(self) -> None:
