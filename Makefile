@@ -4,7 +4,7 @@ BIN := .venv/bin
 PROTOS := $(wildcard proto/paceline/v1/*.proto)
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
-.PHONY: setup demo test test-all lint proto bench peers identity
+.PHONY: setup demo test test-all lint proto bench peers identity soak
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -37,6 +37,10 @@ proto: setup
 # The same tokens with any drafter, any length, any batch: run before a release (one to two hours).
 identity: setup
 	$(BIN)/python -m tests.identity
+
+# Ten minutes at four fifths of what the machine can do: no failure, no growth.
+soak: setup
+	$(BIN)/python -m benchmarks.soak
 
 # Figures of docs/performance.md: ratios in one run.
 bench: setup

@@ -23,6 +23,15 @@ class Service:
     process: subprocess.Popen[bytes]
     log: Path
 
+    def wait_serving(self) -> None:
+        """Raises RuntimeError with its log if it does not come to serve."""
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not is_serving(self.address, timeout_s=1.0):
+            if self.process.poll() is not None or time.monotonic() > deadline_s:
+                self.kill()
+                raise RuntimeError(f"{self.module} did not start:\n{self.log.read_text()}")
+            time.sleep(0.05)
+
     def stop(self) -> int:
         """SIGTERM, as `docker stop` sends it; returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
@@ -41,18 +50,18 @@ class Service:
 
 def start_service(module: str, folder: Path, *flags: str, address: str = "") -> Service:
     """Starts `python -m MODULE` and waits until it serves. Raises with its log if it does not."""
+    service = spawn_service(module, folder, *flags, address=address)
+    service.wait_serving()
+    return service
+
+
+def spawn_service(module: str, folder: Path, *flags: str, address: str = "") -> Service:
+    """The same without the waiting."""
     address = address or f"unix:{folder}/{module}.sock"
     log = folder / f"{module}.log"
     with log.open("ab") as output:
         command = [sys.executable, "-m", module, "--listen", address, *flags]
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while not is_serving(address, timeout_s=1.0):
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            process.kill()
-            process.wait()
-            raise RuntimeError(f"{module} did not start:\n{log.read_text()}")
-        time.sleep(0.05)
     return Service(module, address, process, log)
 
 
@@ -92,8 +101,10 @@ def start_trio(
     with contextlib.ExitStack() as stack:
         started = []
         for module, flags in (("draft_server", draft), ("target_server", target)):
-            started.append(start_service(module, folder, "--turns-file", f"{folder}/turns", *flags))
+            started.append(spawn_service(module, folder, "--turns-file", f"{folder}/turns", *flags))
             stack.enter_context(running(started[-1]))
+        for service in started:
+            service.wait_serving()
         addresses = ("--draft", started[0].address, "--target", started[1].address)
         front = start_service("coordinator", folder, *addresses, *coordinator)
         stack.enter_context(running(front))
