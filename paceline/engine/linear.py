@@ -1,4 +1,4 @@
-"""The ways to multiply by a weight: plain, packed for oneDNN (CPU), int8 weight-only.
+"""The ways to multiply by a weight: plain, packed for oneDNN (CPU), bfloat16 and int8 by kernels of ours (CPU).
 
 Identity with and without speculation needs every row's result to be independent of the
 rows beside it. Each class says how many rows to run, padding included, to keep that;
@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from paceline.engine.kernels.bfloat16 import TILE_ROWS, is_available, multiply_bfloat16, pack_bfloat16, pad_features
 from paceline.engine.kernels.products import multiply_int8, pack_int8
 
 
@@ -71,6 +72,33 @@ class PackedLinear:
         return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+class Bfloat16Linear:
+    """Weights in bfloat16 and a kernel of ours, where the processor has the instruction for it."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._out_features = weight.shape[0]
+        self._packed = pack_bfloat16(weight)
+        self._bias = pad_features(weight.new_zeros(self._out_features) if bias is None else bias).float().numpy()
+        self._no_residual = pad_features(weight.new_zeros(TILE_ROWS, self._out_features))
+
+    def padded(self, num_rows: int) -> int:
+        return num_rows
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        added = self._no_residual if residual is None else pad_features(residual)
+        y = multiply_bfloat16(x, self._packed, self._bias, added)
+        return y if y.shape[1] == self._out_features else y[:, : self._out_features].contiguous()
+
+    @staticmethod
+    def takes(weight: torch.Tensor) -> bool:
+        return (
+            weight.device.type == "cpu"
+            and weight.dtype is torch.bfloat16
+            and weight.shape[1] % 2 == 0
+            and is_available()
+        )
+
+
 class Int8Linear:
     """Weights as int8 with one scale per output feature; activations stay as they are."""
 
@@ -92,6 +120,8 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: s
     """The fastest way to multiply by `weight` on its device."""
     if quantization == "int8":
         return Int8Linear(weight, bias)
+    if Bfloat16Linear.takes(weight):
+        return Bfloat16Linear(weight, bias)
     if weight.device.type == "cpu" and PackedLinear.is_available():
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)

@@ -10,10 +10,10 @@ from transformers import LlamaConfig
 
 from paceline.engine.attention import HeadRotation, PagedAttention, Span
 from paceline.engine.config import ModelConfig
-from paceline.engine.kernels import rows
+from paceline.engine.kernels import bfloat16, rows
 from paceline.engine.kernels.rows import rms_norm, silu_gate
 from paceline.engine.kernels.scalars import bits_of, compiled, exp_of_negative, put, set_num_workers, widen
-from paceline.engine.linear import Int8Linear
+from paceline.engine.linear import Bfloat16Linear, Int8Linear, make_linear
 from paceline.errors import ConfigError
 from tests.engine.feeding import load_llama
 
@@ -100,6 +100,30 @@ def test_int8_products_are_those_of_the_rounded_weights(
         rtol=1e-5 if dtype is torch.float32 else 2**-8, atol=1e-4,
     )  # fmt: skip
     assert torch.equal(torch.cat([linear(row) for row in x.split(1)]), linear(x))
+
+
+@pytest.mark.skipif(not bfloat16.is_available(), reason="this processor has no AVX512-BF16, so the library multiplies")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("in_features", "out_features"), [(64, 96), (576, 960), (2, 1), (130, 37)])
+def test_bfloat16_products_are_exact_to_one_rounding_and_each_row_has_its_own_bits(
+    in_features: int, out_features: int, has_bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(in_features)
+    weight = torch.randn(out_features, in_features, generator=generator).bfloat16()
+    bias = torch.randn(out_features, generator=generator).bfloat16() if has_bias else None
+    x = torch.randn(2 * bfloat16.TILE_ROWS + 5, in_features, generator=generator).bfloat16()
+    residual = torch.randn(x.shape[0], out_features, generator=generator).bfloat16()
+    linear = make_linear(weight, bias, "none")
+    assert isinstance(linear, Bfloat16Linear)
+    product = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    for added in (None, residual):
+        expected = product if added is None else product + added.double()
+        together = linear(x, residual=added)
+        assert together.dtype is torch.bfloat16
+        torch.testing.assert_close(together.double(), expected, rtol=2**-8, atol=1e-4 * in_features**0.5)
+        for num_rows in range(1, x.shape[0] + 1):
+            of_these = None if added is None else added[-num_rows:]
+            assert torch.equal(linear(x[-num_rows:], residual=of_these), together[-num_rows:])
 
 
 class Reference:

@@ -3,14 +3,16 @@
 import pytest
 import torch
 
-from paceline.engine.linear import Int8Linear, Linear, PackedLinear, PlainLinear
+from paceline.engine.linear import Bfloat16Linear, Int8Linear, Linear, PackedLinear, PlainLinear
 
 MAX_ROWS = 2048
 
 
-@pytest.mark.parametrize("kind", [PlainLinear, PackedLinear, Int8Linear])
-def test_padding_is_enough_and_stays_what_it_is(kind: type[PlainLinear | PackedLinear | Int8Linear]) -> None:
-    linear: Linear = kind(torch.randn(16, 16), None)
+@pytest.mark.parametrize("kind", [PlainLinear, PackedLinear, Bfloat16Linear, Int8Linear])
+def test_padding_is_enough_and_stays_what_it_is(
+    kind: type[PlainLinear | PackedLinear | Bfloat16Linear | Int8Linear],
+) -> None:
+    linear: Linear = kind(torch.randn(16, 16).bfloat16(), None)
     for num_rows in range(1, MAX_ROWS + 1):
         padded = linear.padded(num_rows)
         assert padded >= num_rows
