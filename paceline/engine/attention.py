@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from paceline.engine.config import ModelConfig
 from paceline.engine.kernels.attention import PRODUCTS_TO_SHARE, TILE_ROWS, attend, attend_shared
-from paceline.engine.kernels.scalars import Array, bits_of, num_workers
+from paceline.engine.kernels.scalars import Array, num_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +109,17 @@ class PagedAttention:
             is_shared=products >= PRODUCTS_TO_SHARE,
         )
 
-    def forward(self, layer: int, qkv: torch.Tensor, plan: AttentionPlan, rotation: HeadRotation) -> torch.Tensor:
+    def forward(self, layer: int, qkv: Array, plan: AttentionPlan, rotation: HeadRotation) -> Array:
         """Writes the rows' keys and values, then attends.
 
         qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]. Returns [num_rows, heads * head_dim]; padding rows are 0.
         """
-        out = qkv.new_zeros((qkv.shape[0], self._heads * self._head_dim))
+        out = np.zeros((qkv.shape[0], self._heads * self._head_dim), qkv.dtype)
         arguments: tuple[Any, ...] = (
-            bits_of(qkv).reshape(qkv.shape[0], -1, self._head_dim),
+            qkv.reshape(qkv.shape[0], -1, self._head_dim),
             plan.positions, plan.slots, plan.tiles, plan.blocks,
             (rotation.cos, rotation.sin), (rotation.query_norm, rotation.key_norm), np.float32(rotation.norm_eps),
-            self._cache[layer], plan.queries, bits_of(out),
+            self._cache[layer], plan.queries, out,
         )  # fmt: skip
         if plan.is_shared and num_workers() > 1:
             attend_shared(*arguments, num_workers())

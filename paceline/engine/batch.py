@@ -1,19 +1,20 @@
-"""Pending rows of many sequences -> the tensors of one forward."""
+"""Pending rows of many sequences -> the arrays of one forward."""
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from paceline.engine.attention import Span
+from paceline.engine.kernels.scalars import Array
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Rows of one forward, sequence after sequence; the last rows may be padding."""
 
-    tokens: torch.Tensor  # [num_rows]
+    tokens: Array  # [num_rows]
     spans: list[Span]
-    wanted: torch.Tensor  # [num_wanted] rows whose logits matter
+    wanted: Array  # [num_wanted] rows whose logits matter
 
     @property
     def num_rows(self) -> int:
@@ -21,7 +22,7 @@ class Batch:
 
 
 class BatchBuilder:
-    """Gathers rows; `build` makes the tensors."""
+    """Gathers rows; `build` makes the arrays."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -39,11 +40,7 @@ class BatchBuilder:
     def num_rows(self) -> int:
         return len(self._tokens)
 
-    def build(self, num_rows: int, device: torch.device) -> Batch:
+    def build(self, num_rows: int) -> Batch:
         """Pads to `num_rows` (see `linear.Linear.padded`)."""
         padding = [0] * (num_rows - self.num_rows)
-        return Batch(
-            tokens=torch.tensor(self._tokens + padding, device=device),
-            spans=self._spans,
-            wanted=torch.tensor(self._wanted, dtype=torch.int64, device=device),
-        )
+        return Batch(np.array(self._tokens + padding), self._spans, np.array(self._wanted, dtype=np.int64))

@@ -7,17 +7,22 @@ rows beside it. Each class says how many rows to run, padding included, to keep 
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from paceline.engine.kernels.bfloat16 import TILE_ROWS, is_available, multiply_bfloat16, pack_bfloat16, pad_features
 from paceline.engine.kernels.products import multiply_int8, pack_int8
+from paceline.engine.kernels.scalars import Array, bits_of, tensor_of
 
 
 class Linear(Protocol):
-    """y = x W^T + b for x: [rows, in_features], plus `residual`: [rows, out_features] if there is one."""
+    """y = x W^T + b for x: [rows, in_features], plus `residual`: [rows, out_features] if there is one.
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor: ...
+    Rows are arrays as the kernels take them: float32, or bfloat16 as uint16.
+    """
+
+    def __call__(self, x: Array, residual: Array | None = None) -> Array: ...
 
     def padded(self, num_rows: int) -> int:
         """How many rows to run for so many: never so few that the library rounds them another way."""
@@ -25,7 +30,7 @@ class Linear(Protocol):
 
 
 class PlainLinear:
-    """The library's own linear, on any device."""
+    """The library's own linear."""
 
     _MIN_ROWS = 8
 
@@ -36,9 +41,9 @@ class PlainLinear:
     def padded(self, num_rows: int) -> int:
         return max(num_rows, self._MIN_ROWS)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        y = functional.linear(x, self._weight, self._bias)
-        return y if residual is None else y + residual
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
+        y = functional.linear(tensor_of(x), self._weight, self._bias)
+        return bits_of(y if residual is None else y + tensor_of(residual))
 
 
 class PackedLinear:
@@ -58,10 +63,11 @@ class PackedLinear:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, self._PACKED_FOR_ROWS)
         self._bias = bias
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
+        multiply = torch.ops.mkldnn._linear_pointwise
         if residual is None:
-            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
-        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self._bias, "add")
+            return bits_of(multiply(tensor_of(x), self._packed, self._bias, "none", [], ""))
+        return bits_of(multiply.binary(tensor_of(x), tensor_of(residual), self._packed, self._bias, "add"))
 
     def padded(self, num_rows: int) -> int:
         step = 1 << max(0, num_rows.bit_length() - self._COUNT_DIGITS)
@@ -78,25 +84,20 @@ class Bfloat16Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._out_features = weight.shape[0]
         self._packed = pack_bfloat16(weight)
-        self._bias = pad_features(weight.new_zeros(self._out_features) if bias is None else bias).float().numpy()
-        self._no_residual = pad_features(weight.new_zeros(TILE_ROWS, self._out_features))
+        self._bias = pad_features((torch.zeros(self._out_features) if bias is None else bias.float()).numpy())
+        self._no_residual = pad_features(np.zeros((TILE_ROWS, self._out_features), np.uint16))
 
     def padded(self, num_rows: int) -> int:
         return num_rows
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
         added = self._no_residual if residual is None else pad_features(residual)
         y = multiply_bfloat16(x, self._packed, self._bias, added)
-        return y if y.shape[1] == self._out_features else y[:, : self._out_features].contiguous()
+        return y if y.shape[1] == self._out_features else np.ascontiguousarray(y[:, : self._out_features])
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
-        return (
-            weight.device.type == "cpu"
-            and weight.dtype is torch.bfloat16
-            and weight.shape[1] % 2 == 0
-            and is_available()
-        )
+        return weight.dtype is torch.bfloat16 and weight.shape[1] % 2 == 0 and is_available()
 
 
 class Int8Linear:
@@ -112,16 +113,16 @@ class Int8Linear:
     def padded(self, num_rows: int) -> int:
         return num_rows
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
         return multiply_int8(x, self._packed, self._scale, self._bias, residual)
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: str) -> Linear:
-    """The fastest way to multiply by `weight` on its device."""
+    """The fastest way to multiply by `weight` on this processor."""
     if quantization == "int8":
         return Int8Linear(weight, bias)
     if Bfloat16Linear.takes(weight):
         return Bfloat16Linear(weight, bias)
-    if weight.device.type == "cpu" and PackedLinear.is_available():
+    if PackedLinear.is_available():
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)

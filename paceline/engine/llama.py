@@ -4,14 +4,13 @@ Covers Llama, Mistral, Qwen2 (QKV bias) and Qwen3 (norms on queries and keys).
 """
 
 import torch
-from torch.nn import functional
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.engine.attention import AttentionPlan, HeadRotation, PagedAttention
 from paceline.engine.batch import Batch
 from paceline.engine.config import ModelConfig
 from paceline.engine.kernels.rows import rms_norm, silu_gate
-from paceline.engine.kernels.scalars import Array
+from paceline.engine.kernels.scalars import Array, bits_of, pad_rows, tensor_of
 from paceline.engine.linear import Linear, make_linear
 from paceline.errors import ConfigError
 
@@ -30,8 +29,8 @@ class Layer:
             bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
             return make_linear(weight, bias, quantization)
 
-        def norm(name: str) -> torch.Tensor:  # [hidden_size] float32
-            return tensors.pop(f"{prefix}{name}.weight").float()
+        def norm(name: str) -> Array:  # [hidden_size] float32
+            return tensors.pop(f"{prefix}{name}.weight").float().numpy()
 
         def head_norm(name: str) -> Array:  # Qwen3 only: [head_dim], else [0]
             return tensors.pop(f"{prefix}{name}.weight", torch.empty(0)).float().numpy()
@@ -54,16 +53,16 @@ class Llama:
         self.config = config
         self.max_model_len = max_model_len
         _check_shapes(config, tensors)
-        self._embedding = tensors["model.embed_tokens.weight"]  # [vocab_size, hidden_size]
-        head = self._embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
+        embedding = tensors["model.embed_tokens.weight"]
+        self._embedding = bits_of(embedding)  # [vocab_size, hidden_size]
+        head = embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
         rope = _rope_tables(config, max_model_len)
         self.layers = [
             Layer(tensors, f"model.layers.{i}.", config, quantization, rope) for i in range(config.num_layers)
         ]
-        self._norm = tensors.pop("model.norm.weight").float()  # [hidden_size]
+        self._norm = tensors.pop("model.norm.weight").float().numpy()  # [hidden_size]
         self.head = make_linear(head, None, quantization)
-        self.device = self._embedding.device
-        self.embedding_dtype = self._embedding.dtype
+        self.embedding_dtype = embedding.dtype
 
     def padded(self, num_rows: int) -> int:
         """How many rows to run for so many (see `linear`)."""
@@ -72,12 +71,12 @@ class Llama:
 
     def forward(self, batch: Batch, attention: PagedAttention, plan: AttentionPlan) -> torch.Tensor:
         """Feeds the batch's rows into the cache; returns the wanted rows' logits: [num_wanted, vocab_size] float32."""
-        x = functional.embedding(batch.tokens, self._embedding)  # [num_rows, hidden_size]
+        x = self._embedding[batch.tokens]  # [num_rows, hidden_size]
         for index in range(len(self.layers)):
             x = self.run_layer(index, x, attention, plan)
-        return self.run_head(x.index_select(0, batch.wanted))
+        return self.run_head(x[batch.wanted])
 
-    def run_layer(self, index: int, x: torch.Tensor, attention: PagedAttention, plan: AttentionPlan) -> torch.Tensor:
+    def run_layer(self, index: int, x: Array, attention: PagedAttention, plan: AttentionPlan) -> Array:
         """One layer over x: [num_rows, hidden_size]."""
         layer, eps = self.layers[index], self.config.norm_eps
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]
@@ -85,13 +84,13 @@ class Llama:
         gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, eps))  # [num_rows, 2 * intermediate_size]
         return layer.down(silu_gate(gate_up), residual=x)
 
-    def run_head(self, x: torch.Tensor) -> torch.Tensor:
+    def run_head(self, x: Array) -> torch.Tensor:
         """Logits of x: [num_wanted, hidden_size], computed with the head's own padding."""
         num_wanted = x.shape[0]
         if num_wanted == 0:
-            return x.new_empty((0, self.config.vocab_size), dtype=torch.float32)
-        x = functional.pad(x, (0, 0, 0, self.head.padded(num_wanted) - num_wanted))
-        return self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted].float()
+            return torch.empty((0, self.config.vocab_size))
+        x = pad_rows(x, self.head.padded(num_wanted))
+        return tensor_of(self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted]).float()
 
 
 def _rope_tables(config: ModelConfig, max_len: int) -> tuple[Array, Array]:

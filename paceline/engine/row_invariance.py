@@ -4,11 +4,12 @@ Greedy output can be the same with and without speculation only where it does no
 facts differ between processors and library versions, so they are measured, not assumed.
 """
 
+import numpy as np
 import torch
-from torch.nn import functional
 
 from paceline.engine.attention import PagedAttention
 from paceline.engine.batch import BatchBuilder
+from paceline.engine.kernels.scalars import Array, bits_of, pad_rows
 from paceline.engine.llama import Llama
 
 # Split sizes tried against one run of all rows.
@@ -28,30 +29,33 @@ def find_dependent_parts(model: Llama, block_size: int) -> list[str]:
     config = model.config
     weight_dtype = model.embedding_dtype
     num_rows = min(max(NUM_ROWS, NUM_BLOCKS * block_size), model.max_model_len)
-    x = torch.randn(num_rows, config.hidden_size, generator=generator).to(weight_dtype).to(model.device)
+    x = bits_of(torch.randn(num_rows, config.hidden_size, generator=generator).to(weight_dtype))
     dependent = []
     whole = _run_layer(model, x, num_rows, block_size)
-    if not all(torch.equal(_run_layer(model, x, split, block_size), whole) for split in SPLITS):
+    if not all(np.array_equal(_run_layer(model, x, split, block_size), whole) for split in SPLITS):
         dependent.append("decoder layer")
     x = x[:NUM_ROWS]
     logits = model.run_head(x)
-    if not all(torch.equal(torch.cat([model.run_head(part) for part in x.split(split)]), logits) for split in SPLITS):
+    if not all(torch.equal(torch.cat([model.run_head(part) for part in _parts(x, split)]), logits) for split in SPLITS):
         dependent.append("head")
     return dependent
 
 
-def _run_layer(model: Llama, x: torch.Tensor, split: int, block_size: int) -> torch.Tensor:
+def _parts(x: Array, split: int) -> list[Array]:
+    return [x[first : first + split] for first in range(0, x.shape[0], split)]
+
+
+def _run_layer(model: Llama, x: Array, split: int, block_size: int) -> Array:
     """The first layer's output for the rows of one sequence, fed `split` rows at a time."""
     num_blocks = -(-x.shape[0] // block_size)
     attention = PagedAttention(model.config, num_blocks, block_size, num_layers=1)
     outputs, position = [], 0
-    for part in x.split(split):
+    for part in _parts(x, split):
         builder = BatchBuilder()
         num_rows = part.shape[0]
         builder.add([0] * num_rows, position, list(range(num_blocks)), [False] * num_rows)
-        batch = builder.build(model.padded(builder.num_rows), model.device)
-        rows = functional.pad(part, (0, 0, 0, batch.num_rows - num_rows))
+        batch = builder.build(model.padded(builder.num_rows))
         plan = attention.plan(batch.spans)
-        outputs.append(model.run_layer(0, rows, attention, plan)[:num_rows])
+        outputs.append(model.run_layer(0, pad_rows(part, batch.num_rows), attention, plan)[:num_rows])
         position += num_rows
-    return torch.cat(outputs)
+    return np.concatenate(outputs)

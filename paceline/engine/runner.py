@@ -28,7 +28,7 @@ class Runner:
         for num_rows in range(1, min(WARM_UP_ROWS, self._model.max_model_len) + 1):
             builder = BatchBuilder()
             builder.add([0] * num_rows, 0, [0], [False] * (num_rows - 1) + [True])
-            batch = builder.build(self._model.padded(builder.num_rows), self._model.device)
+            batch = builder.build(self._model.padded(builder.num_rows))
             self._model.forward(batch, self._attention, self._attention.plan(batch.spans))
 
     @torch.inference_mode()
@@ -42,7 +42,7 @@ class Runner:
             sequence = job.sequence
             builder.add(tokens, sequence.length, sequence.blocks, [draw is not None for draw in wanted])
             draws.append([draw for draw in wanted if draw is not None])
-        batch = builder.build(self._model.padded(builder.num_rows), self._model.device)
+        batch = builder.build(self._model.padded(builder.num_rows))
         plan = self._attention.plan(batch.spans)
         flat = [draw for of_job in draws for draw in of_job]
         logits = self._model.forward(batch, self._attention, plan)  # [num_wanted, vocab_size]

@@ -12,8 +12,17 @@ from paceline.engine.attention import HeadRotation, PagedAttention, Span
 from paceline.engine.config import ModelConfig
 from paceline.engine.kernels import bfloat16, rows
 from paceline.engine.kernels.rows import rms_norm, silu_gate
-from paceline.engine.kernels.scalars import bits_of, compiled, exp_of_negative, put, set_num_workers, widen
-from paceline.engine.linear import Bfloat16Linear, Int8Linear, make_linear
+from paceline.engine.kernels.scalars import (
+    Array,
+    bits_of,
+    compiled,
+    exp_of_negative,
+    put,
+    set_num_workers,
+    tensor_of,
+    widen,
+)
+from paceline.engine.linear import Bfloat16Linear, Int8Linear, Linear, make_linear
 from paceline.errors import ConfigError
 from tests.engine.feeding import load_llama
 
@@ -33,6 +42,10 @@ def close(ours: torch.Tensor, expected: torch.Tensor) -> None:
     """As near as the dtype can say: float32 sums, then one rounding."""
     tolerance = {torch.float32: 2e-6, torch.bfloat16: 2**-8}[ours.dtype]
     torch.testing.assert_close(ours.float(), expected, rtol=tolerance, atol=tolerance * 1e-1)
+
+
+def multiplied(linear: Linear, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    return tensor_of(linear(bits_of(x), None if residual is None else bits_of(residual)))
 
 
 @compiled()
@@ -66,21 +79,22 @@ def test_norm_and_gate_are_the_librarys(dtype: torch.dtype, num_rows: int) -> No
     generator = torch.Generator().manual_seed(num_rows)
     x = (3 * torch.randn(num_rows, 100, generator=generator)).to(dtype)
     weight = torch.randn(100, generator=generator)
-    close(rms_norm(x, weight, 1e-5), functional.rms_norm(x.float(), (100,), weight, 1e-5))
+    close(tensor_of(rms_norm(bits_of(x), weight.numpy(), 1e-5)), functional.rms_norm(x.float(), (100,), weight, 1e-5))
     gate, up = x.float().chunk(2, dim=-1)
-    close(silu_gate(x), functional.silu(gate) * up)
+    close(tensor_of(silu_gate(bits_of(x))), functional.silu(gate) * up)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_alone_and_where_the_cores_share_the_rows(dtype: torch.dtype) -> None:
-    x = torch.randn(2 * rows.ROWS_TO_SHARE, 96).to(dtype)
-    weight = torch.randn(96)
-    assert torch.equal(torch.cat([rms_norm(row, weight, 1e-6) for row in x.split(1)]), rms_norm(x, weight, 1e-6))
-    assert torch.equal(torch.cat([silu_gate(row) for row in x.split(1)]), silu_gate(x))
+    x = bits_of(torch.randn(2 * rows.ROWS_TO_SHARE, 96).to(dtype))
+    weight = torch.randn(96).numpy()
+    alone = [x[index : index + 1] for index in range(x.shape[0])]
+    assert np.array_equal(np.concatenate([rms_norm(row, weight, 1e-6) for row in alone]), rms_norm(x, weight, 1e-6))
+    assert np.array_equal(np.concatenate([silu_gate(row) for row in alone]), silu_gate(x))
 
 
 def test_extreme_gates_are_exact_limits() -> None:
-    gate_up = torch.tensor([[200.0, -200.0, 0.0, 2.0, 3.0, 4.0]])
+    gate_up = np.array([[200.0, -200.0, 0.0, 2.0, 3.0, 4.0]], np.float32)
     assert silu_gate(gate_up).tolist()[0] == pytest.approx([400.0, 0.0, 0.0], abs=1e-30)
 
 
@@ -96,10 +110,10 @@ def test_int8_products_are_those_of_the_rounded_weights(
     rounded = (weight / scale).round() * scale
     linear = Int8Linear(weight, bias)
     torch.testing.assert_close(
-        linear(x, residual=residual).float(), x.float() @ rounded.T + bias + residual.float(),
+        multiplied(linear, x, residual).float(), x.float() @ rounded.T + bias + residual.float(),
         rtol=1e-5 if dtype is torch.float32 else 2**-8, atol=1e-4,
     )  # fmt: skip
-    assert torch.equal(torch.cat([linear(row) for row in x.split(1)]), linear(x))
+    assert torch.equal(torch.cat([multiplied(linear, row) for row in x.split(1)]), multiplied(linear, x))
 
 
 @pytest.mark.skipif(not bfloat16.is_available(), reason="this processor has no AVX512-BF16, so the library multiplies")
@@ -118,12 +132,12 @@ def test_bfloat16_products_are_exact_to_one_rounding_and_each_row_has_its_own_bi
     product = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     for added in (None, residual):
         expected = product if added is None else product + added.double()
-        together = linear(x, residual=added)
+        together = multiplied(linear, x, added)
         assert together.dtype is torch.bfloat16
         torch.testing.assert_close(together.double(), expected, rtol=2**-8, atol=1e-4 * in_features**0.5)
         for num_rows in range(1, x.shape[0] + 1):
             of_these = None if added is None else added[-num_rows:]
-            assert torch.equal(linear(x[-num_rows:], residual=of_these), together[-num_rows:])
+            assert torch.equal(multiplied(linear, x[-num_rows:], of_these), together[-num_rows:])
 
 
 class Reference:
@@ -159,7 +173,7 @@ def test_attention_over_a_scattered_cache_is_the_librarys(dtype: torch.dtype, bl
     parts, done = [], 0
     for size in (100, 1, 5, 44):
         plan = attention.plan([Span(0, size, done, blocks)])
-        parts.append(attention.forward(0, qkv[done : done + size], plan, rotation))
+        parts.append(tensor_of(attention.forward(0, bits_of(qkv[done : done + size]), plan, rotation)))
         done += size
     close(torch.cat(parts), expected)
 
@@ -170,13 +184,13 @@ def test_the_kernel_reads_no_key_behind_a_row() -> None:
     config, rotation = model.config, model.layers[0].rotation
     qkv = torch.randn(20, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
 
-    def attend(attention: PagedAttention) -> torch.Tensor:
-        return attention.forward(0, qkv, attention.plan([Span(0, 20, 0, [1, 3])]), rotation)
+    def attend(attention: PagedAttention) -> Array:
+        return attention.forward(0, bits_of(qkv), attention.plan([Span(0, 20, 0, [1, 3])]), rotation)
 
     clean, dirty = (PagedAttention(config, 4, 16, num_layers=1) for _ in range(2))
     for side in dirty._cache[0]:
         side[:] = 1e30
-    assert torch.equal(attend(clean), attend(dirty))
+    assert np.array_equal(attend(clean), attend(dirty))
 
 
 def test_a_head_dimension_that_the_kernels_can_not_take_is_refused() -> None:

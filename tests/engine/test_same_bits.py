@@ -6,9 +6,11 @@ Greedy output with and without speculation is the same text only because of this
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 
+from paceline.engine.kernels.scalars import Array
 from paceline.engine.linear import Linear
 from paceline.engine.llama import Llama
 from paceline.engine.row_invariance import find_dependent_parts
@@ -184,8 +186,8 @@ class RowDependent:
         self.padded = inner.padded
         self._inner = inner
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        return self._inner(x, residual) + x.shape[0] * 1e-3
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
+        return self._inner(x, residual) + np.float32(x.shape[0] * 1e-3)
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 64])

@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch.nn import functional
 
-from paceline.engine.kernels.scalars import Array, bits_of, compiled
+from paceline.engine.kernels.scalars import Array, compiled
 
 # Output features of one instruction, and the instructions that share a row's pair of input features.
 LANES = 16
@@ -70,20 +70,20 @@ def pack_bfloat16(weight: torch.Tensor) -> Array:
     return packed
 
 
-def pad_features(row: torch.Tensor) -> torch.Tensor:
-    """row: [..., out_features], padded with 0 to whole tiles."""
-    missing = -row.shape[-1] % WIDTH
-    return functional.pad(row, (0, missing)) if missing else row
+def pad_features(rows: Array) -> Array:
+    """rows: [..., out_features], padded with 0 to whole tiles."""
+    missing = -rows.shape[-1] % WIDTH
+    return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)]) if missing else rows
 
 
-def multiply_bfloat16(x: torch.Tensor, packed: Array, bias: Array, residual: torch.Tensor) -> torch.Tensor:
+def multiply_bfloat16(x: Array, packed: Array, bias: Array, residual: Array) -> Array:
     """x packed^T + bias + residual, rounded once. x: [num_rows, in_features]; bias: [padded out_features] float32;
     residual: [num_rows, padded out_features], or [TILE_ROWS, padded out_features] for every tile of rows.
 
     Returns [num_rows, padded out_features], bfloat16.
     """
-    out = x.new_empty((x.shape[0], bias.size))
-    _multiply_bfloat16(bits_of(x.contiguous()).view(np.uint32), packed, bias, bits_of(residual), bits_of(out))
+    out = np.empty((x.shape[0], bias.size), np.uint16)
+    _multiply_bfloat16(x.view(np.uint32), packed, bias, residual, out)
     return out
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from paceline.engine.kernels.scalars import Array, bits_of, compiled, put, widen
+from paceline.engine.kernels.scalars import Array, compiled, put, widen
 
 # Terms taken at a time by the inner loops.
 STEP = 4
@@ -63,18 +63,14 @@ def pack_int8(weight: torch.Tensor) -> Array:
     return np.ascontiguousarray(padded.reshape(-1, TILE, padded.shape[1]).transpose(0, 2, 1))
 
 
-def multiply_int8(
-    x: torch.Tensor, packed: Array, scale: Array, bias: Array, residual: torch.Tensor | None
-) -> torch.Tensor:
+def multiply_int8(x: Array, packed: Array, scale: Array, bias: Array, residual: Array | None) -> Array:
     """x (packed scale)^T + bias + residual. x: [num_rows, in_features]; scale: [out_features]; bias: the same or [0].
 
     Returns [num_rows, out_features], multiplied in float32.
     """
-    out = x.new_empty((x.shape[0], scale.size))
+    out = np.empty((x.shape[0], scale.size), x.dtype)
     wide = np.empty((x.shape[0], packed.shape[1]), np.float32)
-    _multiply_int8(
-        bits_of(x), wide, packed, scale, bias, bits_of(x[:, :0] if residual is None else residual), bits_of(out)
-    )
+    _multiply_int8(x, wide, packed, scale, bias, out[:, :0] if residual is None else residual, out)
     return out
 
 

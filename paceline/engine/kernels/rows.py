@@ -1,14 +1,12 @@
 """Root-mean-square norm and gated activation, row by row."""
 
 import numpy as np
-import torch
 from numba import prange
 
 from paceline.engine.kernels.scalars import (
     IN_LANES,
     ONE,
     Array,
-    bits_of,
     compiled,
     exp_of_negative,
     num_workers,
@@ -20,19 +18,19 @@ from paceline.engine.kernels.scalars import (
 ROWS_TO_SHARE = 16
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """x / rms(x) * weight (Zhang, Sennrich 2019, equation 4). x: [num_rows, width]; weight: [width] float32."""
-    out = torch.empty_like(x)
+    out = np.empty_like(x)
     run = _norm_rows_shared if _is_shared(x.shape[0]) else _norm_rows
-    run(bits_of(x), bits_of(weight), np.float32(eps), bits_of(out))
+    run(x, weight, np.float32(eps), out)
     return out
 
 
-def silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_gate(gate_up: Array) -> Array:
     """silu(gate) * up (Shazeer 2020, equation 6). gate_up: [num_rows, 2 * width], gate first; [num_rows, width]."""
-    out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+    out = np.empty((gate_up.shape[0], gate_up.shape[1] // 2), gate_up.dtype)
     run = _gate_rows_shared if _is_shared(out.shape[0]) else _gate_rows
-    run(bits_of(gate_up), bits_of(out))
+    run(gate_up, out)
     return out
 
 

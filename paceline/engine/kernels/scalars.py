@@ -60,6 +60,21 @@ def bits_of(tensor: torch.Tensor) -> Array:
     return tensor.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
 
 
+def tensor_of(array: Array) -> torch.Tensor:
+    """The same the other way round."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
+
+
+def pad_rows(x: Array, num_rows: int) -> Array:
+    """x: [at most num_rows, width], with rows of 0 behind it."""
+    if x.shape[0] == num_rows:
+        return x
+    padded = np.zeros((num_rows, x.shape[1]), x.dtype)
+    padded[: x.shape[0]] = x
+    return padded
+
+
 # An element's type decides what is compiled: each function has a form for bfloat16 and one for float32, and Numba
 # wants their arguments written alike.
 
