@@ -11,9 +11,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from paceline.engine.kernels.bfloat16 import TILE_ROWS, is_available, multiply_bfloat16, pack_bfloat16, pad_features
-from paceline.engine.kernels.products import multiply_int8, pack_int8
+from paceline.engine.kernels import bfloat16, int8
+from paceline.engine.kernels.bfloat16 import multiply_bfloat16, pack_bfloat16
+from paceline.engine.kernels.int8 import multiply_int8, pack_int8
+from paceline.engine.kernels.products import multiply_int8_weights, pack_int8_weights
 from paceline.engine.kernels.scalars import Array, bits_of, tensor_of
+from paceline.engine.kernels.tiles import no_residual, pad_features
 
 
 class Linear(Protocol):
@@ -84,43 +87,75 @@ class Bfloat16Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._out_features = weight.shape[0]
         self._packed = pack_bfloat16(weight)
-        self._bias = pad_features((torch.zeros(self._out_features) if bias is None else bias.float()).numpy())
-        self._no_residual = pad_features(np.zeros((TILE_ROWS, self._out_features), np.uint16))
+        self._bias = pad_features(_float_bias(weight, bias))
+        self._no_residual = no_residual(self._out_features, np.uint16)
 
     def padded(self, num_rows: int) -> int:
         return num_rows
 
     def __call__(self, x: Array, residual: Array | None = None) -> Array:
         added = self._no_residual if residual is None else pad_features(residual)
-        y = multiply_bfloat16(x, self._packed, self._bias, added)
-        return y if y.shape[1] == self._out_features else np.ascontiguousarray(y[:, : self._out_features])
+        return _cut(multiply_bfloat16(x, self._packed, self._bias, added), self._out_features)
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
-        return weight.dtype is torch.bfloat16 and weight.shape[1] % 2 == 0 and is_available()
+        return weight.dtype is torch.bfloat16 and weight.shape[1] % 2 == 0 and bfloat16.DOT.is_available
 
 
 class Int8Linear:
-    """Weights as int8 with one scale per output feature; activations stay as they are."""
+    """Weights as int8 with one scale per output feature, and rows rounded to int8 with one scale each."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        scale = (weight.float().abs().amax(dim=1) / 127).clamp_min(1e-10)  # [out_features]
-        quantised = (weight.float() / scale.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
+        quantised, scale = _quantise(weight)
+        self._out_features = weight.shape[0]
         self._packed = pack_int8(quantised)
-        self._scale = scale.numpy()
-        self._bias = (torch.empty(0) if bias is None else bias).float().numpy()
+        self._scale = pad_features(scale)
+        self._bias = pad_features(_float_bias(weight, bias))
+        self._no_residual = {np.dtype(kind): no_residual(self._out_features, kind) for kind in (np.float32, np.uint16)}
 
     def padded(self, num_rows: int) -> int:
         return num_rows
 
     def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        return multiply_int8(x, self._packed, self._scale, self._bias, residual)
+        added = self._no_residual[x.dtype] if residual is None else pad_features(residual)
+        return _cut(multiply_int8(x, self._packed, self._scale, self._bias, added), self._out_features)
+
+
+class Int8WeightLinear:
+    """Weights as int8 with one scale per output feature; rows stay as they are. For any processor."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        quantised, self._scale = _quantise(weight)
+        self._packed = pack_int8_weights(quantised)
+        self._bias = np.empty(0, np.float32) if bias is None else bias.float().numpy()
+
+    def padded(self, num_rows: int) -> int:
+        return num_rows
+
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
+        return multiply_int8_weights(x, self._packed, self._scale, self._bias, residual)
+
+
+def _quantise(weight: torch.Tensor) -> tuple[Array, Array]:
+    """[out_features, in_features] int8, and its scales: [out_features] float32."""
+    scale = (weight.float().abs().amax(dim=1) / 127).clamp_min(1e-10)
+    quantised = (weight.float() / scale.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
+    return quantised.numpy(), scale.numpy()
+
+
+def _float_bias(weight: torch.Tensor, bias: torch.Tensor | None) -> Array:
+    return np.zeros(weight.shape[0], np.float32) if bias is None else bias.float().numpy()
+
+
+def _cut(y: Array, out_features: int) -> Array:
+    """Without what fills the last tile."""
+    return y if y.shape[1] == out_features else np.ascontiguousarray(y[:, :out_features])
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: str) -> Linear:
     """The fastest way to multiply by `weight` on this processor."""
     if quantization == "int8":
-        return Int8Linear(weight, bias)
+        return Int8Linear(weight, bias) if int8.DOT.is_available else Int8WeightLinear(weight, bias)
     if Bfloat16Linear.takes(weight):
         return Bfloat16Linear(weight, bias)
     if PackedLinear.is_available():

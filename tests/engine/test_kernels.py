@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 from paceline.engine.attention import HeadRotation, PagedAttention, Span
 from paceline.engine.config import ModelConfig
-from paceline.engine.kernels import bfloat16, rows
+from paceline.engine.kernels import bfloat16, int8, rows, tiles
 from paceline.engine.kernels.rows import rms_norm, silu_gate
 from paceline.engine.kernels.scalars import (
     Array,
@@ -22,7 +22,7 @@ from paceline.engine.kernels.scalars import (
     tensor_of,
     widen,
 )
-from paceline.engine.linear import Bfloat16Linear, Int8Linear, Linear, make_linear
+from paceline.engine.linear import Bfloat16Linear, Int8Linear, Int8WeightLinear, Linear, make_linear
 from paceline.errors import ConfigError
 from tests.engine.feeding import load_llama
 
@@ -46,6 +46,13 @@ def close(ours: torch.Tensor, expected: torch.Tensor) -> None:
 
 def multiplied(linear: Linear, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
     return tensor_of(linear(bits_of(x), None if residual is None else bits_of(residual)))
+
+
+def check_rows_alone(linear: Linear, x: torch.Tensor, residual: torch.Tensor | None, together: torch.Tensor) -> None:
+    """Any number of the last rows have the bits they have among all."""
+    for num_rows in range(1, x.shape[0] + 1):
+        of_these = None if residual is None else residual[-num_rows:]
+        assert torch.equal(multiplied(linear, x[-num_rows:], of_these), together[-num_rows:])
 
 
 @compiled()
@@ -100,7 +107,7 @@ def test_extreme_gates_are_exact_limits() -> None:
 
 @pytest.mark.parametrize(("num_rows", "in_features", "out_features"), [(1, 64, 64), (3, 100, 70), (40, 260, 130)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_int8_products_are_those_of_the_rounded_weights(
+def test_products_with_int8_weights_alone_are_those_of_the_rounded_weights(
     dtype: torch.dtype, num_rows: int, in_features: int, out_features: int
 ) -> None:
     generator = torch.Generator().manual_seed(num_rows)
@@ -108,7 +115,7 @@ def test_int8_products_are_those_of_the_rounded_weights(
     x, residual = torch.randn(num_rows, in_features).to(dtype), torch.randn(num_rows, out_features).to(dtype)
     scale = weight.abs().amax(dim=1, keepdim=True) / 127
     rounded = (weight / scale).round() * scale
-    linear = Int8Linear(weight, bias)
+    linear = Int8WeightLinear(weight, bias)
     torch.testing.assert_close(
         multiplied(linear, x, residual).float(), x.float() @ rounded.T + bias + residual.float(),
         rtol=1e-5 if dtype is torch.float32 else 2**-8, atol=1e-4,
@@ -116,7 +123,48 @@ def test_int8_products_are_those_of_the_rounded_weights(
     assert torch.equal(torch.cat([multiplied(linear, row) for row in x.split(1)]), multiplied(linear, x))
 
 
-@pytest.mark.skipif(not bfloat16.is_available(), reason="this processor has no AVX512-BF16, so the library multiplies")
+def rounded_rows(x: torch.Tensor) -> torch.Tensor:
+    """Each row as the kernel has it in int8, times its scale; within half a step of the row itself."""
+    products = []
+    for row in bits_of(x):
+        rounded = np.zeros(x.shape[1], np.int8)
+        scale, total = int8.round_row(row, rounded)
+        assert total == rounded.sum(dtype=np.int64)
+        exact = np.array([widen(value) for value in row], np.float64) / scale
+        assert np.abs(rounded - exact).max() < 0.5001
+        assert np.abs(rounded).max() == 127
+        products.append(rounded * np.float64(scale))
+    return torch.from_numpy(np.array(products))
+
+
+@pytest.mark.skipif(not int8.DOT.is_available, reason="this processor has no AVX512-VNNI, so rows are not rounded")
+@pytest.mark.parametrize(("in_features", "out_features"), [(64, 96), (576, 960), (1, 1), (131, 37)])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_products_are_those_of_rounded_rows_and_weights_and_each_row_has_its_own_bits(
+    dtype: torch.dtype, has_bias: bool, in_features: int, out_features: int
+) -> None:
+    generator = torch.Generator().manual_seed(in_features)
+    weight = torch.randn(out_features, in_features, generator=generator)
+    bias = torch.randn(out_features, generator=generator) if has_bias else None
+    x = torch.randn(2 * tiles.TILE_ROWS + 5, in_features, generator=generator).to(dtype)
+    residual = torch.randn(x.shape[0], out_features, generator=generator).to(dtype)
+    linear = make_linear(weight, bias, "int8")
+    assert isinstance(linear, Int8Linear)
+    scale = weight.abs().amax(dim=1, keepdim=True) / 127
+    rounded_weight = (weight / scale).round().double() * scale.double()
+    product = rounded_rows(x) @ rounded_weight.T + (0 if bias is None else bias.double())
+    for added in (None, residual):
+        expected = product if added is None else product + added.double()
+        together = multiplied(linear, x, added)
+        tolerance = 1e-5 if dtype is torch.float32 else 2**-8
+        torch.testing.assert_close(together.double(), expected, rtol=tolerance, atol=tolerance)
+        check_rows_alone(linear, x, added, together)
+
+
+@pytest.mark.skipif(
+    not bfloat16.DOT.is_available, reason="this processor has no AVX512-BF16, so the library multiplies"
+)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("in_features", "out_features"), [(64, 96), (576, 960), (2, 1), (130, 37)])
 def test_bfloat16_products_are_exact_to_one_rounding_and_each_row_has_its_own_bits(
@@ -125,7 +173,7 @@ def test_bfloat16_products_are_exact_to_one_rounding_and_each_row_has_its_own_bi
     generator = torch.Generator().manual_seed(in_features)
     weight = torch.randn(out_features, in_features, generator=generator).bfloat16()
     bias = torch.randn(out_features, generator=generator).bfloat16() if has_bias else None
-    x = torch.randn(2 * bfloat16.TILE_ROWS + 5, in_features, generator=generator).bfloat16()
+    x = torch.randn(2 * tiles.TILE_ROWS + 5, in_features, generator=generator).bfloat16()
     residual = torch.randn(x.shape[0], out_features, generator=generator).bfloat16()
     linear = make_linear(weight, bias, "none")
     assert isinstance(linear, Bfloat16Linear)
@@ -135,9 +183,7 @@ def test_bfloat16_products_are_exact_to_one_rounding_and_each_row_has_its_own_bi
         together = multiplied(linear, x, added)
         assert together.dtype is torch.bfloat16
         torch.testing.assert_close(together.double(), expected, rtol=2**-8, atol=1e-4 * in_features**0.5)
-        for num_rows in range(1, x.shape[0] + 1):
-            of_these = None if added is None else added[-num_rows:]
-            assert torch.equal(multiplied(linear, x[-num_rows:], of_these), together[-num_rows:])
+        check_rows_alone(linear, x, added, together)
 
 
 class Reference:

@@ -1,16 +1,21 @@
 """How many rows the linears run."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from paceline.engine.linear import Bfloat16Linear, Int8Linear, Linear, PackedLinear, PlainLinear
+from paceline.engine.linear import Bfloat16Linear, Int8Linear, Int8WeightLinear, Linear, PackedLinear, PlainLinear
 
 MAX_ROWS = 2048
 
 
-@pytest.mark.parametrize("kind", [PlainLinear, PackedLinear, Bfloat16Linear, Int8Linear])
+KINDS = [PlainLinear, PackedLinear, Bfloat16Linear, Int8Linear, Int8WeightLinear]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_padding_is_enough_and_stays_what_it_is(
-    kind: type[PlainLinear | PackedLinear | Bfloat16Linear | Int8Linear],
+    kind: Callable[[torch.Tensor, torch.Tensor | None], Linear],
 ) -> None:
     linear: Linear = kind(torch.randn(16, 16).bfloat16(), None)
     for num_rows in range(1, MAX_ROWS + 1):

@@ -1,7 +1,6 @@
 """Products with a matrix, added row by row in one order: attention's two, and those with int8 weights."""
 
 import numpy as np
-import torch
 from numba import prange
 
 from paceline.engine.kernels.scalars import Array, compiled, put, widen
@@ -56,26 +55,26 @@ def add_products(x: Array, matrix: Array, out: Array) -> None:
         _add_products_sized(x, matrix, out, depth, width)
 
 
-def pack_int8(weight: torch.Tensor) -> Array:
+def pack_int8_weights(weight: Array) -> Array:
     """weight: [out_features, in_features] int8. [out tiles, in_features, TILE], both sides padded with 0 to tiles."""
     padding = (-weight.shape[0] % TILE, -weight.shape[1] % TILE)
-    padded = np.pad(weight.numpy(), ((0, padding[0]), (0, padding[1])))
+    padded = np.pad(weight, ((0, padding[0]), (0, padding[1])))
     return np.ascontiguousarray(padded.reshape(-1, TILE, padded.shape[1]).transpose(0, 2, 1))
 
 
-def multiply_int8(x: Array, packed: Array, scale: Array, bias: Array, residual: Array | None) -> Array:
+def multiply_int8_weights(x: Array, packed: Array, scale: Array, bias: Array, residual: Array | None) -> Array:
     """x (packed scale)^T + bias + residual. x: [num_rows, in_features]; scale: [out_features]; bias: the same or [0].
 
     Returns [num_rows, out_features], multiplied in float32.
     """
     out = np.empty((x.shape[0], scale.size), x.dtype)
     wide = np.empty((x.shape[0], packed.shape[1]), np.float32)
-    _multiply_int8(x, wide, packed, scale, bias, out[:, :0] if residual is None else residual, out)
+    _multiply_weights(x, wide, packed, scale, bias, out[:, :0] if residual is None else residual, out)
     return out
 
 
 @compiled(parallel=True)
-def _multiply_int8(
+def _multiply_weights(
     x: Array, wide: Array, packed: Array, scale: Array, bias: Array, residual: Array, out: Array
 ) -> None:
     num_rows, num_features = x.shape
