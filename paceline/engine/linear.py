@@ -103,7 +103,7 @@ class Bfloat16Linear:
 
 
 class Int8Linear:
-    """Weights as int8 with one scale per output feature, and rows rounded to int8 with one scale each."""
+    """Weights as int8 with one scale per output feature, and rows rounded to 15 bits with one scale each."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         quantised, scale = _quantise(weight)

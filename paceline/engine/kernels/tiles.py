@@ -78,11 +78,11 @@ class Rows:
 
 
 class TileWriter:
-    """Writes the code for `num_rows` rows."""
+    """Writes the code for so many rows of words."""
 
     def __init__(self, builder: Any, num_rows: int) -> None:
         self.builder = builder
-        self.num_rows = num_rows
+        self._num_rows = num_rows
 
     def sum_products(self, dot: DotInstruction, x: Rows, weights: Rows) -> list[list[Any]]:
         """x weights^T: [num_rows][BLOCKS] vectors of sums. x: rows of words; weights: a row of WIDTH words for each word of x."""
@@ -91,7 +91,7 @@ class TileWriter:
         builder.branch(loop)
         builder.position_at_end(loop)
         index = builder.phi(INDEX)
-        sums = [[builder.phi(dot.sums) for _ in range(BLOCKS)] for _ in range(self.num_rows)]
+        sums = [[builder.phi(dot.sums) for _ in range(BLOCKS)] for _ in range(self._num_rows)]
         here = builder.mul(index, weights.stride_bytes)
         vectors = [
             builder.bitcast(self._load(weights, builder.add(here, INDEX(block * _VECTOR_BYTES)), WORDS), dot.operands)
@@ -158,14 +158,11 @@ class TileWriter:
         )
 
 
-Write = Callable[..., None]
+def tile_code(write: Callable[..., None], *arrays: Any, parts_per_row: int = 1) -> Any:
+    """What a Numba intrinsic returns that takes a count of rows and these arrays.
 
-
-def tile_code(write: Write, *arrays: Any) -> Any:
-    """What a Numba intrinsic returns that takes a row count, at most TILE_ROWS, and these arrays.
-
-    `write(tile_writer, *rows)` writes the code for one count. Each count has code of its own, so that
-    its sums have registers.
+    A row is `parts_per_row` rows of words; the count is at most TILE_ROWS over that. `write(tile_writer, *rows)` writes
+    the code for one count. Each has code of its own, so that its sums have registers.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -177,10 +174,10 @@ def tile_code(write: Write, *arrays: Any) -> Any:
             rows.append(Rows(array.data, strides[0], shape[-1], kind.dtype))
         after = builder.append_basic_block("after")
         switch = builder.switch(count, after)
-        for num_rows in range(1, TILE_ROWS + 1):
+        for num_rows in range(1, TILE_ROWS // parts_per_row + 1):
             switch.add_case(INDEX(num_rows), block := builder.append_basic_block(f"rows_{num_rows}"))
             builder.position_at_end(block)
-            write(TileWriter(builder, num_rows), *rows)
+            write(TileWriter(builder, num_rows * parts_per_row), *rows)
             builder.branch(after)
         builder.position_at_end(after)
         return context.get_dummy_value()
