@@ -1,27 +1,47 @@
-"""How many rows the linears run."""
+"""What all linears have in common: how many rows they run, and what they add."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from paceline.engine.kernels import int8
+from paceline.engine.kernels.scalars import bits_of, tensor_of
 from paceline.engine.linear import Bfloat16Linear, Int8Linear, Int8WeightLinear, Linear, PackedLinear, PlainLinear
 
 MAX_ROWS = 2048
-
-
-KINDS = [PlainLinear, PackedLinear, Bfloat16Linear, Int8Linear, Int8WeightLinear]
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+KINDS: list[MakeLinear] = [PlainLinear, PackedLinear, Bfloat16Linear, Int8Linear, Int8WeightLinear]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_is_enough_and_stays_what_it_is(
-    kind: Callable[[torch.Tensor, torch.Tensor | None], Linear],
-) -> None:
-    linear: Linear = kind(torch.randn(16, 16).bfloat16(), None)
+def test_padding_is_enough_and_stays_what_it_is(kind: MakeLinear) -> None:
+    linear = kind(torch.randn(16, 16).bfloat16(), None)
     for num_rows in range(1, MAX_ROWS + 1):
         padded = linear.padded(num_rows)
         assert padded >= num_rows
         assert linear.padded(padded) == padded, "padding twice is padding once"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_adds_bias_and_residual(kind: MakeLinear, dtype: torch.dtype) -> None:
+    if kind is Bfloat16Linear and not Bfloat16Linear.takes(torch.empty(2, 2, dtype=dtype)):
+        pytest.skip("for bfloat16 weights, on processors with AVX512-BF16")
+    if kind is Int8Linear and not int8.DOT.is_available:
+        pytest.skip("for processors with AVX512-VNNI")
+    generator = torch.Generator().manual_seed(1)
+    weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((48, 64), (48,)))
+    x, residual = (torch.randn(20, width, generator=generator).to(dtype) for width in (64, 48))
+    linear = kind(weight, bias)
+    # Sums of size 10: int8 weights are off by half a step of 1/127 of the largest, bfloat16 is rounded to 8 bits.
+    tolerance = 0.5 if kind in (Int8Linear, Int8WeightLinear) else {torch.float32: 1e-4, torch.bfloat16: 0.25}[dtype]
+    product = x.float() @ weight.float().T + bias.float()
+    for added in (None, residual):
+        y = tensor_of(linear(bits_of(x), None if added is None else bits_of(added)))
+        expected = product if added is None else product + added.float()
+        assert y.dtype is dtype
+        torch.testing.assert_close(y.float(), expected, rtol=0, atol=tolerance)
 
 
 def test_a_packed_linear_meets_few_counts_and_pads_few_rows() -> None:
