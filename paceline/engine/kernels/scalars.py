@@ -1,13 +1,16 @@
 """Scalars of the kernels: bfloat16 as its 16 bits, an exponential that vectorises, how functions are compiled."""
 
+import hashlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 import torch
 from numba import njit, types
+from numba.core import config
 from numba.extending import overload
 from numpy.typing import NDArray
 
@@ -29,6 +32,20 @@ E0, E1, E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float3
 E3, E4, E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 
 Array = NDArray[Any]
+
+
+def _find_cache_folder() -> str:
+    """Numba takes a cached function for current while its own file is unchanged, whatever it inlines from others:
+    a folder for each state of all kernels' sources. Where it can't be written to, Numba's own choice."""
+    folder = Path(__file__).parent
+    digest = hashlib.blake2b(digest_size=8)
+    for source in sorted(folder.glob("*.py")):
+        digest.update(source.read_bytes())
+    return str(folder / "__pycache__" / digest.hexdigest()) if os.access(folder, os.W_OK) else ""
+
+
+# A folder that the user named comes first (NUMBA_CACHE_DIR).
+config.CACHE_DIR = config.CACHE_DIR or _find_cache_folder()  # type: ignore[attr-defined]
 
 
 def compiled(order: set[str] = IN_ORDER, parallel: bool = False, inline: bool = False) -> Callable[[Any], Any]:
