@@ -36,6 +36,8 @@ OFFSET = 128
 HIGH_BITS = 7
 LARGEST = np.float32(127 << HIGH_BITS)
 ROWS_AT_ONCE = TILE_ROWS // 2
+# Rows from which the cores share the rounding: calling them together takes longer than a row.
+ROWS_TO_SHARE = 8
 TINIEST = np.float32(1e-30)
 
 
@@ -118,8 +120,12 @@ def _multiply_int8(
 ) -> None:  # fmt: skip
     num_rows = x.shape[0]
     has_residual = residual.shape[0] == num_rows
-    for row in prange(num_rows):
-        row_scales[row, 0] = round_row(x[row], parts[2 * row :], sums[2 * row :])
+    if num_rows < ROWS_TO_SHARE:
+        for row in range(num_rows):
+            row_scales[row, 0] = round_row(x[row], parts[2 * row :], sums[2 * row :])
+    else:
+        for row in prange(num_rows):
+            row_scales[row, 0] = round_row(x[row], parts[2 * row :], sums[2 * row :])
     for tile in prange(packed.shape[0]):
         start = tile * WIDTH
         for first in range(0, num_rows, ROWS_AT_ONCE):
