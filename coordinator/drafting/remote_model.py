@@ -69,10 +69,9 @@ class RemoteDrafter:
             return Proposal()
         self._pause_s = FIRST_PAUSE_S
         self._round_start = len(context)
-        if answer.entropy_emas:
-            self._round_emas = floats_from_bytes(
-                answer.entropy_emas, "entropy_emas", len(answer.entropy_emas) // 4
-            ).tolist()
+        self._round_emas = floats_from_bytes(
+            answer.entropy_emas, "entropy_emas", len(answer.entropy_emas) // 4
+        ).tolist()
         return _proposal(answer, num_tail_tokens)
 
     def truncate(self, length: int) -> None:

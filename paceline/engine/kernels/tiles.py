@@ -101,12 +101,8 @@ class TileWriter:
         for row, of_row in enumerate(sums):
             word = self._load(x, self._offset(x, row, builder.mul(index, INDEX(_WORD_BYTES))), WORD)
             shared = builder.bitcast(self.broadcast(word, WORDS), dot.operands)
-            grown.append(
-                [
-                    builder.call(call, [total, *pair])
-                    for total, pair in zip(of_row, ((v, shared) for v in vectors), strict=True)
-                ]
-            )
+            pairs = zip(of_row, vectors, strict=True)
+            grown.append([builder.call(call, [total, vector, shared]) for total, vector in pairs])
         following = builder.add(index, INDEX(1))
         index.add_incoming(INDEX(0), before)
         index.add_incoming(following, loop)
