@@ -16,8 +16,8 @@ from paceline.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, model_pb2, ta
 
 log = logging.getLogger(__name__)
 
-TARGET = LinkKind("target", target_pb2_grpc.TargetStub, target_pb2.TargetRequest, target_pb2.TargetCommand)
-DRAFT = LinkKind("draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest, draft_pb2.DraftCommand)
+TARGET = LinkKind("target", target_pb2_grpc.TargetStub, target_pb2.TargetRequest)
+DRAFT = LinkKind("draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest)
 
 
 async def serve(settings: CoordinatorSettings) -> None:

@@ -75,6 +75,7 @@ class Context:
         # Asked for in every round, some for every token.
         self._longest = len(request.prompt) + request.max_new_tokens
         self._ending_ids = request.ending_ids
+        self._min_tokens = request.sampling.min_tokens
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -104,18 +105,15 @@ class Context:
             self.tokens.append(token)
             tokens.append(token)
             ends_text = token in self._ending_ids
-            pieces.append(self._text.push(token, is_end=ends_text, may_stop=self._past_min_tokens))
+            pieces.append(self._text.push(token, is_end=ends_text, may_stop=self.num_generated >= self._min_tokens))
             if ends_text or self._text.is_stopped:
                 self.finish_reason = FinishReason.STOP
             elif self.num_remaining == 0:
                 self.finish_reason = FinishReason.LENGTH
-            if self.is_finished:
-                pieces[-1] += self._text.finish()
-                break
+            else:
+                continue
+            pieces[-1] += self._text.finish()
+            break
         kept = len(tokens)
         origins, logprobs = outcome.origins[:kept], outcome.logprobs[:kept]
         return Emission(tokens, origins, pieces, self.is_finished, logprobs, list(prompt_logprobs))
-
-    @property
-    def _past_min_tokens(self) -> bool:
-        return self.num_generated >= self.request.sampling.min_tokens

@@ -35,7 +35,6 @@ class LinkKind:
     name: str
     make_stub: Callable[[grpc.aio.Channel], Any]
     request_class: type[Any]
-    command_class: type[Any]
 
 
 class CacheError(PacelineError):
@@ -56,21 +55,21 @@ class Link:
         self.card: model_pb2.ModelCard | None = None
         self.epoch = 0
         self._check_card = check_card
-        self._up = asyncio.Event()
+        # Asked for several times in every round.
+        self.is_up = False
+        self._came_up = asyncio.Event()
         self._trouble = "not reached yet"
         self._next_id = 0
         self._next_sequence_id = 0
         self._pending: dict[int, asyncio.Future[Any]] = {}
+        # Messages that will go out together, and the size of the newest.
         self._unsent: list[Any] = []
+        self._newest_bytes = 0
         self._has_unsent = asyncio.Event()
         self._progress_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self.messages_sent = 0
         self.channel: grpc.aio.Channel | None = None
-
-    @property
-    def is_up(self) -> bool:
-        return self._up.is_set()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"link to {self.kind.name}")
@@ -87,7 +86,7 @@ class Link:
             # Nearly always, and in every round: a task and a timer are not needed for that.
             return
         try:
-            await asyncio.wait_for(self._up.wait(), timeout_s)
+            await asyncio.wait_for(self._came_up.wait(), timeout_s)
         except TimeoutError:
             raise Unavailable(
                 f"the {self.kind.name} server at {self.address} is not available (waited {timeout_s:g} s): {self._trouble}"
@@ -101,9 +100,13 @@ class Link:
         """Sends a command nobody waits for; returns its id. Dropped if the link is down: so is the sequence."""
         self._next_id += 1
         if self.is_up:
-            command = self.kind.command_class(command_id=self._next_id, sequence_id=sequence_id)
+            if not self._unsent or self._newest_bytes > SPLIT_BYTES:
+                self._unsent.append(self.kind.request_class())
+                self._newest_bytes = 0
+            # Written where it will travel: a copy would cost as much again.
+            command = self._unsent[-1].commands.add(command_id=self._next_id, sequence_id=sequence_id)
             fill(command)
-            self._unsent.append(command)
+            self._newest_bytes += command.ByteSize()
             self._has_unsent.set()
         return self._next_id
 
@@ -154,7 +157,8 @@ class Link:
             raise Unavailable("the server closed the session at once")
         self.card = card
         self.epoch += 1
-        self._up.set()
+        self.is_up = True
+        self._came_up.set()
         log.info("%s server at %s is up: %s (%s)", self.kind.name, self.address, card.name, card.dtype)
         writer = asyncio.create_task(self._write(call))
         watch = asyncio.create_task(self._watch(call))
@@ -181,7 +185,9 @@ class Link:
             while True:
                 await self._has_unsent.wait()
                 # What gathered in this turn of the event loop, or during the last write, travels together.
-                for request in self._take_unsent():
+                requests, self._unsent = self._unsent, []
+                self._has_unsent.clear()
+                for request in requests:
                     await call.write(request)
                     self.messages_sent += 1
 
@@ -192,19 +198,6 @@ class Link:
             if self._pending and time.monotonic() - self._progress_s > STALL_S:
                 self._trouble = f"no sign of progress for {STALL_S:g} s"
                 call.cancel()
-
-    def _take_unsent(self) -> list[Any]:
-        """All unsent commands, in messages below the size limit."""
-        commands, self._unsent = self._unsent, []
-        self._has_unsent.clear()
-        requests, size = [self.kind.request_class()], 0
-        for command in commands:
-            if size > SPLIT_BYTES:
-                requests.append(self.kind.request_class())
-                size = 0
-            requests[-1].commands.append(command)
-            size += command.ByteSize()
-        return requests
 
     def _settle(self, answer: Any) -> None:
         future = self._pending.get(answer.command_id)
@@ -225,7 +218,8 @@ class Link:
         future.set_exception(error)
 
     def _go_down(self) -> None:
-        self._up.clear()
+        self.is_up = False
+        self._came_up.clear()
         self.channel = None
         self._unsent.clear()
         self._has_unsent.clear()

@@ -82,8 +82,6 @@ class GenerationServicer:
                     # Raises what ended the generation early.
                     await tasks.pop(sample.index)
                     continue
-                # The next round's command goes out before this round's text.
-                await asyncio.sleep(0)
                 yield _response(sample, emission)
         finally:
             for task in tasks.values():
@@ -108,6 +106,12 @@ class GenerationServicer:
 
     async def _run(self, sample: Sample, emissions: Emissions) -> None:
         request = sample.context.request
+        loop = asyncio.get_running_loop()
+
+        def emit(emission: Emission | None) -> None:
+            # Later in this turn of the event loop: the next round's command goes out before this round's text.
+            loop.call_soon(emissions.put_nowait, (sample, emission))
+
         try:
             async with self._admission.place():
                 rounds = generate(
@@ -119,9 +123,9 @@ class GenerationServicer:
                 )
                 async with contextlib.aclosing(rounds):
                     async for emission in rounds:
-                        emissions.put_nowait((sample, emission))
+                        emit(emission)
         finally:
-            emissions.put_nowait((sample, None))
+            emit(None)
 
     def _parse(self, message: Any) -> Request:
         """Everything resolved and checked. Raises InvalidArgument naming the field and its range."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import sys
@@ -50,6 +51,9 @@ class Server:
         except RuntimeError as error:
             raise ConfigError(f"can't listen on {self._listen}: is the port in use?") from error
         await self._server.start()
+        # What stands by now stays: the garbage collector need not go through it again and again.
+        gc.collect()
+        gc.freeze()
         await self.set_serving(True)
         if self._listen.startswith("unix:"):
             return self._listen
@@ -144,10 +148,12 @@ def _answer_once(behaviour: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _answer_stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
-    async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+    # Not a generator around a generator: that would cost a step of the event loop's more a message.
+    async def call(request: Any, context: grpc.aio.ServicerContext) -> None:
         with _Telling(context) as told:
-            async for response in behaviour(_checked(request), context):
-                yield response
+            async with contextlib.aclosing(behaviour(_checked(request), context)) as responses:
+                async for response in responses:
+                    await context.write(response)
             return
         await told.abort()
 
