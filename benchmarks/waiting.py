@@ -1,6 +1,6 @@
 """When to wait for a fuller batch: tokens per second with the policy off and on, in one run.
 
-python -m benchmarks.waiting [--at-once 4,16,64] [--tokens 48] [--repeats 2] [--policies off,own,shared]
+python -m benchmarks.waiting [--at-once 4,16,64] [--tokens 48] [--repeats 4]
 
 One deployment for each policy, all up at the same time and idle but for one; they take turns at
 each number of clients, in another order each time.
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import random
+import statistics
 import time
 from collections import defaultdict
 
@@ -19,6 +20,7 @@ from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
 from paceline.sampling import SamplingParams, SpeculationParams
 
+POLICIES = {"off": "--no-waiting", "on": "--waiting"}
 KINDS = {"plain": SpeculationParams(enabled=False), "k = 4": SpeculationParams(num_draft_tokens=4)}
 
 
@@ -34,15 +36,13 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--at-once", default="4,16,64")
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--policies", default="off,own,shared")
+    parser.add_argument("--repeats", type=int, default=4)
     arguments = parser.parse_args()
     own = [json.loads(line)["turns"][0] for line in OWN_PROMPTS.read_text().splitlines()]
-    policies = arguments.policies.split(",")
     async with contextlib.AsyncExitStack() as stack:
         clients = {}
-        for policy in policies:
-            pair = embedded_pair("--waiting", policy, "--max-model-len", "2048")
+        for policy, flag in POLICIES.items():
+            pair = embedded_pair(flag, "--max-model-len", "2048")
             _, clients[policy] = await stack.enter_async_context(pair)
             await speed(clients[policy], own[:2], 16, KINDS["k = 4"])
         order = random.Random(0)
@@ -51,13 +51,12 @@ async def main() -> None:
             for kind, speculation in KINDS.items():
                 speeds: dict[str, list[float]] = defaultdict(list)
                 for _ in range(arguments.repeats):
-                    for policy in order.sample(policies, len(policies)):
+                    for policy in order.sample(list(POLICIES), len(POLICIES)):
                         speeds[policy].append(await speed(clients[policy], prompts, arguments.tokens, speculation))
-                means = {policy: sum(speeds[policy]) / len(speeds[policy]) for policy in policies}
-                shown = ", ".join(
-                    f"{policy} {mean:.1f} ({mean / means[policies[0]]:.2f} x)" for policy, mean in means.items()
+                off, on = (statistics.mean(speeds[policy]) for policy in POLICIES)
+                print(
+                    f"{at_once:3d} at once, {kind}: tokens/s off {off:.1f}, on {on:.1f} ({on / off:.2f} x)", flush=True
                 )
-                print(f"{at_once:3d} at once, {kind}: tokens/s {shown}", flush=True)
 
 
 if __name__ == "__main__":

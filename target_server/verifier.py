@@ -85,6 +85,11 @@ class VerifyJob(Job):
         self._drawn += [each for each in drawn if each is not None]
 
     @property
+    def leads_to_neighbour(self) -> bool:
+        """Who has drafts verified will have more drafted."""
+        return self._num_drafts > 0
+
+    @property
     def result(self) -> Verdict:
         outsides = [drawn for drawn in self._drawn if isinstance(drawn, Outside)]
         judged = [drawn for drawn in self._drawn if isinstance(drawn, Judged)]

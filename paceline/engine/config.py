@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from paceline.engine.gathering import Waiting
 from paceline.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,7 +35,7 @@ class EngineConfig:
     # File by which servers on the same cores take turns; None: they don't.
     turns_file: str | None = None
     # When to wait for a fuller batch.
-    waiting: Waiting = Waiting.OWN
+    waiting: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -3,19 +3,19 @@
 A forward reads all weights, for one row as for twenty. Sequences that start a step apart would
 stay a step apart for ever, as two groups that take turns, each paying for forwards of its own.
 So a worker that is free, with n jobs at hand, waits up to a time w for m sequences that were
-answered lately and are about to come back, where that shortens the sum of all waits. With F, what
-those m would lose by coming too late:
+answered lately and are about to come back, where that shortens the sum of all waits:
 
-    own device      n w < m (F - w)     those m would wait for the step in progress, F - w longer
-    shared device   n w < m F           a second forward would also take F from the neighbour, who may
-                                        be computing just for those m: then waiting costs nothing
+    n w < m (F - w)     those m would wait for the step in progress, F - w longer
 
 F is the part of a step that does not grow with its rows, which a step of their own would cost; or,
-where a long prompt's chunk is at hand, the time of the whole step. Bounded by F, on a shared device
-by three times F: nobody waits long for a sequence that is slow.
+where a long prompt's chunk is at hand, the time of the whole step.
+
+On a shared device the neighbour computes for just those sequences that are away. While it does, a wait costs
+nothing (see `engine/turns.py`), and when its turn ends those it answered are on their way here: they get the
+time to come through, so that one that fell behind by a step is in step again with the others. For that a
+fraction of F is enough, and the turn's record says when all have come.
 """
 
-import enum
 import time
 from collections.abc import Iterable
 
@@ -27,18 +27,10 @@ FORGETTING = 0.001
 # How much later than usual a sequence may be and still be waited for.
 LATENESS = 1.5
 LATENESS_S = 0.5e-3
-# Longest wait on a shared device, in fixed costs.
-SHARED_BOUND = 3.0
+# Longest time to come through from the neighbour, in fixed costs.
+TRANSIT = 0.5
 # From so many rows on a step is a chunk, in which all wait for the rows of one.
 CHUNK_ROWS = 64
-
-
-class Waiting(enum.Enum):
-    """Whose device it is that a wait leaves idle."""
-
-    OFF = "off"
-    OWN = "own"
-    SHARED = "shared"
 
 
 class Absence:
@@ -71,8 +63,9 @@ class Absence:
 class Gathering:
     """One worker's policy."""
 
-    def __init__(self, waiting: Waiting) -> None:
-        self._waiting = waiting
+    def __init__(self, waits: bool) -> None:
+        """`waits`: False never waits for anyone."""
+        self._waits = waits
         self._fixed_s: float | None = None
         # Of a chunk.
         self._row_s = 0.0
@@ -92,18 +85,20 @@ class Gathering:
         `ready_s`: since when the worker is free and has jobs; `num_ready`: how many; `num_rows`: of the step
         they would make.
         """
-        if self._waiting is Waiting.OFF or self._fixed_s is None:
+        if not self._waits or self._fixed_s is None:
             return 0.0
         lost_s = self._fixed_s + (self._row_s * num_rows if num_rows >= CHUNK_ROWS else 0.0)
         now_s = time.perf_counter()
         expected = sorted(at for absence in absences if (at := absence.expected_s(now_s)) is not None)
         best_s = now_s
         for num_back, at_s in enumerate(expected, start=1):
-            if self._pays(num_ready, num_back, at_s - ready_s, lost_s):
+            wait_s = at_s - ready_s
+            if num_ready * wait_s < num_back * (lost_s - wait_s):
                 best_s = at_s + LATENESS_S
         return best_s - now_s
 
-    def _pays(self, num_ready: int, num_back: int, wait_s: float, lost_s: float) -> bool:
-        if self._waiting is Waiting.SHARED:
-            return wait_s < SHARED_BOUND * lost_s and num_ready * wait_s < num_back * lost_s
-        return num_ready * wait_s < num_back * (lost_s - wait_s)
+    def transit_s(self, ended_s: float) -> float:
+        """Seconds from now that those whom the neighbour answered, in its turn until `ended_s`, are waited for."""
+        if not self._waits or self._fixed_s is None:
+            return 0.0
+        return max(0.0, ended_s + TRANSIT * self._fixed_s - time.perf_counter())

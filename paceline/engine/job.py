@@ -57,6 +57,11 @@ class Job(ABC):
     def is_done(self) -> bool:
         return not self.pending
 
+    @property
+    def leads_to_neighbour(self) -> bool:
+        """Whether the sequence's next job is likely to be the other model's."""
+        return True
+
     def count_step(self, duration_s: float) -> None:
         """Notes an engine step this job took part in."""
         self._computed_s += duration_s

@@ -26,15 +26,29 @@ from paceline.errors import ConfigError
 PATIENCE_S = 5.0
 # Between two looks at a taken lock.
 POLL_S = 50e-6
-# What the file holds: the process that had the last turn, and how long that took in seconds.
-LAST_TURN = struct.Struct("=qd")
+# What the file holds of the last turn: whose process it was, when it began and ended (time.perf_counter, which is one
+# clock for all processes), and how many sequences have their next job with the neighbour.
+LAST_TURN = struct.Struct("=qddq")
 
 
 @dataclass(frozen=True, slots=True)
+class PastTurn:
+    """A turn of the neighbour's."""
+
+    started_s: float
+    ended_s: float
+    num_handed_over: int
+
+
+@dataclass(slots=True)
 class Turn:
     """Ours by right until `ends_s`, of time.perf_counter."""
 
     ends_s: float
+    # The turn just before, if it was the neighbour's.
+    before: PastTurn | None
+    # Sequences answered in this one that the neighbour may expect.
+    num_handed_over: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -64,20 +78,23 @@ class Turns:
         held = self._acquire()
         started_s = time.perf_counter()
         try:
-            yield Turn(started_s + (self._neighbours_last_s() if held else 0.0))
+            before = self._before() if held else None
+            turn = Turn(started_s + (before.ended_s - before.started_s if before is not None else 0.0), before)
+            yield turn
         finally:
             if held and self._file is not None:
-                os.pwrite(self._file, LAST_TURN.pack(os.getpid(), time.perf_counter() - started_s), 0)
+                last = LAST_TURN.pack(os.getpid(), started_s, time.perf_counter(), turn.num_handed_over)
+                os.pwrite(self._file, last, 0)
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def _neighbours_last_s(self) -> float:
-        """How long the turn before this one took, if it was the neighbour's."""
+    def _before(self) -> PastTurn | None:
+        """The turn before this one, if it was the neighbour's."""
         assert self._file is not None
         found = os.pread(self._file, LAST_TURN.size, 0)
         if len(found) < LAST_TURN.size:
-            return 0.0
-        pid, seconds = LAST_TURN.unpack(found)
-        return float(seconds) if pid != os.getpid() else 0.0
+            return None
+        pid, started_s, ended_s, num_handed_over = LAST_TURN.unpack(found)
+        return PastTurn(started_s, ended_s, num_handed_over) if pid != os.getpid() else None
 
     def _acquire(self) -> bool:
         """Whether the turn is ours; False where there are no turns, or after a wait in vain."""

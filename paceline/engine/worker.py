@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from paceline.engine.block_pool import BlockPool
+from paceline.engine.eviction import reserve
 from paceline.engine.gathering import Gathering
 from paceline.engine.runner import Runner
 from paceline.engine.session import Answer, Command, Session, Slot
 from paceline.engine.turns import Turn, Turns
-from paceline.errors import PacelineError, ResourceExhausted, Unavailable
+from paceline.errors import PacelineError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -174,19 +175,34 @@ class Worker:
 
     def _use(self, turn: Turn) -> bool:
         """One step, and more while the turn lasts; False when told to stop."""
+        if not self._meet(turn):
+            return False
         while True:
             # Who came while a neighbour computed is in this batch too.
             if not self._take_inbox(wait_s=0.0):
                 return False
-            self._step()
+            turn.num_handed_over += self._step()
             # Before the turn ends: what the neighbour needs for its own should be on its way.
             self._deliver()
             if turn.is_over or not self._active():
                 return True
 
-    def _step(self) -> None:
+    def _meet(self, turn: Turn) -> bool:
+        """Waits for those whom the neighbour answered, on their way here; False when told to stop."""
+        if (before := turn.before) is None:
+            return True
+        while (wait_s := self._gathering.transit_s(before.ended_s)) > 0:
+            jobs = [slot.job for _, slot in self._active()]
+            if sum(job is not None and job.arrived_s >= before.started_s for job in jobs) >= before.num_handed_over:
+                break
+            if not self._take_inbox(wait_s):
+                return False
+        return True
+
+    def _step(self) -> int:
+        """One forward; returns how many sequences it hands over to the neighbour."""
         if not (active := self._active()):
-            return
+            return 0
         started_s = time.perf_counter()
         shares = self._share_budget(active)
         jobs = [(slot.job, num_rows) for (_, slot), num_rows in shares if slot.job is not None]
@@ -202,11 +218,14 @@ class Worker:
         self._gathering.count_step(duration_s, sum(num_rows for _, num_rows in jobs))
         for job, _ in jobs:
             job.count_step(duration_s)
+        num_handed_over = 0
         for (session, slot), _ in shares:
             if error is not None:
                 session.fail_job(slot, error)
             elif slot.job is not None and slot.job.is_done:
+                num_handed_over += slot.job.leads_to_neighbour
                 session.finish_job(slot)
+        return num_handed_over
 
     def _share_budget(self, active: list[tuple[Session, Slot]]) -> list[tuple[tuple[Session, Slot], int]]:
         """How many rows each job gets: the fewest pending first, and turns where not all fit."""
@@ -223,26 +242,7 @@ class Worker:
         return shares
 
     def _make_room(self, slot: Slot, length: int) -> None:
-        """Reserves blocks for `length` tokens, evicting the youngest idle sequences if it must.
-
-        Raises ResourceExhausted, and evicts nobody, where even that is not enough.
-        """
-        missing = slot.sequence.missing_blocks(length) - self._pool.num_free
-        if missing > 0:
-            everyone = [other for session in self._clients for other in session.slots]
-            idle = [other for other in everyone if other is not slot and other.job is None and other.sequence.blocks]
-            idle.sort(key=lambda other: other.birth, reverse=True)
-            victims: list[Slot] = []
-            while idle and self._pool.count_freed(victim.sequence.blocks for victim in victims) < missing:
-                victims.append(idle.pop(0))
-            if self._pool.count_freed(victim.sequence.blocks for victim in victims) < missing:
-                raise ResourceExhausted(
-                    f"the KV cache has no room for {length} tokens: "
-                    f"{self._pool.num_free} of {self._pool.num_blocks} blocks are free and the rest is in use"
-                )
-            for victim in victims:
-                victim.sequence.truncate(0)
-        slot.sequence.reserve(length)
+        reserve(self._pool, slot, length, (other for session in self._clients for other in session.slots))
 
     def _deliver(self) -> None:
         """Hands all answers over in one crossing, and a tick to sessions that have waited long."""

@@ -32,7 +32,6 @@ async def serve_model(
     prepare_process()
     from paceline.engine.config import EngineConfig
     from paceline.engine.engine import Engine, build_engine
-    from paceline.engine.gathering import Waiting
 
     config = EngineConfig(
         model=settings.model,
@@ -46,7 +45,7 @@ async def serve_model(
         max_batch_tokens=settings.max_batch_tokens,
         threads=settings.threads,
         turns_file=settings.turns_file,
-        waiting=Waiting(settings.resolved_waiting),
+        waiting=settings.waiting,
     )
     # Loading before listening: an address that answers is an address that serves.
     loop = asyncio.get_running_loop()

@@ -33,16 +33,5 @@ class ModelServerSettings(Settings):
     turns_file: str | None = Field(
         None, description="file by which model servers on the same cores take turns at computing; default: no turns"
     )
-    waiting: Literal["auto", "off", "own", "shared"] = Field(
-        "auto",
-        description="when to wait for a fuller batch: as pays on a device of one's own, or on one shared with the "
-        "other model server; auto: shared if there is a turns file, else own",
-    )
+    waiting: bool = Field(True, description="wait for a fuller batch where that pays")
     gpu_memory_fraction: float = Field(0.45, gt=0, le=1, description="share of a GPU's memory this server may take")
-
-    @property
-    def resolved_waiting(self) -> str:
-        """`waiting`, with auto made out: who takes turns shares its device."""
-        if self.waiting != "auto":
-            return self.waiting
-        return "shared" if self.turns_file is not None else "own"

@@ -134,3 +134,19 @@ def test_a_turn_lasts_as_long_as_the_neighbours_did(tmp_path: Path, monkeypatch:
         assert turn.is_over
     with own.take() as turn:
         assert turn.is_over, "the neighbour had no turn since"
+
+
+def test_the_neighbour_learns_whom_it_may_expect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "turns")
+    own = Turns(path)
+    with own.take() as turn:
+        assert turn.before is None
+        turn.num_handed_over = 3
+    with own.take() as turn:
+        assert turn.before is None, "it was our own"
+        turn.num_handed_over = 5
+    monkeypatch.setattr(turns.os, "getpid", lambda: 4711)
+    with Turns(path).take() as turn:
+        assert turn.before is not None
+        assert turn.before.num_handed_over == 5
+        assert turn.before.started_s <= turn.before.ended_s <= time.perf_counter()

@@ -1,16 +1,26 @@
-"""The worker's end: asked for, or by a fault that must not go unnoticed."""
+"""The worker's end: asked for, or by a fault that must not go unnoticed; and whom it waits for."""
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine, build_engine
+from paceline.engine.sequence import SequenceOptions
+from paceline.engine.session import Answer, Command, Open, Start
+from paceline.engine.turns import LAST_TURN
+from paceline.sampling import Rule, SamplingParams
+from target_server.verifier import Check, VerifyJob
 
 
-async def build_tiny(device_thread: ThreadPoolExecutor) -> Engine:
-    config = EngineConfig(model="dummy:tiny", dtype="float32", kv_cache_bytes=1 << 20, block_size=16, threads=1)
+async def build_tiny(device_thread: ThreadPoolExecutor, turns_file: str | None = None) -> Engine:
+    config = EngineConfig(
+        model="dummy:tiny", dtype="float32", kv_cache_bytes=1 << 20, block_size=16, threads=1, turns_file=turns_file
+    )
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(device_thread, lambda: build_engine(config, loop))
 
@@ -32,3 +42,49 @@ async def test_books_that_do_not_balance_end_the_worker_and_say_so() -> None:
         await engine.worker.call(lambda: engine.pool.allocate(1))
         with pytest.raises(AssertionError, match="block 0: count 1, held 0"):
             await engine.worker.wait_stopped()
+
+
+@pytest.fixture
+async def neighbourly(tmp_path: Path) -> AsyncIterator[Engine]:
+    """A worker that would wait for ten seconds for whom the neighbour hands over."""
+    with ThreadPoolExecutor(max_workers=1) as device_thread:
+        engine = await build_tiny(device_thread, str(tmp_path / "turns"))
+        engine.worker._gathering.count_step(20.0, num_rows=1)
+        engine.worker.start(device_thread)
+        yield engine
+        engine.worker.stop()
+
+
+def hand_over(path: Path, count: int) -> None:
+    """What a neighbour leaves behind that answered `count` sequences just now."""
+    now_s = time.perf_counter()
+    path.write_bytes(LAST_TURN.pack(4711, now_s - 0.01, now_s, count))
+
+
+def verify(sequence_id: int) -> list[Command]:
+    check = Check(drafts=[], supports=[], rule=Rule.MATCH)
+    options = SequenceOptions(SamplingParams(temperature=0, seed=0), 2, ())
+    return [
+        Open(2 * sequence_id, sequence_id, options),
+        Start(2 * sequence_id + 1, sequence_id, 0, [5, 6], 0, 1, lambda seq, tail: VerifyJob(seq, tail, check)),
+    ]
+
+
+async def test_whom_the_neighbour_handed_over_is_in_the_same_step(neighbourly: Engine, tmp_path: Path) -> None:
+    answered: asyncio.Queue[tuple[list[Answer], int]] = asyncio.Queue()
+    session = neighbourly.worker.open_session(lambda answers, steps: answered.put_nowait((answers, steps)))
+    hand_over(tmp_path / "turns", 2)
+    neighbourly.worker.submit(session, verify(1))
+    await neighbourly.worker.call(lambda: None)
+    neighbourly.worker.submit(session, verify(2))
+    answers, steps = await answered.get()
+    assert (len(answers), steps) == (4, 1)
+
+
+async def test_nobody_is_waited_for_when_all_have_come(neighbourly: Engine, tmp_path: Path) -> None:
+    answered: asyncio.Queue[tuple[list[Answer], int]] = asyncio.Queue()
+    session = neighbourly.worker.open_session(lambda answers, steps: answered.put_nowait((answers, steps)))
+    hand_over(tmp_path / "turns", 1)
+    neighbourly.worker.submit(session, verify(1))
+    async with asyncio.timeout(5):
+        await answered.get()
