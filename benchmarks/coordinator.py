@@ -60,7 +60,7 @@ class InstantServer:
     async def Describe(self, request: Any, context: Any) -> Any:
         return model_pb2.ModelCard(
             name="fake", dtype="none", vocab_size=VOCAB_SIZE, max_model_len=8192, protocol_version=1,
-            tokenizer_fingerprint="fake", instance_id="fake",
+            tokenizer_fingerprint="fake", instance_id="fake", block_size=64, total_blocks=1 << 20,
         )  # fmt: skip
 
     async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:

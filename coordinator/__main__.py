@@ -33,7 +33,7 @@ async def serve(settings: CoordinatorSettings) -> None:
             links.append(draft)
             draft.start()
             await _wait_for_draft(draft, settings.connect_timeout)
-        admission = Admission(settings.max_running, settings.max_waiting)
+        admission = Admission(settings.max_running, settings.max_waiting, card.total_blocks * card.block_size)
         defaults = settings.speculation_defaults
         server = Server(settings.listen)
         drafters = Drafters(draft, load_drafter(settings.custom_drafter) if settings.custom_drafter else None)

@@ -1,4 +1,7 @@
-"""Who may run: a fixed number of places, and a bounded queue in order of arrival."""
+"""Who may run: as many as there are places, and as the target's cache has room for; a bounded queue for the others.
+
+More than the cache has room for would only evict one another, and read contexts again instead of going on.
+"""
 
 import asyncio
 import contextlib
@@ -15,53 +18,73 @@ FIRST_HOLD_S = 1.0
 
 
 class Admission:
-    """Places for generations."""
+    """Places for generations, in order of arrival."""
 
-    def __init__(self, max_running: int, max_waiting: int) -> None:
+    def __init__(self, max_running: int, max_waiting: int, cache_tokens: int) -> None:
+        """`cache_tokens`: what the target's cache holds."""
         self.max_running = max_running
         self.running = 0
         self._max_waiting = max_waiting
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._free_tokens = cache_tokens
+        # Who waits, and for how much of the cache.
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._hold_s = FIRST_HOLD_S
 
     @contextlib.asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Holds a place, once there is one. Raises ResourceExhausted at once, with a hint, if the queue is full."""
-        await self._enter()
+    async def place(self, num_tokens: int) -> AsyncIterator[None]:
+        """Holds a place, and room for `num_tokens`, once there is both.
+
+        Raises ResourceExhausted at once, with a hint, if the queue is full.
+        """
+        await self._enter(num_tokens)
         started_s = time.monotonic()
         try:
             yield
         finally:
             self._hold_s += SMOOTHING * (time.monotonic() - started_s - self._hold_s)
-            self._leave()
+            self._leave(num_tokens)
 
-    async def _enter(self) -> None:
-        if self.running < self.max_running:
-            self.running += 1
+    async def _enter(self, num_tokens: int) -> None:
+        if not self._waiting and self._has_place(num_tokens):
+            self._take(num_tokens)
             return
         if len(self._waiting) >= self._max_waiting:
-            # One place comes free every hold / max_running; the queue has room after the first.
-            retry_after_s = max(0.1, self._hold_s / self.max_running)
+            # One place comes free every hold / running; the queue has room after the first.
+            retry_after_s = max(0.1, self._hold_s / max(1, self.running))
             raise ResourceExhausted(
                 f"{self.running} generations are running and {len(self._waiting)} waiting; "
                 f"try again in about {retry_after_s:.1f} s",
                 retry_after_s,
             )
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._waiting.append((turn, num_tokens))
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 # The place came just when nobody wanted it any more.
-                self._leave()
+                self._leave(num_tokens)
             else:
-                self._waiting.remove(turn)
+                self._waiting.remove((turn, num_tokens))
+                self._call_next()
             raise
 
-    def _leave(self) -> None:
-        """Hands the place to the next in line."""
-        if self._waiting:
-            self._waiting.popleft().set_result(None)
-        else:
-            self.running -= 1
+    def _has_place(self, num_tokens: int) -> bool:
+        """One that needs more than there is runs alone: the target says whether it can."""
+        return self.running < self.max_running and (num_tokens <= self._free_tokens or self.running == 0)
+
+    def _take(self, num_tokens: int) -> None:
+        self.running += 1
+        self._free_tokens -= num_tokens
+
+    def _leave(self, num_tokens: int) -> None:
+        self.running -= 1
+        self._free_tokens += num_tokens
+        self._call_next()
+
+    def _call_next(self) -> None:
+        """Hands places to those in front of the line."""
+        while self._waiting and self._has_place(self._waiting[0][1]):
+            turn, num_tokens = self._waiting.popleft()
+            self._take(num_tokens)
+            turn.set_result(None)

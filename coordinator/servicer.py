@@ -113,7 +113,7 @@ class GenerationServicer:
             loop.call_soon(emissions.put_nowait, (sample, emission))
 
         try:
-            async with self._admission.place():
+            async with self._admission.place(self._room(request)):
                 rounds = generate(
                     sample.context,
                     self._drafters.make(request),
@@ -126,6 +126,11 @@ class GenerationServicer:
                         emit(emission)
         finally:
             emit(None)
+
+    def _room(self, request: Request) -> int:
+        """Tokens of the target's cache that a generation may come to hold, whole blocks of them."""
+        block_size = self._card.block_size
+        return -(-(len(request.prompt) + request.max_new_tokens) // block_size) * block_size
 
     def _parse(self, message: Any) -> Request:
         """Everything resolved and checked. Raises InvalidArgument naming the field and its range."""

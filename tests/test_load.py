@@ -10,7 +10,7 @@ from paceline.client import AsyncClient
 from paceline.errors import ResourceExhausted
 from paceline.sampling import SamplingParams, SpeculationParams
 from tests.conftest import TINY
-from tests.services import Trio, start_trio
+from tests.services import Trio, running, start_service, start_trio
 from tests.test_faults import wait_until_free
 
 SPECULATIVE = SpeculationParams(num_draft_tokens=4)
@@ -81,6 +81,30 @@ async def test_a_cache_a_tenth_of_what_is_wanted_changes_no_output(tiny_trio: Tr
         for server in (pressed.draft, pressed.target):
             await wait_until_free(server)
             # It has checked its cache's bookkeeping whenever it was idle, and would have ended at a fault.
+            assert server.stop() == 0
+
+
+async def test_two_coordinators_that_want_more_than_the_cache_holds_evict_and_change_no_output(
+    tiny_trio: Trio, tmp_path: Path
+) -> None:
+    """Each lets in as many as the cache has room for: together they are twice too many."""
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    prompts = token_prompts(24, 200)
+    unpressed = await outputs_alone(tiny_trio.address, prompts, params)
+    num_wanted = sum(-(-(len(prompt) + params.max_tokens) // BLOCK_SIZE) for prompt in prompts)
+    small = (*TINY, "--kv-cache-memory", str(num_wanted // 4 * BLOCK_SIZE * TINY_TOKEN_BYTES))
+    with start_trio(tmp_path, small, small) as pressed:
+        servers = ("--draft", pressed.draft.address, "--target", pressed.target.address)
+        (tmp_path / "other").mkdir()
+        other = start_service("coordinator", tmp_path / "other", *servers)
+        with running(other):
+            halves = await asyncio.gather(
+                outputs_at_once(pressed.address, prompts[::2], params),
+                outputs_at_once(other.address, prompts[1::2], params),
+            )
+        assert halves == [unpressed[::2], unpressed[1::2]]
+        for server in (pressed.draft, pressed.target):
+            await wait_until_free(server)
             assert server.stop() == 0
 
 

@@ -1,0 +1,101 @@
+"""Who gets a place: in order of arrival, as far as places and the cache's room go."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from coordinator.admission import Admission
+from paceline.errors import ResourceExhausted
+
+
+class Crowd:
+    """Generations that enter one after the other and stay until they are told to leave."""
+
+    def __init__(self, admission: Admission) -> None:
+        self.inside: list[str] = []
+        self._admission = admission
+        self._ends: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def enter(self, name: str, num_tokens: int) -> None:
+        self._ends[name] = asyncio.Event()
+        self._tasks[name] = asyncio.create_task(self._stay(name, num_tokens))
+        await settle()
+
+    async def leave(self, name: str) -> None:
+        self._ends[name].set()
+        await self._tasks[name]
+        await settle()
+
+    async def give_up(self, name: str) -> None:
+        self._tasks[name].cancel()
+        await settle()
+
+    async def _stay(self, name: str, num_tokens: int) -> None:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._admission.place(num_tokens))
+            self.inside.append(name)
+            stack.callback(self.inside.remove, name)
+            await self._ends[name].wait()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_as_many_run_as_there_are_places() -> None:
+    crowd = Crowd(Admission(max_running=2, max_waiting=9, cache_tokens=1000))
+    for name in "abc":
+        await crowd.enter(name, 10)
+    assert crowd.inside == ["a", "b"]
+    await crowd.leave("a")
+    assert crowd.inside == ["b", "c"]
+
+
+async def test_as_many_run_as_the_cache_has_room_for() -> None:
+    crowd = Crowd(Admission(max_running=9, max_waiting=9, cache_tokens=100))
+    for name, num_tokens in (("a", 60), ("b", 40), ("c", 50), ("d", 10)):
+        await crowd.enter(name, num_tokens)
+    assert crowd.inside == ["a", "b"], "d is small enough, but c was here first"
+    await crowd.leave("b")
+    assert crowd.inside == ["a"]
+    await crowd.leave("a")
+    assert crowd.inside == ["c", "d"]
+
+
+async def test_who_needs_more_than_there_is_runs_alone() -> None:
+    admission = Admission(max_running=9, max_waiting=9, cache_tokens=100)
+    crowd = Crowd(admission)
+    await crowd.enter("a", 10)
+    await crowd.enter("giant", 500)
+    await crowd.enter("b", 10)
+    assert crowd.inside == ["a"]
+    await crowd.leave("a")
+    assert crowd.inside == ["giant"]
+    await crowd.leave("giant")
+    assert crowd.inside == ["b"]
+
+
+async def test_who_gives_up_waiting_holds_nobody_up() -> None:
+    admission = Admission(max_running=9, max_waiting=9, cache_tokens=100)
+    crowd = Crowd(admission)
+    for name, num_tokens in (("a", 60), ("b", 90), ("c", 30)):
+        await crowd.enter(name, num_tokens)
+    assert crowd.inside == ["a"]
+    await crowd.give_up("b")
+    assert crowd.inside == ["a", "c"]
+    await crowd.leave("a")
+    await crowd.leave("c")
+    assert admission.running == 0
+
+
+async def test_a_full_queue_refuses_at_once_with_a_hint() -> None:
+    crowd = Crowd(Admission(max_running=1, max_waiting=1, cache_tokens=100))
+    await crowd.enter("a", 10)
+    await crowd.enter("b", 10)
+    with pytest.raises(ResourceExhausted, match="1 generations are running and 1 waiting") as refused:
+        async with crowd._admission.place(10):
+            pass
+    assert refused.value.retry_after_s

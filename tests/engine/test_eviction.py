@@ -1,0 +1,64 @@
+"""Who gives way when the cache is full."""
+
+import time
+
+import pytest
+
+from paceline.engine.block_pool import BlockPool
+from paceline.engine.eviction import LONG_S, reserve
+from paceline.engine.sequence import Sequence, SequenceOptions
+from paceline.engine.session import Slot
+from paceline.errors import ResourceExhausted
+from paceline.sampling import SamplingParams
+
+BLOCK_SIZE = 16
+
+
+class Cache:
+    """Sequences in a cache of eight blocks, oldest first."""
+
+    def __init__(self, *num_blocks: int) -> None:
+        self.pool = BlockPool(8, BLOCK_SIZE, lambda sources, destinations: None)
+        self.slots: list[Slot] = []
+        for birth, count in enumerate(num_blocks):
+            options = SequenceOptions(SamplingParams(temperature=0, seed=0), 1, ())
+            slot = Slot(Sequence(options, self.pool), birth)
+            slot.sequence.reserve(count * BLOCK_SIZE)
+            slot.sequence.tokens = [1] * (count * BLOCK_SIZE)
+            slot.absence.leave(time.perf_counter())
+            self.slots.append(slot)
+
+    def grow(self, number: int, num_blocks: int) -> None:
+        reserve(self.pool, self.slots[number], num_blocks * BLOCK_SIZE, self.slots)
+
+    @property
+    def held(self) -> list[int]:
+        return [len(slot.sequence.blocks) for slot in self.slots]
+
+
+def test_the_youngest_gives_way_first_and_no_more_than_needed() -> None:
+    cache = Cache(2, 2, 2, 2)
+    cache.grow(0, 4)
+    assert cache.held == [4, 2, 2, 0]
+
+
+def test_the_young_take_nothing_from_the_old() -> None:
+    cache = Cache(3, 3, 2)
+    with pytest.raises(ResourceExhausted, match="no room for 48 tokens: 0 of 8 blocks are free"):
+        cache.grow(2, 3)
+    assert cache.held == [3, 3, 2]
+    cache.grow(1, 5)
+    assert cache.held == [3, 5, 0]
+
+
+def test_who_has_been_away_for_long_gives_way_to_anyone() -> None:
+    cache = Cache(3, 3, 2)
+    cache.slots[0].absence.leave(time.perf_counter() - 2 * LONG_S)
+    cache.grow(2, 4)
+    assert cache.held == [0, 3, 4]
+
+
+def test_without_need_nobody_gives_way() -> None:
+    cache = Cache(2, 2)
+    cache.grow(0, 6)
+    assert cache.held == [6, 2]
