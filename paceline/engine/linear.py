@@ -106,7 +106,7 @@ class Int8Linear:
     """Weights as int8 with one scale per output feature, and rows rounded to 15 bits with one scale each."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        quantised, scale = _quantise(weight)
+        quantised, scale = quantise(weight)
         self._out_features = weight.shape[0]
         self._packed = pack_int8(quantised)
         self._scale = pad_features(scale)
@@ -125,7 +125,7 @@ class Int8WeightLinear:
     """Weights as int8 with one scale per output feature; rows stay as they are. For any processor."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        quantised, self._scale = _quantise(weight)
+        quantised, self._scale = quantise(weight)
         self._packed = pack_int8_weights(quantised)
         self._bias = np.empty(0, np.float32) if bias is None else bias.float().numpy()
 
@@ -136,7 +136,7 @@ class Int8WeightLinear:
         return multiply_int8_weights(x, self._packed, self._scale, self._bias, residual)
 
 
-def _quantise(weight: torch.Tensor) -> tuple[Array, Array]:
+def quantise(weight: torch.Tensor) -> tuple[Array, Array]:
     """[out_features, in_features] int8, and its scales: [out_features] float32."""
     scale = (weight.float().abs().amax(dim=1) / 127).clamp_min(1e-10)
     quantised = (weight.float() / scale.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)

@@ -9,8 +9,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from paceline.engine.attention import AttentionPlan, HeadRotation, PagedAttention
 from paceline.engine.batch import Batch
 from paceline.engine.config import ModelConfig
+from paceline.engine.head import Head
 from paceline.engine.kernels.rows import rms_norm, silu_gate
-from paceline.engine.kernels.scalars import Array, bits_of, pad_rows, tensor_of
+from paceline.engine.kernels.scalars import Array, bits_of, pad_rows
 from paceline.engine.linear import Linear, make_linear
 from paceline.errors import ConfigError
 
@@ -61,7 +62,10 @@ class Llama:
             Layer(tensors, f"model.layers.{i}.", config, quantization, rope) for i in range(config.num_layers)
         ]
         self._norm = tensors.pop("model.norm.weight").float().numpy()  # [hidden_size]
-        self.head = make_linear(head, None, quantization)
+        # A draft's own: the tokens its head knows.
+        ids = tensors.pop("head_ids", None)  # [head_size]
+        known = None if ids is None else ids.numpy()
+        self.head = Head(head if ids is None else head[ids], known, config.vocab_size, quantization)
         self.embedding_dtype = embedding.dtype
 
     def padded(self, num_rows: int) -> int:
@@ -90,7 +94,7 @@ class Llama:
         if num_wanted == 0:
             return torch.empty((0, self.config.vocab_size))
         x = pad_rows(x, self.head.padded(num_wanted))
-        return tensor_of(self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted]).float()
+        return self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted]
 
 
 def _rope_tables(config: ModelConfig, max_len: int) -> tuple[Array, Array]:

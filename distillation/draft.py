@@ -1,0 +1,58 @@
+"""A draft: a few of the target's layers, with the target's embedding and head."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+from paceline.engine.linear import quantise
+from paceline.engine.weights import LENDER_KEY, SCALE
+from paceline.errors import ConfigError
+
+
+def chosen_layers(num_layers: int, num_target_layers: int) -> list[int]:
+    """The target's first layers and its last: those at the ends do what those between refine."""
+    if not 1 <= num_layers <= num_target_layers:
+        raise ConfigError(f"layers is {num_layers}; it must be in [1, {num_target_layers}], the target's number")
+    last = num_layers // 2
+    return [*range(num_layers - last), *range(num_target_layers - last, num_target_layers)]
+
+
+def make_backbone(source: Any, tensors: dict[str, torch.Tensor], num_layers: int) -> PreTrainedModel:
+    """The trainable part, float32: layers and final norm, begun as the target's; the embedding is frozen.
+
+    `source`: the target's transformers config; `tensors`: its tensors, by Hugging Face's names.
+    """
+    layers = chosen_layers(num_layers, source.num_hidden_layers)
+    config = AutoConfig.for_model(**{**source.to_dict(), "num_hidden_layers": num_layers})
+    backbone: PreTrainedModel = AutoModel.from_config(config, attn_implementation="sdpa").float()
+    state = {}
+    for name in backbone.state_dict():
+        parts = name.split(".")
+        if parts[0] == "layers":
+            parts[1] = str(layers[int(parts[1])])
+        state[name] = tensors["model." + ".".join(parts)].float()
+    backbone.load_state_dict(state)
+    backbone.get_input_embeddings().weight.requires_grad_(False)
+    return backbone
+
+
+def save_draft(folder: Path, backbone: PreTrainedModel, target: str, head_ids: torch.Tensor) -> None:
+    """Writes what `--model` takes: the layers as int8, and by name whose embedding, head and tokenizer are shared."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {"head_ids": head_ids.to(torch.int32)}
+    for name, value in backbone.state_dict().items():
+        if name == "embed_tokens.weight":
+            continue
+        if value.dim() == 1:
+            state[f"model.{name}"] = value.to(torch.bfloat16)
+            continue
+        quantised, scale = quantise(value)
+        state[f"model.{name}"] = torch.from_numpy(quantised)
+        state[f"model.{name}{SCALE}"] = torch.from_numpy(scale)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    config = backbone.config.to_dict() | {LENDER_KEY: target}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")

@@ -1,0 +1,29 @@
+"""What a draft is worth on prompts it has not seen: alpha and agreement with the target's greedy answers."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from distillation.conversation import Record, Style
+from distillation.frame import ChatFrame
+from distillation.loss import Agreement
+from distillation.trainer import Trainer
+from distillation.writer import Writer
+from paceline.engine.llama import Llama
+
+GREEDY = Style(temperature=0.0, top_p=1.0, max_tokens=80)
+
+
+def answer_greedily(
+    model: Llama, frame: ChatFrame, questions: Sequence[list[int]], at_once: int, top: int
+) -> list[Record]:
+    """The target's answers, in the order of the questions."""
+    writer = Writer(model, frame, at_once, top, 0, questions, (GREEDY,))
+    return [record for _, record in sorted(writer.records(), key=lambda pair: pair[0])]
+
+
+def by_category(trainer: Trainer, records: Sequence[Record], categories: Sequence[str]) -> dict[str, Agreement]:
+    """In the order of the categories' first appearance."""
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for record, category in zip(records, categories, strict=True):
+        groups[category].append(record)
+    return {category: trainer.agreement(group) for category, group in groups.items()}

@@ -1,0 +1,148 @@
+"""From a target's name to a draft's folder, in steps that can be broken off and taken up again.
+
+FOLDER/corpus/          what the target wrote
+FOLDER/head_ids.npy     the tokens the draft can propose
+FOLDER/checkpoint.pt    the training as it stands
+FOLDER/curve.csv        alpha and agreement on held-out text, by tokens seen; FOLDER/curve.png
+FOLDER/draft/           the draft: what `--model` takes
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from distillation.conversation import Record
+from distillation.corpus import Corpus, read_shard
+from distillation.curve import Curve
+from distillation.draft import make_backbone, save_draft
+from distillation.evaluation import answer_greedily, by_category
+from distillation.frame import ChatFrame, read_tokenizer
+from distillation.head import HeadIndex, frequent_ids
+from distillation.loss import Agreement, FrozenHead
+from distillation.trainer import Plan, Trainer
+from distillation.writer import Writer
+from paceline.engine.llama import Llama
+from paceline.engine.weights import LoadedModel
+
+# Conversations kept from training, the oldest: a resumed run keeps the same ones.
+HELD_OUT = 128
+SHARD_CONVERSATIONS = 512
+CHECKPOINT_S = 180.0
+EVALUATIONS = 40
+# Called with what is going on, how much of it is done and how much there is.
+Progress = Callable[[str, float, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What draft is wanted."""
+
+    target: str
+    num_layers: int
+    # Answer tokens to be written, and seen in training.
+    corpus_tokens: int
+    plan: Plan
+    head_size: int = 16_384
+    at_once: int = 128
+    top: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A finished training, and what it came to on held-out conversations."""
+
+    trainer: Trainer
+    held_out: Agreement
+
+
+@dataclass(slots=True)
+class Distillation:
+    """One folder's work."""
+
+    folder: Path
+    wish: Wish
+    target: LoadedModel
+    progress: Progress
+    corpus: Corpus = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.corpus = Corpus(self.folder / "corpus")
+
+    def write(self) -> None:
+        """Has the target write until there is enough."""
+        wish = self.wish
+        if (written := self.corpus.num_answer_tokens) >= wish.corpus_tokens:
+            return
+        # Each time another seed: a resumed run must not write the same again.
+        writer = Writer(
+            self._model(), self._frame(), wish.at_once, wish.top, seed=wish.plan.seed + 1000 * len(self.corpus.shards)
+        )
+        records: list[Record] = []
+        for _, record in writer.records():
+            records.append(record)
+            written += record.num_answer_tokens
+            self.progress("writing", written, wish.corpus_tokens)
+            if len(records) == SHARD_CONVERSATIONS or written >= wish.corpus_tokens:
+                self.corpus.add(records)
+                records = []
+            if written >= wish.corpus_tokens:
+                return
+
+    def train(self) -> Trained:
+        """Trains, from the checkpoint if there is one, and writes the draft."""
+        wish = self.wish
+        records = [record for shard in self.corpus.shards for record in read_shard(shard)]
+        held_out, records = records[:HELD_OUT], records[HELD_OUT:]
+        vocab_size = self.target.config.vocab_size
+        head_ids = self._head_ids(records)
+        embedding = self.target.tensors["model.embed_tokens.weight"]
+        head = self.target.tensors.get("lm_head.weight", embedding).to(torch.bfloat16)
+        backbone = make_backbone(self.target.config.source, self.target.tensors, wish.num_layers)
+        index = HeadIndex(head_ids, vocab_size)
+        trainer = Trainer(backbone, FrozenHead(head[torch.from_numpy(head_ids)]), index, wish.plan)
+        checkpoint, curve = self.folder / "checkpoint.pt", Curve(self.folder)
+        if checkpoint.exists():
+            trainer.load(checkpoint)
+        saved_s, evaluated = time.monotonic(), trainer.seen
+        if trainer.seen == 0:
+            curve.add(0, 0.0, trainer.agreement(held_out))
+        losses: list[float] = []
+        for loss in trainer.run(records):
+            losses.append(loss)
+            self.progress("training", trainer.seen, wish.plan.num_tokens)
+            if trainer.seen - evaluated > wish.plan.num_tokens / EVALUATIONS:
+                curve.add(trainer.seen, sum(losses) / len(losses), trainer.agreement(held_out))
+                evaluated, losses = trainer.seen, []
+            if time.monotonic() - saved_s > CHECKPOINT_S:
+                trainer.save(checkpoint)
+                saved_s = time.monotonic()
+        trainer.save(checkpoint)
+        save_draft(self.folder / "draft", trainer.backbone, wish.target, torch.from_numpy(head_ids))
+        return Trained(trainer, trainer.agreement(held_out))
+
+    def evaluate(self, trained: Trained, questions: Sequence[str], categories: Sequence[str]) -> dict[str, Agreement]:
+        """On the target's greedy answers to prompts that are not its own, by category."""
+        tokenizer = read_tokenizer(self.target.tokenizer_files)
+        asked = [tokenizer.encode(question, add_special_tokens=False) for question in questions]
+        answers = answer_greedily(self._model(), self._frame(), asked, self.wish.at_once, self.wish.top)
+        return by_category(trained.trainer, answers, categories)
+
+    def _head_ids(self, records: Sequence[Record]) -> NDArray[np.int64]:
+        """Chosen once: a checkpoint belongs to its head."""
+        path = self.folder / "head_ids.npy"
+        if not path.exists():
+            np.save(path, frequent_ids(records, self.target.config.vocab_size, self.wish.head_size))
+        ids: NDArray[np.int64] = np.load(path)
+        return ids
+
+    def _frame(self) -> ChatFrame:
+        return ChatFrame.of(read_tokenizer(self.target.tokenizer_files))
+
+    def _model(self) -> Llama:
+        # It takes the tensors out of what it is given; the trainer needs them too.
+        return Llama(self.target.config, dict(self.target.tensors), "none", self.target.config.max_model_len)

@@ -1,0 +1,119 @@
+"""Training: the draft's layers towards the target's distribution on the target's own text (2211.17192, section 3)."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from distillation.batches import make_batch, shuffled
+from distillation.conversation import Record
+from distillation.head import HeadIndex
+from distillation.loss import Agreement, Divergence, FrozenHead
+
+WARM_UP_SHARE = 0.03
+# Of the peak learning rate, at the end.
+FINAL_SHARE = 0.05
+MAX_GRADIENT_NORM = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a training goes."""
+
+    # Answer tokens seen in all, repeats counted.
+    num_tokens: int
+    batch_tokens: int = 4096
+    learning_rate: float = 1e-3
+    divergence: Divergence = Divergence.KL
+    seed: int = 0
+
+    def rate(self, seen: int) -> float:
+        """The learning rate after `seen` tokens: a linear rise, then half a cosine."""
+        share = min(1.0, seen / self.num_tokens)
+        if share < WARM_UP_SHARE:
+            return self.learning_rate * (share + 1e-3) / WARM_UP_SHARE
+        fall = 0.5 * (1 + math.cos(math.pi * (share - WARM_UP_SHARE) / (1 - WARM_UP_SHARE)))
+        return self.learning_rate * (FINAL_SHARE + (1 - FINAL_SHARE) * fall)
+
+
+class Trainer:
+    """One draft in training; its state can be saved after any step."""
+
+    def __init__(self, backbone: PreTrainedModel, head: FrozenHead, index: HeadIndex, plan: Plan) -> None:
+        self.backbone = backbone
+        self.seen = 0
+        self._head = head
+        self._index = index
+        self._plan = plan
+        self._epoch = 0
+        # Batches of this pass that were used.
+        self._used = 0
+        parameters = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+        self._parameters = parameters
+
+    @property
+    def is_done(self) -> bool:
+        return self.seen >= self._plan.num_tokens
+
+    def run(self, records: Sequence[Record]) -> Iterator[float]:
+        """Steps until the plan is fulfilled, pass after pass; yields each one's mean loss."""
+        while not self.is_done:
+            batches = shuffled(records, self._plan.batch_tokens, self._plan.seed + self._epoch)
+            for batch in itertools.islice(batches, self._used, None):
+                loss = self.step(batch)
+                self._used += 1
+                yield loss
+                if self.is_done:
+                    return
+            self._epoch, self._used = self._epoch + 1, 0
+
+    def step(self, records: Sequence[Record]) -> float:
+        """One batch; returns its mean loss."""
+        batch = make_batch(records, self._index)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._plan.rate(self.seen)
+        loss = self._head.loss(self._hidden(batch.tokens)[batch.rows], batch.goal, self._plan.divergence)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRADIENT_NORM)
+        self._optimizer.step()
+        self.seen += len(batch.rows)
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def agreement(self, records: Sequence[Record]) -> Agreement:
+        """Over all answer tokens of `records`."""
+        total = Agreement(0.0, 0, 0)
+        for part in shuffled(records, self._plan.batch_tokens, 0):
+            batch = make_batch(part, self._index)
+            found = self._head.agreement(self._hidden(batch.tokens)[batch.rows], batch.goal)
+            total = Agreement(total.alpha + found.alpha, total.top_1 + found.top_1, total.num_rows + found.num_rows)
+        return total
+
+    def save(self, path: Path) -> None:
+        """Whole or not at all."""
+        state = {
+            "backbone": {name: value for name, value in self.backbone.state_dict().items() if "embed" not in name},
+            "optimizer": self._optimizer.state_dict(),
+            "seen": self.seen, "epoch": self._epoch, "used": self._used,
+        }  # fmt: skip
+        scratch = path.with_suffix(".part")
+        torch.save(state, scratch)
+        scratch.rename(path)
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        self.backbone.load_state_dict(state["backbone"], strict=False)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.seen, self._epoch, self._used = state["seen"], state["epoch"], state["used"]
+
+    def _hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens: [num_conversations, longest] -> [num_conversations * longest, hidden_size]."""
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden: torch.Tensor = self.backbone(input_ids=tokens, use_cache=False).last_hidden_state
+        return hidden.flatten(0, 1)

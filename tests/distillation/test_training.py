@@ -1,0 +1,130 @@
+"""Training learns, stops where it should, and goes on where it was broken off."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from distillation.batches import make_batch, shuffled
+from distillation.conversation import Record
+from distillation.draft import chosen_layers, make_backbone
+from distillation.head import HeadIndex, frequent_ids
+from distillation.loss import FrozenHead
+from distillation.trainer import Plan, Trainer
+from paceline.errors import ConfigError
+
+VOCAB, TOP = 64, 4
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    """After token t comes 3 t + 1, nearly always."""
+    random, made = np.random.default_rng(0), []
+    for _ in range(60):
+        tokens = [int(random.integers(VOCAB))]
+        for _ in range(int(random.integers(8, 20))):
+            tokens.append((3 * tokens[-1] + 1) % VOCAB)
+        answer = np.array(tokens[3:])
+        ids = np.stack([answer, *((answer + offset) % VOCAB for offset in range(1, TOP))], axis=1)
+        logprobs = np.log(np.tile([0.91, 0.03, 0.02, 0.01], (len(answer), 1)))
+        made.append(Record(np.array(tokens, np.int32), 3, ids.astype(np.int32), logprobs.astype(np.float16)))
+    return made
+
+
+def make_trainer(target: LlamaForCausalLM, num_tokens: int) -> Trainer:
+    torch.manual_seed(0)
+    backbone = make_backbone(target.config, target.state_dict(), 2)
+    head = FrozenHead(target.get_input_embeddings().weight.detach().to(torch.bfloat16))
+    return Trainer(backbone, head, HeadIndex(np.arange(VOCAB), VOCAB), Plan(num_tokens, 256, 1e-2))
+
+
+def test_a_draft_begins_as_the_targets_first_and_last_layers(target: LlamaForCausalLM) -> None:
+    assert chosen_layers(4, 30) == [0, 1, 28, 29]
+    assert chosen_layers(3, 30) == [0, 1, 29]
+    assert chosen_layers(1, 30) == [0]
+    with pytest.raises(ConfigError, match=r"layers is 31; it must be in \[1, 30\]"):
+        chosen_layers(31, 30)
+    state, theirs = make_backbone(target.config, target.state_dict(), 2).state_dict(), target.state_dict()
+    for own, other in ((0, 0), (1, 3)):
+        name = "mlp.gate_proj.weight"
+        torch.testing.assert_close(state[f"layers.{own}.{name}"], theirs[f"model.layers.{other}.{name}"])
+
+
+def test_training_raises_alpha(target: LlamaForCausalLM, records: list[Record]) -> None:
+    trainer = make_trainer(target, 20_000)
+    before = trainer.agreement(records)
+    losses = list(trainer.run(records))
+    after = trainer.agreement(records)
+    assert trainer.seen >= 20_000
+    assert losses[-1] < losses[0] / 2
+    assert after.alpha / after.num_rows > 0.7 > 0.3 > before.alpha / before.num_rows
+
+
+def test_the_embedding_is_left_alone(target: LlamaForCausalLM, records: list[Record]) -> None:
+    trainer = make_trainer(target, 500)
+    list(trainer.run(records))
+    theirs = target.get_input_embeddings().weight
+    torch.testing.assert_close(trainer.backbone.get_input_embeddings().weight, theirs, rtol=0, atol=0)
+
+
+def test_a_training_that_was_broken_off_ends_as_if_it_had_not(
+    target: LlamaForCausalLM, records: list[Record], tmp_path: Path
+) -> None:
+    whole = make_trainer(target, 4000)
+    list(whole.run(records))
+    first = make_trainer(target, 4000)
+    for _, _ in zip(range(5), first.run(records), strict=False):
+        pass
+    first.save(tmp_path / "checkpoint.pt")
+    second = make_trainer(target, 4000)
+    second.load(tmp_path / "checkpoint.pt")
+    list(second.run(records))
+    assert second.seen == whole.seen
+    for name, value in whole.backbone.state_dict().items():
+        torch.testing.assert_close(second.backbone.state_dict()[name], value, rtol=0, atol=0)
+
+
+def test_every_conversation_is_in_one_batch_of_a_pass(records: list[Record]) -> None:
+    batches = list(shuffled(records, 256, seed=3))
+    assert sorted(id(record) for batch in batches for record in batch) == sorted(map(id, records))
+    for batch in batches:
+        assert len(batch) * max(len(record.tokens) for record in batch) <= 256
+
+
+def test_a_batch_asks_for_each_answer_token_where_it_was_drawn(records: list[Record]) -> None:
+    index = HeadIndex(np.arange(VOCAB), VOCAB)
+    batch = make_batch(records[:3], index)
+    longest = batch.tokens.shape[1]
+    at = 0
+    for place, record in enumerate(records[:3]):
+        for offset in range(record.num_answer_tokens):
+            row = place * longest + record.num_prompt_tokens - 1 + offset
+            assert batch.rows[at] == row
+            assert batch.tokens.flatten()[row] == record.tokens[record.num_prompt_tokens - 1 + offset]
+            assert batch.goal.places[at].tolist() == record.top_ids[offset].tolist()
+            at += 1
+    assert at == len(batch.rows)
+
+
+def test_the_head_knows_the_tokens_that_came_most_often(records: list[Record]) -> None:
+    ids = frequent_ids(records, VOCAB, 10)
+    answers = np.concatenate([record.tokens[record.num_prompt_tokens :] for record in records])
+    counts = np.bincount(answers, minlength=VOCAB)
+    assert ids.tolist() == sorted(ids.tolist())
+    assert counts[ids].min() >= np.sort(counts)[-10]
+    index = HeadIndex(ids, VOCAB)
+    assert index.places(torch.tensor([int(ids[3])])).item() == 3
+    absent = next(token for token in range(VOCAB) if token not in ids)
+    assert index.places(torch.tensor([absent])).item() == 10

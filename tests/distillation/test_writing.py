@@ -1,0 +1,94 @@
+"""The target writing with itself: whole conversations, and its own distribution beside them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from distillation.conversation import Record, Style
+from distillation.corpus import Corpus, read_shard
+from distillation.frame import ChatFrame, read_tokenizer
+from distillation.writer import Writer
+from paceline.engine.llama import Llama
+from paceline.engine.weights import LoadedModel, load_model
+from paceline.errors import ConfigError
+from tests.engine.feeding import Feeder
+
+TOP = 8
+EOS = 2
+SHORT = (Style(0.0, 1.0, 12), Style(0.8, 1.0, 12))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model("smollm2-135m", torch.float32)
+
+
+@pytest.fixture(scope="module")
+def model(loaded: LoadedModel) -> Llama:
+    return Llama(loaded.config, dict(loaded.tensors), "none", 512)
+
+
+@pytest.fixture(scope="module")
+def frame(loaded: LoadedModel) -> ChatFrame:
+    return ChatFrame.of(read_tokenizer(loaded.tokenizer_files))
+
+
+def test_a_conversation_is_framed_by_the_chat_template(model: Llama, frame: ChatFrame) -> None:
+    questions = [[1780, 314, 260, 3575, 282, 4649, 47], [504, 6220, 359]]
+    writer = Writer(model, frame, 1, TOP, seed=0, questions=questions, answers=SHORT)
+    found = dict(writer.records())
+    assert sorted(found) == [0, 1]
+    for number, question in enumerate(questions):
+        prompt = [*frame.before, *question, *frame.after]
+        record = found[number]
+        assert record.tokens[: record.num_prompt_tokens].tolist() == prompt
+        assert 1 <= record.num_answer_tokens <= 12
+        assert record.num_answer_tokens == 12 or record.tokens[-1] == EOS
+
+
+def test_what_is_kept_is_the_targets_own_distribution(model: Llama, frame: ChatFrame) -> None:
+    """For conversations written side by side, begun and ended at different times."""
+    records = Writer(model, frame, 3, TOP, seed=1, answers=SHORT).records()
+    for record in [next(records)[1] for _ in range(5)]:
+        tokens = record.tokens.tolist()
+        logits = Feeder(model).feed_split(tokens[:-1], [len(tokens) - 1])[record.num_prompt_tokens - 1 :]
+        expected = torch.log_softmax(logits, dim=-1)
+        at = expected.gather(1, torch.from_numpy(record.top_ids.astype(np.int64)))
+        np.testing.assert_allclose(record.top_logprobs.astype(np.float32), at.numpy(), atol=0.02, rtol=2e-3)
+        assert (np.diff(record.top_logprobs.astype(np.float32), axis=1) <= 0).all()
+
+
+def test_at_temperature_0_the_answer_is_the_likeliest(model: Llama, frame: ChatFrame) -> None:
+    writer = Writer(model, frame, 2, TOP, seed=2, questions=[[504]] * 2, answers=(SHORT[0],))
+    for _, record in writer.records():
+        assert record.tokens[record.num_prompt_tokens :].tolist() == record.top_ids[:, 0].tolist()
+
+
+def test_a_model_without_a_chat_template_is_refused(loaded: LoadedModel) -> None:
+    files = {name: data for name, data in loaded.tokenizer_files.items() if name == "tokenizer.json"}
+    with pytest.raises(ConfigError, match="no chat template"):
+        ChatFrame.of(read_tokenizer(files))
+
+
+def test_a_corpus_gives_back_what_was_added(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+
+    def make(num_tokens: int, num_prompt_tokens: int) -> Record:
+        answers = num_tokens - num_prompt_tokens
+        return Record(
+            random.integers(0, 100, num_tokens).astype(np.int32), num_prompt_tokens,
+            random.integers(0, 100, (answers, TOP)).astype(np.int32),
+            random.standard_normal((answers, TOP)).astype(np.float16),
+        )  # fmt: skip
+
+    corpus, records = Corpus(tmp_path / "corpus"), [make(9, 4), make(30, 1), make(5, 4)]
+    corpus.add(records[:2])
+    corpus.add(records[2:])
+    assert Corpus(tmp_path / "corpus").num_answer_tokens == 5 + 29 + 1
+    found = [record for shard in corpus.shards for record in read_shard(shard)]
+    for one, other in zip(records, found, strict=True):
+        assert one.num_prompt_tokens == other.num_prompt_tokens
+        for name in ("tokens", "top_ids", "top_logprobs"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
