@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,8 @@ from paceline.engine.weights import LoadedModel
 HELD_OUT = 128
 SHARD_CONVERSATIONS = 512
 CHECKPOINT_S = 180.0
-EVALUATIONS = 40
+# Time between evaluations, in times what one takes.
+EVALUATION_PAUSE = 20.0
 # Called with what is going on, how much of it is done and how much there is.
 Progress = Callable[[str, float, float], None]
 
@@ -50,6 +52,23 @@ class Wish:
     head_size: int = 16_384
     at_once: int = 128
     top: int = 32
+
+
+@dataclass(slots=True)
+class Pause:
+    """When something was last done, and how long that took."""
+
+    since_s: float = field(default_factory=time.monotonic)
+    took_s: float = 1.0
+
+    def is_over(self, seconds: float) -> bool:
+        return time.monotonic() - self.since_s > seconds
+
+    def measure(self, do: Callable[[], Any]) -> None:
+        started_s = time.monotonic()
+        do()
+        self.since_s = time.monotonic()
+        self.took_s = self.since_s - started_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +127,27 @@ class Distillation:
         checkpoint, curve = self.folder / "checkpoint.pt", Curve(self.folder)
         if checkpoint.exists():
             trainer.load(checkpoint)
-        saved_s, evaluated = time.monotonic(), trainer.seen
-        if trainer.seen == 0:
-            curve.add(0, 0.0, trainer.agreement(held_out))
         losses: list[float] = []
+
+        def evaluate() -> Agreement:
+            found = trainer.agreement(held_out)
+            curve.add(trainer.seen, sum(losses) / max(1, len(losses)), found)
+            losses.clear()
+            return found
+
+        saved, evaluated = Pause(), Pause()
+        if trainer.seen == 0:
+            evaluated.measure(evaluate)
         for loss in trainer.run(records):
             losses.append(loss)
             self.progress("training", trainer.seen, wish.plan.num_tokens)
-            if trainer.seen - evaluated > wish.plan.num_tokens / EVALUATIONS:
-                curve.add(trainer.seen, sum(losses) / len(losses), trainer.agreement(held_out))
-                evaluated, losses = trainer.seen, []
-            if time.monotonic() - saved_s > CHECKPOINT_S:
-                trainer.save(checkpoint)
-                saved_s = time.monotonic()
+            if evaluated.is_over(EVALUATION_PAUSE * evaluated.took_s):
+                evaluated.measure(evaluate)
+            if saved.is_over(CHECKPOINT_S):
+                saved.measure(lambda: trainer.save(checkpoint))
         trainer.save(checkpoint)
         save_draft(self.folder / "draft", trainer.backbone, wish.target, torch.from_numpy(head_ids))
-        return Trained(trainer, trainer.agreement(held_out))
+        return Trained(trainer, evaluate())
 
     def evaluate(self, trained: Trained, questions: Sequence[str], categories: Sequence[str]) -> dict[str, Agreement]:
         """On the target's greedy answers to prompts that are not its own, by category."""

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SERVICES = ("draft_server", "target_server", "coordinator")
-PACKAGES = ("paceline", *SERVICES, "loadtest")
+PACKAGES = ("paceline", *SERVICES, "loadtest", "distillation")
 MESSAGE_FILES = {"servicer.py", "links.py", "client.py", "__main__.py"}
 
 
@@ -61,6 +61,15 @@ def test_the_load_harness_is_a_client_like_any_other() -> None:
     found = violations(("loadtest",), ("paceline.cli",))
     assert [line for line in found if not line.startswith("loadtest.__main__ ")] == []
     assert violations(("paceline.rpc", "paceline.engine", "paceline.serving", *SERVICES), ("loadtest",)) == []
+
+
+def test_distillation_stands_on_the_engine_alone() -> None:
+    assert (
+        violations(("distillation",), (*SERVICES, "loadtest", "paceline.cli", "paceline.rpc", "paceline.serving")) == []
+    )
+    # The command line imports it when it is asked for.
+    found = violations(("paceline", *SERVICES, "loadtest"), ("distillation",))
+    assert [line for line in found if not line.startswith("paceline.cli.distill ")] == []
 
 
 def test_engine_knows_nothing_of_grpc() -> None:

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from paceline.cli import bench, chat, demo, generate, plan, up
+from paceline.cli import bench, chat, demo, distill, generate, plan, up
 from paceline.errors import InvalidArgument, PacelineError
 from paceline.settings import TOML_FILE, read_toml
 
@@ -20,6 +20,7 @@ app.command(name="chat")(chat.chat)
 app.command(name="demo")(demo.demo)
 app.command(name="plan")(plan.plan)
 app.command(name="bench")(bench.bench)
+app.command(name="distill")(distill.distill)
 
 
 def main() -> None:
