@@ -29,9 +29,12 @@ from distillation.trainer import Plan, Trainer
 from distillation.writer import Writer
 from paceline.engine.llama import Llama
 from paceline.engine.weights import LoadedModel
+from paceline.errors import ConfigError
 
-# Conversations kept from training, the oldest: a resumed run keeps the same ones.
+# Conversations kept from training, the oldest, but not more than a tenth: a resumed run keeps the same ones.
 HELD_OUT = 128
+HELD_OUT_SHARE = 0.1
+MIN_CONVERSATIONS = 10
 SHARD_CONVERSATIONS = 512
 CHECKPOINT_S = 180.0
 # Time between evaluations, in times what one takes.
@@ -116,7 +119,12 @@ class Distillation:
         """Trains, from the checkpoint if there is one, and writes the draft."""
         wish = self.wish
         records = [record for shard in self.corpus.shards for record in read_shard(shard)]
-        held_out, records = records[:HELD_OUT], records[HELD_OUT:]
+        if len(records) < MIN_CONVERSATIONS:
+            raise ConfigError(
+                f"{len(records)} conversations are too few to learn from; let the target write more tokens"
+            )
+        num_held_out = min(HELD_OUT, int(HELD_OUT_SHARE * len(records)))
+        held_out, records = records[:num_held_out], records[num_held_out:]
         vocab_size = self.target.config.vocab_size
         head_ids = self._head_ids(records)
         embedding = self.target.tensors["model.embed_tokens.weight"]

@@ -62,6 +62,7 @@ class Trainer:
 
     def run(self, records: Sequence[Record]) -> Iterator[float]:
         """Steps until the plan is fulfilled, pass after pass; yields each one's mean loss."""
+        assert records, "there must be something to learn from"
         while not self.is_done:
             batches = shuffled(records, self._plan.batch_tokens, self._plan.seed + self._epoch)
             for batch in itertools.islice(batches, self._used, None):
