@@ -16,10 +16,10 @@ WINDOW_BATCHES = 16
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Conversations padded on the right, and what the target's distribution was where its answers were drawn."""
+    """Conversations padded on the right, and what the target's distribution was where it wrote."""
 
     tokens: torch.Tensor  # [num_conversations, longest]
-    # Rows of the flattened tokens before each answer token: [num_rows].
+    # Rows of the flattened tokens before each token the target wrote: [num_rows].
     rows: torch.Tensor
     goal: Goal
 
@@ -31,7 +31,7 @@ def make_batch(records: Sequence[Record], index: HeadIndex) -> TrainingBatch:
     for place, record in enumerate(records):
         # The last token is predicted, and predicts nothing.
         tokens[place, : len(record.tokens) - 1] = record.tokens[:-1]
-        rows.append(place * longest + np.arange(record.num_prompt_tokens - 1, len(record.tokens) - 1))
+        rows.append(place * longest + record.written.astype(np.int64) - 1)
     ids = torch.from_numpy(np.concatenate([record.top_ids for record in records]).astype(np.int64))
     logprobs = torch.from_numpy(np.concatenate([record.top_logprobs for record in records]).astype(np.float32))
     goal = Goal(index.places(ids), logprobs.exp())

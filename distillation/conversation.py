@@ -10,7 +10,7 @@ from distillation.frame import ChatFrame
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A finished conversation, and what the target's distribution was before each token of the answer.
+    """A finished conversation, and what the target's distribution was before each token it wrote.
 
     The rest of the distribution's mass, outside the likeliest few, is one minus their sum.
     """
@@ -18,12 +18,21 @@ class Record:
     tokens: NDArray[np.int32]  # [num_tokens]
     # Tokens before the answer.
     num_prompt_tokens: int
-    top_ids: NDArray[np.int32]  # [num_answer_tokens, top]
-    top_logprobs: NDArray[np.float16]  # [num_answer_tokens, top], likeliest first
+    # Positions of what the target wrote: the answer, and the user's turn if that is its own too.
+    written: NDArray[np.int32]  # [num_written]
+    top_ids: NDArray[np.int32]  # [num_written, top]
+    top_logprobs: NDArray[np.float16]  # [num_written, top], likeliest first
 
     @property
-    def num_answer_tokens(self) -> int:
-        return len(self.tokens) - self.num_prompt_tokens
+    def num_written(self) -> int:
+        return len(self.written)
+
+    @property
+    def answer(self) -> "Record":
+        """The same conversation, of which the answer alone counts as written."""
+        first = int(np.searchsorted(self.written, self.num_prompt_tokens))
+        kept = (self.written[first:], self.top_ids[first:], self.top_logprobs[first:])
+        return Record(self.tokens, self.num_prompt_tokens, *kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +47,22 @@ class Style:
 class Conversation:
     """Written token by token: the user's turn, unless it is given, then the answer."""
 
-    def __init__(self, number: int, frame: ChatFrame, user: Style, answer: Style, question: list[int] | None) -> None:
+    def __init__(
+        self, number: int, frame: ChatFrame, num_cached: int, user: Style, answer: Style, question: list[int] | None
+    ) -> None:
+        """`num_cached`: how many of the frame's first tokens are in the cache."""
         self.number = number
         self._frame = frame
         self._answer = answer
-        self._question = question
-        # Tokens to be fed before the next is drawn.
-        self.pending = list(frame.before)
-        self.tokens: list[int] = []
+        # In the cache, and to be fed before the next is drawn.
+        self.tokens = frame.before[:num_cached]
+        self.pending = frame.before[num_cached:]
         self.style = user
         self.is_done = False
         # Of the author at work.
         self._num_written = 0
         self._num_prompt_tokens = 0
+        self._positions: list[int] = []
         self._top_ids: list[NDArray[np.int32]] = []
         self._top_logprobs: list[NDArray[np.float16]] = []
         if question is not None:
@@ -67,23 +79,25 @@ class Conversation:
         is_answer = self._num_prompt_tokens > 0
         self._num_written += 1
         is_full = self._num_written >= self.style.max_tokens
-        if not is_answer:
-            if not ends:
-                self.pending.append(token)
-            if ends or is_full:
-                self._hand_over()
+        # The user's turn is ended by what the template puts there.
+        if is_answer or not ends:
+            self._positions.append(len(self.tokens))
+            self._top_ids.append(top_ids)
+            self._top_logprobs.append(top_logprobs)
+            self.pending.append(token)
+        if not (ends or is_full):
             return
-        self._top_ids.append(top_ids)
-        self._top_logprobs.append(top_logprobs)
-        self.pending.append(token)
-        if ends or is_full:
+        if is_answer:
             self.fed()
             self.is_done = True
+        else:
+            self._hand_over()
 
     @property
     def record(self) -> Record:
         tokens = np.array(self.tokens, np.int32)
-        return Record(tokens, self._num_prompt_tokens, np.stack(self._top_ids), np.stack(self._top_logprobs))
+        written = np.array(self._positions, np.int32)
+        return Record(tokens, self._num_prompt_tokens, written, np.stack(self._top_ids), np.stack(self._top_logprobs))
 
     def _hand_over(self) -> None:
         self.pending += self._frame.after

@@ -23,8 +23,9 @@ class Corpus:
         return sorted(self._folder.glob("shard-*.safetensors"))
 
     @property
-    def num_answer_tokens(self) -> int:
-        return sum(_count_answer_tokens(shard) for shard in self.shards)
+    def num_written(self) -> int:
+        """Tokens, in all conversations."""
+        return sum(_count_written(shard) for shard in self.shards)
 
     def add(self, records: list[Record]) -> None:
         """Writes one more shard."""
@@ -32,6 +33,8 @@ class Corpus:
             "tokens": np.concatenate([record.tokens for record in records]),
             "num_tokens": np.array([len(record.tokens) for record in records], np.int32),
             "num_prompt_tokens": np.array([record.num_prompt_tokens for record in records], np.int32),
+            "written": np.concatenate([record.written for record in records]),
+            "num_written": np.array([record.num_written for record in records], np.int32),
             "top_ids": np.concatenate([record.top_ids for record in records]),
             "top_logprobs": np.concatenate([record.top_logprobs for record in records]),
         }
@@ -48,17 +51,17 @@ def read_shard(path: Path) -> Iterator[Record]:
         arrays = tensors_on_disk.load_file(path)
     except Exception as error:  # safetensors raises several types for files it can't read
         raise ConfigError(f"{path} can't be read: {error}") from error
-    token, answer = 0, 0
-    for num_tokens, num_prompt_tokens in zip(arrays["num_tokens"], arrays["num_prompt_tokens"], strict=True):
-        num_answer = int(num_tokens - num_prompt_tokens)
-        part = slice(answer, answer + num_answer)
-        tokens = arrays["tokens"][token : token + num_tokens]
-        yield Record(tokens, int(num_prompt_tokens), arrays["top_ids"][part], arrays["top_logprobs"][part])
-        token += int(num_tokens)
-        answer += num_answer
+    lengths = (arrays[name].tolist() for name in ("num_tokens", "num_prompt_tokens", "num_written"))
+    token, row = 0, 0
+    for num_tokens, num_prompt_tokens, num_written in zip(*lengths, strict=True):
+        part = slice(row, row + num_written)
+        kept = (arrays[name][part] for name in ("written", "top_ids", "top_logprobs"))
+        yield Record(arrays["tokens"][token : token + num_tokens], num_prompt_tokens, *kept)
+        token += num_tokens
+        row += num_written
 
 
-def _count_answer_tokens(path: Path) -> int:
+def _count_written(path: Path) -> int:
     with tensors_on_disk.safe_open(path, framework="np") as opened:
         shape: list[int] = opened.get_slice("top_ids").get_shape()
         return shape[0]

@@ -16,14 +16,14 @@ ALL = 0
 
 
 def frequent_ids(records: Sequence[Record], vocab_size: int, size: int) -> NDArray[np.int64]:
-    """The `size` tokens that came most often in answers, or all with size ALL, in increasing order: [size]."""
+    """The `size` tokens that the target wrote most often, or all with size ALL, in increasing order: [size]."""
     if size == ALL or size >= vocab_size:
         return np.arange(vocab_size)
     counts = np.zeros(vocab_size, np.int64)
     for record in records:
         # What the target might as well have said counts too, or a small corpus would know too few tokens.
         np.add.at(counts, record.top_ids[:, 0], 1)
-        counts += np.bincount(record.tokens[record.num_prompt_tokens :], minlength=vocab_size)
+        counts += np.bincount(record.tokens[record.written], minlength=vocab_size)
     return np.sort(np.argsort(-counts, kind="stable")[:size])
 
 

@@ -49,7 +49,7 @@ class Wish:
 
     target: str
     num_layers: int
-    # Answer tokens to be written, and seen in training.
+    # Tokens for the target to write; the plan says how many are seen in training.
     corpus_tokens: int
     plan: Plan
     head_size: int = 16_384
@@ -98,7 +98,7 @@ class Distillation:
     def write(self) -> None:
         """Has the target write until there is enough."""
         wish = self.wish
-        if (written := self.corpus.num_answer_tokens) >= wish.corpus_tokens:
+        if (written := self.corpus.num_written) >= wish.corpus_tokens:
             return
         # Each time another seed: a resumed run must not write the same again.
         writer = Writer(
@@ -107,7 +107,7 @@ class Distillation:
         records: list[Record] = []
         for _, record in writer.records():
             records.append(record)
-            written += record.num_answer_tokens
+            written += record.num_written
             self.progress("writing", written, wish.corpus_tokens)
             if len(records) == SHARD_CONVERSATIONS or written >= wish.corpus_tokens:
                 self.corpus.add(records)
@@ -124,7 +124,7 @@ class Distillation:
                 f"{len(records)} conversations are too few to learn from; let the target write more tokens"
             )
         num_held_out = min(HELD_OUT, int(HELD_OUT_SHARE * len(records)))
-        held_out, records = records[:num_held_out], records[num_held_out:]
+        held_out, records = [record.answer for record in records[:num_held_out]], records[num_held_out:]
         vocab_size = self.target.config.vocab_size
         head_ids = self._head_ids(records)
         embedding = self.target.tensors["model.embed_tokens.weight"]

@@ -24,7 +24,7 @@ MAX_GRADIENT_NORM = 1.0
 class Plan:
     """How a training goes."""
 
-    # Answer tokens seen in all, repeats counted.
+    # Tokens of the target's seen in all, repeats counted.
     num_tokens: int
     batch_tokens: int = 4096
     learning_rate: float = 1e-3
@@ -88,7 +88,7 @@ class Trainer:
 
     @torch.no_grad()
     def agreement(self, records: Sequence[Record]) -> Agreement:
-        """Over all answer tokens of `records`."""
+        """Over all that the target wrote of `records`."""
         total = Agreement(0.0, 0, 0)
         for part in shuffled(records, self._plan.batch_tokens, 0):
             batch = make_batch(part, self._index)

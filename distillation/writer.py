@@ -37,8 +37,10 @@ class Writer:
         longest = len(frame.before) + longest_question + len(frame.after) + longest_answer
         self._blocks_each = -(-longest // BLOCK_SIZE)
         self._model = model
-        self._attention = PagedAttention(model.config, at_once * self._blocks_each, BLOCK_SIZE)
+        # The last place holds what all conversations begin with.
+        self._attention = PagedAttention(model.config, (at_once + 1) * self._blocks_each, BLOCK_SIZE)
         self._frame = frame
+        self._frame_blocks = self._blocks(at_once)
         self._top = top
         self._random = np.random.default_rng(seed)
         self._styles = itertools.cycle(answers)
@@ -46,21 +48,42 @@ class Writer:
             enumerate(questions) if questions is not None else zip(itertools.count(), itertools.repeat(None))
         )
         self._ends = torch.tensor(model.config.eos_token_ids)
+        self._read_frame()
         # Who writes where; a place without a conversation has no more questions.
-        self._places = {place: begun for place in range(at_once) if (begun := self._begin()) is not None}
+        self._places = {place: begun for place in range(at_once) if (begun := self._begin(place)) is not None}
 
     def records(self) -> Iterator[tuple[int, Record]]:
         """Conversations in the order they end, with the number of the question."""
         while self._places:
             for place in self._step():
                 done = self._places.pop(place)
-                if (begun := self._begin()) is not None:
+                if (begun := self._begin(place)) is not None:
                     self._places[place] = begun
                 yield done.number, done.record
 
-    def _begin(self) -> Conversation | None:
+    def _blocks(self, place: int) -> list[int]:
+        return list(range(place * self._blocks_each, (place + 1) * self._blocks_each))
+
+    def _read_frame(self) -> None:
+        """Its last token is left to each conversation: the first word is drawn after it."""
+        begun, builder = self._frame.before[:-1], BatchBuilder()
+        if begun:
+            builder.add(begun, 0, self._frame_blocks, [False] * (len(begun) - 1) + [True])
+            self._forward(builder)
+
+    def _begin(self, place: int) -> Conversation | None:
         asked = next(self._questions, None)
-        return Conversation(asked[0], self._frame, USER, next(self._styles), asked[1]) if asked is not None else None
+        if asked is None:
+            return None
+        num_cached = max(0, len(self._frame.before) - 1)
+        used = -(-num_cached // BLOCK_SIZE)
+        self._attention.copy_blocks(self._frame_blocks[:used], self._blocks(place)[:used])
+        return Conversation(asked[0], self._frame, num_cached, USER, next(self._styles), asked[1])
+
+    @torch.inference_mode()
+    def _forward(self, builder: BatchBuilder) -> torch.Tensor:
+        batch = builder.build(self._model.padded(builder.num_rows))
+        return self._model.forward(batch, self._attention, self._attention.plan(batch.spans))
 
     @torch.inference_mode()
     def _step(self) -> list[int]:
@@ -72,15 +95,11 @@ class Writer:
             if num_rows > 1 and room < min(num_rows, MAX_PROMPT_ROWS):
                 continue
             room -= num_rows if num_rows > 1 else 0
-            first = place * self._blocks_each
-            blocks = list(range(first, first + self._blocks_each))
             wanted = [False] * (num_rows - 1) + [True]
-            builder.add(conversation.pending, len(conversation.tokens), blocks, wanted)
+            builder.add(conversation.pending, len(conversation.tokens), self._blocks(place), wanted)
             conversation.fed()
             fed.append(place)
-        batch = builder.build(self._model.padded(builder.num_rows))
-        logits = self._model.forward(batch, self._attention, self._attention.plan(batch.spans))
-        self._write(fed, logits)
+        self._write(fed, self._forward(builder))
         return [place for place in fed if self._places[place].is_done]
 
     def _write(self, places: list[int], logits: torch.Tensor) -> None:

@@ -42,7 +42,8 @@ def records() -> list[Record]:
         answer = np.array(tokens[3:])
         ids = np.stack([answer, *((answer + offset) % VOCAB for offset in range(1, TOP))], axis=1)
         logprobs = np.log(np.tile([0.91, 0.03, 0.02, 0.01], (len(answer), 1)))
-        made.append(Record(np.array(tokens, np.int32), 3, ids.astype(np.int32), logprobs.astype(np.float16)))
+        written = np.arange(3, len(tokens), dtype=np.int32)
+        made.append(Record(np.array(tokens, np.int32), 3, written, ids.astype(np.int32), logprobs.astype(np.float16)))
     return made
 
 
@@ -112,7 +113,7 @@ def test_a_batch_asks_for_each_answer_token_where_it_was_drawn(records: list[Rec
     longest = batch.tokens.shape[1]
     at = 0
     for place, record in enumerate(records[:3]):
-        for offset in range(record.num_answer_tokens):
+        for offset in range(record.num_written):
             row = place * longest + record.num_prompt_tokens - 1 + offset
             assert batch.rows[at] == row
             assert batch.tokens.flatten()[row] == record.tokens[record.num_prompt_tokens - 1 + offset]

@@ -44,16 +44,24 @@ def test_a_conversation_is_framed_by_the_chat_template(model: Llama, frame: Chat
         prompt = [*frame.before, *question, *frame.after]
         record = found[number]
         assert record.tokens[: record.num_prompt_tokens].tolist() == prompt
-        assert 1 <= record.num_answer_tokens <= 12
-        assert record.num_answer_tokens == 12 or record.tokens[-1] == EOS
+        assert record.written.tolist() == list(range(len(prompt), len(record.tokens)))
+        assert 1 <= record.num_written <= 12
+        assert record.num_written == 12 or record.tokens[-1] == EOS
 
 
 def test_what_is_kept_is_the_targets_own_distribution(model: Llama, frame: ChatFrame) -> None:
-    """For conversations written side by side, begun and ended at different times."""
+    """Of both sides, for conversations written side by side, begun and ended at different times."""
     records = Writer(model, frame, 3, TOP, seed=1, answers=SHORT).records()
     for record in [next(records)[1] for _ in range(5)]:
         tokens = record.tokens.tolist()
-        logits = Feeder(model).feed_split(tokens[:-1], [len(tokens) - 1])[record.num_prompt_tokens - 1 :]
+        assert tokens[: len(frame.before)] == frame.before
+        end = record.num_prompt_tokens - len(frame.after)
+        assert tokens[end : record.num_prompt_tokens] == frame.after
+        own = [*range(len(frame.before), end), *range(record.num_prompt_tokens, len(tokens))]
+        assert record.written.tolist() == own
+        assert record.answer.written.tolist() == own[end - len(frame.before) :]
+        assert len(record.answer.top_ids) == len(tokens) - record.num_prompt_tokens
+        logits = Feeder(model).feed_split(tokens[:-1], [len(tokens) - 1])[record.written - 1]
         expected = torch.log_softmax(logits, dim=-1)
         at = expected.gather(1, torch.from_numpy(record.top_ids.astype(np.int64)))
         np.testing.assert_allclose(record.top_logprobs.astype(np.float32), at.numpy(), atol=0.02, rtol=2e-3)
@@ -76,19 +84,19 @@ def test_a_corpus_gives_back_what_was_added(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
 
     def make(num_tokens: int, num_prompt_tokens: int) -> Record:
-        answers = num_tokens - num_prompt_tokens
+        written = np.arange(1, num_tokens, dtype=np.int32)
         return Record(
-            random.integers(0, 100, num_tokens).astype(np.int32), num_prompt_tokens,
-            random.integers(0, 100, (answers, TOP)).astype(np.int32),
-            random.standard_normal((answers, TOP)).astype(np.float16),
+            random.integers(0, 100, num_tokens).astype(np.int32), num_prompt_tokens, written,
+            random.integers(0, 100, (len(written), TOP)).astype(np.int32),
+            random.standard_normal((len(written), TOP)).astype(np.float16),
         )  # fmt: skip
 
     corpus, records = Corpus(tmp_path / "corpus"), [make(9, 4), make(30, 1), make(5, 4)]
     corpus.add(records[:2])
     corpus.add(records[2:])
-    assert Corpus(tmp_path / "corpus").num_answer_tokens == 5 + 29 + 1
+    assert Corpus(tmp_path / "corpus").num_written == 8 + 29 + 4
     found = [record for shard in corpus.shards for record in read_shard(shard)]
     for one, other in zip(records, found, strict=True):
         assert one.num_prompt_tokens == other.num_prompt_tokens
-        for name in ("tokens", "top_ids", "top_logprobs"):
+        for name in ("tokens", "written", "top_ids", "top_logprobs"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
