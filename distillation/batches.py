@@ -23,6 +23,10 @@ class TrainingBatch:
     rows: torch.Tensor
     goal: Goal
 
+    def to(self, device: str) -> "TrainingBatch":
+        goal = Goal(self.goal.places.to(device), self.goal.probs.to(device))
+        return TrainingBatch(self.tokens.to(device), self.rows.to(device), goal)
+
 
 def make_batch(records: Sequence[Record], index: HeadIndex) -> TrainingBatch:
     longest = max(len(record.tokens) for record in records) - 1

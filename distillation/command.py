@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from distillation.run import Distillation, Wish
@@ -18,43 +18,46 @@ from paceline.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt to evaluate on."""
+    """A user's turn."""
 
     text: str
     category: str
 
 
-def read_questions(path: Path) -> list[Question]:
-    """Prompts from JSON lines. Raises ConfigError naming the line that has none."""
+def read_questions(name: str, path: Path | None) -> list[Question]:
+    """Prompts from JSON lines, none without a file. Raises ConfigError naming the option and the line at fault."""
+    if path is None:
+        return []
     if not path.is_file():
-        raise ConfigError(f"held_out {path}: no such file")
+        raise ConfigError(f"{name} {path}: no such file")
     found = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
             row = json.loads(line)
             found.append(Question(row.get("prompt") or row["turns"][0], str(row.get("category", "prompts"))))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ConfigError(f"held_out {path}, line {number}: no prompt or turns in it") from error
+            raise ConfigError(f"{name} {path}, line {number}: no prompt or turns in it") from error
     return found
 
 
-def run(folder: Path, wish: Wish, held_out: Path | None, threads: int | None) -> None:
+def run(folder: Path, wish: Wish, prompts: Path | None, held_out: Path | None, threads: int | None) -> None:
     """Writes, trains, evaluates; shows how it goes on stderr and what came of it on stdout."""
-    questions = read_questions(held_out) if held_out is not None else []
+    asked, questions = read_questions("prompts", prompts), read_questions("held_out", held_out)
     num_threads = threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(num_threads)
     set_num_workers(num_threads)
     console = Console(stderr=True)
     target = load_model(wish.target, torch.bfloat16, console.print)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    tokens = TextColumn("{task.fields[tokens]:,} tokens")
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), tokens, TimeRemainingColumn())
     with Progress(*columns, console=console) as bars:
-        shown = {name: bars.add_task(name, total=None) for name in ("writing", "training")}
+        shown = {name: bars.add_task(name, total=1, tokens=0) for name in ("writing", "training")}
 
-        def progress(name: str, done: float, total: float) -> None:
-            bars.update(shown[name], completed=done, total=total)
+        def progress(name: str, share: float, tokens: int) -> None:
+            bars.update(shown[name], completed=share, tokens=tokens)
 
         work = Distillation(folder, wish, target, progress)
-        work.write()
+        work.write([each.text for each in asked])
         trained = work.train()
     rows = {"its own conversations, held out": trained.held_out}
     if questions:

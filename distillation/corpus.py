@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import numpy as tensors_on_disk
 
 from distillation.conversation import Record
@@ -25,11 +27,17 @@ class Corpus:
     @property
     def num_written(self) -> int:
         """Tokens, in all conversations."""
-        return sum(_count_written(shard) for shard in self.shards)
+        return sum(int(_read_array(shard, "num_written").sum()) for shard in self.shards)
 
-    def add(self, records: list[Record]) -> None:
-        """Writes one more shard."""
+    @property
+    def seconds(self) -> float:
+        """Time that writing took."""
+        return sum(float(_read_array(shard, "seconds")[0]) for shard in self.shards)
+
+    def add(self, records: list[Record], seconds: float) -> None:
+        """Writes one more shard; `seconds`: what its conversations took."""
         arrays = {
+            "seconds": np.array([seconds]),
             "tokens": np.concatenate([record.tokens for record in records]),
             "num_tokens": np.array([len(record.tokens) for record in records], np.int32),
             "num_prompt_tokens": np.array([record.num_prompt_tokens for record in records], np.int32),
@@ -61,7 +69,7 @@ def read_shard(path: Path) -> Iterator[Record]:
         row += num_written
 
 
-def _count_written(path: Path) -> int:
+def _read_array(path: Path, name: str) -> NDArray[Any]:
     with tensors_on_disk.safe_open(path, framework="np") as opened:
-        shape: list[int] = opened.get_slice("top_ids").get_shape()
-        return shape[0]
+        array: NDArray[Any] = opened.get_tensor(name)
+        return array

@@ -43,9 +43,9 @@ class Curve:
         left, right = figure.subplots(1, 2)
         tokens = [row["tokens"] / 1e6 for row in self.rows]
         left.plot(tokens[1:], [row["loss"] for row in self.rows][1:])
-        left.set(xlabel="million answer tokens seen", ylabel="training loss")
+        left.set(xlabel="million tokens seen", ylabel="training loss")
         right.plot(tokens, [row["alpha"] for row in self.rows], label="alpha, at least")
         right.plot(tokens, [row["top_1"] for row in self.rows], label="same likeliest token")
-        right.set(xlabel="million answer tokens seen", ylabel="on held-out text", ylim=(0, 1))
+        right.set(xlabel="million tokens seen", ylabel="on held-out text", ylim=(0, 1))
         right.legend()
         figure.savefig(self._png, format="png", dpi=120)

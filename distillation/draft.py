@@ -45,6 +45,7 @@ def save_draft(folder: Path, backbone: PreTrainedModel, target: str, head_ids: t
     folder.mkdir(parents=True, exist_ok=True)
     state = {"head_ids": head_ids.to(torch.int32)}
     for name, value in backbone.state_dict().items():
+        value = value.cpu()
         if name == "embed_tokens.weight":
             continue
         if value.dim() == 1:

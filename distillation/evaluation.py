@@ -17,7 +17,8 @@ def answer_greedily(
     model: Llama, frame: ChatFrame, questions: Sequence[list[int]], at_once: int, top: int
 ) -> list[Record]:
     """The target's answers, in the order of the questions."""
-    writer = Writer(model, frame, at_once, top, 0, questions, (GREEDY,))
+    longest = max(map(len, questions), default=0)
+    writer = Writer(model, frame, at_once, top, 0, questions, longest, (GREEDY,))
     return [record for _, record in sorted(writer.records(), key=lambda pair: pair[0])]
 
 

@@ -10,7 +10,11 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+
+from distillation import gradient, gradient_torch
+from paceline.engine.kernels.scalars import bits_of
 
 # Rows whose logits are in memory at once.
 CHUNK_ROWS = 512
@@ -82,57 +86,37 @@ class _HeadLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, goal: Goal, divergence: Divergence
     ) -> torch.Tensor:
-        gradient = torch.empty_like(hidden)
+        by_hidden = torch.empty_like(hidden)
         total = 0.0
-        differentiate = _kl if divergence is Divergence.KL else _overlap
         for rows in range(0, hidden.shape[0], CHUNK_ROWS):
             part = slice(rows, rows + CHUNK_ROWS)
-            logits = (hidden[part].to(weight.dtype) @ weight.T).float()  # [chunk, head_size]
-            loss, by_logits = differentiate(logits, goal.places[part], goal.probs[part])
+            logits = hidden[part].to(weight.dtype) @ weight.T  # [chunk, head_size]
+            loss, by_logits = _differentiate(logits, goal.places[part], goal.probs[part], divergence)
             total += loss
-            gradient[part] = (by_logits.to(weight.dtype) @ weight).to(gradient.dtype)
-        ctx.save_for_backward(gradient / hidden.shape[0])
+            by_hidden[part] = (by_logits @ weight).to(by_hidden.dtype)
+        ctx.save_for_backward(by_hidden / hidden.shape[0])
         return torch.tensor(total / hidden.shape[0])
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> Any:
-        (gradient,) = ctx.saved_tensors
-        return gradient * outer[0], None, None, None
+        (by_hidden,) = ctx.saved_tensors
+        return by_hidden * outer[0], None, None, None
+
+
+def _differentiate(
+    logits: torch.Tensor, places: torch.Tensor, probs: torch.Tensor, divergence: Divergence
+) -> tuple[float, torch.Tensor]:
+    """The rows' losses summed, and their gradient by `logits`, which may be overwritten."""
+    by_overlap = divergence is Divergence.OVERLAP
+    if logits.device.type != "cpu":
+        losses, by_logits = gradient_torch.differentiate(logits, places, probs, by_overlap)
+        return float(losses.sum()), by_logits
+    found = np.empty(logits.shape[0], np.float32)
+    gradient.differentiate(bits_of(logits), places.numpy(), probs.numpy(), by_overlap, found)
+    return float(found.sum(dtype=np.float64)), logits
 
 
 def _at(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """values[row, place], 0 where the head lacks the token: [num_rows, top]."""
     inside = places < values.shape[-1]
     return values.gather(1, places.clamp(max=values.shape[-1] - 1)) * inside
-
-
-def _add_at(values: torch.Tensor, places: torch.Tensor, added: torch.Tensor) -> None:
-    inside = places < values.shape[-1]
-    values.scatter_add_(1, places.clamp(max=values.shape[-1] - 1), added * inside)
-
-
-def _kl(logits: torch.Tensor, places: torch.Tensor, probs: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """The sum of KL(p || q), and its gradient by the logits: q - p, "anything else" shared out as q does."""
-    q = logits.softmax(dim=-1)
-    inside = places < logits.shape[-1]
-    p = probs * inside
-    q_top = _at(q, places)
-    p_rest = (1 - p.sum(dim=-1)).clamp_min(0)
-    q_rest = (1 - q_top.sum(dim=-1)).clamp_min(1e-6)
-    loss = (p * (p.clamp_min(1e-9).log() - q_top.clamp_min(1e-9).log())).sum()
-    loss += (p_rest * (p_rest.clamp_min(1e-9).log() - q_rest.log())).sum()
-    # For a token outside the top: q - p_rest q / q_rest.
-    gradient = q * (1 - p_rest / q_rest).unsqueeze(1)
-    _add_at(gradient, places, q_top * (p_rest / q_rest).unsqueeze(1) - p)
-    return float(loss), gradient
-
-
-def _overlap(logits: torch.Tensor, places: torch.Tensor, probs: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """The sum of 1 - sum min(p, q) over the top, and its gradient by the logits."""
-    q = logits.softmax(dim=-1)
-    q_top = _at(q, places)
-    below = (q_top < probs) * q_top
-    loss = (1 - torch.minimum(q_top, probs).sum(dim=-1)).sum()
-    gradient = q * below.sum(dim=-1, keepdim=True)
-    _add_at(gradient, places, -below)
-    return float(loss), gradient

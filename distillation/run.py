@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from distillation.budget import Budget
 from distillation.conversation import Record
 from distillation.corpus import Corpus, read_shard
 from distillation.curve import Curve
@@ -26,7 +27,7 @@ from distillation.frame import ChatFrame, read_tokenizer
 from distillation.head import HeadIndex, frequent_ids
 from distillation.loss import Agreement, FrozenHead
 from distillation.trainer import Plan, Trainer
-from distillation.writer import Writer
+from distillation.writer import Writer, mixed
 from paceline.engine.llama import Llama
 from paceline.engine.weights import LoadedModel
 from paceline.errors import ConfigError
@@ -39,8 +40,8 @@ SHARD_CONVERSATIONS = 512
 CHECKPOINT_S = 180.0
 # Time between evaluations, in times what one takes.
 EVALUATION_PAUSE = 20.0
-# Called with what is going on, how much of it is done and how much there is.
-Progress = Callable[[str, float, float], None]
+# Called with what is going on, how much of it is done, in [0, 1], and how many tokens that is.
+Progress = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,11 @@ class Wish:
 
     target: str
     num_layers: int
-    # Tokens for the target to write; the plan says how many are seen in training.
-    corpus_tokens: int
+    # For the target's writing; the plan has that of training.
+    writing: Budget
     plan: Plan
+    # Where training runs: cpu or cuda.
+    device: str = "cpu"
     head_size: int = 16_384
     at_once: int = 128
     top: int = 32
@@ -95,24 +98,29 @@ class Distillation:
     def __post_init__(self) -> None:
         self.corpus = Corpus(self.folder / "corpus")
 
-    def write(self) -> None:
-        """Has the target write until there is enough."""
+    def write(self, prompts: Sequence[str] = ()) -> None:
+        """Has the target write until there is enough; every second user's turn is one of `prompts`."""
         wish = self.wish
-        if (written := self.corpus.num_written) >= wish.corpus_tokens:
+        written, spent_s = self.corpus.num_written, self.corpus.seconds
+        if wish.writing.share(written, spent_s) >= 1:
             return
         # Each time another seed: a resumed run must not write the same again.
-        writer = Writer(
-            self._model(), self._frame(), wish.at_once, wish.top, seed=wish.plan.seed + 1000 * len(self.corpus.shards)
-        )
+        seed = wish.plan.seed + 1000 * len(self.corpus.shards)
+        asked = self._tokens_of(prompts)
+        longest = max(map(len, asked), default=0)
+        writer = Writer(self._model(), self._frame(), wish.at_once, wish.top, seed, mixed(asked, seed), longest)
         records: list[Record] = []
+        since_s = time.monotonic()
         for _, record in writer.records():
             records.append(record)
             written += record.num_written
-            self.progress("writing", written, wish.corpus_tokens)
-            if len(records) == SHARD_CONVERSATIONS or written >= wish.corpus_tokens:
-                self.corpus.add(records)
-                records = []
-            if written >= wish.corpus_tokens:
+            took_s = time.monotonic() - since_s
+            share = wish.writing.share(written, spent_s + took_s)
+            self.progress("writing", share, written)
+            if len(records) == SHARD_CONVERSATIONS or share >= 1:
+                self.corpus.add(records, took_s)
+                records, since_s, spent_s = [], since_s + took_s, spent_s + took_s
+            if share >= 1:
                 return
 
     def train(self) -> Trained:
@@ -129,9 +137,9 @@ class Distillation:
         head_ids = self._head_ids(records)
         embedding = self.target.tensors["model.embed_tokens.weight"]
         head = self.target.tensors.get("lm_head.weight", embedding).to(torch.bfloat16)
-        backbone = make_backbone(self.target.config.source, self.target.tensors, wish.num_layers)
-        index = HeadIndex(head_ids, vocab_size)
-        trainer = Trainer(backbone, FrozenHead(head[torch.from_numpy(head_ids)]), index, wish.plan)
+        backbone = make_backbone(self.target.config.source, self.target.tensors, wish.num_layers).to(wish.device)
+        frozen = FrozenHead(head[torch.from_numpy(head_ids)].to(wish.device))
+        trainer = Trainer(backbone, frozen, HeadIndex(head_ids, vocab_size), wish.plan, wish.device)
         checkpoint, curve = self.folder / "checkpoint.pt", Curve(self.folder)
         if checkpoint.exists():
             trainer.load(checkpoint)
@@ -144,11 +152,11 @@ class Distillation:
             return found
 
         saved, evaluated = Pause(), Pause()
-        if trainer.seen == 0:
+        if not curve.rows:
             evaluated.measure(evaluate)
         for loss in trainer.run(records):
             losses.append(loss)
-            self.progress("training", trainer.seen, wish.plan.num_tokens)
+            self.progress("training", trainer.share, trainer.seen)
             if evaluated.is_over(EVALUATION_PAUSE * evaluated.took_s):
                 evaluated.measure(evaluate)
             if saved.is_over(CHECKPOINT_S):
@@ -159,8 +167,7 @@ class Distillation:
 
     def evaluate(self, trained: Trained, questions: Sequence[str], categories: Sequence[str]) -> dict[str, Agreement]:
         """On the target's greedy answers to prompts that are not its own, by category."""
-        tokenizer = read_tokenizer(self.target.tokenizer_files)
-        asked = [tokenizer.encode(question, add_special_tokens=False) for question in questions]
+        asked = self._tokens_of(questions)
         answers = answer_greedily(self._model(), self._frame(), asked, self.wish.at_once, self.wish.top)
         return by_category(trained.trainer, answers, categories)
 
@@ -171,6 +178,10 @@ class Distillation:
             np.save(path, frequent_ids(records, self.target.config.vocab_size, self.wish.head_size))
         ids: NDArray[np.int64] = np.load(path)
         return ids
+
+    def _tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
+        tokenizer = read_tokenizer(self.target.tokenizer_files)
+        return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
     def _frame(self) -> ChatFrame:
         return ChatFrame.of(read_tokenizer(self.target.tokenizer_files))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from distillation.batches import make_batch, shuffled
+from distillation.budget import Budget
 from distillation.conversation import Record
 from distillation.head import HeadIndex
 from distillation.loss import Agreement, Divergence, FrozenHead
+from distillation.optimizer import Optimizer
 
 WARM_UP_SHARE = 0.03
 # Of the peak learning rate, at the end.
@@ -24,16 +27,15 @@ MAX_GRADIENT_NORM = 1.0
 class Plan:
     """How a training goes."""
 
-    # Tokens of the target's seen in all, repeats counted.
-    num_tokens: int
+    # Tokens of the target's seen in all, repeats counted, or time spent on training.
+    budget: Budget
     batch_tokens: int = 4096
     learning_rate: float = 1e-3
     divergence: Divergence = Divergence.KL
     seed: int = 0
 
-    def rate(self, seen: int) -> float:
-        """The learning rate after `seen` tokens: a linear rise, then half a cosine."""
-        share = min(1.0, seen / self.num_tokens)
+    def rate(self, share: float) -> float:
+        """The learning rate when `share` of the budget is used: a linear rise, then half a cosine."""
         if share < WARM_UP_SHARE:
             return self.learning_rate * (share + 1e-3) / WARM_UP_SHARE
         fall = 0.5 * (1 + math.cos(math.pi * (share - WARM_UP_SHARE) / (1 - WARM_UP_SHARE)))
@@ -43,9 +45,14 @@ class Plan:
 class Trainer:
     """One draft in training; its state can be saved after any step."""
 
-    def __init__(self, backbone: PreTrainedModel, head: FrozenHead, index: HeadIndex, plan: Plan) -> None:
+    def __init__(
+        self, backbone: PreTrainedModel, head: FrozenHead, index: HeadIndex, plan: Plan, device: str = "cpu"
+    ) -> None:
+        """`backbone` and `head` are on `device`; "cpu" or "cuda"."""
         self.backbone = backbone
+        self._device = device
         self.seen = 0
+        self.spent_s = 0.0
         self._head = head
         self._index = index
         self._plan = plan
@@ -53,37 +60,37 @@ class Trainer:
         # Batches of this pass that were used.
         self._used = 0
         parameters = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+        self._optimizer = Optimizer(parameters)
         self._parameters = parameters
 
     @property
-    def is_done(self) -> bool:
-        return self.seen >= self._plan.num_tokens
+    def share(self) -> float:
+        """How much of the plan is done, in [0, 1]."""
+        return self._plan.budget.share(self.seen, self.spent_s)
 
     def run(self, records: Sequence[Record]) -> Iterator[float]:
         """Steps until the plan is fulfilled, pass after pass; yields each one's mean loss."""
         assert records, "there must be something to learn from"
-        while not self.is_done:
+        while self.share < 1:
             batches = shuffled(records, self._plan.batch_tokens, self._plan.seed + self._epoch)
             for batch in itertools.islice(batches, self._used, None):
                 loss = self.step(batch)
                 self._used += 1
                 yield loss
-                if self.is_done:
+                if self.share >= 1:
                     return
             self._epoch, self._used = self._epoch + 1, 0
 
     def step(self, records: Sequence[Record]) -> float:
         """One batch; returns its mean loss."""
-        batch = make_batch(records, self._index)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._plan.rate(self.seen)
+        started_s = time.monotonic()
+        batch = make_batch(records, self._index).to(self._device)
         loss = self._head.loss(self._hidden(batch.tokens)[batch.rows], batch.goal, self._plan.divergence)
-        self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRADIENT_NORM)
-        self._optimizer.step()
+        self._optimizer.step(self._plan.rate(self.share))
         self.seen += len(batch.rows)
+        self.spent_s += time.monotonic() - started_s
         return float(loss.detach())
 
     @torch.no_grad()
@@ -91,7 +98,7 @@ class Trainer:
         """Over all that the target wrote of `records`."""
         total = Agreement(0.0, 0, 0)
         for part in shuffled(records, self._plan.batch_tokens, 0):
-            batch = make_batch(part, self._index)
+            batch = make_batch(part, self._index).to(self._device)
             found = self._head.agreement(self._hidden(batch.tokens)[batch.rows], batch.goal)
             total = Agreement(total.alpha + found.alpha, total.top_1 + found.top_1, total.num_rows + found.num_rows)
         return total
@@ -101,20 +108,21 @@ class Trainer:
         state = {
             "backbone": {name: value for name, value in self.backbone.state_dict().items() if "embed" not in name},
             "optimizer": self._optimizer.state_dict(),
-            "seen": self.seen, "epoch": self._epoch, "used": self._used,
+            "seen": self.seen, "spent_s": self.spent_s, "epoch": self._epoch, "used": self._used,
         }  # fmt: skip
         scratch = path.with_suffix(".part")
         torch.save(state, scratch)
         scratch.rename(path)
 
     def load(self, path: Path) -> None:
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location=self._device)
         self.backbone.load_state_dict(state["backbone"], strict=False)
         self._optimizer.load_state_dict(state["optimizer"])
-        self.seen, self._epoch, self._used = state["seen"], state["epoch"], state["used"]
+        self.seen, self.spent_s = state["seen"], state["spent_s"]
+        self._epoch, self._used = state["epoch"], state["used"]
 
     def _hidden(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens: [num_conversations, longest] -> [num_conversations * longest, hidden_size]."""
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(self._device, torch.bfloat16):
             hidden: torch.Tensor = self.backbone(input_ids=tokens, use_cache=False).last_hidden_state
         return hidden.flatten(0, 1)

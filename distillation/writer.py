@@ -3,7 +3,7 @@ arithmetic, not by reading the weights, and some forty times as fast as one at a
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -22,19 +22,33 @@ USER = Style(temperature=1.0, top_p=0.95, max_tokens=128)
 ANSWERS = (Style(0.0, 1.0, 256), Style(0.8, 1.0, 256))
 # Most rows of prompts in one forward, a longer prompt's own apart.
 MAX_PROMPT_ROWS = 512
+# In place of a user's turn: the target writes that too.
+OWN = None
+
+
+def mixed(questions: Sequence[list[int]], seed: int) -> Iterator[list[int] | None]:
+    """For ever: in turns one of `questions`, drawn at random, and OWN; OWN alone where there are none."""
+    random = np.random.default_rng(seed)
+    while True:
+        if questions:
+            yield questions[int(random.integers(len(questions)))]
+        yield OWN
 
 
 class Writer:
-    """`records` yields conversations as they are finished: answers to questions given, or both sides, for ever."""
+    """`records` yields conversations as they are finished, while there are users' turns to answer."""
 
     def __init__(
         self, model: Llama, frame: ChatFrame, at_once: int, top: int, seed: int,
-        questions: Sequence[list[int]] | None = None, answers: Sequence[Style] = ANSWERS,
+        questions: Iterable[list[int] | None], longest_question: int = USER.max_tokens,
+        answers: Sequence[Style] = ANSWERS,
     ) -> None:  # fmt: skip
-        """`top`: how many likeliest tokens of each distribution are kept, at most CANDIDATES."""
-        longest_question = max(map(len, questions), default=0) if questions is not None else USER.max_tokens
+        """`top`: how many likeliest tokens of each distribution are kept, at most CANDIDATES.
+
+        `questions`: users' turns as tokens, at most `longest_question` each, or OWN.
+        """
         longest_answer = max(each.max_tokens for each in answers)
-        longest = len(frame.before) + longest_question + len(frame.after) + longest_answer
+        longest = len(frame.before) + max(longest_question, USER.max_tokens) + len(frame.after) + longest_answer
         self._blocks_each = -(-longest // BLOCK_SIZE)
         self._model = model
         # The last place holds what all conversations begin with.
@@ -44,9 +58,7 @@ class Writer:
         self._top = top
         self._random = np.random.default_rng(seed)
         self._styles = itertools.cycle(answers)
-        self._questions = (
-            enumerate(questions) if questions is not None else zip(itertools.count(), itertools.repeat(None))
-        )
+        self._questions = enumerate(questions)
         self._ends = torch.tensor(model.config.eos_token_ids)
         self._read_frame()
         # Who writes where; a place without a conversation has no more questions.

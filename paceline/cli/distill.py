@@ -8,18 +8,29 @@ import typer
 from paceline.sampling import require
 
 MIN_TOKENS = 1000
+DEFAULT_TOKENS = 5_000_000
+# Of --hours; the rest is training.
+WRITING_SHARE = 1 / 3
 MIN_BATCH_TOKENS = 512
 DIVERGENCES = ("kl", "overlap")
+DEVICES = ("cpu", "cuda")
 
 
 def distill(
     target: Annotated[str, typer.Option(help="the model to make a draft for, as a server's --model")] = "smollm2-135m",
     layers: Annotated[int, typer.Option(help="layers of the draft, begun as the target's first and last")] = 4,
     tokens: Annotated[
-        int, typer.Option(help=f"answer tokens to train on, repeats counted; at least {MIN_TOKENS}")
-    ] = 5_000_000,
+        int | None,
+        typer.Option(help=f"tokens to train on, repeats counted; at least {MIN_TOKENS}; default: {DEFAULT_TOKENS:,}"),
+    ] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="time to take instead, a third of it for the target's writing; above 0")
+    ] = None,
     corpus_tokens: Annotated[
-        int | None, typer.Option(min=1, help="answer tokens to have the target write; default: half of --tokens")
+        int | None, typer.Option(min=1, help="tokens to have the target write; default: a third of --tokens")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `prompt` or `turns`: what half of the users' turns are")
     ] = None,
     out: Annotated[
         Path, typer.Option(help="folder for the draft and the work; what was broken off there goes on")
@@ -36,19 +47,32 @@ def distill(
     held_out: Annotated[
         Path | None, typer.Option(help="JSON lines with `prompt` or `turns`, and `category`: what to evaluate on")
     ] = None,
+    device: Annotated[str, typer.Option(help="where training runs: cpu or cuda; the target writes on the CPU")] = "cpu",
     seed: Annotated[int, typer.Option(help="of everything random")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all cores")] = None,
 ) -> None:
     """Makes a draft for TARGET: has it write conversations, and trains a few of its own layers on them."""
     require(divergence in DIVERGENCES, "divergence", divergence, " or ".join(DIVERGENCES))
-    require(tokens >= MIN_TOKENS, "tokens", tokens, f"at least {MIN_TOKENS}")
+    require(device in DEVICES, "device", device, " or ".join(DEVICES))
+    require(tokens is None or tokens >= MIN_TOKENS, "tokens", tokens, f"at least {MIN_TOKENS}")
+    require(tokens is None or hours is None, "hours", hours, "absent where tokens are given")
+    require(hours is None or hours > 0, "hours", hours, "above 0")
     require(batch_tokens >= MIN_BATCH_TOKENS, "batch_tokens", batch_tokens, f"at least {MIN_BATCH_TOKENS}")
     require(0 < learning_rate < 1, "learning_rate", learning_rate, "in (0, 1)")
     # torch takes seconds to import, and only this command needs it.
+    from distillation.budget import Budget
     from distillation.command import run
     from distillation.loss import Divergence
     from distillation.run import Wish
     from distillation.trainer import Plan
 
-    plan = Plan(tokens, batch_tokens, learning_rate, Divergence(divergence), seed)
-    run(out, Wish(target, layers, corpus_tokens or tokens // 2, plan, head_size, at_once), held_out, threads)
+    if hours is not None:
+        writing = Budget(seconds=hours * 3600 * WRITING_SHARE)
+        training = Budget(seconds=hours * 3600 * (1 - WRITING_SHARE))
+    else:
+        tokens = tokens or DEFAULT_TOKENS
+        writing, training = Budget(tokens // 3), Budget(tokens)
+    if corpus_tokens is not None:
+        writing = Budget(corpus_tokens)
+    plan = Plan(training, batch_tokens, learning_rate, Divergence(divergence), seed)
+    run(out, Wish(target, layers, writing, plan, device, head_size, at_once), prompts, held_out, threads)

@@ -9,6 +9,7 @@ import pytest
     ("flag", "value", "said"),
     [
         ("--tokens", "10", "tokens is 10; it must be at least 1000"),
+        ("--hours", "0", "hours is 0.0; it must be above 0"),
         ("--divergence", "js", "divergence is 'js'; it must be kl or overlap"),
         ("--learning-rate", "0", "learning_rate is 0.0; it must be in (0, 1)"),
         ("--batch-tokens", "8", "batch_tokens is 8; it must be at least 512"),
@@ -20,6 +21,13 @@ def test_bad_settings_are_named(paceline, tmp_path: Path, flag: str, value: str,
     assert not (tmp_path / "work").exists()
 
 
-def test_a_missing_file_of_questions_is_named(paceline, tmp_path: Path) -> None:
-    ran = paceline("distill", "--out", tmp_path / "work", "--held-out", tmp_path / "none.jsonl")
-    assert (ran.code, "none.jsonl: no such file" in ran.err) == (1, True), ran.err
+@pytest.mark.parametrize("flag", ["--prompts", "--held-out"])
+def test_a_missing_file_of_questions_is_named(paceline, tmp_path: Path, flag: str) -> None:
+    ran = paceline("distill", "--out", tmp_path / "work", flag, tmp_path / "none.jsonl")
+    name = flag.strip("-").replace("-", "_")
+    assert (ran.code, name in ran.err, "none.jsonl: no such file" in ran.err) == (1, True, True), ran.err
+
+
+def test_hours_and_tokens_exclude_each_other(paceline, tmp_path: Path) -> None:
+    ran = paceline("distill", "--out", tmp_path / "work", "--hours", "1", "--tokens", "5000")
+    assert (ran.code, "hours is 1.0; it must be absent where tokens are given" in ran.err) == (2, True), ran.err

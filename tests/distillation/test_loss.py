@@ -1,9 +1,12 @@
 """The closed-form gradients are what autograd finds for the plainly written losses."""
 
+import numpy as np
 import pytest
 import torch
 
+from distillation import gradient, gradient_torch
 from distillation.loss import CHUNK_ROWS, Divergence, FrozenHead, Goal
+from paceline.engine.kernels.scalars import bits_of
 
 HIDDEN, HEAD, TOP = 16, 40, 6
 
@@ -41,6 +44,19 @@ def test_loss_and_gradient_are_those_of_the_definition(divergence: Divergence) -
     expected.backward()
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
     torch.testing.assert_close(found, hidden.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("divergence", list(Divergence))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_devices_operations_find_the_same(divergence: Divergence, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    goal, logits = make_goal(9), torch.randn(9, HEAD).to(dtype)
+    by_overlap = divergence is Divergence.OVERLAP
+    losses, by_logits = gradient_torch.differentiate(logits, goal.places, goal.probs, by_overlap)
+    found = np.empty(9, np.float32)
+    gradient.differentiate(bits_of(logits), goal.places.numpy(), goal.probs.numpy(), by_overlap, found)
+    np.testing.assert_allclose(found, losses.numpy(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(logits, by_logits, rtol=1e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-6)
 
 
 def test_chunks_add_up() -> None:

@@ -8,6 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from distillation.batches import make_batch, shuffled
+from distillation.budget import Budget
 from distillation.conversation import Record
 from distillation.draft import chosen_layers, make_backbone
 from distillation.head import HeadIndex, frequent_ids
@@ -51,7 +52,7 @@ def make_trainer(target: LlamaForCausalLM, num_tokens: int) -> Trainer:
     torch.manual_seed(0)
     backbone = make_backbone(target.config, target.state_dict(), 2)
     head = FrozenHead(target.get_input_embeddings().weight.detach().to(torch.bfloat16))
-    return Trainer(backbone, head, HeadIndex(np.arange(VOCAB), VOCAB), Plan(num_tokens, 256, 1e-2))
+    return Trainer(backbone, head, HeadIndex(np.arange(VOCAB), VOCAB), Plan(Budget(num_tokens), 256, 1e-2))
 
 
 def test_a_draft_begins_as_the_targets_first_and_last_layers(target: LlamaForCausalLM) -> None:

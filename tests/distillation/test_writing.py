@@ -9,7 +9,7 @@ import torch
 from distillation.conversation import Record, Style
 from distillation.corpus import Corpus, read_shard
 from distillation.frame import ChatFrame, read_tokenizer
-from distillation.writer import Writer
+from distillation.writer import Writer, mixed
 from paceline.engine.llama import Llama
 from paceline.engine.weights import LoadedModel, load_model
 from paceline.errors import ConfigError
@@ -37,7 +37,7 @@ def frame(loaded: LoadedModel) -> ChatFrame:
 
 def test_a_conversation_is_framed_by_the_chat_template(model: Llama, frame: ChatFrame) -> None:
     questions = [[1780, 314, 260, 3575, 282, 4649, 47], [504, 6220, 359]]
-    writer = Writer(model, frame, 1, TOP, seed=0, questions=questions, answers=SHORT)
+    writer = Writer(model, frame, 1, TOP, 0, questions, answers=SHORT)
     found = dict(writer.records())
     assert sorted(found) == [0, 1]
     for number, question in enumerate(questions):
@@ -51,7 +51,7 @@ def test_a_conversation_is_framed_by_the_chat_template(model: Llama, frame: Chat
 
 def test_what_is_kept_is_the_targets_own_distribution(model: Llama, frame: ChatFrame) -> None:
     """Of both sides, for conversations written side by side, begun and ended at different times."""
-    records = Writer(model, frame, 3, TOP, seed=1, answers=SHORT).records()
+    records = Writer(model, frame, 3, TOP, 1, mixed([], 0), answers=SHORT).records()
     for record in [next(records)[1] for _ in range(5)]:
         tokens = record.tokens.tolist()
         assert tokens[: len(frame.before)] == frame.before
@@ -69,7 +69,7 @@ def test_what_is_kept_is_the_targets_own_distribution(model: Llama, frame: ChatF
 
 
 def test_at_temperature_0_the_answer_is_the_likeliest(model: Llama, frame: ChatFrame) -> None:
-    writer = Writer(model, frame, 2, TOP, seed=2, questions=[[504]] * 2, answers=(SHORT[0],))
+    writer = Writer(model, frame, 2, TOP, 2, [[504]] * 2, answers=(SHORT[0],))
     for _, record in writer.records():
         assert record.tokens[record.num_prompt_tokens :].tolist() == record.top_ids[:, 0].tolist()
 
@@ -92,8 +92,9 @@ def test_a_corpus_gives_back_what_was_added(tmp_path: Path) -> None:
         )  # fmt: skip
 
     corpus, records = Corpus(tmp_path / "corpus"), [make(9, 4), make(30, 1), make(5, 4)]
-    corpus.add(records[:2])
-    corpus.add(records[2:])
+    corpus.add(records[:2], 1.5)
+    corpus.add(records[2:], 0.25)
+    assert corpus.seconds == 1.75
     assert Corpus(tmp_path / "corpus").num_written == 8 + 29 + 4
     found = [record for shard in corpus.shards for record in read_shard(shard)]
     for one, other in zip(records, found, strict=True):
