@@ -21,7 +21,7 @@ prepare_process()
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from benchmarks.deployment import MODEL, embedded_pair  # noqa: E402
+from benchmarks.deployment import DRAFT, MODEL, embedded_pair  # noqa: E402
 from benchmarks.services import OWN_PROMPTS  # noqa: E402
 from paceline.client import Completion  # noqa: E402
 from paceline.engine.draws import FromSupport, Supported  # noqa: E402
@@ -57,7 +57,7 @@ class Judge:
     def __init__(self) -> None:
         torch.set_num_threads(2)
         self._target = Feeder(load_llama(MODEL, torch.bfloat16, max_model_len=2048))
-        self._draft = Feeder(load_llama(MODEL, torch.bfloat16, "int8", max_model_len=2048))
+        self._draft = Feeder(load_llama(DRAFT, torch.bfloat16, "int8", max_model_len=2048))
         self._sampler = Sampler()
 
     @torch.inference_mode()

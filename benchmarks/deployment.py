@@ -5,17 +5,19 @@ import tempfile
 from collections.abc import AsyncIterator
 
 from paceline.cli.services import Services
-from paceline.cli.up import make_deployment
+from paceline.cli.up import DEFAULT_DRAFT, DEFAULT_DRAFT_QUANTIZATION, DEFAULT_MODEL, make_deployment
 from paceline.client import AsyncClient
 
-MODEL = "smollm2-135m"
+MODEL, DRAFT = DEFAULT_MODEL, DEFAULT_DRAFT
 
 
 @contextlib.asynccontextmanager
-async def embedded_pair(*server_flags: str) -> AsyncIterator[tuple[Services, AsyncClient]]:
-    """The target in bfloat16, its own checkpoint in int8 as draft; `server_flags` for both."""
+async def embedded_pair(*server_flags: str, draft: str = DRAFT) -> AsyncIterator[tuple[Services, AsyncClient]]:
+    """The target in bfloat16, a draft in int8; `server_flags` for both."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         listen = f"unix:{folder}/coordinator.sock"
-        deployment = make_deployment(listen, MODEL, MODEL, "bfloat16", "int8", list(server_flags), [])
+        deployment = make_deployment(
+            listen, MODEL, draft, "bfloat16", DEFAULT_DRAFT_QUANTIZATION, list(server_flags), []
+        )
         async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
             yield services, client

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from distillation.card import TITLES, table, write_card
 from distillation.run import Distillation, Wish
 from paceline.engine.kernels.scalars import set_num_workers
 from paceline.engine.weights import load_model
@@ -63,7 +64,8 @@ def run(folder: Path, wish: Wish, prompts: Path | None, held_out: Path | None, t
     if questions:
         texts, categories = [each.text for each in questions], [each.category for each in questions]
         rows |= work.evaluate(trained, texts, categories)
-    table = Table("", "alpha, at least", "same likeliest token", "answer tokens", title=str(folder / "draft"))
-    for name, found in rows.items():
-        table.add_row(name, f"{found.mean_alpha:.3f}", f"{found.mean_top_1:.3f}", f"{found.num_rows:,}")
-    Console().print(table)
+    write_card(folder / "draft", work, trained, rows)
+    shown_table = Table(*TITLES, title=str(folder / "draft"))
+    for row in table(rows):
+        shown_table.add_row(*row)
+    Console().print(shown_table)

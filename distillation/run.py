@@ -39,7 +39,7 @@ MIN_CONVERSATIONS = 10
 SHARD_CONVERSATIONS = 512
 CHECKPOINT_S = 180.0
 # Time between evaluations, in times what one takes.
-EVALUATION_PAUSE = 20.0
+EVALUATION_PAUSE = 40.0
 # Called with what is going on, how much of it is done, in [0, 1], and how many tokens that is.
 Progress = Callable[[str, float, int], None]
 

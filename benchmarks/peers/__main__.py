@@ -1,10 +1,10 @@
 """Paceline beside its peers, one table.
 
 python -m benchmarks.peers [--prompts FILE.jsonl] [--count 10] [--tokens 80] [--at-once 1,10]
-                           [--engines paceline,transformers,llama.cpp,vllm] [--json]
+                           [--engines paceline,transformers,llama.cpp,vllm] [--temperature 0] [--json]
 
-The same token ids to all, the same bfloat16 weights, greedy, `tokens` tokens for each prompt
-whatever ends in between. The engines are loaded together and take turns, each stopped while
+The same token ids to all, the same bfloat16 weights, `tokens` tokens for each prompt, greedy or
+at a temperature, whatever ends in between. The engines are loaded together and take turns, each stopped while
 another runs. `make peers` installs llama.cpp and vLLM into environments of their own; without
 them the others run.
 """
@@ -23,6 +23,7 @@ from benchmarks.peers.engines import FOLDER, plan_workers
 from benchmarks.peers.gguf_file import bf16_gguf
 from benchmarks.peers.protocol import Settings
 from benchmarks.peers.report import Report
+from paceline.cli.up import DEFAULT_DRAFT
 from paceline.engine.weights import find_folder
 
 MODEL = "smollm2-135m"
@@ -44,7 +45,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=80, help="new tokens for each prompt")
     parser.add_argument("--at-once", default="1", help="prompts in a request, as 1,10")
     parser.add_argument("--engines", default=ENGINES)
-    parser.add_argument("--draft", default=MODEL, help="Paceline's draft and transformers' assistant, in int8")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--draft", default=DEFAULT_DRAFT, help="Paceline's draft, in int8")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--json", action="store_true", help="JSON to stdout, the table to stderr")
     return parser.parse_args()
@@ -67,6 +69,7 @@ def make_settings(arguments: argparse.Namespace, longest_prompt: int, at_once: i
         threads=arguments.threads,
         max_length=-(-longest // LENGTH_STEP_TOKENS) * LENGTH_STEP_TOKENS,
         max_at_once=at_once,
+        temperature=arguments.temperature,
     )
 
 
@@ -93,7 +96,7 @@ def main() -> None:
             rows.extend(contest.run(prompts, arguments.tokens, size))
     report = Report(rows, tokenizer.eos_token_id)
     title = (
-        f"{MODEL}, bfloat16, greedy, {arguments.threads} threads, {len(prompts)} prompts, {arguments.tokens} tokens; "
+        f"{MODEL}, bfloat16, temperature {arguments.temperature:g}, {arguments.threads} threads, {len(prompts)} prompts, {arguments.tokens} tokens; "
         + ", ".join(contest.versions)
     )
     print(f"{title}\n\n{report.table()}", file=sys.stderr if arguments.json else sys.stdout)

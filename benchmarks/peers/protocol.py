@@ -23,6 +23,7 @@ class Settings:
 
     # Folders with config.json, *.safetensors and the tokenizer.
     model_folder: str
+    # Paceline's draft: it may be no whole model.
     draft_folder: str
     # The model's weights again, in bfloat16, for llama.cpp; "" where it does not run.
     gguf_file: str
@@ -31,6 +32,8 @@ class Settings:
     max_length: int
     # Most prompts in a request.
     max_at_once: int
+    # Of all answers; 0 is greedy.
+    temperature: float = 0.0
     # For engines that settle it when they start: propose by n-grams.
     ngrams: bool = False
 
@@ -42,7 +45,7 @@ class Engine(Protocol):
     version: str
 
     def generate(self, prompts: list[list[int]], tokens: int, mode: str) -> list[list[int]]:
-        """`tokens` greedy tokens behind each prompt, all prompts at once. An end-of-sequence token ends nothing."""
+        """`tokens` tokens behind each prompt, all prompts at once. An end-of-sequence token ends nothing."""
 
     def close(self) -> None: ...
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from paceline.cli import options
 from paceline.cli.report import print_stats, tokens_per_second
 from paceline.cli.services import Services
-from paceline.cli.up import DEFAULT_DRAFT_QUANTIZATION, DEFAULT_MODEL, make_deployment
+from paceline.cli.up import DEFAULT_DRAFT, DEFAULT_DRAFT_QUANTIZATION, DEFAULT_MODEL, make_deployment
 from paceline.client import AsyncClient, Completion, Finish
 from paceline.sampling import SamplingParams, SpeculationParams
 
@@ -34,7 +34,7 @@ async def _run(prompt: str, max_tokens: int, draft_tokens: int) -> None:
     with tempfile.TemporaryDirectory(prefix="paceline-demo-") as folder:
         address = f"unix:{Path(folder) / 'coordinator.sock'}"
         deployment = make_deployment(
-            address, DEFAULT_MODEL, DEFAULT_MODEL, "bfloat16", DEFAULT_DRAFT_QUANTIZATION, [], []
+            address, DEFAULT_MODEL, DEFAULT_DRAFT, "bfloat16", DEFAULT_DRAFT_QUANTIZATION, [], []
         )
         console.print(f"starting draft server, target server and coordinator ({DEFAULT_MODEL}) …", style="dim")
         async with Services(deployment, _log_trouble) as services, AsyncClient(services.address) as client:

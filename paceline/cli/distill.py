@@ -41,7 +41,7 @@ def distill(
     learning_rate: Annotated[float, typer.Option(help="at its peak, in (0, 1)")] = 1e-3,
     batch_tokens: Annotated[
         int, typer.Option(help=f"tokens in a training step, padding counted; at least {MIN_BATCH_TOKENS}")
-    ] = 4096,
+    ] = 1024,
     divergence: Annotated[str, typer.Option(help="what is minimised: kl or overlap")] = "kl",
     at_once: Annotated[int, typer.Option(min=1, help="conversations the target writes at once")] = 128,
     held_out: Annotated[

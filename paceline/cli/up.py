@@ -13,6 +13,7 @@ from paceline.rpc.server import wait_for_signal
 
 COLOURS = {"target": "cyan", "draft": "magenta", "coordinator": "green"}
 DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_DRAFT = "smollm2-135m-draft"
 DEFAULT_DRAFT_QUANTIZATION = "int8"
 
 
@@ -21,7 +22,7 @@ def up(
     target_model: Annotated[
         str, typer.Option(help="hub id, folder, .gguf file, smollm2-135m or dummy:NAME")
     ] = DEFAULT_MODEL,
-    draft_model: Annotated[str, typer.Option(help="the same, or none: no draft server")] = DEFAULT_MODEL,
+    draft_model: Annotated[str, typer.Option(help="the same, or none: no draft server")] = DEFAULT_DRAFT,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of both models")] = "bfloat16",
     draft_quantization: Annotated[str, typer.Option(help="none or int8")] = DEFAULT_DRAFT_QUANTIZATION,
     max_model_len: Annotated[

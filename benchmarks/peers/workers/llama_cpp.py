@@ -25,6 +25,7 @@ class LlamaCpp:
         params.port = 0
         if settings.ngrams:
             params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+        self._temperature = settings.temperature
         self._server = xllamacpp.Server(params)
         self._threads = ThreadPoolExecutor(settings.max_at_once)
 
@@ -38,8 +39,11 @@ class LlamaCpp:
         request = {
             "prompt": prompt,
             "max_tokens": tokens,
-            "temperature": 0,
-            "top_k": 1,
+            "temperature": self._temperature,
+            "top_k": 0 if self._temperature else 1,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "seed": 1,
             # Bars these tokens, where other engines take them and go on.
             "ignore_eos": True,
             "cache_prompt": False,

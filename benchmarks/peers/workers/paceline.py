@@ -22,6 +22,7 @@ class Paceline:
     def __init__(self, settings: Settings) -> None:
         self.version = f"paceline {version('paceline')}"
         self._runner = asyncio.Runner()
+        self._temperature = settings.temperature
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-peers-")
         self._runner.run(self._start(settings))
 
@@ -42,7 +43,7 @@ class Paceline:
         self._client = AsyncClient(self._services.address)
 
     async def _generate(self, prompts: list[list[int]], tokens: int, speculation: SpeculationParams) -> list[list[int]]:
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=self._temperature, seed=1)
         completions = await asyncio.gather(*(self._client.complete(ids, params, speculation) for ids in prompts))
         return [completion.token_ids for completion in completions]
 

@@ -15,12 +15,15 @@ class Transformers:
         self.version = f"transformers {transformers.__version__}"
         torch.set_num_threads(settings.threads)
         self._model = _load(settings.model_folder, torch.bfloat16)
-        # The draft in int8, as Paceline runs it; these products give float32 only.
-        assistant = _load(settings.draft_folder, torch.float32)
+        self._temperature = settings.temperature
+        # The model itself in int8: Paceline's own draft is no whole model. These products give float32 only.
+        assistant = _load(settings.model_folder, torch.float32)
         self._assistant = torch.ao.quantization.quantize_dynamic(assistant, {torch.nn.Linear}, dtype=torch.qint8)
 
     def generate(self, prompts: list[list[int]], tokens: int, mode: str) -> list[list[int]]:
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"do_sample": False}
+        if self._temperature:
+            options = {"do_sample": True, "temperature": self._temperature, "top_k": 0, "top_p": 1.0}
         if mode == "model":
             options["assistant_model"] = self._assistant
         elif mode == "ngrams":
@@ -31,7 +34,7 @@ class Transformers:
         mask = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         with torch.inference_mode():
             output = self._model.generate(
-                ids, attention_mask=mask, do_sample=False, max_new_tokens=tokens, pad_token_id=0, **options
+                ids, attention_mask=mask, max_new_tokens=tokens, pad_token_id=0, **options
             )
         return output[:, length:].tolist()
 

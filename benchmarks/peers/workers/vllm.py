@@ -13,6 +13,7 @@ NGRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3
 class Vllm:
     def __init__(self, settings: Settings) -> None:
         self.version = f"vllm {vllm.__version__}"
+        self._temperature = settings.temperature
         options: dict[str, Any] = {"speculative_config": NGRAMS} if settings.ngrams else {}
         self._llm = vllm.LLM(
             settings.model_folder, dtype="bfloat16", enforce_eager=True, max_model_len=settings.max_length,
@@ -20,7 +21,7 @@ class Vllm:
         )  # fmt: skip
 
     def generate(self, prompts: list[list[int]], tokens: int, mode: str) -> list[list[int]]:
-        params = vllm.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        params = vllm.SamplingParams(temperature=self._temperature, max_tokens=tokens, ignore_eos=True)
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = self._llm.generate(requests, params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]

@@ -1,0 +1,95 @@
+"""How many drafts the target accepts, by kind of prompt and by position in the draft.
+
+python -m benchmarks.acceptance [--prompts FILE.jsonl] [--count 60] [--tokens 80] [--k 4] [--temperature 0]
+                                [--draft MODEL] [--json]
+
+Through the three services, eight prompts at once. A position counts where all before it were accepted: first of a
+draft, the next after a first that was accepted, and so on; `all` is accepted of all proposed.
+"""
+
+import argparse
+import asyncio
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.deployment import DRAFT, embedded_pair
+from benchmarks.services import OWN_PROMPTS
+from paceline.client import Completion
+from paceline.sampling import SamplingParams, SpeculationParams
+
+AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A first turn, and what kind of prompt it is."""
+
+    text: str
+    category: str
+
+
+def read_prompts(path: Path, count: int) -> list[Prompt]:
+    """`count` of the file's, evenly spread: files go by category."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    chosen = [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
+    return [Prompt(row["turns"][0], str(row.get("category", "prompts"))) for row in chosen]
+
+
+async def complete_all(prompts: list[Prompt], sampling: SamplingParams, k: int, draft: str) -> list[Completion]:
+    """One completion a prompt."""
+    async with embedded_pair(draft=draft) as (_, client):
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(prompt: Prompt) -> Completion:
+            async with places:
+                return await client.complete(prompt.text, sampling, SpeculationParams(num_draft_tokens=k))
+
+        return list(await asyncio.gather(*map(one, prompts)))
+
+
+def tabulate(prompts: list[Prompt], completions: list[Completion], k: int) -> dict[str, list[float]]:
+    """Category -> accepted of all proposed, tokens a round, then accepted at each position, given those before."""
+    groups: dict[str, list[Completion]] = defaultdict(list)
+    for prompt, completion in zip(prompts, completions, strict=True):
+        groups[prompt.category].append(completion)
+        groups["overall"].append(completion)
+    rows = {}
+    for category, done in groups.items():
+        finishes = [each.finish.speculation for each in done if each.finish is not None]
+        accepted = [sum(each.accepted_per_position[at] for each in finishes) for at in range(k)]
+        # What was proposed behind a rejected draft was never decided.
+        reached = [sum(each.proposed_per_position[0] for each in finishes), *accepted[:-1]]
+        rounds = sum(each.rounds for each in finishes)
+        rates = [a / n if n else 0.0 for a, n in zip(accepted, reached, strict=True)]
+        proposed = sum(each.proposed for each in finishes)
+        rows[category] = [sum(accepted) / proposed, 1 + sum(accepted) / rounds, *rates]
+    rows["overall"] = rows.pop("overall")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--tokens", type=int, default=80)
+    parser.add_argument("--k", type=int, default=4, help="tokens proposed in a round")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--draft", default=DRAFT)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    prompts = read_prompts(arguments.prompts, arguments.count)
+    sampling = SamplingParams(max_tokens=arguments.tokens, temperature=arguments.temperature, seed=1)
+    completions = asyncio.run(complete_all(prompts, sampling, arguments.k, arguments.draft))
+    rows = tabulate(prompts, completions, arguments.k)
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    print(f"{'':24s}  all    tokens/round  by position")
+    for category, (everywhere, length, *rates) in rows.items():
+        print(f"{category:24s}  {everywhere:.3f}  {length:12.2f}  {'  '.join(f'{rate:.3f}' for rate in rates)}")
+
+
+if __name__ == "__main__":
+    main()

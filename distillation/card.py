@@ -1,0 +1,50 @@
+"""What a draft is, for those who find its folder: README.md beside its weights."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from distillation.draft import chosen_layers
+from distillation.loss import Agreement
+from distillation.run import Distillation, Trained
+
+TITLES = ("text", "alpha, at least", "same likeliest token", "tokens")
+
+
+def table(found: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
+    """Rows as TITLES has them."""
+    return [
+        (name, f"{each.mean_alpha:.3f}", f"{each.mean_top_1:.3f}", f"{each.num_rows:,}") for name, each in found.items()
+    ]
+
+
+def write_card(folder: Path, work: Distillation, trained: Trained, found: Mapping[str, Agreement]) -> None:
+    """`found`: what it is worth on each kind of text."""
+    wish, plan, config = work.wish, work.wish.plan, work.target.config
+    layers = ", ".join(map(str, chosen_layers(wish.num_layers, config.num_layers)))
+    command = (
+        f"paceline distill --target {wish.target} --layers {wish.num_layers} --head-size {wish.head_size} "
+        f"--corpus-tokens {work.corpus.num_written} --tokens {trained.trainer.seen} --divergence {plan.divergence} "
+        f"--learning-rate {plan.learning_rate} --batch-tokens {plan.batch_tokens} --seed {plan.seed}"
+    )
+    facts = {
+        "target": wish.target,
+        "layers": f"{wish.num_layers}, begun as the target's {layers}; stored as int8",
+        "head": f"the target's, for the {wish.head_size:,} tokens that came most often" if wish.head_size else "whole",
+        "text": f"{work.corpus.num_written:,} tokens, all written by the target in conversations with itself",
+        "training": f"{trained.trainer.seen:,} tokens, repeats counted, in {trained.trainer.spent_s / 60:.0f} minutes",
+        "like it": f"`{command}`",
+        "licence": "that of the target, whose weights it was made from",
+    }
+    lines = [
+        f"# A draft for {wish.target}", "",
+        "Made by `paceline distill`. Embedding, head and tokenizer are the target's own, and not in here.", "",
+        *_markdown([("", ""), *facts.items()]), "",
+        *_markdown([TITLES, *table(found)]), "",
+        "Alpha is the chance that a drafted token is accepted at temperature 1: sum min(p, q).",
+    ]  # fmt: skip
+    (folder / "README.md").write_text("\n".join(lines) + "\n")
+
+
+def _markdown(rows: list[tuple[str, ...]]) -> list[str]:
+    first, *others = [f"| {' | '.join(row)} |" for row in rows]
+    return [first, "|" + " --- |" * len(rows[0]), *others]
