@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,12 @@ def test_both_servers_keep_models_in_one_volume(services: dict[str, Any]) -> Non
 def test_service_restarts_and_has_time_to_drain(services: dict[str, Any], service: str) -> None:
     assert services[service]["restart"] == "unless-stopped"
     assert services[service]["stop_grace_period"] == "30s"
+
+
+def test_the_images_build_sees_every_package() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    admitted = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {package.partition(".")[0] for package in packages} <= admitted
 
 
 def test_both_servers_reserve_the_same_gpu() -> None:

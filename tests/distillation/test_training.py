@@ -48,11 +48,11 @@ def records() -> list[Record]:
     return made
 
 
-def make_trainer(target: LlamaForCausalLM, num_tokens: int) -> Trainer:
+def make_trainer(target: LlamaForCausalLM, budget: Budget) -> Trainer:
     torch.manual_seed(0)
     backbone = make_backbone(target.config, target.state_dict(), 2)
     head = FrozenHead(target.get_input_embeddings().weight.detach().to(torch.bfloat16))
-    return Trainer(backbone, head, HeadIndex(np.arange(VOCAB), VOCAB), Plan(Budget(num_tokens), 256, 1e-2))
+    return Trainer(backbone, head, HeadIndex(np.arange(VOCAB), VOCAB), Plan(budget, 256, 1e-2))
 
 
 def test_a_draft_begins_as_the_targets_first_and_last_layers(target: LlamaForCausalLM) -> None:
@@ -68,7 +68,7 @@ def test_a_draft_begins_as_the_targets_first_and_last_layers(target: LlamaForCau
 
 
 def test_training_raises_alpha(target: LlamaForCausalLM, records: list[Record]) -> None:
-    trainer = make_trainer(target, 20_000)
+    trainer = make_trainer(target, Budget(20_000))
     before = trainer.agreement(records)
     losses = list(trainer.run(records))
     after = trainer.agreement(records)
@@ -78,7 +78,7 @@ def test_training_raises_alpha(target: LlamaForCausalLM, records: list[Record]) 
 
 
 def test_the_embedding_is_left_alone(target: LlamaForCausalLM, records: list[Record]) -> None:
-    trainer = make_trainer(target, 500)
+    trainer = make_trainer(target, Budget(500))
     list(trainer.run(records))
     theirs = target.get_input_embeddings().weight
     torch.testing.assert_close(trainer.backbone.get_input_embeddings().weight, theirs, rtol=0, atol=0)
@@ -87,13 +87,13 @@ def test_the_embedding_is_left_alone(target: LlamaForCausalLM, records: list[Rec
 def test_a_training_that_was_broken_off_ends_as_if_it_had_not(
     target: LlamaForCausalLM, records: list[Record], tmp_path: Path
 ) -> None:
-    whole = make_trainer(target, 4000)
+    whole = make_trainer(target, Budget(4000))
     list(whole.run(records))
-    first = make_trainer(target, 4000)
+    first = make_trainer(target, Budget(4000))
     for _, _ in zip(range(5), first.run(records), strict=False):
         pass
     first.save(tmp_path / "checkpoint.pt")
-    second = make_trainer(target, 4000)
+    second = make_trainer(target, Budget(4000))
     second.load(tmp_path / "checkpoint.pt")
     list(second.run(records))
     assert second.seen == whole.seen
@@ -133,3 +133,17 @@ def test_the_head_knows_the_tokens_that_came_most_often(records: list[Record]) -
     assert index.places(torch.tensor([int(ids[3])])).item() == 3
     absent = next(token for token in range(VOCAB) if token not in ids)
     assert index.places(torch.tensor([absent])).item() == 10
+
+
+def test_what_ends_first_ends_the_work() -> None:
+    assert Budget(tokens=100).share(25, 1e9) == 0.25
+    assert Budget(seconds=8.0).share(10**9, 4.0) == 0.5
+    assert Budget(100, 8.0).share(50, 6.0) == 0.75
+    assert Budget(100, 8.0).share(120, 6.0) == 1
+
+
+def test_training_ends_by_the_clock_too(target: LlamaForCausalLM, records: list[Record]) -> None:
+    trainer = make_trainer(target, Budget(seconds=0.2))
+    assert list(trainer.run(records))
+    assert trainer.share == 1
+    assert trainer.spent_s >= 0.2

@@ -1,5 +1,6 @@
 """The target writing with itself: whole conversations, and its own distribution beside them."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -101,3 +102,11 @@ def test_a_corpus_gives_back_what_was_added(tmp_path: Path) -> None:
         assert one.num_prompt_tokens == other.num_prompt_tokens
         for name in ("tokens", "written", "top_ids", "top_logprobs"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_every_second_users_turn_is_one_of_the_prompts() -> None:
+    prompts = [[1, 2], [3], [4, 5, 6]]
+    drawn = list(itertools.islice(mixed(prompts, 0), 60))
+    assert drawn[1::2] == [None] * 30
+    assert all(drawn[0::2].count(prompt) >= 3 for prompt in prompts)
+    assert list(itertools.islice(mixed([], 0), 3)) == [None] * 3

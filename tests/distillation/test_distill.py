@@ -1,0 +1,57 @@
+"""`paceline distill` from a target's name to a draft that serves, in about two minutes."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.client import AsyncClient
+from paceline.sampling import SamplingParams, SpeculationParams
+from tests.services import start_trio
+
+PACELINE = "from paceline.cli import main; main()"
+TARGET = "smollm2-135m"
+# Few tokens, seen often: two minutes are enough to tell learning from none, not to make a good draft.
+SMALL = ("--layers", "2", "--tokens", "100000", "--corpus-tokens", "25000", "--head-size", "8192", "--at-once", "64")
+
+
+def distill(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PACELINE, "distill", "--target", TARGET, "--out", str(folder), *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def alphas(folder: Path) -> list[float]:
+    with open(folder / "curve.csv", newline="") as file:
+        return [float(row["alpha"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_a_distilled_draft_agrees_more_and_serves(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text('{"turns": ["Why is the sky blue?"], "category": "science"}\n{"prompt": "Name a colour."}\n')
+    done = distill(folder, *SMALL, "--held-out", str(held_out))
+    assert done.returncode == 0, done.stderr
+    assert "science" in done.stdout
+    untrained, *_, trained = alphas(folder)
+    assert trained > untrained + 0.1
+    assert (folder / "curve.png").stat().st_size > 1000
+    assert "science" in (folder / "draft" / "README.md").read_text()
+    # What was done is done: the second time there is nothing left to do.
+    again = distill(folder, *SMALL)
+    assert again.returncode == 0, again.stderr
+    assert alphas(folder)[-1] == trained
+    params = SamplingParams(max_tokens=48, ignore_eos=True)
+    drafted = SpeculationParams(num_draft_tokens=2)
+    flags = ("--dtype", "bfloat16", "--max-model-len", "1024", "--kv-cache-memory", "64MiB")
+    draft = ("--model", str(folder / "draft"), "--quantization", "int8", *flags)
+    with start_trio(tmp_path, ("--model", TARGET, *flags), draft) as trio:
+        async with AsyncClient(trio.address) as client:
+            speculative = await client.complete("Why is the sky blue?", params, drafted)
+            plain = await client.complete("Why is the sky blue?", params, SpeculationParams(enabled=False))
+    assert speculative.token_ids == plain.token_ids
+    assert speculative.finish is not None
+    assert speculative.finish.speculation.accepted > 0
