@@ -20,7 +20,7 @@ demo: setup
 	$(BIN)/paceline demo $(if $(PROMPT),'$(subst ','\'',$(PROMPT))')
 
 test: setup
-	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/pytest -q -m "not slow" -n 2 --dist loadfile
 
 test-all: setup
 	$(BIN)/pytest -q -m slow

@@ -55,5 +55,7 @@ def save_draft(folder: Path, backbone: PreTrainedModel, target: str, head_ids: t
         state[f"model.{name}"] = torch.from_numpy(quantised)
         state[f"model.{name}{SCALE}"] = torch.from_numpy(scale)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    config = backbone.config.to_dict() | {LENDER_KEY: target}
+    # Names that begin so are of the folder and file that the target was read from.
+    config = {key: value for key, value in backbone.config.to_dict().items() if not key.startswith("_")}
+    config[LENDER_KEY] = target
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")

@@ -13,7 +13,8 @@ from paceline.rpc.server import wait_for_signal
 
 COLOURS = {"target": "cyan", "draft": "magenta", "coordinator": "green"}
 DEFAULT_MODEL = "smollm2-135m"
-DEFAULT_DRAFT = "smollm2-135m-draft"
+# The target itself, in fewer bits.
+DEFAULT_DRAFT = "smollm2-135m"
 DEFAULT_DRAFT_QUANTIZATION = "int8"
 
 

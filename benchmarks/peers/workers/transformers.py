@@ -33,9 +33,7 @@ class Transformers:
         ids = torch.tensor([[0] * (length - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         with torch.inference_mode():
-            output = self._model.generate(
-                ids, attention_mask=mask, max_new_tokens=tokens, pad_token_id=0, **options
-            )
+            output = self._model.generate(ids, attention_mask=mask, max_new_tokens=tokens, pad_token_id=0, **options)
         return output[:, length:].tolist()
 
     def close(self) -> None:
