@@ -44,11 +44,19 @@ class Style:
     max_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A user's turn: whole, or how it begins, and the target writes the rest."""
+
+    tokens: list[int]
+    is_whole: bool
+
+
 class Conversation:
-    """Written token by token: the user's turn, unless it is given, then the answer."""
+    """Written token by token: what is missing of the user's turn, then the answer."""
 
     def __init__(
-        self, number: int, frame: ChatFrame, num_cached: int, user: Style, answer: Style, question: list[int] | None
+        self, number: int, frame: ChatFrame, num_cached: int, user: Style, answer: Style, question: Question
     ) -> None:
         """`num_cached`: how many of the frame's first tokens are in the cache."""
         self.number = number
@@ -56,7 +64,7 @@ class Conversation:
         self._answer = answer
         # In the cache, and to be fed before the next is drawn.
         self.tokens = frame.before[:num_cached]
-        self.pending = frame.before[num_cached:]
+        self.pending = frame.before[num_cached:] + question.tokens
         self.style = user
         self.is_done = False
         # Of the author at work.
@@ -65,8 +73,7 @@ class Conversation:
         self._positions: list[int] = []
         self._top_ids: list[NDArray[np.int32]] = []
         self._top_logprobs: list[NDArray[np.float16]] = []
-        if question is not None:
-            self.pending += question
+        if question.is_whole:
             self._hand_over()
 
     def fed(self) -> None:

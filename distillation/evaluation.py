@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from distillation.conversation import Record, Style
+from distillation.conversation import Question, Record, Style
 from distillation.frame import ChatFrame
 from distillation.loss import Agreement
 from distillation.trainer import Trainer
@@ -18,7 +18,8 @@ def answer_greedily(
 ) -> list[Record]:
     """The target's answers, in the order of the questions."""
     longest = max(map(len, questions), default=0)
-    writer = Writer(model, frame, at_once, top, 0, questions, longest, (GREEDY,))
+    asked = (Question(question, is_whole=True) for question in questions)
+    writer = Writer(model, frame, at_once, top, 0, asked, longest, (GREEDY,))
     return [record for _, record in sorted(writer.records(), key=lambda pair: pair[0])]
 
 

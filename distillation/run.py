@@ -26,6 +26,7 @@ from distillation.evaluation import answer_greedily, by_category
 from distillation.frame import ChatFrame, read_tokenizer
 from distillation.head import HeadIndex, frequent_ids
 from distillation.loss import Agreement, FrozenHead
+from distillation.openings import read_openings
 from distillation.trainer import Plan, Trainer
 from distillation.writer import Writer, mixed
 from paceline.engine.llama import Llama
@@ -106,9 +107,10 @@ class Distillation:
             return
         # Each time another seed: a resumed run must not write the same again.
         seed = wish.plan.seed + 1000 * len(self.corpus.shards)
-        asked = self._tokens_of(prompts)
-        longest = max(map(len, asked), default=0)
-        writer = Writer(self._model(), self._frame(), wish.at_once, wish.top, seed, mixed(asked, seed), longest)
+        asked, openings = self._tokens_of(prompts), self._tokens_of(read_openings())
+        longest = max(map(len, asked + openings))
+        questions = mixed(asked, openings, seed)
+        writer = Writer(self._model(), self._frame(), wish.at_once, wish.top, seed, questions, longest)
         records: list[Record] = []
         since_s = time.monotonic()
         for _, record in writer.records():

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from distillation.conversation import Conversation, Record, Style
+from distillation.conversation import Conversation, Question, Record, Style
 from distillation.frame import ChatFrame
 from paceline.engine.attention import PagedAttention
 from paceline.engine.batch import BatchBuilder
@@ -17,22 +17,25 @@ from paceline.engine.llama import Llama
 BLOCK_SIZE = 64
 # Drawn from so many likeliest tokens: the text is material, its law need not be exact.
 CANDIDATES = 64
-USER = Style(temperature=1.0, top_p=0.95, max_tokens=128)
+USER = Style(temperature=1.0, top_p=0.95, max_tokens=160)
 # Half of the answers as users get them at temperature 0, half as they get them above it.
 ANSWERS = (Style(0.0, 1.0, 256), Style(0.8, 1.0, 256))
 # Most rows of prompts in one forward, a longer prompt's own apart.
 MAX_PROMPT_ROWS = 512
-# In place of a user's turn: the target writes that too.
-OWN = None
+# The target writes all of it.
+OWN = Question([], is_whole=False)
+# Of users' turns that are not given whole: how many begin as one of the openings.
+OPENING_SHARE = 0.75
 
 
-def mixed(questions: Sequence[list[int]], seed: int) -> Iterator[list[int] | None]:
-    """For ever: in turns one of `questions`, drawn at random, and OWN; OWN alone where there are none."""
+def mixed(prompts: Sequence[list[int]], openings: Sequence[list[int]], seed: int) -> Iterator[Question]:
+    """For ever: in turns one of `prompts`, drawn at random, and one that the target writes, or writes on."""
     random = np.random.default_rng(seed)
     while True:
-        if questions:
-            yield questions[int(random.integers(len(questions)))]
-        yield OWN
+        if prompts:
+            yield Question(prompts[int(random.integers(len(prompts)))], is_whole=True)
+        opens = openings and random.random() < OPENING_SHARE
+        yield Question(openings[int(random.integers(len(openings)))], is_whole=False) if opens else OWN
 
 
 class Writer:
@@ -40,15 +43,15 @@ class Writer:
 
     def __init__(
         self, model: Llama, frame: ChatFrame, at_once: int, top: int, seed: int,
-        questions: Iterable[list[int] | None], longest_question: int = USER.max_tokens,
+        questions: Iterable[Question], longest_question: int = 0,
         answers: Sequence[Style] = ANSWERS,
     ) -> None:  # fmt: skip
         """`top`: how many likeliest tokens of each distribution are kept, at most CANDIDATES.
 
-        `questions`: users' turns as tokens, at most `longest_question` each, or OWN.
+        `longest_question`: tokens in any of `questions`.
         """
         longest_answer = max(each.max_tokens for each in answers)
-        longest = len(frame.before) + max(longest_question, USER.max_tokens) + len(frame.after) + longest_answer
+        longest = len(frame.before) + longest_question + USER.max_tokens + len(frame.after) + longest_answer
         self._blocks_each = -(-longest // BLOCK_SIZE)
         self._model = model
         # The last place holds what all conversations begin with.

@@ -1,16 +1,18 @@
 """The target writing with itself: whole conversations, and its own distribution beside them."""
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from distillation.conversation import Record, Style
+from distillation.conversation import Question, Record, Style
 from distillation.corpus import Corpus, read_shard
 from distillation.frame import ChatFrame, read_tokenizer
-from distillation.writer import Writer, mixed
+from distillation.openings import read_openings
+from distillation.writer import OWN, Writer, mixed
 from paceline.engine.llama import Llama
 from paceline.engine.weights import LoadedModel, load_model
 from paceline.errors import ConfigError
@@ -18,6 +20,7 @@ from tests.engine.feeding import Feeder
 
 TOP = 8
 EOS = 2
+OPENING = [504, 314]
 SHORT = (Style(0.0, 1.0, 12), Style(0.8, 1.0, 12))
 
 
@@ -38,7 +41,7 @@ def frame(loaded: LoadedModel) -> ChatFrame:
 
 def test_a_conversation_is_framed_by_the_chat_template(model: Llama, frame: ChatFrame) -> None:
     questions = [[1780, 314, 260, 3575, 282, 4649, 47], [504, 6220, 359]]
-    writer = Writer(model, frame, 1, TOP, 0, questions, answers=SHORT)
+    writer = Writer(model, frame, 1, TOP, 0, [Question(each, is_whole=True) for each in questions], answers=SHORT)
     found = dict(writer.records())
     assert sorted(found) == [0, 1]
     for number, question in enumerate(questions):
@@ -52,15 +55,18 @@ def test_a_conversation_is_framed_by_the_chat_template(model: Llama, frame: Chat
 
 def test_what_is_kept_is_the_targets_own_distribution(model: Llama, frame: ChatFrame) -> None:
     """Of both sides, for conversations written side by side, begun and ended at different times."""
-    records = Writer(model, frame, 3, TOP, 1, mixed([], 0), answers=SHORT).records()
+    records = Writer(model, frame, 3, TOP, 1, mixed([], [OPENING], 0), 2, answers=SHORT).records()
     for record in [next(records)[1] for _ in range(5)]:
         tokens = record.tokens.tolist()
         assert tokens[: len(frame.before)] == frame.before
         end = record.num_prompt_tokens - len(frame.after)
         assert tokens[end : record.num_prompt_tokens] == frame.after
-        own = [*range(len(frame.before), end), *range(record.num_prompt_tokens, len(tokens))]
+        # What it was given of the user's turn is not its own.
+        begun = record.written[0]
+        assert tokens[len(frame.before) : begun] in ([], OPENING)
+        own = [*range(begun, end), *range(record.num_prompt_tokens, len(tokens))]
         assert record.written.tolist() == own
-        assert record.answer.written.tolist() == own[end - len(frame.before) :]
+        assert record.answer.written.tolist() == own[end - begun :]
         assert len(record.answer.top_ids) == len(tokens) - record.num_prompt_tokens
         logits = Feeder(model).feed_split(tokens[:-1], [len(tokens) - 1])[record.written - 1]
         expected = torch.log_softmax(logits, dim=-1)
@@ -70,7 +76,7 @@ def test_what_is_kept_is_the_targets_own_distribution(model: Llama, frame: ChatF
 
 
 def test_at_temperature_0_the_answer_is_the_likeliest(model: Llama, frame: ChatFrame) -> None:
-    writer = Writer(model, frame, 2, TOP, 2, [[504]] * 2, answers=(SHORT[0],))
+    writer = Writer(model, frame, 2, TOP, 2, [Question([504], is_whole=True)] * 2, answers=(SHORT[0],))
     for _, record in writer.records():
         assert record.tokens[record.num_prompt_tokens :].tolist() == record.top_ids[:, 0].tolist()
 
@@ -104,9 +110,18 @@ def test_a_corpus_gives_back_what_was_added(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
-def test_every_second_users_turn_is_one_of_the_prompts() -> None:
-    prompts = [[1, 2], [3], [4, 5, 6]]
-    drawn = list(itertools.islice(mixed(prompts, 0), 60))
-    assert drawn[1::2] == [None] * 30
-    assert all(drawn[0::2].count(prompt) >= 3 for prompt in prompts)
-    assert list(itertools.islice(mixed([], 0), 3)) == [None] * 3
+def test_users_turns_are_prompts_openings_and_the_targets_own() -> None:
+    prompts, openings = [[1, 2], [3], [4, 5, 6]], [[7], [8, 9]]
+    drawn = list(itertools.islice(mixed(prompts, openings, 0), 200))
+    assert all(each.is_whole and each.tokens in prompts for each in drawn[0::2])
+    assert all(not each.is_whole and each.tokens in [[], *openings] for each in drawn[1::2])
+    counts = Counter(map(repr, drawn))
+    assert min(counts.values()) >= 10
+    assert len(counts) == 6
+    assert set(map(repr, itertools.islice(mixed([], [], 0), 3))) == {repr(OWN)}
+
+
+def test_openings_are_many_and_each_is_one() -> None:
+    openings = read_openings()
+    assert len(openings) == len(set(openings)) > 150
+    assert not any(line.startswith("#") for line in openings)
