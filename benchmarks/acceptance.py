@@ -11,30 +11,15 @@ import argparse
 import asyncio
 import json
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.deployment import DRAFT, embedded_pair
+from benchmarks.prompts import Prompt, read_prompts
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import Completion
 from paceline.sampling import SamplingParams, SpeculationParams
 
 AT_ONCE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A first turn, and what kind of prompt it is."""
-
-    text: str
-    category: str
-
-
-def read_prompts(path: Path, count: int) -> list[Prompt]:
-    """`count` of the file's, evenly spread: files go by category."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    chosen = [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
-    return [Prompt(row["turns"][0], str(row.get("category", "prompts"))) for row in chosen]
 
 
 async def complete_all(prompts: list[Prompt], sampling: SamplingParams, k: int, draft: str) -> list[Completion]:

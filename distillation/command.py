@@ -18,14 +18,14 @@ from paceline.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Prompt:
     """A user's turn."""
 
     text: str
     category: str
 
 
-def read_questions(name: str, path: Path | None) -> list[Question]:
+def read_prompts(name: str, path: Path | None) -> list[Prompt]:
     """Prompts from JSON lines, none without a file. Raises ConfigError naming the option and the line at fault."""
     if path is None:
         return []
@@ -35,7 +35,7 @@ def read_questions(name: str, path: Path | None) -> list[Question]:
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
             row = json.loads(line)
-            found.append(Question(row.get("prompt") or row["turns"][0], str(row.get("category", "prompts"))))
+            found.append(Prompt(row.get("prompt") or row["turns"][0], str(row.get("category", "prompts"))))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise ConfigError(f"{name} {path}, line {number}: no prompt or turns in it") from error
     return found
@@ -43,7 +43,9 @@ def read_questions(name: str, path: Path | None) -> list[Question]:
 
 def run(folder: Path, wish: Wish, prompts: Path | None, held_out: Path | None, threads: int | None) -> None:
     """Writes, trains, evaluates; shows how it goes on stderr and what came of it on stdout."""
-    asked, questions = read_questions("prompts", prompts), read_questions("held_out", held_out)
+    asked, questions = read_prompts("prompts", prompts), read_prompts("held_out", held_out)
+    if wish.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda'; torch finds no such device here")
     num_threads = threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(num_threads)
     set_num_workers(num_threads)

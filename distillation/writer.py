@@ -83,7 +83,7 @@ class Writer:
         """Its last token is left to each conversation: the first word is drawn after it."""
         begun, builder = self._frame.before[:-1], BatchBuilder()
         if begun:
-            builder.add(begun, 0, self._frame_blocks, [False] * (len(begun) - 1) + [True])
+            builder.add(begun, 0, self._frame_blocks, [False] * len(begun))
             self._forward(builder)
 
     def _begin(self, place: int) -> Conversation | None:

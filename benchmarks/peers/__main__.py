@@ -23,6 +23,7 @@ from benchmarks.peers.engines import FOLDER, plan_workers
 from benchmarks.peers.gguf_file import bf16_gguf
 from benchmarks.peers.protocol import Settings
 from benchmarks.peers.report import Report
+from benchmarks.prompts import read_prompts
 from paceline.cli.up import DEFAULT_DRAFT
 from paceline.engine.weights import find_folder
 
@@ -52,13 +53,6 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read_prompts(file: Path, count: int) -> list[str]:
-    """First turns of `count` entries, evenly spread: files go by category."""
-    lines = file.read_text().splitlines()
-    chosen = [lines[i * len(lines) // count] for i in range(min(count, len(lines)))]
-    return [json.loads(line)["turns"][0] for line in chosen]
-
-
 def make_settings(arguments: argparse.Namespace, longest_prompt: int, at_once: int, needs_gguf: bool) -> Settings:
     """What all workers are told; converts what is not converted yet."""
     longest = longest_prompt + arguments.tokens + SPARE_TOKENS
@@ -84,8 +78,8 @@ def main() -> None:
         sys.exit(f"error: {error}")
     tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, say))
     prompts = []
-    for text in read_prompts(arguments.prompts, arguments.count):
-        chat = [{"role": "user", "content": text}]
+    for prompt in read_prompts(arguments.prompts, arguments.count):
+        chat = [{"role": "user", "content": prompt.text}]
         prompts.append(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
     needs_gguf = any(plan.is_installed and plan.engine == "llama.cpp" for plan in plans)
     settings = make_settings(arguments, max(map(len, prompts)), max(sizes), needs_gguf)
@@ -96,8 +90,8 @@ def main() -> None:
             rows.extend(contest.run(prompts, arguments.tokens, size))
     report = Report(rows, tokenizer.eos_token_id)
     title = (
-        f"{MODEL}, bfloat16, temperature {arguments.temperature:g}, {arguments.threads} threads, {len(prompts)} prompts, {arguments.tokens} tokens; "
-        + ", ".join(contest.versions)
+        f"{MODEL}, bfloat16, temperature {arguments.temperature:g}, {arguments.threads} threads, "
+        f"{len(prompts)} prompts, {arguments.tokens} tokens; " + ", ".join(contest.versions)
     )
     print(f"{title}\n\n{report.table()}", file=sys.stderr if arguments.json else sys.stdout)
     if arguments.json:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,10 @@ def test_a_missing_file_of_questions_is_named(paceline, tmp_path: Path, flag: st
 def test_hours_and_tokens_exclude_each_other(paceline, tmp_path: Path) -> None:
     ran = paceline("distill", "--out", tmp_path / "work", "--hours", "1", "--tokens", "5000")
     assert (ran.code, "hours is 1.0; it must be absent where tokens are given" in ran.err) == (2, True), ran.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there_is_named_before_anything_is_written(paceline, tmp_path: Path) -> None:
+    ran = paceline("distill", "--out", tmp_path / "work", "--device", "cuda")
+    assert (ran.code, "device is 'cuda'; torch finds no such device here" in ran.err) == (1, True), ran.err
+    assert not (tmp_path / "work").exists()
