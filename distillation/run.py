@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
 
 from distillation.budget import Budget
 from distillation.conversation import Record
@@ -26,15 +27,17 @@ from distillation.evaluation import answer_greedily, by_category
 from distillation.frame import ChatFrame, read_tokenizer
 from distillation.head import HeadIndex, frequent_ids
 from distillation.loss import Agreement, FrozenHead
-from distillation.openings import read_openings
+from distillation.questions import Questions, read_openings
 from distillation.trainer import Plan, Trainer
-from distillation.writer import Writer, mixed
+from distillation.writer import Writer
 from paceline.engine.llama import Llama
 from paceline.engine.weights import LoadedModel
 from paceline.errors import ConfigError
 
-# Conversations kept from training, the oldest, but not more than a tenth: a resumed run keeps the same ones.
+# Conversations kept from training, but not more than a tenth: of the oldest, so that a resumed run keeps the same
+# ones, every fourth, for the very first to end are short.
 HELD_OUT = 128
+HELD_OUT_EVERY = 4
 HELD_OUT_SHARE = 0.1
 MIN_CONVERSATIONS = 10
 SHARD_CONVERSATIONS = 512
@@ -95,9 +98,11 @@ class Distillation:
     target: LoadedModel
     progress: Progress
     corpus: Corpus = field(init=False)
+    _tokenizer: PreTrainedTokenizerFast = field(init=False)
 
     def __post_init__(self) -> None:
         self.corpus = Corpus(self.folder / "corpus")
+        self._tokenizer = read_tokenizer(self.target.tokenizer_files)
 
     def write(self, prompts: Sequence[str] = ()) -> None:
         """Has the target write until there is enough; every second user's turn is one of `prompts`."""
@@ -107,14 +112,14 @@ class Distillation:
             return
         # Each time another seed: a resumed run must not write the same again.
         seed = wish.plan.seed + 1000 * len(self.corpus.shards)
-        asked, openings = self._tokens_of(prompts), self._tokens_of(read_openings())
-        longest = max(map(len, asked + openings))
-        questions = mixed(asked, openings, seed)
-        writer = Writer(self._model(), self._frame(), wish.at_once, wish.top, seed, questions, longest)
+        openings, ends = read_openings(self._encode), self.target.config.eos_token_ids
+        questions = Questions(self._tokens_of(prompts), openings, ends, seed)
+        writer = Writer(self._model(), self._frame(), wish.at_once, wish.top, seed, questions, questions.longest)
         records: list[Record] = []
         since_s = time.monotonic()
         for _, record in writer.records():
             records.append(record)
+            questions.keep(record)
             written += record.num_written
             took_s = time.monotonic() - since_s
             share = wish.writing.share(written, spent_s + took_s)
@@ -134,7 +139,9 @@ class Distillation:
                 f"{len(records)} conversations are too few to learn from; let the target write more tokens"
             )
         num_held_out = min(HELD_OUT, int(HELD_OUT_SHARE * len(records)))
-        held_out, records = [record.answer for record in records[:num_held_out]], records[num_held_out:]
+        end = num_held_out * HELD_OUT_EVERY
+        held_out = [record.answer for record in records[:end:HELD_OUT_EVERY]]
+        del records[:end:HELD_OUT_EVERY]
         vocab_size = self.target.config.vocab_size
         head_ids = self._head_ids(records)
         embedding = self.target.tensors["model.embed_tokens.weight"]
@@ -182,11 +189,14 @@ class Distillation:
         return ids
 
     def _tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
-        tokenizer = read_tokenizer(self.target.tokenizer_files)
-        return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return list(map(self._encode, texts))
+
+    def _encode(self, text: str) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return tokens
 
     def _frame(self) -> ChatFrame:
-        return ChatFrame.of(read_tokenizer(self.target.tokenizer_files))
+        return ChatFrame.of(self._tokenizer)
 
     def _model(self) -> Llama:
         # It takes the tensors out of what it is given; the trainer needs them too.

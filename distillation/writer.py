@@ -22,20 +22,6 @@ USER = Style(temperature=1.0, top_p=0.95, max_tokens=160)
 ANSWERS = (Style(0.0, 1.0, 256), Style(0.8, 1.0, 256))
 # Most rows of prompts in one forward, a longer prompt's own apart.
 MAX_PROMPT_ROWS = 512
-# The target writes all of it.
-OWN = Question([], is_whole=False)
-# Of users' turns that are not given whole: how many begin as one of the openings.
-OPENING_SHARE = 0.75
-
-
-def mixed(prompts: Sequence[list[int]], openings: Sequence[list[int]], seed: int) -> Iterator[Question]:
-    """For ever: in turns one of `prompts`, drawn at random, and one that the target writes, or writes on."""
-    random = np.random.default_rng(seed)
-    while True:
-        if prompts:
-            yield Question(prompts[int(random.integers(len(prompts)))], is_whole=True)
-        opens = openings and random.random() < OPENING_SHARE
-        yield Question(openings[int(random.integers(len(openings)))], is_whole=False) if opens else OWN
 
 
 class Writer:

@@ -11,8 +11,8 @@ import torch
 from distillation.conversation import Question, Record, Style
 from distillation.corpus import Corpus, read_shard
 from distillation.frame import ChatFrame, read_tokenizer
-from distillation.openings import read_openings
-from distillation.writer import OWN, Writer, mixed
+from distillation.questions import MAX_TEXT_TOKENS, OWN, Opening, Questions, read_openings
+from distillation.writer import Writer
 from paceline.engine.llama import Llama
 from paceline.engine.weights import LoadedModel, load_model
 from paceline.errors import ConfigError
@@ -55,7 +55,8 @@ def test_a_conversation_is_framed_by_the_chat_template(model: Llama, frame: Chat
 
 def test_what_is_kept_is_the_targets_own_distribution(model: Llama, frame: ChatFrame) -> None:
     """Of both sides, for conversations written side by side, begun and ended at different times."""
-    records = Writer(model, frame, 3, TOP, 1, mixed([], [OPENING], 0), 2, answers=SHORT).records()
+    questions = Questions([], [Opening(OPENING, [], is_about_text=False, is_whole=False)], [EOS], 0)
+    records = Writer(model, frame, 3, TOP, 1, questions, 2, answers=SHORT).records()
     for record in [next(records)[1] for _ in range(5)]:
         tokens = record.tokens.tolist()
         assert tokens[: len(frame.before)] == frame.before
@@ -110,18 +111,55 @@ def test_a_corpus_gives_back_what_was_added(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
+def plain(*tokens: int) -> Opening:
+    return Opening(list(tokens), [], is_about_text=False, is_whole=False)
+
+
 def test_users_turns_are_prompts_openings_and_the_targets_own() -> None:
-    prompts, openings = [[1, 2], [3], [4, 5, 6]], [[7], [8, 9]]
-    drawn = list(itertools.islice(mixed(prompts, openings, 0), 200))
+    prompts, openings = [[1, 2], [3], [4, 5, 6]], [plain(7), plain(8, 9)]
+    drawn = list(itertools.islice(Questions(prompts, openings, [EOS], 0), 200))
     assert all(each.is_whole and each.tokens in prompts for each in drawn[0::2])
-    assert all(not each.is_whole and each.tokens in [[], *openings] for each in drawn[1::2])
+    assert all(not each.is_whole and each.tokens in [[], [7], [8, 9]] for each in drawn[1::2])
     counts = Counter(map(repr, drawn))
     assert min(counts.values()) >= 10
     assert len(counts) == 6
-    assert set(map(repr, itertools.islice(mixed([], [], 0), 3))) == {repr(OWN)}
+    assert set(map(repr, itertools.islice(Questions([], [], [EOS], 0), 3))) == {repr(OWN)}
 
 
-def test_openings_are_many_and_each_is_one() -> None:
-    openings = read_openings()
-    assert len(openings) == len(set(openings)) > 150
-    assert not any(line.startswith("#") for line in openings)
+def answered(answer: list[int]) -> Record:
+    nothing = np.zeros(0, np.int32)
+    return Record(np.array([5, 5, *answer], np.int32), 2, nothing, nothing, nothing.astype(np.float16))
+
+
+def test_an_answer_becomes_a_text_to_ask_about() -> None:
+    about = Opening([1], [3], is_about_text=True, is_whole=True)
+    questions = Questions([], [about], [EOS], 0)
+    turns = iter(questions)
+    assert all(next(turns) == OWN for _ in range(20))
+    questions.keep(answered([7] * 8 + [EOS]))
+    assert all(next(turns) == OWN for _ in range(20)), "too short for a text"
+    questions.keep(answered([7] * 300 + [EOS]))
+    asked = [each for each in itertools.islice(turns, 100) if each != OWN]
+    assert len(asked) > 10
+    for each in asked:
+        text = each.tokens[1:-1]
+        assert each == about.about(text)
+        assert set(text) == {7}
+        assert len(text) in (300, MAX_TEXT_TOKENS)
+        assert len(each.tokens) <= questions.longest
+    assert len({len(each.tokens) for each in asked}) == 2
+
+
+def test_openings_say_where_a_text_stands_and_whether_the_target_writes_on() -> None:
+    def encode(text: str) -> list[int]:
+        return [ord(each) for each in text]
+
+    assert Opening.of("Who", encode) == plain(*encode("Who"))
+    summary = Opening.of("Sum:\\n{text}", encode)
+    assert summary == Opening(encode("Sum:\n"), [], is_about_text=True, is_whole=True)
+    assert Opening.of("{text} So...", encode).about([1]) == Question([1, *encode(" So")], is_whole=False)
+    openings = read_openings(encode)
+    distinct = {(*each.before, 0, *each.after) for each in openings}
+    assert len(openings) == len(distinct) > 200
+    assert not any(each.before[:1] == encode("#") for each in openings)
+    assert {each.is_whole for each in openings if each.is_about_text} == {False, True}

@@ -1,0 +1,96 @@
+"""Where users' turns come from. Left to itself the target asks for advice, plans and recipes, and little else;
+openings make it ask as users do, some about a text, for which an answer of its own serves.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+import numpy as np
+
+from distillation.conversation import Question, Record
+
+# Of users' turns that are not given whole: how many are about a text, and how many of the rest begin as an opening.
+TEXT_SHARE = 0.25
+OPENING_SHARE = 0.75
+# In an opening: where a text stands; at the end of one: the target writes on.
+TEXT_MARK, GOES_ON = "{text}", "..."
+MAX_ANSWERS_A_TEXT = 3
+MIN_ANSWER_TOKENS = 32
+MAX_TEXT_TOKENS = 512
+NUM_ANSWERS_KEPT = 1024
+# The target writes all of it.
+OWN = Question([], is_whole=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a user's turn begins: words, or words around a text."""
+
+    before: list[int]
+    after: list[int]
+    is_about_text: bool
+    is_whole: bool
+
+    @classmethod
+    def of(cls, line: str, encode: Callable[[str], list[int]]) -> "Opening":
+        """From a line of openings.txt, in which \\n is a line's end."""
+        before, mark, after = line.replace("\\n", "\n").partition(TEXT_MARK)
+        is_whole = bool(mark) and not after.endswith(GOES_ON)
+        return cls(encode(before), encode(after.removesuffix(GOES_ON)), bool(mark), is_whole)
+
+    def about(self, text: list[int]) -> Question:
+        return Question(self.before + text + self.after, self.is_whole)
+
+
+def read_openings(encode: Callable[[str], list[int]]) -> list[Opening]:
+    """From openings.txt, a line each; lines with # are comments."""
+    lines = files("distillation").joinpath("openings.txt").read_text(encoding="utf-8").splitlines()
+    return [Opening.of(line, encode) for line in lines if line and not line.startswith("#")]
+
+
+class Questions:
+    """For ever: in turns one of the prompts given, and one that the target writes, or writes on."""
+
+    def __init__(self, prompts: Sequence[list[int]], openings: Sequence[Opening], ends: Sequence[int], seed: int) -> None:
+        """`ends`: EOS tokens, no part of a text."""
+        self._prompts = prompts
+        self._plain = [each for each in openings if not each.is_about_text]
+        self._about_text = [each for each in openings if each.is_about_text]
+        self._ends = ends
+        self._answers: deque[list[int]] = deque(maxlen=NUM_ANSWERS_KEPT)
+        self._random = np.random.default_rng(seed)
+
+    @property
+    def longest(self) -> int:
+        """Tokens in any question."""
+        openings = [len(each.before) + len(each.after) for each in self._plain + self._about_text]
+        return max([*map(len, self._prompts), *(MAX_TEXT_TOKENS + each for each in openings)], default=0)
+
+    def keep(self, record: Record) -> None:
+        """Its answer is a text for questions to come."""
+        answer: list[int] = [each for each in record.tokens[record.num_prompt_tokens :].tolist() if each not in self._ends]
+        if len(answer) >= MIN_ANSWER_TOKENS:
+            self._answers.append(answer)
+
+    def __iter__(self) -> Iterator[Question]:
+        while True:
+            if self._prompts:
+                yield Question(self._prompts[self._below(len(self._prompts))], is_whole=True)
+            yield self._unfinished()
+
+    def _unfinished(self) -> Question:
+        if self._about_text and self._answers and self._random.random() < TEXT_SHARE:
+            return self._about_text[self._below(len(self._about_text))].about(self._text())
+        if self._plain and self._random.random() < OPENING_SHARE:
+            return Question(self._plain[self._below(len(self._plain))].before, is_whole=False)
+        return OWN
+
+    def _text(self) -> list[int]:
+        count = 1 + self._below(MAX_ANSWERS_A_TEXT)
+        answers = [self._answers[self._below(len(self._answers))] for _ in range(count)]
+        return [token for answer in answers for token in answer][:MAX_TEXT_TOKENS]
+
+    def _below(self, end: int) -> int:
+        return int(self._random.integers(end))
