@@ -53,7 +53,9 @@ def read_openings(encode: Callable[[str], list[int]]) -> list[Opening]:
 class Questions:
     """For ever: in turns one of the prompts given, and one that the target writes, or writes on."""
 
-    def __init__(self, prompts: Sequence[list[int]], openings: Sequence[Opening], ends: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, prompts: Sequence[list[int]], openings: Sequence[Opening], ends: Sequence[int], seed: int
+    ) -> None:
         """`ends`: EOS tokens, no part of a text."""
         self._prompts = prompts
         self._plain = [each for each in openings if not each.is_about_text]
@@ -70,7 +72,9 @@ class Questions:
 
     def keep(self, record: Record) -> None:
         """Its answer is a text for questions to come."""
-        answer: list[int] = [each for each in record.tokens[record.num_prompt_tokens :].tolist() if each not in self._ends]
+        answer: list[int] = [
+            each for each in record.tokens[record.num_prompt_tokens :].tolist() if each not in self._ends
+        ]
         if len(answer) >= MIN_ANSWER_TOKENS:
             self._answers.append(answer)
 
