@@ -19,16 +19,16 @@ def table(found: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
 
 def write_card(folder: Path, work: Distillation, trained: Trained, found: Mapping[str, Agreement]) -> None:
     """`found`: what it is worth on each kind of text."""
-    wish, plan, config = work.wish, work.wish.plan, work.target.config
-    layers = ", ".join(map(str, chosen_layers(wish.num_layers, config.num_layers)))
+    wish, plan = work.wish, work.wish.plan
+    layers = ", ".join(map(str, chosen_layers(wish.num_layers, work.beginning.config.num_layers)))
     command = (
-        f"paceline distill --target {wish.target} --layers {wish.num_layers} --head-size {wish.head_size} "
+        f"paceline distill --target {wish.target} --layers {wish.num_layers} --begin-with {wish.begin_with} --head-size {wish.head_size} "
         f"--corpus-tokens {work.corpus.num_written} --tokens {trained.trainer.seen} --divergence {plan.divergence} "
         f"--learning-rate {plan.learning_rate} --batch-tokens {plan.batch_tokens} --seed {plan.seed}"
     )
     facts = {
         "target": wish.target,
-        "layers": f"{wish.num_layers}, begun as the target's {layers}; stored as int8",
+        "layers": f"{wish.num_layers}, begun as {layers} of {wish.begin_with}; stored as int8",
         "head": f"the target's, for the {wish.head_size:,} tokens that came most often" if wish.head_size else "whole",
         "text": f"{work.corpus.num_written:,} tokens, all written by the target in conversations with itself",
         "training": f"{trained.trainer.seen:,} tokens, repeats counted, in {trained.trainer.spent_s / 60:.0f} minutes",

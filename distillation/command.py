@@ -51,6 +51,8 @@ def run(folder: Path, wish: Wish, prompts: Path | None, held_out: Path | None, t
     set_num_workers(num_threads)
     console = Console(stderr=True)
     target = load_model(wish.target, torch.bfloat16, console.print)
+    is_new = wish.begin_with == wish.target
+    beginning = target if is_new else load_model(wish.begin_with, torch.float32, console.print)
     tokens = TextColumn("{task.fields[tokens]:,} tokens")
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), tokens, TimeRemainingColumn())
     with Progress(*columns, console=console) as bars:
@@ -59,7 +61,7 @@ def run(folder: Path, wish: Wish, prompts: Path | None, held_out: Path | None, t
         def progress(name: str, share: float, tokens: int) -> None:
             bars.update(shown[name], completed=share, tokens=tokens)
 
-        work = Distillation(folder, wish, target, progress)
+        work = Distillation(folder, wish, target, beginning, progress)
         work.write([each.text for each in asked])
         trained = work.train()
     rows = {"its own conversations, held out": trained.held_out}

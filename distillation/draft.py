@@ -9,22 +9,30 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from paceline.engine.linear import quantise
-from paceline.engine.weights import LENDER_KEY, SCALE
+from paceline.engine.weights import LENDER_KEY, SCALE, LoadedModel
 from paceline.errors import ConfigError
 
 
-def chosen_layers(num_layers: int, num_target_layers: int) -> list[int]:
-    """The target's first layers and its last: those at the ends do what those between refine."""
-    if not 1 <= num_layers <= num_target_layers:
-        raise ConfigError(f"layers is {num_layers}; it must be in [1, {num_target_layers}], the target's number")
+def chosen_layers(num_layers: int, num_model_layers: int) -> list[int]:
+    """A model's first layers and its last: those at the ends do what those between refine."""
+    if not 1 <= num_layers <= num_model_layers:
+        raise ConfigError(f"layers is {num_layers}; it must be in [1, {num_model_layers}], of what it begins with")
     last = num_layers // 2
-    return [*range(num_layers - last), *range(num_target_layers - last, num_target_layers)]
+    return [*range(num_layers - last), *range(num_model_layers - last, num_model_layers)]
+
+
+def require_alike(target: LoadedModel, beginning: LoadedModel) -> None:
+    """Raises ConfigError where the target's embedding and head don't fit the layers of `beginning`."""
+    for name in ("hidden_size", "vocab_size"):
+        theirs, ours = getattr(target.config, name), getattr(beginning.config, name)
+        if theirs != ours:
+            raise ConfigError(f"begin_with {beginning.name!r}: its {name} is {ours}; it must be the target's, {theirs}")
 
 
 def make_backbone(source: Any, tensors: dict[str, torch.Tensor], num_layers: int) -> PreTrainedModel:
-    """The trainable part, float32: layers and final norm, begun as the target's; the embedding is frozen.
+    """The trainable part, float32: layers and final norm, begun as a model's; the embedding is frozen.
 
-    `source`: the target's transformers config; `tensors`: its tensors, by Hugging Face's names.
+    `source`: that model's transformers config; `tensors`: its tensors, by Hugging Face's names.
     """
     layers = chosen_layers(num_layers, source.num_hidden_layers)
     config = AutoConfig.for_model(**{**source.to_dict(), "num_hidden_layers": num_layers})

@@ -22,7 +22,7 @@ from distillation.budget import Budget
 from distillation.conversation import Record
 from distillation.corpus import Corpus, read_shard
 from distillation.curve import Curve
-from distillation.draft import make_backbone, save_draft
+from distillation.draft import chosen_layers, make_backbone, require_alike, save_draft
 from distillation.evaluation import answer_greedily, by_category
 from distillation.frame import ChatFrame, read_tokenizer
 from distillation.head import HeadIndex, frequent_ids
@@ -30,6 +30,7 @@ from distillation.loss import Agreement, FrozenHead
 from distillation.questions import Questions, read_openings
 from distillation.trainer import Plan, Trainer
 from distillation.writer import Writer
+from paceline.engine.linear import FOR_MANY_ROWS
 from paceline.engine.llama import Llama
 from paceline.engine.weights import LoadedModel
 from paceline.errors import ConfigError
@@ -53,7 +54,9 @@ class Wish:
     """What draft is wanted."""
 
     target: str
+    # Layers, and the model they begin as some of: the target, or a draft to go on with.
     num_layers: int
+    begin_with: str
     # For the target's writing; the plan has that of training.
     writing: Budget
     plan: Plan
@@ -96,11 +99,16 @@ class Distillation:
     folder: Path
     wish: Wish
     target: LoadedModel
+    # What its layers begin as some of.
+    beginning: LoadedModel
     progress: Progress
     corpus: Corpus = field(init=False)
     _tokenizer: PreTrainedTokenizerFast = field(init=False)
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a beginning that is no draft of this target."""
+        require_alike(self.target, self.beginning)
+        chosen_layers(self.wish.num_layers, self.beginning.config.num_layers)
         self.corpus = Corpus(self.folder / "corpus")
         self._tokenizer = read_tokenizer(self.target.tokenizer_files)
 
@@ -146,7 +154,7 @@ class Distillation:
         head_ids = self._head_ids(records)
         embedding = self.target.tensors["model.embed_tokens.weight"]
         head = self.target.tensors.get("lm_head.weight", embedding).to(torch.bfloat16)
-        backbone = make_backbone(self.target.config.source, self.target.tensors, wish.num_layers).to(wish.device)
+        backbone = make_backbone(self.beginning.config.source, self.beginning.tensors, wish.num_layers).to(wish.device)
         frozen = FrozenHead(head[torch.from_numpy(head_ids)].to(wish.device))
         trainer = Trainer(backbone, frozen, HeadIndex(head_ids, vocab_size), wish.plan, wish.device)
         checkpoint, curve = self.folder / "checkpoint.pt", Curve(self.folder)
@@ -200,4 +208,4 @@ class Distillation:
 
     def _model(self) -> Llama:
         # It takes the tensors out of what it is given; the trainer needs them too.
-        return Llama(self.target.config, dict(self.target.tensors), "none", self.target.config.max_model_len)
+        return Llama(self.target.config, dict(self.target.tensors), FOR_MANY_ROWS, self.target.config.max_model_len)

@@ -68,6 +68,8 @@ def _all_plans(threads: int) -> list[WorkerPlan]:
         WorkerPlan("paceline", module + "paceline", own, (
             Contender("paceline plain"),
             Contender("paceline model 4", "model"),
+            Contender("paceline model adaptive", "adaptive"),
+            Contender("paceline hybrid adaptive", "hybrid"),
             Contender("paceline n-gram 4", "ngrams"),
         ), environment=own_environment),
         WorkerPlan("transformers", module + "transformers", own, (

@@ -18,7 +18,11 @@ DEVICES = ("cpu", "cuda")
 
 def distill(
     target: Annotated[str, typer.Option(help="the model to make a draft for, as a server's --model")] = "smollm2-135m",
-    layers: Annotated[int, typer.Option(help="layers of the draft, begun as the target's first and last")] = 4,
+    layers: Annotated[int, typer.Option(help="layers of the draft")] = 4,
+    begin_with: Annotated[
+        str | None,
+        typer.Option(help="model whose first and last layers it begins as, such as a draft; default: TARGET"),
+    ] = None,
     tokens: Annotated[
         int | None,
         typer.Option(help=f"tokens to train on, repeats counted; at least {MIN_TOKENS}; default: {DEFAULT_TOKENS:,}"),
@@ -75,4 +79,10 @@ def distill(
     if corpus_tokens is not None:
         writing = Budget(corpus_tokens)
     plan = Plan(training, batch_tokens, learning_rate, Divergence(divergence), seed)
-    run(out, Wish(target, layers, writing, plan, device, head_size, at_once), prompts, held_out, threads)
+    run(
+        out,
+        Wish(target, layers, begin_with or target, writing, plan, device, head_size, at_once),
+        prompts,
+        held_out,
+        threads,
+    )

@@ -18,6 +18,10 @@ from paceline.engine.kernels.products import multiply_int8_weights, pack_int8_we
 from paceline.engine.kernels.scalars import Array, bits_of, tensor_of
 from paceline.engine.kernels.tiles import no_residual, pad_features
 
+# In a quantization's place: weights as they are, for text that need not be the same bit by bit whatever runs beside
+# it. oneDNN has processors' matrix units (AMX: ten times our kernel's speed at 128 rows).
+FOR_MANY_ROWS = "for-many-rows"
+
 
 class Linear(Protocol):
     """y = x W^T + b for x: [rows, in_features], plus `residual`: [rows, out_features] if there is one.
@@ -153,10 +157,10 @@ def _cut(y: Array, out_features: int) -> Array:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: str) -> Linear:
-    """The fastest way to multiply by `weight` on this processor."""
+    """The fastest way to multiply by `weight` on this processor: few rows, or FOR_MANY_ROWS many."""
     if quantization == "int8":
         return Int8Linear(weight, bias) if int8.DOT.is_available else Int8WeightLinear(weight, bias)
-    if Bfloat16Linear.takes(weight):
+    if quantization != FOR_MANY_ROWS and Bfloat16Linear.takes(weight):
         return Bfloat16Linear(weight, bias)
     if PackedLinear.is_available():
         return PackedLinear(weight, bias)

@@ -1,6 +1,7 @@
 """`paceline distill` from a target's name to a draft that serves, in about two minutes."""
 
 import csv
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,12 @@ async def test_a_distilled_draft_agrees_more_and_serves(tmp_path: Path) -> None:
     again = distill(folder, *SMALL)
     assert again.returncode == 0, again.stderr
     assert alphas(folder)[-1] == trained
+    # Another folder goes on from the draft: what it knows at once is what the draft knew, int8 aside.
+    more = tmp_path / "more"
+    shutil.copytree(folder / "corpus", more / "corpus")
+    further = distill(more, *SMALL, "--tokens", "2000", "--begin-with", str(folder / "draft"))
+    assert further.returncode == 0, further.stderr
+    assert alphas(more)[0] > trained - 0.02
     params = SamplingParams(max_tokens=48, ignore_eos=True)
     drafted = SpeculationParams(num_draft_tokens=2)
     flags = ("--dtype", "bfloat16", "--max-model-len", "1024", "--kv-cache-memory", "64MiB")

@@ -9,11 +9,13 @@ from benchmarks.peers.protocol import Settings, serve
 from paceline.cli.services import Services
 from paceline.cli.up import DEFAULT_DRAFT_QUANTIZATION, make_deployment
 from paceline.client import AsyncClient
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import Bounds, Drafter, SamplingParams, SpeculationParams
 
 MODES = {
     "plain": SpeculationParams(enabled=False),
     "model": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4),
+    "adaptive": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=Bounds()),
+    "hybrid": SpeculationParams(drafter=Drafter.HYBRID, num_draft_tokens=Bounds()),
     "ngrams": SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=4),
 }
 
