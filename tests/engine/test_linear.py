@@ -7,7 +7,16 @@ import torch
 
 from paceline.engine.kernels import int8
 from paceline.engine.kernels.scalars import bits_of, tensor_of
-from paceline.engine.linear import Bfloat16Linear, Int8Linear, Int8WeightLinear, Linear, PackedLinear, PlainLinear
+from paceline.engine.linear import (
+    FOR_MANY_ROWS,
+    Bfloat16Linear,
+    Int8Linear,
+    Int8WeightLinear,
+    Linear,
+    PackedLinear,
+    PlainLinear,
+    make_linear,
+)
 
 MAX_ROWS = 2048
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
@@ -50,3 +59,10 @@ def test_a_packed_linear_meets_few_counts_and_pads_few_rows() -> None:
     assert len(counts) == 93
     assert all(linear.padded(num_rows) == num_rows for num_rows in range(4, 33))
     assert all(linear.padded(num_rows) <= num_rows * 17 / 16 for num_rows in range(4, MAX_ROWS + 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_for_many_rows_it_is_the_librarys(dtype: torch.dtype) -> None:
+    """On processors with AVX512-BF16 too, where a kernel of ours is best for few."""
+    linear = make_linear(torch.randn(16, 16).to(dtype), None, FOR_MANY_ROWS)
+    assert isinstance(linear, PackedLinear if PackedLinear.is_available() else PlainLinear)
