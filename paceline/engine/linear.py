@@ -19,7 +19,7 @@ from paceline.engine.kernels.scalars import Array, bits_of, tensor_of
 from paceline.engine.kernels.tiles import no_residual, pad_features
 
 # In a quantization's place: weights as they are, for text that need not be the same bit by bit whatever runs beside
-# it. oneDNN has processors' matrix units (AMX: ten times our kernel's speed at 128 rows).
+# it. With a matrix unit (AMX) oneDNN has ten times our own kernel's speed at 128 rows.
 FOR_MANY_ROWS = "for-many-rows"
 
 
@@ -83,6 +83,36 @@ class PackedLinear:
     @staticmethod
     def is_available() -> bool:
         return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+class MatrixUnitLinear:
+    """oneDNN on a processor's matrix unit (AMX): 32 rows in the time of one, and each with its own bits.
+
+    Of more rows it sums in another order, so they are run 32 at a time: three times as fast as our own kernel still.
+    """
+
+    _MOST_ROWS = 32
+    _MIN_ROWS = 4
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._linear = PackedLinear(weight, bias)
+
+    def padded(self, num_rows: int) -> int:
+        """Few counts, for oneDNN makes a kernel for each: 4, 8, 16, and multiples of 32."""
+        if num_rows <= self._MOST_ROWS:
+            return max(self._MIN_ROWS, 1 << (num_rows - 1).bit_length())
+        return -(-num_rows // self._MOST_ROWS) * self._MOST_ROWS
+
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
+        if x.shape[0] <= self._MOST_ROWS:
+            return self._linear(x, residual)
+        parts = [slice(first, first + self._MOST_ROWS) for first in range(0, x.shape[0], self._MOST_ROWS)]
+        return np.concatenate([self._linear(x[part], None if residual is None else residual[part]) for part in parts])
+
+    @staticmethod
+    def takes(weight: torch.Tensor) -> bool:
+        has_unit: bool = torch.cpu._is_amx_tile_supported()
+        return weight.dtype is torch.bfloat16 and PackedLinear.is_available() and has_unit
 
 
 class Bfloat16Linear:
@@ -160,6 +190,8 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: s
     """The fastest way to multiply by `weight` on this processor: few rows, or FOR_MANY_ROWS many."""
     if quantization == "int8":
         return Int8Linear(weight, bias) if int8.DOT.is_available else Int8WeightLinear(weight, bias)
+    if quantization != FOR_MANY_ROWS and MatrixUnitLinear.takes(weight):
+        return MatrixUnitLinear(weight, bias)
     if quantization != FOR_MANY_ROWS and Bfloat16Linear.takes(weight):
         return Bfloat16Linear(weight, bias)
     if PackedLinear.is_available():

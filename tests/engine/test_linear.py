@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from paceline.engine.linear import (
     Int8Linear,
     Int8WeightLinear,
     Linear,
+    MatrixUnitLinear,
     PackedLinear,
     PlainLinear,
     make_linear,
@@ -20,7 +22,7 @@ from paceline.engine.linear import (
 
 MAX_ROWS = 2048
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
-KINDS: list[MakeLinear] = [PlainLinear, PackedLinear, Bfloat16Linear, Int8Linear, Int8WeightLinear]
+KINDS: list[MakeLinear] = [PlainLinear, PackedLinear, MatrixUnitLinear, Bfloat16Linear, Int8Linear, Int8WeightLinear]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,3 +68,24 @@ def test_for_many_rows_it_is_the_librarys(dtype: torch.dtype) -> None:
     """On processors with AVX512-BF16 too, where a kernel of ours is best for few."""
     linear = make_linear(torch.randn(16, 16).to(dtype), None, FOR_MANY_ROWS)
     assert isinstance(linear, PackedLinear if PackedLinear.is_available() else PlainLinear)
+
+
+@pytest.mark.skipif(not MatrixUnitLinear.takes(torch.empty(0).bfloat16()), reason="for processors with AMX")
+@pytest.mark.parametrize(("in_features", "out_features"), [(64, 128), (576, 960), (1536, 576), (576, 4096)])
+def test_on_a_matrix_unit_each_row_has_its_own_bits(in_features: int, out_features: int) -> None:
+    generator = torch.Generator().manual_seed(out_features)
+    weight = torch.randn(out_features, in_features, generator=generator).bfloat16()
+    x = bits_of(torch.randn(200, in_features, generator=generator).bfloat16())
+    residual = bits_of(torch.randn(200, out_features, generator=generator).bfloat16())
+    linear = make_linear(weight, None, "none")
+    assert isinstance(linear, MatrixUnitLinear)
+    for added in (None, residual):
+        together = linear(x, added)
+        for num_rows in (1, 2, 3, 4, 5, 8, 17, 31, 32, 33, 64, 100):
+            few = linear(x[:num_rows], None if added is None else added[:num_rows])
+            assert np.array_equal(few, together[:num_rows])
+
+
+def test_a_matrix_unit_meets_few_counts() -> None:
+    linear = MatrixUnitLinear(torch.randn(16, 16).bfloat16(), None)
+    assert sorted({linear.padded(num_rows) for num_rows in range(1, 100)}) == [4, 8, 16, 32, 64, 96, 128]
