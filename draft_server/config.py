@@ -12,6 +12,9 @@ class DraftSettings(ModelServerSettings):
     toml_table = "draft"
     model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFT_")
 
+    model: str = Field(
+        "smollm2-135m-draft", description="model: hub id, folder, .gguf file, smollm2-135m-draft, or dummy:NAME"
+    )
     listen: str = Field("127.0.0.1:50051", description="HOST:PORT or unix:PATH")
     support_size: int = Field(256, ge=1, le=4096, description="most token ids a sampled draft chooses among")
     support_mass: float = Field(0.995, gt=0, le=1, description="probability mass at which they are cut")

@@ -13,8 +13,7 @@ from paceline.rpc.server import wait_for_signal
 
 COLOURS = {"target": "cyan", "draft": "magenta", "coordinator": "green"}
 DEFAULT_MODEL = "smollm2-135m"
-# The target itself, in fewer bits.
-DEFAULT_DRAFT = "smollm2-135m"
+DEFAULT_DRAFT = "smollm2-135m-draft"
 DEFAULT_DRAFT_QUANTIZATION = "int8"
 
 

