@@ -16,7 +16,8 @@ class Curve:
         self.rows: list[dict[str, float]] = []
         if self._csv.exists():
             with open(self._csv, newline="") as file:
-                self.rows = [{name: float(row[name]) for name in COLUMNS} for row in csv.DictReader(file)]
+                rows = list(csv.DictReader(file))
+            self.rows = [{name: float(row[name]) for name in COLUMNS} | {"tokens": int(row["tokens"])} for row in rows]
 
     def add(self, tokens: int, loss: float, found: Agreement) -> None:
         """`loss`: the mean since the row before."""

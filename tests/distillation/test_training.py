@@ -10,9 +10,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from distillation.batches import make_batch, shuffled
 from distillation.budget import Budget
 from distillation.conversation import Record
+from distillation.curve import Curve
 from distillation.draft import chosen_layers, make_backbone
 from distillation.head import HeadIndex, frequent_ids
-from distillation.loss import FrozenHead
+from distillation.loss import Agreement, FrozenHead
 from distillation.trainer import Plan, Trainer
 from paceline.errors import ConfigError
 
@@ -147,3 +148,10 @@ def test_training_ends_by_the_clock_too(target: LlamaForCausalLM, records: list[
     assert list(trainer.run(records))
     assert trainer.share == 1
     assert trainer.spent_s >= 0.2
+
+
+def test_a_curve_taken_up_again_goes_on_below_its_rows(tmp_path: Path) -> None:
+    Curve(tmp_path).add(100, 1.5, Agreement(5.0, 6, 10))
+    Curve(tmp_path).add(200, 0.5, Agreement(7.0, 8, 10))
+    lines = (tmp_path / "curve.csv").read_text().splitlines()
+    assert lines == ["tokens,loss,alpha,top_1", "100,1.5,0.5,0.6", "200,0.5,0.7,0.8"]
