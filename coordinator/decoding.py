@@ -30,7 +30,7 @@ async def generate(
         while not context.is_finished:
             started_s = time.perf_counter()
             if context.num_generated > 0:
-                proposal = await drafter.propose(context, min(length.choose(), context.draft_room))
+                proposal = await drafter.propose(context, min(length.choose(context), context.draft_room))
             proposed_s = time.perf_counter()
             verdict = await target.verify(context, proposal)
             verified_s = time.perf_counter()

@@ -6,13 +6,14 @@ dropped: that would bias the output. Times change where a round begins, never it
 
 from typing import Protocol
 
+from coordinator.context import Context
 from coordinator.rounds import Round
 
 
 class LengthRule(Protocol):
     """Belongs to one generation."""
 
-    def choose(self) -> int:
+    def choose(self, context: Context) -> int:
         """Most tokens to propose in the next round."""
         ...
 
@@ -27,7 +28,7 @@ class FixedLength:
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
 
-    def choose(self) -> int:
+    def choose(self, context: Context) -> int:
         return self._num_draft_tokens
 
     def learn(self, finished: Round) -> None:

@@ -1,10 +1,13 @@
-"""As many draft tokens as maximise expected tokens per second, from measured alpha and costs.
+"""As many draft tokens as bring the rest of the answer soonest, from measured alpha and costs.
 
 Expected tokens of a round of k drafts: (1 - alpha^(k+1)) / (1 - alpha) (2211.17192,
 equation 1). Its time: a Propose of k and a Verify of k + 1 rows, as lately measured here,
-queues and wire and all, so the batch size of the moment is in it.
+queues and wire and all, so the batch size of the moment is in it. Before the first of
+them, a drafter that has missed context must read it: the prompt, or what was decoded
+without drafts.
 """
 
+from coordinator.context import Context
 from coordinator.lengths.costs import Costs
 from coordinator.rounds import Round
 from paceline.sampling import Bounds
@@ -14,10 +17,12 @@ from paceline.theory import tokens_per_round
 PRIOR_WEIGHT = 12.0
 # What a decided draft still counts after another one.
 MEMORY = 0.98
-# A request that fell to k = 0 tries one draft after this many rounds, and each time after twice as many.
-# Not sooner: the draft model must first read what it missed.
-FIRST_PROBE_ROUNDS = 48
-MAX_PROBE_ROUNDS = 192
+# Nobody knows when an answer ends: it is taken to go on for as long as it has, and so many tokens more.
+FIRST_REST = 128
+# What does not pay is tried again, as often as takes this share of the time: two rounds of one draft, for in the
+# first the drafter reads what it missed, and only the second shows what a draft costs.
+PROBE_SHARE = 0.005
+PROBE_ROUNDS = 2
 
 
 class GoodputLength:
@@ -28,30 +33,55 @@ class GoodputLength:
         self._costs = costs
         self._decided = PRIOR_WEIGHT
         self._accepted = PRIOR_WEIGHT * costs.alpha
-        self._idle_rounds = 0
-        self._probe_rounds = FIRST_PROBE_ROUNDS
+        # Context tokens: those the drafter had read when it last proposed, and all there are now.
+        self._num_read = 0
+        self._num_tokens = 0
+        # When this generation last had drafts, or began; and what is left of a probe.
+        self._drafted_s = costs.now_s
+        self._probe_rounds = 0
 
     @property
     def alpha(self) -> float:
         """Chance that a decided draft is accepted, as far as known."""
         return self._accepted / self._decided
 
-    def choose(self) -> int:
-        best = max(range(self._bounds.min, self._bounds.max + 1), key=lambda k: (self._tokens_per_second(k), -k))
+    def choose(self, context: Context) -> int:
+        self._num_tokens = len(context)
+        reading_s = self._costs.reading_s(self._num_tokens - self._num_read)
+        rest = min(context.num_remaining, FIRST_REST + context.num_generated)
+
+        def rest_s(k: int) -> float:
+            return rest * self._seconds_per_token(k) + (reading_s if k > 0 else 0.0)
+
+        best = min(range(self._bounds.min, self._bounds.max + 1), key=lambda k: (rest_s(k), k))
         if best > 0:
-            self._idle_rounds, self._probe_rounds = 0, FIRST_PROBE_ROUNDS
             return best
-        self._idle_rounds += 1
-        if self._idle_rounds < self._probe_rounds:
+        if self._probe_rounds == 0 and self._is_probe_due(reading_s):
+            self._probe_rounds = PROBE_ROUNDS
+        if self._probe_rounds == 0:
             return 0
-        self._idle_rounds, self._probe_rounds = 0, min(2 * self._probe_rounds, MAX_PROBE_ROUNDS)
+        self._probe_rounds -= 1
         return 1
 
     def learn(self, finished: Round) -> None:
         self._costs.learn(finished)
+        if len(finished.proposal) > 0:
+            self._drafted_s = finished.verified_s
+            if finished.proposal.num_tail_tokens > 0:
+                self._num_read = self._num_tokens
         for index in range(finished.num_decided):
             self._decided = self._decided * MEMORY + 1
             self._accepted = self._accepted * MEMORY + (index < finished.outcome.num_accepted)
 
-    def _tokens_per_second(self, k: int) -> float:
-        return tokens_per_round(min(self.alpha, 0.999), k) / self._costs.round_s(k)
+    def _is_probe_due(self, reading_s: float) -> bool:
+        """Costs may have changed while nobody drafted, alpha while this request did not."""
+        since_s = min(self._drafted_s, self._costs.drafted_s)
+        price_s = reading_s + PROBE_ROUNDS * self._costs.propose_s(1)
+        if self._costs.now_s - since_s < price_s / PROBE_SHARE:
+            return False
+        # One is enough: the others need not try at the same time.
+        self._drafted_s = self._costs.drafted_s = self._costs.now_s
+        return True
+
+    def _seconds_per_token(self, k: int) -> float:
+        return self._costs.round_s(k) / tokens_per_round(min(self.alpha, 0.999), k)

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.drafting.custom import load_drafter
 from paceline.errors import ConfigError
-from tests.coordinator.test_ngram import decide, make_context
+from tests.coordinator.contexts import decide, make_context
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = "examples.copy_drafter:make_drafter"

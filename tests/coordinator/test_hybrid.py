@@ -7,7 +7,7 @@ from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafting.hybrid import HybridDrafter
 from coordinator.drafting.ngram import NgramDrafter
-from tests.coordinator.test_ngram import decide, make_context
+from tests.coordinator.contexts import decide, make_context
 
 BY_MODEL = Proposal([50, 51], [np.array([50]), np.array([51])], [np.ones(1), np.ones(1)])
 

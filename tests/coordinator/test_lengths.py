@@ -1,11 +1,12 @@
 """The goodput rule in a world of known alpha and costs: simulated, since true ones can't be set."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
+from coordinator.context import Context
 from coordinator.lengths import LengthRule
 from coordinator.lengths.choice import make_length
 from coordinator.lengths.costs import Costs, LinearCost
@@ -13,36 +14,57 @@ from coordinator.lengths.goodput import GoodputLength
 from coordinator.rounds import Round
 from paceline.sampling import Bounds, EntropyAdaptive, SpeculationParams
 from paceline.theory import best_k, speedup
+from tests.coordinator.contexts import make_context
 
 
 @dataclass
 class World:
-    """Seconds of a draft step and of a verify; the chance that a decided draft is accepted."""
+    """Seconds of a draft step, of a verify, and of reading a token; the chance that a decided draft is accepted."""
 
     alpha: float
     draft_s: float
     verify_s: float = 0.02
+    read_s: float = 0.0
     noise: float = 0.1
+    now_s: float = field(default=0.0, init=False)
+    # Whose context the drafter last read, and how much of it.
+    _reads: tuple[Context | None, int] = field(default=(None, 0), init=False)
 
-    def play(self, length: LengthRule, rounds: int, coin: random.Random) -> tuple[int, float]:
+    def play(
+        self, length: LengthRule, rounds: int, coin: random.Random, context: Context | None = None
+    ) -> tuple[int, float]:
         """Tokens and seconds of so many rounds."""
-        tokens, seconds = 0, 0.0
+        context = context or make_context([0], max_tokens=99_000)
+        num_before, began_s = len(context), self.now_s
         for _ in range(rounds):
-            k = length.choose()
+            k = length.choose(context)
             accepted = next((i for i in range(k) if coin.random() >= self.alpha), k)
-            propose_s = k * self.draft_s * coin.uniform(1 - self.noise, 1 + self.noise)
-            verify_s = self.verify_s * coin.uniform(1 - self.noise, 1 + self.noise)
+            num_tail_tokens = self._read(context) if k > 0 and self.read_s > 0 else 0
+            propose_s = num_tail_tokens * self.read_s + k * self._about(self.draft_s, coin)
+            proposed_s = self.now_s + propose_s
+            ended_s = proposed_s + self._about(self.verify_s, coin)
             outcome = Outcome([0] * (accepted + 1), accepted, Origin.BONUS)
-            length.learn(Round(Proposal([0] * k), Verdict([0]), outcome, 0.0, propose_s, propose_s + verify_s))
-            tokens += accepted + 1
-            seconds += propose_s + verify_s
-        return tokens, seconds
+            proposal = Proposal([0] * k, num_tail_tokens=num_tail_tokens)
+            length.learn(Round(proposal, Verdict([0]), outcome, self.now_s, proposed_s, ended_s))
+            context.extend(outcome)
+            self.now_s = ended_s
+        return len(context) - num_before, self.now_s - began_s
+
+    def _read(self, context: Context) -> int:
+        """How many tokens that was."""
+        num_read = self._reads[1] if self._reads[0] is context else 0
+        self._reads = context, len(context)
+        return len(context) - num_read
+
+    def _about(self, seconds: float, coin: random.Random) -> float:
+        return seconds * coin.uniform(1 - self.noise, 1 + self.noise)
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("c", [0.02, 0.2, 0.8])
-def test_speed_comes_close_to_that_of_the_best_fixed_k(alpha: float, c: float) -> None:
-    world, costs, coin = World(alpha, draft_s=c * 0.02), Costs(), random.Random(1)
+@pytest.mark.parametrize("read_s", [0.0, 0.0001])
+def test_speed_comes_close_to_that_of_the_best_fixed_k(alpha: float, c: float, read_s: float) -> None:
+    world, costs, coin = World(alpha, draft_s=c * 0.02, read_s=read_s), Costs(), random.Random(1)
     world.play(GoodputLength(Bounds(0, 8), costs), 200, coin)
     tokens, seconds = world.play(GoodputLength(Bounds(0, 8), costs), 400, coin)
     best = speedup(alpha, best_k(alpha, c, longest=8), c) / world.verify_s
@@ -50,28 +72,67 @@ def test_speed_comes_close_to_that_of_the_best_fixed_k(alpha: float, c: float) -
     assert tokens / seconds > 0.9 * best
 
 
-def test_a_request_that_fell_to_zero_comes_back() -> None:
-    costs, coin = Costs(), random.Random(2)
+@pytest.mark.parametrize("read_s", [0.0, 0.0001])
+def test_a_request_that_fell_to_zero_comes_back(read_s: float) -> None:
+    costs, coin, context = Costs(), random.Random(2), make_context([0], max_tokens=99_000)
     length = GoodputLength(Bounds(0, 8), costs)
-    World(alpha=0.05, draft_s=0.016).play(length, 300, coin)
-    assert length.choose() == 0
-    World(alpha=0.97, draft_s=0.002).play(length, 3000, coin)
-    assert max(length.choose() for _ in range(2)) > 0
+    world = World(alpha=0.05, draft_s=0.016, read_s=read_s)
+    world.play(length, 300, coin, context)
+    assert length.choose(context) == 0
+    world.alpha, world.draft_s = 0.97, 0.002
+    world.play(length, 3000, coin, context)
+    assert length.choose(context) > 0
+
+
+def test_another_request_finds_out_that_drafting_pays_again() -> None:
+    world, costs, coin = World(alpha=0.5, draft_s=0.02, read_s=0.0001), Costs(), random.Random(7)
+    world.play(GoodputLength(Bounds(0, 8), costs), 200, coin)
+    world.draft_s = 0.002
+    for _ in range(40):
+        context, length = make_context([0] * 100), GoodputLength(Bounds(0, 8), costs)
+        world.play(length, 40, coin, context)
+    assert length.choose(context) > 0
+
+
+def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:
+    world, costs, coin = World(alpha=0.8, draft_s=0.002, read_s=0.001), Costs(), random.Random(8)
+    # Until costs are known, prompts are read.
+    for _ in range(3):
+        world.play(GoodputLength(Bounds(0, 8), costs), 50, coin, make_context([0] * 100))
+    short = GoodputLength(Bounds(0, 8), costs)
+    assert short.choose(make_context([0] * 2_000, max_tokens=50)) == 0
+    assert short.choose(make_context([0] * 2_000, max_tokens=10_000)) == 0
+    assert short.choose(make_context([0] * 100, max_tokens=50)) > 0
+    long = make_context([0] * 2_000, max_tokens=10_000)
+    tokens, _ = world.play(short, 400, coin, long)
+    # An answer that goes on is likely to go on.
+    assert tokens > 800
+    assert short.choose(long) > 0
+
+
+def test_probing_takes_little_time() -> None:
+    world, costs, coin = World(alpha=0.3, draft_s=0.02, read_s=0.001), Costs(), random.Random(9)
+    world.play(GoodputLength(Bounds(0, 8), costs), 200, coin)
+    tokens, seconds = 0, 0.0
+    for _ in range(60):
+        num_tokens, took_s = world.play(GoodputLength(Bounds(0, 8), costs), 80, coin, make_context([0] * 300))
+        tokens, seconds = tokens + num_tokens, seconds + took_s
+    assert tokens / seconds > 0.97 / world.verify_s
 
 
 def test_bounds_hold() -> None:
     for alpha in (0.05, 0.99):
-        length = GoodputLength(Bounds(2, 3), Costs())
+        length, context = GoodputLength(Bounds(2, 3), Costs()), make_context([0])
         coin = random.Random(3)
         for _ in range(100):
-            World(alpha, draft_s=0.016).play(length, 1, coin)
-            assert length.choose() in (2, 3)
+            World(alpha, draft_s=0.016).play(length, 1, coin, context)
+            assert length.choose(context) in (2, 3)
 
 
 def test_requests_share_what_rounds_cost() -> None:
     costs, coin = Costs(), random.Random(4)
     World(alpha=0.1, draft_s=0.02).play(GoodputLength(Bounds(0, 8), costs), 200, coin)
-    assert GoodputLength(Bounds(0, 8), costs).choose() == 0
+    assert GoodputLength(Bounds(0, 8), costs).choose(make_context([0])) == 0
 
 
 def test_cost_is_a_line_and_outliers_do_not_bend_it() -> None:
@@ -89,4 +150,4 @@ def test_cost_is_a_line_and_outliers_do_not_bend_it() -> None:
 def test_other_lengths_do_not_depend_on_the_past(wanted: int | EntropyAdaptive, chosen: int) -> None:
     length = make_length(SpeculationParams(num_draft_tokens=wanted), Costs())
     World(alpha=0.1, draft_s=0.02).play(length, 20, random.Random(6))
-    assert length.choose() == chosen
+    assert length.choose(make_context([0])) == chosen

@@ -3,36 +3,11 @@
 import asyncio
 import random
 from collections.abc import Sequence
-from typing import cast
 
 import pytest
 
-from coordinator.acceptance import Origin, Outcome
-from coordinator.context import Context, Request
 from coordinator.drafting.ngram import CONTEXT_LENGTHS, TURN_TOKENS, NgramDrafter, NgramTable, Prediction
-from coordinator.text import TextStream
-from paceline.sampling import SamplingParams, SpeculationParams
-
-
-class SilentText:
-    """Stands in for a TextStream: what tokens mean is of no concern here."""
-
-    is_stopped = False
-
-    def push(self, token: int, is_end: bool, may_stop: bool) -> str:
-        return ""
-
-    def finish(self) -> str:
-        return ""
-
-
-def make_context(prompt: list[int]) -> Context:
-    request = Request("id", prompt, SamplingParams(seed=1, max_tokens=10_000), SpeculationParams(), (), 100_000)
-    return Context(request, cast(TextStream, SilentText()))
-
-
-def decide(context: Context, tokens: list[int]) -> None:
-    context.extend(Outcome(tokens, len(tokens) - 1, Origin.BONUS))
+from tests.coordinator.contexts import decide, make_context
 
 
 def make_table(tokens: Sequence[int], window: int = 4096) -> NgramTable:

@@ -1,0 +1,30 @@
+"""Contexts without text, for what looks at tokens alone."""
+
+from typing import cast
+
+from coordinator.acceptance import Origin, Outcome
+from coordinator.context import Context, Request
+from coordinator.text import TextStream
+from paceline.sampling import SamplingParams, SpeculationParams
+
+
+class SilentText:
+    """Stands in for a TextStream: what tokens mean is of no concern here."""
+
+    is_stopped = False
+
+    def push(self, token: int, is_end: bool, may_stop: bool) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+def make_context(prompt: list[int], max_tokens: int = 10_000) -> Context:
+    sampling = SamplingParams(seed=1, max_tokens=max_tokens)
+    request = Request("id", prompt, sampling, SpeculationParams(), (), 100_000)
+    return Context(request, cast(TextStream, SilentText()))
+
+
+def decide(context: Context, tokens: list[int]) -> None:
+    context.extend(Outcome(tokens, len(tokens) - 1, Origin.BONUS))
