@@ -20,3 +20,8 @@ class Round:
     def num_decided(self) -> int:
         """Drafts that were accepted or rejected: those behind a rejection were neither."""
         return min(len(self.proposal), self.outcome.num_accepted + 1)
+
+    def is_beside(self, other: "Round") -> bool:
+        """Whether both ran at about the same time: each is beside itself."""
+        half_s = (self.verified_s - self.started_s) / 2
+        return abs(other.started_s - self.started_s) <= half_s

@@ -1,54 +1,79 @@
 """What rounds cost lately, and how often drafts were accepted: shared by all generations with one drafter."""
 
+import math
+
 from coordinator.rounds import Round
 
 # What an observation still counts after another one: about fifty rounds are remembered.
 MEMORY = 0.98
-# How firmly the slope's first guess is held, in squared draft tokens.
-GUESS_WEIGHT = 0.25
+# Standard deviations in shares of an expected time: of one time, of what a and b change by from one to the next,
+# and of the first guess at b.
+NOISE = 0.2
+START_DRIFT = 0.03
+SLOPE_DRIFT = 0.003
+FIRST_SLOPE_DOUBT = 0.05
+# Nothing is hoped to take less of what was predicted.
+LEAST_HOPE = 0.2
 # A time beyond this many times the expected one is cut: a replay or a long catch-up says nothing of the next round.
 OUTLIER = 3.0
-# Hopeful: too low a guess would stop drafting, and with it what could correct the guess.
+# Hopeful: too low a guess would stop drafting, and with it what could correct the guess. It counts as so many drafts.
 FIRST_ALPHA = 0.95
+FIRST_ALPHA_WEIGHT = 4.0
 # Context tokens a Propose brings along when the round before it had drafts too. A longer tail is read once: taken
 # for the price of every draft, it would end drafting for good.
 NORMAL_TAIL = 2
 
 
 class LinearCost:
-    """seconds = a + b k, by least squares with fading memory."""
+    """seconds = a + b k, where both drift: a Kalman filter, all deviations in shares of the time expected.
+
+    While k stays as it is nothing is learned of b, and nothing forgotten: only its uncertainty grows.
+    """
 
     def __init__(self, guessed_slope: float, free_start: bool) -> None:
         """Until different k were seen, b is `guessed_slope` of the time; or, with `free_start`, a is 0."""
         self._guessed_slope = guessed_slope
         self._free_start = free_start
-        self._weight = 0.0
-        self._mean_k = 0.0
-        self._mean_s = 0.0
-        self._var_k = 0.0
+        self._start_s = 0.0
+        self._slope_s = 0.0
+        # Covariance of the two, in squared seconds.
+        self._var_start = 0.0
+        self._var_slope = 0.0
         self._cov = 0.0
+        self.is_known = False
 
-    @property
-    def is_known(self) -> bool:
-        return self._weight > 0
+    def learn(self, k: float, seconds: float) -> None:
+        if not self.is_known:
+            self._begin(k, seconds)
+            return
+        expected_s = self.predict(k)
+        seconds = min(seconds, OUTLIER * expected_s)
+        self._var_start += (START_DRIFT * expected_s) ** 2
+        self._var_slope += (SLOPE_DRIFT * expected_s) ** 2
+        to_start, to_slope = self._var_start + self._cov * k, self._cov + self._var_slope * k
+        variance = to_start + to_slope * k + (NOISE * expected_s) ** 2
+        surprise = (seconds - self._start_s - self._slope_s * k) / variance
+        self._start_s += to_start * surprise
+        self._slope_s = max(0.0, self._slope_s + to_slope * surprise)
+        self._var_start -= to_start * to_start / variance
+        self._var_slope -= to_slope * to_slope / variance
+        self._cov -= to_start * to_slope / variance
 
-    def learn(self, k: int, seconds: float) -> None:
-        if self._weight > 4:
-            seconds = min(seconds, OUTLIER * self.predict(k))
-        self._weight = self._weight * MEMORY + 1
-        rate = 1 / self._weight
-        delta_k, delta_s = k - self._mean_k, seconds - self._mean_s
-        self._mean_k += rate * delta_k
-        self._mean_s += rate * delta_s
-        self._var_k = (1 - rate) * (self._var_k + rate * delta_k * delta_k)
-        self._cov = (1 - rate) * (self._cov + rate * delta_k * delta_s)
-
-    def predict(self, k: int) -> float:
+    def predict(self, k: float) -> float:
         """Seconds, > 0."""
-        through_zero = self._mean_s / max(1.0, self._mean_k)
-        guess = through_zero if self._free_start else self._guessed_slope * self._mean_s
-        slope = max(0.0, (self._cov + GUESS_WEIGHT * guess) / (self._var_k + GUESS_WEIGHT))
-        return max(1e-6, 0.2 * self._mean_s, self._mean_s + slope * (k - self._mean_k))
+        return max(1e-6, self._start_s + self._slope_s * k)
+
+    def hope(self, k: float) -> float:
+        """As predicted, less one standard deviation of the prediction: so a k that was not tried lately is."""
+        variance = self._var_start + 2 * self._cov * k + self._var_slope * k * k
+        predicted_s = self.predict(k)
+        return max(LEAST_HOPE * predicted_s, predicted_s - math.sqrt(max(0.0, variance)))
+
+    def _begin(self, k: float, seconds: float) -> None:
+        self._slope_s = seconds / max(1.0, k) if self._free_start else self._guessed_slope * seconds
+        self._start_s = seconds - self._slope_s * k
+        self._var_start, self._var_slope = seconds * seconds, (FIRST_SLOPE_DOUBT * seconds) ** 2
+        self.is_known = True
 
 
 class ReadingCost:
@@ -70,43 +95,58 @@ class ReadingCost:
 
 
 class Costs:
-    """Times of Propose and Verify by number of drafts, of reading what the drafter missed, and alpha over all requests."""
+    """Times of Propose and Verify by number of drafts, of reading what the drafter missed, and alpha over all requests.
+
+    Sequences share forwards: a round takes longer for the drafts of all that are in it, not for its own alone. So
+    times are learned against the mean k of the rounds that ran beside each other; a round that asks what k costs
+    asks what it would cost if all did the same.
+    """
 
     def __init__(self) -> None:
         self._propose = LinearCost(guessed_slope=0.0, free_start=True)
         # A forward of few rows costs little more than one of a single row.
         self._verify = LinearCost(guessed_slope=0.02, free_start=False)
         self._reading = ReadingCost()
+        # Rounds that others may still be running beside.
+        self._recent: list[Round] = []
         self.alpha = FIRST_ALPHA
+        self._alpha_weight = FIRST_ALPHA_WEIGHT
         # When a round last ended, and when one last had drafts: seconds of `time.perf_counter`.
         self.now_s = 0.0
         self.drafted_s = 0.0
 
     def learn(self, finished: Round) -> None:
-        k, num_tail_tokens = len(finished.proposal), finished.proposal.num_tail_tokens
-        propose_s = finished.proposed_s - finished.started_s
-        if k > 0 and num_tail_tokens <= NORMAL_TAIL:
-            self._propose.learn(k, propose_s)
-        elif k > 0 and self._propose.is_known:
-            self._reading.learn(num_tail_tokens, propose_s - self._propose.predict(k))
-        self._verify.learn(k, finished.verified_s - finished.proposed_s)
         for index in range(finished.num_decided):
             accepted = index < finished.outcome.num_accepted
-            self.alpha += (1 - MEMORY) * (accepted - self.alpha)
+            self._alpha_weight = self._alpha_weight * MEMORY + 1
+            self.alpha += (accepted - self.alpha) / self._alpha_weight
         self.now_s = finished.verified_s
-        if k > 0:
+        if len(finished.proposal) > 0:
             self.drafted_s = self.now_s
+        over = [each for each in self._recent if each.verified_s <= finished.started_s]
+        self._recent = [each for each in self._recent if each.verified_s > finished.started_s]
+        self._recent.append(finished)
+        for each in over:
+            self._learn_times(each, over)
 
     def round_s(self, k: int) -> float:
-        """Expected seconds of a round of k drafts; without measurements every k costs as much."""
+        """Seconds that a round of k drafts may well take; without measurements every k takes as long."""
         if not self._verify.is_known:
             return 1.0
-        return self._verify.predict(k) + self.propose_s(k)
-
-    def propose_s(self, k: int) -> float:
-        """Expected seconds until k drafts are there, by a drafter that has read the context; 0 until known."""
-        return self._propose.predict(k) if k > 0 and self._propose.is_known else 0.0
+        return self._verify.hope(k) + (self._propose.hope(k) if k > 0 and self._propose.is_known else 0.0)
 
     def reading_s(self, num_tokens: int) -> float:
         """Expected seconds for a drafter to read context it has missed; 0 until known."""
         return self._reading.predict(num_tokens) if num_tokens > NORMAL_TAIL else 0.0
+
+    def _learn_times(self, finished: Round, others: list[Round]) -> None:
+        k = len(finished.proposal)
+        beside = [len(each.proposal) for each in others if finished.is_beside(each)]
+        mean_k = sum(beside) / len(beside)
+        num_tail_tokens = finished.proposal.num_tail_tokens
+        propose_s = finished.proposed_s - finished.started_s
+        if k > 0 and num_tail_tokens <= NORMAL_TAIL:
+            self._propose.learn(mean_k, propose_s)
+        elif k > 0 and self._propose.is_known:
+            self._reading.learn(num_tail_tokens, propose_s - self._propose.predict(mean_k))
+        self._verify.learn(mean_k, finished.verified_s - finished.proposed_s)

@@ -21,7 +21,7 @@ MEMORY = 0.98
 FIRST_REST = 128
 # What does not pay is tried again, as often as takes this share of the time: two rounds of one draft, for in the
 # first the drafter reads what it missed, and only the second shows what a draft costs.
-PROBE_SHARE = 0.005
+PROBE_SHARE = 0.01
 PROBE_ROUNDS = 2
 
 
@@ -76,7 +76,7 @@ class GoodputLength:
     def _is_probe_due(self, reading_s: float) -> bool:
         """Costs may have changed while nobody drafted, alpha while this request did not."""
         since_s = min(self._drafted_s, self._costs.drafted_s)
-        price_s = reading_s + PROBE_ROUNDS * self._costs.propose_s(1)
+        price_s = reading_s + PROBE_ROUNDS * (self._costs.round_s(1) - self._costs.round_s(0))
         if self._costs.now_s - since_s < price_s / PROBE_SHARE:
             return False
         # One is enough: the others need not try at the same time.

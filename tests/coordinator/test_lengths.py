@@ -120,6 +120,32 @@ def test_probing_takes_little_time() -> None:
     assert tokens / seconds > 0.97 / world.verify_s
 
 
+def play_together(alphas: list[float], costs: Costs, rounds: int, coin: random.Random, now_s: float) -> float:
+    """Sequences in one forward, which takes longer for every draft in it; returns tokens a second."""
+    lengths = [GoodputLength(Bounds(0, 8), costs) for _ in alphas]
+    context, tokens, began_s = make_context([0], max_tokens=99_000), 0, now_s
+    for _ in range(rounds):
+        ks = [length.choose(context) for length in lengths]
+        ended_s = now_s + (0.02 + 0.002 * sum(ks)) * coin.uniform(0.9, 1.1)
+        for k, alpha, length in zip(ks, alphas, lengths, strict=True):
+            accepted = next((i for i in range(k) if coin.random() >= alpha), k)
+            outcome = Outcome([0] * (accepted + 1), accepted, Origin.BONUS)
+            length.learn(Round(Proposal([0] * k), Verdict([0]), outcome, now_s, now_s, ended_s))
+            tokens += accepted + 1
+        now_s = ended_s
+    return tokens / (now_s - began_s)
+
+
+def test_sequences_in_one_forward_count_what_all_their_drafts_cost() -> None:
+    costs, coin = Costs(), random.Random(10)
+    alphas = [0.3, 0.4, 0.45, 0.5, 0.5, 0.55, 0.6, 0.7]
+    play_together(alphas, costs, 100, coin, 0.0)
+    plain = len(alphas) / 0.02
+    assert play_together(alphas, costs, 400, coin, costs.now_s) > 0.97 * plain
+    # One at a time drafts pay: others' are not there any more.
+    assert play_together([0.9], costs, 1000, coin, costs.now_s) > 1.5 * plain / len(alphas)
+
+
 def test_bounds_hold() -> None:
     for alpha in (0.05, 0.99):
         length, context = GoodputLength(Bounds(2, 3), Costs()), make_context([0])
