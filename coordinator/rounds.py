@@ -21,7 +21,10 @@ class Round:
         """Drafts that were accepted or rejected: those behind a rejection were neither."""
         return min(len(self.proposal), self.outcome.num_accepted + 1)
 
-    def is_beside(self, other: "Round") -> bool:
-        """Whether both ran at about the same time: each is beside itself."""
-        half_s = (self.verified_s - self.started_s) / 2
-        return abs(other.started_s - self.started_s) <= half_s
+    @property
+    def propose_s(self) -> float:
+        return self.proposed_s - self.started_s
+
+    @property
+    def verify_s(self) -> float:
+        return self.verified_s - self.proposed_s

@@ -1,20 +1,25 @@
 """What rounds cost lately, and how often drafts were accepted: shared by all generations with one drafter."""
 
 import math
+from statistics import fmean
 
 from coordinator.rounds import Round
 
-# What an observation still counts after another one: about fifty rounds are remembered.
+# What an observation still counts after another one: of reading, and of a draft decided.
 MEMORY = 0.98
+ALPHA_MEMORY = 0.995
 # Standard deviations in shares of an expected time: of one time, of what a and b change by from one to the next,
 # and of the first guess at b.
 NOISE = 0.2
 START_DRIFT = 0.03
 SLOPE_DRIFT = 0.003
-FIRST_SLOPE_DOUBT = 0.05
+FIRST_SLOPE_DOUBT = 0.2
+# A time is cut to so many of its standard deviations: that others' prompts, a replay or a catch-up were in it says
+# nothing of the next round.
+MOST_SURPRISE = 2.0
 # Nothing is hoped to take less of what was predicted.
 LEAST_HOPE = 0.2
-# A time beyond this many times the expected one is cut: a replay or a long catch-up says nothing of the next round.
+# A time to read context beyond this many times the expected one is cut.
 OUTLIER = 3.0
 # Hopeful: too low a guess would stop drafting, and with it what could correct the guess. It counts as so many drafts.
 FIRST_ALPHA = 0.95
@@ -47,7 +52,8 @@ class LinearCost:
             self._begin(k, seconds)
             return
         expected_s = self.predict(k)
-        seconds = min(seconds, OUTLIER * expected_s)
+        deviation_s = MOST_SURPRISE * NOISE * expected_s
+        seconds = min(max(seconds, expected_s - deviation_s), expected_s + deviation_s)
         self._var_start += (START_DRIFT * expected_s) ** 2
         self._var_slope += (SLOPE_DRIFT * expected_s) ** 2
         to_start, to_slope = self._var_start + self._cov * k, self._cov + self._var_slope * k
@@ -107,8 +113,11 @@ class Costs:
         # A forward of few rows costs little more than one of a single row.
         self._verify = LinearCost(guessed_slope=0.02, free_start=False)
         self._reading = ReadingCost()
-        # Rounds that others may still be running beside.
+        # Rounds that others may still be running beside, and how many ran beside each other lately.
         self._recent: list[Round] = []
+        self.num_beside = 1
+        # What `rounds_s` answers until more is learned.
+        self._tables: dict[tuple[int, bool], list[float]] = {}
         self.alpha = FIRST_ALPHA
         self._alpha_weight = FIRST_ALPHA_WEIGHT
         # When a round last ended, and when one last had drafts: seconds of `time.perf_counter`.
@@ -118,19 +127,33 @@ class Costs:
     def learn(self, finished: Round) -> None:
         for index in range(finished.num_decided):
             accepted = index < finished.outcome.num_accepted
-            self._alpha_weight = self._alpha_weight * MEMORY + 1
+            self._alpha_weight = self._alpha_weight * ALPHA_MEMORY + 1
             self.alpha += (accepted - self.alpha) / self._alpha_weight
         self.now_s = finished.verified_s
         if len(finished.proposal) > 0:
             self.drafted_s = self.now_s
-        over = [each for each in self._recent if each.verified_s <= finished.started_s]
-        self._recent = [each for each in self._recent if each.verified_s > finished.started_s]
-        self._recent.append(finished)
-        for each in over:
-            self._learn_times(each, over)
+        # Sequences that share forwards end their rounds within moments, and half a round later all have.
+        middle_s = (finished.started_s + finished.verified_s) / 2
+        over = [each for each in self._recent if each.verified_s <= middle_s]
+        self._recent = [each for each in self._recent if each.verified_s > middle_s] + [finished]
+        if over:
+            self._learn_times(over)
 
     def round_s(self, k: int) -> float:
-        """Seconds that a round of k drafts may well take; without measurements every k takes as long."""
+        """Expected seconds of a round of k drafts; without measurements every k takes as long."""
+        if not self._verify.is_known:
+            return 1.0
+        return self._verify.predict(k) + (self._propose.predict(k) if k > 0 and self._propose.is_known else 0.0)
+
+    def rounds_s(self, most: int, hopeful: bool) -> list[float]:
+        """The same for every k from 0 to `most`; or, `hopeful`, seconds that it may well take, as far as is known."""
+        table = self._tables.get((most, hopeful))
+        if table is None:
+            table = [self._hoped_round_s(k) if hopeful else self.round_s(k) for k in range(most + 1)]
+            self._tables[most, hopeful] = table
+        return table
+
+    def _hoped_round_s(self, k: int) -> float:
         if not self._verify.is_known:
             return 1.0
         return self._verify.hope(k) + (self._propose.hope(k) if k > 0 and self._propose.is_known else 0.0)
@@ -139,14 +162,17 @@ class Costs:
         """Expected seconds for a drafter to read context it has missed; 0 until known."""
         return self._reading.predict(num_tokens) if num_tokens > NORMAL_TAIL else 0.0
 
-    def _learn_times(self, finished: Round, others: list[Round]) -> None:
-        k = len(finished.proposal)
-        beside = [len(each.proposal) for each in others if finished.is_beside(each)]
-        mean_k = sum(beside) / len(beside)
-        num_tail_tokens = finished.proposal.num_tail_tokens
-        propose_s = finished.proposed_s - finished.started_s
-        if k > 0 and num_tail_tokens <= NORMAL_TAIL:
-            self._propose.learn(mean_k, propose_s)
-        elif k > 0 and self._propose.is_known:
-            self._reading.learn(num_tail_tokens, propose_s - self._propose.predict(mean_k))
-        self._verify.learn(mean_k, finished.verified_s - finished.proposed_s)
+    def _learn_times(self, beside: list[Round]) -> None:
+        """Rounds that ran beside each other tell one thing together, not as many as they are."""
+        self.num_beside = len(beside)
+        self._tables.clear()
+        k = fmean(len(each.proposal) for each in beside)
+        drafted = [each for each in beside if len(each.proposal) > 0]
+        drafting = [each.propose_s for each in drafted if each.proposal.num_tail_tokens <= NORMAL_TAIL]
+        if drafting:
+            self._propose.learn(k, fmean(drafting))
+        drafting_s = self._propose.predict(k) if self._propose.is_known else 0.0
+        for each in drafted:
+            if each.proposal.num_tail_tokens > NORMAL_TAIL:
+                self._reading.learn(each.proposal.num_tail_tokens, each.propose_s - drafting_s)
+        self._verify.learn(k, fmean(each.verify_s for each in beside))

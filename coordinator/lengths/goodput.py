@@ -7,11 +7,12 @@ them, a drafter that has missed context must read it: the prompt, or what was de
 without drafts.
 """
 
+import math
+
 from coordinator.context import Context
 from coordinator.lengths.costs import Costs
 from coordinator.rounds import Round
 from paceline.sampling import Bounds
-from paceline.theory import tokens_per_round
 
 # A request starts from the acceptance of all requests, which counts as this many of its own decided drafts.
 PRIOR_WEIGHT = 12.0
@@ -23,6 +24,8 @@ FIRST_REST = 128
 # first the drafter reads what it missed, and only the second shows what a draft costs.
 PROBE_SHARE = 0.01
 PROBE_ROUNDS = 2
+# What drafts must promise to save where many share a forward, for they do not all come to the next one at once.
+BATCH_MARGIN = 0.1
 
 
 class GoodputLength:
@@ -36,8 +39,8 @@ class GoodputLength:
         # Context tokens: those the drafter had read when it last proposed, and all there are now.
         self._num_read = 0
         self._num_tokens = 0
-        # When this generation last had drafts, or began; and what is left of a probe.
-        self._drafted_s = costs.now_s
+        # When this generation last had drafts, or its first round; and what is left of a probe.
+        self._drafted_s = math.inf
         self._probe_rounds = 0
 
     @property
@@ -49,13 +52,11 @@ class GoodputLength:
         self._num_tokens = len(context)
         reading_s = self._costs.reading_s(self._num_tokens - self._num_read)
         rest = min(context.num_remaining, FIRST_REST + context.num_generated)
-
-        def rest_s(k: int) -> float:
-            return rest * self._seconds_per_token(k) + (reading_s if k > 0 else 0.0)
-
-        best = min(range(self._bounds.min, self._bounds.max + 1), key=lambda k: (rest_s(k), k))
-        if best > 0:
-            return best
+        # A batch of which a part drafts falls apart into two, with a forward for each: all draft, or none.
+        others = 1 - 1 / self._costs.num_beside
+        alpha = self.alpha + others * (self._costs.alpha - self.alpha)
+        if self._best(alpha, rest, reading_s, others * BATCH_MARGIN) > 0:
+            return max(1, self._best(self.alpha, rest, reading_s))
         if self._probe_rounds == 0 and self._is_probe_due(reading_s):
             self._probe_rounds = PROBE_ROUNDS
         if self._probe_rounds == 0:
@@ -65,10 +66,10 @@ class GoodputLength:
 
     def learn(self, finished: Round) -> None:
         self._costs.learn(finished)
-        if len(finished.proposal) > 0:
+        if self._drafted_s == math.inf or len(finished.proposal) > 0:
             self._drafted_s = finished.verified_s
-            if finished.proposal.num_tail_tokens > 0:
-                self._num_read = self._num_tokens
+        if len(finished.proposal) > 0 and finished.proposal.num_tail_tokens > 0:
+            self._num_read = self._num_tokens
         for index in range(finished.num_decided):
             self._decided = self._decided * MEMORY + 1
             self._accepted = self._accepted * MEMORY + (index < finished.outcome.num_accepted)
@@ -83,5 +84,17 @@ class GoodputLength:
         self._drafted_s = self._costs.drafted_s = self._costs.now_s
         return True
 
-    def _seconds_per_token(self, k: int) -> float:
-        return self._costs.round_s(k) / tokens_per_round(min(self.alpha, 0.999), k)
+    def _best(self, alpha: float, rest: int, reading_s: float, margin: float = 0.0) -> int:
+        """The k by which `rest` tokens come soonest; drafts must save a share of `margin` of the time without."""
+        # Hope is for what costs nothing to try.
+        rounds_s = self._costs.rounds_s(self._bounds.max, hopeful=reading_s == 0)
+        best, best_s = 0, math.inf
+        tokens = chance = 1.0
+        for k, round_s in enumerate(rounds_s):
+            rest_s = rest / tokens * round_s + reading_s if k > 0 else (1 - margin) * rest * round_s
+            if k >= self._bounds.min and rest_s < best_s:
+                best, best_s = k, rest_s
+            # Expected tokens of a round with one more draft.
+            chance *= alpha
+            tokens += chance
+        return best
