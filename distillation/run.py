@@ -30,7 +30,6 @@ from distillation.loss import Agreement, FrozenHead
 from distillation.questions import Questions, read_openings
 from distillation.trainer import Plan, Trainer
 from distillation.writer import Writer
-from paceline.engine.linear import FOR_MANY_ROWS
 from paceline.engine.llama import Llama
 from paceline.engine.weights import LoadedModel
 from paceline.errors import ConfigError
@@ -208,4 +207,4 @@ class Distillation:
 
     def _model(self) -> Llama:
         # It takes the tensors out of what it is given; the trainer needs them too.
-        return Llama(self.target.config, dict(self.target.tensors), FOR_MANY_ROWS, self.target.config.max_model_len)
+        return Llama(self.target.config, dict(self.target.tensors), "none", self.target.config.max_model_len)

@@ -11,16 +11,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from paceline.engine.kernels import bfloat16, int8
+from paceline.engine.kernels import bfloat16, int8, matrix_unit
 from paceline.engine.kernels.bfloat16 import multiply_bfloat16, pack_bfloat16
 from paceline.engine.kernels.int8 import multiply_int8, pack_int8
+from paceline.engine.kernels.matrix_unit import DEPTH, UNIT_ROWS, multiply_on_matrix_unit, pack_for_matrix_unit
 from paceline.engine.kernels.products import multiply_int8_weights, pack_int8_weights
 from paceline.engine.kernels.scalars import Array, bits_of, tensor_of
 from paceline.engine.kernels.tiles import no_residual, pad_features
-
-# In a quantization's place: weights as they are, for text that need not be the same bit by bit whatever runs beside
-# it. With a matrix unit (AMX) oneDNN has ten times our own kernel's speed at 128 rows.
-FOR_MANY_ROWS = "for-many-rows"
 
 
 class Linear(Protocol):
@@ -86,33 +83,24 @@ class PackedLinear:
 
 
 class MatrixUnitLinear:
-    """oneDNN on a processor's matrix unit (AMX): 32 rows in the time of one, and each with its own bits.
-
-    Of more rows it sums in another order, so they are run 32 at a time: three times as fast as our own kernel still.
-    """
-
-    _MOST_ROWS = 32
-    _MIN_ROWS = 4
+    """Weights in bfloat16 and a kernel of ours for the processor's matrix unit (AMX)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._linear = PackedLinear(weight, bias)
+        self._out_features = weight.shape[0]
+        self._packed = pack_for_matrix_unit(weight)
+        self._bias = pad_features(_float_bias(weight, bias))
+        self._no_residual = no_residual(self._out_features, np.uint16)
 
     def padded(self, num_rows: int) -> int:
-        """Few counts, for oneDNN makes a kernel for each: 4, 8, 16, and multiples of 32."""
-        if num_rows <= self._MOST_ROWS:
-            return max(self._MIN_ROWS, 1 << (num_rows - 1).bit_length())
-        return -(-num_rows // self._MOST_ROWS) * self._MOST_ROWS
+        return -(-num_rows // UNIT_ROWS) * UNIT_ROWS
 
     def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        if x.shape[0] <= self._MOST_ROWS:
-            return self._linear(x, residual)
-        parts = [slice(first, first + self._MOST_ROWS) for first in range(0, x.shape[0], self._MOST_ROWS)]
-        return np.concatenate([self._linear(x[part], None if residual is None else residual[part]) for part in parts])
+        added = self._no_residual if residual is None else pad_features(residual)
+        return _cut(multiply_on_matrix_unit(x, self._packed, self._bias, added), self._out_features)
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
-        has_unit: bool = torch.cpu._is_amx_tile_supported()
-        return weight.dtype is torch.bfloat16 and PackedLinear.is_available() and has_unit
+        return weight.dtype is torch.bfloat16 and weight.shape[1] % DEPTH == 0 and matrix_unit.is_available()
 
 
 class Bfloat16Linear:
@@ -187,12 +175,12 @@ def _cut(y: Array, out_features: int) -> Array:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: str) -> Linear:
-    """The fastest way to multiply by `weight` on this processor: few rows, or FOR_MANY_ROWS many."""
+    """The fastest way to multiply by `weight` on this processor."""
     if quantization == "int8":
         return Int8Linear(weight, bias) if int8.DOT.is_available else Int8WeightLinear(weight, bias)
-    if quantization != FOR_MANY_ROWS and MatrixUnitLinear.takes(weight):
+    if MatrixUnitLinear.takes(weight):
         return MatrixUnitLinear(weight, bias)
-    if quantization != FOR_MANY_ROWS and Bfloat16Linear.takes(weight):
+    if Bfloat16Linear.takes(weight):
         return Bfloat16Linear(weight, bias)
     if PackedLinear.is_available():
         return PackedLinear(weight, bias)

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
 from paceline.engine.kernels import int8
-from paceline.engine.kernels.scalars import bits_of, tensor_of
+from paceline.engine.kernels.scalars import bits_of, pad_rows, tensor_of
 from paceline.engine.linear import (
-    FOR_MANY_ROWS,
     Bfloat16Linear,
     Int8Linear,
     Int8WeightLinear,
@@ -23,6 +21,13 @@ from paceline.engine.linear import (
 MAX_ROWS = 2048
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 KINDS: list[MakeLinear] = [PlainLinear, PackedLinear, MatrixUnitLinear, Bfloat16Linear, Int8Linear, Int8WeightLinear]
+
+
+def multiplied(linear: Linear, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """With the rows that padding takes, and without their products."""
+    num_rows = linear.padded(x.shape[0])
+    added = None if residual is None else pad_rows(bits_of(residual), num_rows)
+    return tensor_of(linear(pad_rows(bits_of(x), num_rows), added))[: x.shape[0]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,6 +44,8 @@ def test_padding_is_enough_and_stays_what_it_is(kind: MakeLinear) -> None:
 def test_every_kind_adds_bias_and_residual(kind: MakeLinear, dtype: torch.dtype) -> None:
     if kind is Bfloat16Linear and not Bfloat16Linear.takes(torch.empty(2, 2, dtype=dtype)):
         pytest.skip("for bfloat16 weights, on processors with AVX512-BF16")
+    if kind is MatrixUnitLinear and not MatrixUnitLinear.takes(torch.empty(2, 32, dtype=dtype)):
+        pytest.skip("for bfloat16 weights, on processors with AMX")
     if kind is Int8Linear and not int8.DOT.is_available:
         pytest.skip("for processors with AVX512-VNNI")
     generator = torch.Generator().manual_seed(1)
@@ -49,7 +56,7 @@ def test_every_kind_adds_bias_and_residual(kind: MakeLinear, dtype: torch.dtype)
     tolerance = 0.5 if kind in (Int8Linear, Int8WeightLinear) else {torch.float32: 1e-4, torch.bfloat16: 0.25}[dtype]
     product = x.float() @ weight.float().T + bias.float()
     for added in (None, residual):
-        y = tensor_of(linear(bits_of(x), None if added is None else bits_of(added)))
+        y = multiplied(linear, x, added)
         expected = product if added is None else product + added.float()
         assert y.dtype is dtype
         torch.testing.assert_close(y.float(), expected, rtol=0, atol=tolerance)
@@ -63,29 +70,36 @@ def test_a_packed_linear_meets_few_counts_and_pads_few_rows() -> None:
     assert all(linear.padded(num_rows) <= num_rows * 17 / 16 for num_rows in range(4, MAX_ROWS + 1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_for_many_rows_it_is_the_librarys(dtype: torch.dtype) -> None:
-    """On processors with AVX512-BF16 too, where a kernel of ours is best for few."""
-    linear = make_linear(torch.randn(16, 16).to(dtype), None, FOR_MANY_ROWS)
-    assert isinstance(linear, PackedLinear if PackedLinear.is_available() else PlainLinear)
-
-
-@pytest.mark.skipif(not MatrixUnitLinear.takes(torch.empty(0).bfloat16()), reason="for processors with AMX")
-@pytest.mark.parametrize(("in_features", "out_features"), [(64, 128), (576, 960), (1536, 576), (576, 4096)])
-def test_on_a_matrix_unit_each_row_has_its_own_bits(in_features: int, out_features: int) -> None:
+@pytest.mark.skipif(not MatrixUnitLinear.takes(torch.empty(0, 32).bfloat16()), reason="for processors with AMX")
+@pytest.mark.parametrize(
+    ("in_features", "out_features"), [(32, 1), (64, 128), (576, 960), (1536, 576), (576, 4096), (576, 33)]
+)
+def test_on_a_matrix_unit_products_are_exact_and_each_row_has_its_own_bits(in_features: int, out_features: int) -> None:
     generator = torch.Generator().manual_seed(out_features)
     weight = torch.randn(out_features, in_features, generator=generator).bfloat16()
-    x = bits_of(torch.randn(200, in_features, generator=generator).bfloat16())
-    residual = bits_of(torch.randn(200, out_features, generator=generator).bfloat16())
-    linear = make_linear(weight, None, "none")
+    bias = torch.randn(out_features, generator=generator).bfloat16()
+    x = torch.randn(200, in_features, generator=generator).bfloat16()
+    residual = torch.randn(200, out_features, generator=generator).bfloat16()
+    linear = make_linear(weight, bias, "none")
     assert isinstance(linear, MatrixUnitLinear)
     for added in (None, residual):
-        together = linear(x, added)
-        for num_rows in (1, 2, 3, 4, 5, 8, 17, 31, 32, 33, 64, 100):
-            few = linear(x[:num_rows], None if added is None else added[:num_rows])
-            assert np.array_equal(few, together[:num_rows])
+        together = multiplied(linear, x, added)
+        expected = x.float() @ weight.float().T + bias.float() + (0 if added is None else added.float())
+        torch.testing.assert_close(together.float(), expected, rtol=2**-8, atol=2**-8)
+        for num_rows in (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 48, 64, 100):
+            few = multiplied(linear, x[-num_rows:], None if added is None else added[-num_rows:])
+            assert torch.equal(few, together[-num_rows:])
 
 
-def test_a_matrix_unit_meets_few_counts() -> None:
-    linear = MatrixUnitLinear(torch.randn(16, 16).bfloat16(), None)
-    assert sorted({linear.padded(num_rows) for num_rows in range(1, 100)}) == [4, 8, 16, 32, 64, 96, 128]
+@pytest.mark.skipif(not MatrixUnitLinear.takes(torch.empty(0, 32).bfloat16()), reason="for processors with AMX")
+def test_the_library_finds_the_matrix_unit_as_it_left_it() -> None:
+    """Its own products run on the same threads, and rely on how their registers are divided."""
+    weight, x = torch.randn(64, 576).bfloat16(), torch.randn(48, 576).bfloat16()
+    ours, librarys = MatrixUnitLinear(weight, None), PackedLinear(weight, None)
+    expected = [multiplied(each, x) for each in (ours, librarys)]
+    for num_rows in (48, 5, 20, 48, 1):
+        for linear, whole in zip((ours, librarys), expected, strict=True):
+            if num_rows == x.shape[0]:
+                assert torch.equal(multiplied(linear, x), whole)
+            else:
+                torch.testing.assert_close(multiplied(linear, x[:num_rows]), whole[:num_rows], rtol=2**-7, atol=2**-7)

@@ -127,6 +127,10 @@ class TileWriter:
                 address = cgutils.pointer_add(builder, out.start, offset, finished.type.as_pointer())
                 builder.store(finished, address, align=2)
 
+    def load_products(self, sums: Rows) -> list[list[Any]]:
+        """Of sums in memory: what `finish` takes."""
+        return [[self.load_floats(sums, row, block) for block in range(BLOCKS)] for row in range(self._num_rows)]
+
     def load_floats(self, rows: Rows, row: int, block: int) -> Any:
         """Sixteen elements of a row as float32."""
         builder = self.builder
@@ -158,22 +162,35 @@ def tile_code(write: Callable[..., None], *arrays: Any, parts_per_row: int = 1) 
     """What a Numba intrinsic returns that takes a count of rows and these arrays.
 
     A row is `parts_per_row` rows of words; the count is at most TILE_ROWS over that. `write(tile_writer, *rows)` writes
-    the code for one count. Each has code of its own, so that its sums have registers.
+    the code for one count.
+    """
+
+    def write_tile(builder: Any, num_rows: int, *rows: Rows) -> None:
+        write(TileWriter(builder, num_rows * parts_per_row), *rows)
+
+    return counted_code(write_tile, TILE_ROWS // parts_per_row, *arrays)
+
+
+def counted_code(write: Callable[..., None], most: int, *arrays: Any) -> Any:
+    """What a Numba intrinsic returns that takes a count, from 1 to `most`, and these arrays.
+
+    `write(builder, count, *rows)` writes the code for one count. Each has code of its own, so that its sums have
+    registers.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        count, *values = args
+        given, *values = args
         rows = []
         for kind, value in zip(arrays, values, strict=True):
             array = context.make_array(kind)(context, builder, value)
             strides, shape = (cgutils.unpack_tuple(builder, each) for each in (array.strides, array.shape))
             rows.append(Rows(array.data, strides[0], shape[-1], kind.dtype))
         after = builder.append_basic_block("after")
-        switch = builder.switch(count, after)
-        for num_rows in range(1, TILE_ROWS // parts_per_row + 1):
-            switch.add_case(INDEX(num_rows), block := builder.append_basic_block(f"rows_{num_rows}"))
+        switch = builder.switch(given, after)
+        for count in range(1, most + 1):
+            switch.add_case(INDEX(count), block := builder.append_basic_block(f"count_{count}"))
             builder.position_at_end(block)
-            write(TileWriter(builder, num_rows * parts_per_row), *rows)
+            write(builder, count, *rows)
             builder.branch(after)
         builder.position_at_end(after)
         return context.get_dummy_value()
