@@ -20,6 +20,8 @@ class EngineConfig:
     dtype: str = "bfloat16"
     # "none" or "int8" (weights only).
     quantization: str = "none"
+    # A row's bits depend on its own sequence alone; without that some products are faster. A draft can do without.
+    same_bits: bool = True
     device: str = "cpu"
     # Most tokens in a sequence; None takes the model's own limit.
     max_model_len: int | None = None

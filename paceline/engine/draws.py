@@ -40,10 +40,19 @@ class Draw:
         lists = sampling.allowed_token_ids or sampling.banned_token_ids or self.banned
         return bool(lists or sampling.logit_bias) or self.before is not None
 
+    @property
+    def takes_any_order(self) -> bool:
+        """Whether it draws by the logits alone, whichever tokens they are of."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Likeliest(Draw):
     """The likeliest token. Gives int."""
+
+    @property
+    def takes_any_order(self) -> bool:
+        return not (self.is_adjusted or self.is_observed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,10 @@ class FromSupport(Draw):
     uniform: float
     max_size: int
     min_mass: float
+
+    @property
+    def takes_any_order(self) -> bool:
+        return not (self.is_adjusted or self.is_observed)
 
 
 @dataclass(frozen=True, slots=True)

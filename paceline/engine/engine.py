@@ -61,7 +61,7 @@ def build_engine(
         )
     weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.tensors.values())
     num_blocks = _fit_cache(config, loaded.config, weights_bytes)
-    model = Llama(loaded.config, loaded.tensors, config.quantization, max_model_len)
+    model = Llama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.same_bits)
     progress("checking row invariance")
     dependent = find_dependent_parts(model, config.block_size)
     attention = PagedAttention(loaded.config, num_blocks, config.block_size)

@@ -143,6 +143,30 @@ class Int8Linear:
         return _cut(multiply_int8(x, self._packed, self._scale, self._bias, added), self._out_features)
 
 
+class DraftInt8Linear:
+    """int8 for few rows, whose time is that of reading weights; for many bfloat16, by the matrix unit.
+
+    A row's bits depend on how many are beside it. Takes the memory of both.
+    """
+
+    # What the matrix unit multiplies in the time of one row, int8 does up to half as many.
+    _FEW_ROWS = UNIT_ROWS // 2
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._for_few, self._for_many = Int8Linear(weight, bias), MatrixUnitLinear(weight, bias)
+
+    def padded(self, num_rows: int) -> int:
+        return num_rows if num_rows <= self._FEW_ROWS else self._for_many.padded(num_rows)
+
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
+        linear = self._for_few if x.shape[0] <= self._FEW_ROWS else self._for_many
+        return linear(x, residual)
+
+    @staticmethod
+    def takes(weight: torch.Tensor) -> bool:
+        return int8.DOT.is_available and MatrixUnitLinear.takes(weight)
+
+
 class Int8WeightLinear:
     """Weights as int8 with one scale per output feature; rows stay as they are. For any processor."""
 
@@ -174,8 +198,10 @@ def _cut(y: Array, out_features: int) -> Array:
     return y if y.shape[1] == out_features else np.ascontiguousarray(y[:, :out_features])
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: str) -> Linear:
-    """The fastest way to multiply by `weight` on this processor."""
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, same_bits: bool = True) -> Linear:
+    """The fastest way to multiply by `weight` on this processor; with `same_bits` each row has those it has alone."""
+    if quantization == "int8" and not same_bits and DraftInt8Linear.takes(weight):
+        return DraftInt8Linear(weight, bias)
     if quantization == "int8":
         return Int8Linear(weight, bias) if int8.DOT.is_available else Int8WeightLinear(weight, bias)
     if MatrixUnitLinear.takes(weight):

@@ -3,6 +3,9 @@
 Covers Llama, Mistral, Qwen2 (QKV bias) and Qwen3 (norms on queries and keys).
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -16,19 +19,20 @@ from paceline.engine.linear import Linear, make_linear
 from paceline.errors import ConfigError
 
 Tensors = dict[str, torch.Tensor]
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
 
 class Layer:
     """One decoder layer's weights."""
 
     def __init__(
-        self, tensors: Tensors, prefix: str, config: ModelConfig, quantization: str, rope: tuple[Array, Array]
+        self, tensors: Tensors, prefix: str, config: ModelConfig, make: MakeLinear, rope: tuple[Array, Array]
     ) -> None:
         def linear(*names: str) -> Linear:
             weight = torch.cat([tensors.pop(f"{prefix}{name}.weight") for name in names])
             biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
             bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
-            return make_linear(weight, bias, quantization)
+            return make(weight, bias)
 
         def norm(name: str) -> Array:  # [hidden_size] float32
             return tensors.pop(f"{prefix}{name}.weight").float().numpy()
@@ -49,23 +53,24 @@ class Layer:
 class Llama:
     """Embedding, decoder layers, head."""
 
-    def __init__(self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int) -> None:
-        """Takes the tensors out of `tensors`. Raises ConfigError if one is missing or has another shape."""
+    def __init__(
+        self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, same_bits: bool = True
+    ) -> None:
+        """Takes the tensors out of `tensors`; `same_bits`: see EngineConfig. Raises ConfigError if one is missing or has another shape."""
         self.config = config
         self.max_model_len = max_model_len
         _check_shapes(config, tensors)
         embedding = tensors["model.embed_tokens.weight"]
         self._embedding = bits_of(embedding)  # [vocab_size, hidden_size]
         head = embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
+        make = partial(make_linear, quantization=quantization, same_bits=same_bits)
         rope = _rope_tables(config, max_model_len)
-        self.layers = [
-            Layer(tensors, f"model.layers.{i}.", config, quantization, rope) for i in range(config.num_layers)
-        ]
+        self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, rope) for i in range(config.num_layers)]
         self._norm = tensors.pop("model.norm.weight").float().numpy()  # [hidden_size]
         # A draft's own: the tokens its head knows.
         ids = tensors.pop("head_ids", None)  # [head_size]
         known = None if ids is None else ids.numpy()
-        self.head = Head(head if ids is None else head[ids], known, config.vocab_size, quantization)
+        self.head = Head(make(head if ids is None else head[ids], None), known, config.vocab_size)
         self.embedding_dtype = embedding.dtype
 
     def padded(self, num_rows: int) -> int:
@@ -74,7 +79,7 @@ class Llama:
         return max(linear.padded(num_rows) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down))
 
     def forward(self, batch: Batch, attention: PagedAttention, plan: AttentionPlan) -> torch.Tensor:
-        """Feeds the batch's rows into the cache; returns the wanted rows' logits: [num_wanted, vocab_size] float32."""
+        """Feeds the batch's rows into the cache; returns the wanted rows' logits: [num_wanted, head_size] float32."""
         x = self._embedding[batch.tokens]  # [num_rows, hidden_size]
         for index in range(len(self.layers)):
             x = self.run_layer(index, x, attention, plan)

@@ -1,12 +1,15 @@
 """The only caller of the model: some rows of some jobs through one forward and one sampling."""
 
+from collections.abc import Iterable
+
 import torch
 
 from paceline.engine.attention import PagedAttention
 from paceline.engine.batch import BatchBuilder
+from paceline.engine.draws import Draw, Drawn
 from paceline.engine.job import Job
 from paceline.engine.llama import Llama
-from paceline.engine.observations import observe
+from paceline.engine.observations import Observation, observe
 from paceline.engine.sampler import Sampler
 
 # Plain rounds and rounds with drafts; they fit into the smallest block.
@@ -45,13 +48,19 @@ class Runner:
         batch = builder.build(self._model.padded(builder.num_rows))
         plan = self._attention.plan(batch.spans)
         flat = [draw for of_job in draws for draw in of_job]
-        logits = self._model.forward(batch, self._attention, plan)  # [num_wanted, vocab_size]
-        drawn = self._sampler.sample(logits, flat) if flat else []
-        seen = observe(logits, flat, drawn)
-        results = iter(zip(drawn, seen, strict=True))
+        known = self._model.forward(batch, self._attention, plan)  # [num_wanted, head_size]
+        results = iter(self._draw(known, flat) if flat else [])
         for (job, num_rows), of_job in zip(shares, draws, strict=True):
             job.sequence.tokens += job.pending[:num_rows]
             del job.pending[:num_rows]
             mine = [next(results) for _ in of_job]
             job.observe([observation for _, observation in mine if observation is not None])
             job.absorb([value for value, _ in mine])
+
+    def _draw(self, known: torch.Tensor, draws: list[Draw]) -> Iterable[tuple[Drawn, Observation | None]]:
+        head = self._model.head
+        if not head.knows_all and all(draw.takes_any_order for draw in draws):
+            return ((each, None) for each in head.with_ids(self._sampler.sample(known, draws)))
+        logits = head.over_vocabulary(known)
+        drawn = self._sampler.sample(logits, draws)
+        return zip(drawn, observe(logits, draws, drawn), strict=True)

@@ -26,9 +26,13 @@ def prepare_process() -> None:
 
 
 async def serve_model(
-    settings: ModelServerSettings, descriptor: ServiceDescriptor, make_servicer: Callable[[Any], Any], name: str
+    settings: ModelServerSettings,
+    descriptor: ServiceDescriptor,
+    make_servicer: Callable[[Any], Any],
+    name: str,
+    same_bits: bool = True,
 ) -> None:
-    """Loads the model, serves until SIGTERM or SIGINT, then drains."""
+    """Loads the model, serves until SIGTERM or SIGINT, then drains. `same_bits`: see EngineConfig."""
     prepare_process()
     from paceline.engine.config import EngineConfig
     from paceline.engine.engine import Engine, build_engine
@@ -37,6 +41,7 @@ async def serve_model(
         model=settings.model,
         dtype=settings.dtype,
         quantization=settings.quantization,
+        same_bits=same_bits,
         device=settings.device,
         max_model_len=settings.max_model_len,
         kv_cache_bytes=int(settings.kv_cache_memory),
@@ -55,7 +60,7 @@ async def serve_model(
         return build_engine(config, loop, lambda text: log.info("%s: %s", name, text))
 
     engine = await loop.run_in_executor(device_thread, build)
-    if engine.dependent_parts:
+    if engine.dependent_parts and same_bits:
         log.warning(
             "rows depend on the rows beside them (%s): output may differ with and without speculation",
             ", ".join(engine.dependent_parts),

@@ -9,6 +9,7 @@ from paceline.engine.kernels import int8
 from paceline.engine.kernels.scalars import bits_of, pad_rows, tensor_of
 from paceline.engine.linear import (
     Bfloat16Linear,
+    DraftInt8Linear,
     Int8Linear,
     Int8WeightLinear,
     Linear,
@@ -103,3 +104,14 @@ def test_the_library_finds_the_matrix_unit_as_it_left_it() -> None:
                 assert torch.equal(multiplied(linear, x), whole)
             else:
                 torch.testing.assert_close(multiplied(linear, x[:num_rows]), whole[:num_rows], rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.skipif(not DraftInt8Linear.takes(torch.empty(0, 32).bfloat16()), reason="for processors with AMX")
+def test_a_drafts_int8_reads_many_rows_on_the_matrix_unit() -> None:
+    weight, x = torch.randn(64, 576).bfloat16(), torch.randn(40, 576).bfloat16()
+    both = make_linear(weight, None, "int8", same_bits=False)
+    assert isinstance(both, DraftInt8Linear)
+    for num_rows in range(1, 41):
+        expected = (Int8Linear if num_rows <= 8 else MatrixUnitLinear)(weight, None)
+        assert torch.equal(multiplied(both, x[:num_rows]), multiplied(expected, x[:num_rows]))
+    assert isinstance(make_linear(weight, None, "int8"), Int8Linear), "a target's rows keep their bits"

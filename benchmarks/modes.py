@@ -1,0 +1,89 @@
+"""Ways to speculate against plain decoding, in turns, one at a time or several at once.
+
+python -m benchmarks.modes [--modes model:4,adaptive,hybrid:adaptive] [--at-once 8] [--prompts FILE --count 32] [--tokens 80]
+                           [--temperature 0.7] [--draft smollm2-135m] [--unread]
+
+Every group of prompts goes through all modes, in another order each time; before that once, unmeasured, so that
+both models have read it. With --unread nothing is kept: each time all prompts are read anew.
+"""
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.deployment import DRAFT, embedded_pair
+from benchmarks.prompts import read_prompts
+from benchmarks.services import OWN_PROMPTS
+from loadtest.variants import OFF, parse_variants
+from paceline.client import AsyncClient
+from paceline.sampling import SamplingParams, SpeculationParams
+
+# Asks the draft model too.
+READING = SpeculationParams(num_draft_tokens=1)
+
+
+async def answer(
+    client: AsyncClient, prompts: Sequence[str], sampling: SamplingParams, speculation: SpeculationParams
+) -> float:
+    """All at once; returns seconds."""
+    started_s = time.perf_counter()
+    await asyncio.gather(*(client.complete(prompt, sampling, speculation) for prompt in prompts))
+    return time.perf_counter() - started_s
+
+
+async def compare(
+    client: AsyncClient,
+    groups: Sequence[Sequence[str]],
+    modes: dict[str, SpeculationParams],
+    sampling: SamplingParams,
+    reads: bool,
+) -> None:
+    order = random.Random(0)
+    seconds: dict[str, list[float]] = {name: [] for name in modes}
+    # Costs are learned once in a coordinator's life, and the first forwards are slow: not part of what is measured.
+    for speculation in modes.values():
+        await answer(client, groups[0], sampling, speculation)
+    for group in groups:
+        if reads:
+            await answer(client, group, sampling, READING)
+        for name in order.sample(list(modes), len(modes)):
+            seconds[name].append(await answer(client, group, sampling, modes[name]))
+    plain = seconds.pop(OFF)
+    tokens = sampling.max_tokens * sum(map(len, groups))
+    print(f"{OFF}: {tokens / sum(plain):.1f} tokens/s")
+    for name, taken in seconds.items():
+        ratios = [before / after for before, after in zip(plain, taken, strict=True)]
+        print(
+            f"{name}: {tokens / sum(taken):.1f} tokens/s, {sum(plain) / sum(taken):.2f} x plain "
+            f"(median of groups {median(ratios):.2f}, worst {min(ratios):.2f})",
+            flush=True,
+        )
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", default="model:4,adaptive,hybrid:adaptive")
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
+    parser.add_argument("--count", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=80)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--draft", default=DRAFT)
+    parser.add_argument("--unread", action="store_true")
+    arguments = parser.parse_args()
+    prompts = [prompt.text for prompt in read_prompts(arguments.prompts, arguments.count)]
+    groups = [prompts[i : i + arguments.at_once] for i in range(0, len(prompts), arguments.at_once)]
+    variants = parse_variants(f"{OFF},{arguments.modes}")
+    modes = {name: SpeculationParams(**fields) for name, fields in variants.items()}
+    sampling = SamplingParams(max_tokens=arguments.tokens, temperature=arguments.temperature, ignore_eos=True, seed=1)
+    flags = ["--no-prefix-caching"] if arguments.unread else []
+    async with embedded_pair(*flags, draft=arguments.draft) as (_, client):
+        await compare(client, groups, modes, sampling, reads=not arguments.unread)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

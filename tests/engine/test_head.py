@@ -1,0 +1,61 @@
+"""A head that knows some tokens: their ids come out, and the rest is as good as impossible."""
+
+import numpy as np
+import torch
+
+from paceline.engine.draws import Draw, FromOutside, FromSupport, GumbelMax, Likeliest, Supported
+from paceline.engine.head import Head
+from paceline.engine.linear import PlainLinear
+from paceline.engine.sampler import Sampler
+from paceline.sampling import SamplingParams
+
+VOCAB_SIZE = 50
+IDS = np.array([7, 3, 40, 12, 0], np.int32)
+HOT = SamplingParams(temperature=1.0, seed=1)
+
+
+def make_head() -> tuple[Head, torch.Tensor]:
+    """And logits of four rows."""
+    generator = torch.Generator().manual_seed(1)
+    head = Head(PlainLinear(torch.randn(len(IDS), 8, generator=generator), None), IDS, VOCAB_SIZE)
+    return head, head(torch.randn(4, 8, generator=generator).numpy())
+
+
+def test_known_logits_stand_at_their_ids() -> None:
+    head, known = make_head()
+    logits = head.over_vocabulary(known)
+    assert logits.shape == (4, VOCAB_SIZE)
+    assert torch.equal(logits[:, torch.from_numpy(IDS).long()], known)
+    assert (logits.softmax(dim=-1) > 0).sum() == 4 * len(IDS)
+
+
+def test_draws_from_known_logits_are_those_from_all() -> None:
+    head, known = make_head()
+    draws: list[Draw] = [Likeliest(HOT, ()), Likeliest(HOT, ())]
+    draws += [FromSupport(HOT, (), uniform, 3, 1.0) for uniform in (0.1, 0.9)]
+    whole = Sampler().sample(head.over_vocabulary(known), draws)
+    narrow = head.with_ids(Sampler().sample(known.clone(), draws))
+    assert whole[:2] == narrow[:2]
+    for one, other in zip(whole[2:], narrow[2:], strict=True):
+        assert isinstance(one, Supported) and isinstance(other, Supported)
+        assert one.support.tolist() == other.support.tolist()
+        np.testing.assert_allclose(one.probs, other.probs, rtol=1e-6)
+        assert one.token in one.support
+        # A sum taken over fewer numbers may draw another token at a boundary, and only there.
+        assert one.token == other.token
+
+
+def test_draws_that_name_tokens_do_not_take_any_order() -> None:
+    banned = Likeliest(HOT, (3,))
+    biased = Likeliest(SamplingParams(logit_bias={3: 1.0}), ())
+    observed = Likeliest(HOT, (), num_logprobs=0)
+    named: list[Draw] = [
+        banned,
+        biased,
+        observed,
+        GumbelMax(HOT, (), 5),
+        FromOutside(HOT, (), IDS.astype(np.int64), 0.5),
+    ]
+    assert not any(draw.takes_any_order for draw in named)
+    assert Likeliest(HOT, ()).takes_any_order
+    assert FromSupport(HOT, (), 0.5, 3, 1.0).takes_any_order
