@@ -37,7 +37,8 @@ def test_draws_from_known_logits_are_those_from_all() -> None:
     narrow = head.with_ids(Sampler().sample(known.clone(), draws))
     assert whole[:2] == narrow[:2]
     for one, other in zip(whole[2:], narrow[2:], strict=True):
-        assert isinstance(one, Supported) and isinstance(other, Supported)
+        assert isinstance(one, Supported)
+        assert isinstance(other, Supported)
         assert one.support.tolist() == other.support.tolist()
         np.testing.assert_allclose(one.probs, other.probs, rtol=1e-6)
         assert one.token in one.support

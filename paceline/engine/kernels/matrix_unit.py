@@ -21,8 +21,6 @@ from paceline.engine.kernels.bfloat16 import pack_bfloat16
 from paceline.engine.kernels.scalars import Array, compiled
 from paceline.engine.kernels.tiles import INDEX, TILE_ROWS, WIDTH, Rows, TileWriter, counted_code, tile_code
 
-pack_for_matrix_unit = pack_bfloat16
-
 # A tile register: 16 rows of 64 bytes.
 UNIT_ROWS = 16
 ROW_BYTES = 64
@@ -30,6 +28,9 @@ ROW_BYTES = 64
 DEPTH = 32
 _DEPTH_PAIRS = 16
 _PAIR_BYTES = 4
+# Of the weights that a step multiplies with, and of a cache line.
+_STEP_BYTES = _DEPTH_PAIRS * WIDTH * _PAIR_BYTES
+_LINE_BYTES = 64
 # Registers: sums of two times 16 rows with two times 16 features, then the rows, then the weights.
 MOST_UNITS = 2
 _BLOCKS = 2
@@ -47,6 +48,12 @@ def is_available() -> bool:
     """Whether this processor has the unit, and the system lets it be used."""
     has_unit = bool(llvmlite.binding.get_host_cpu_features().get("amx-bf16"))
     return has_unit and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
+
+
+def pack_for_matrix_unit(weight: torch.Tensor) -> Array:
+    """As for the dot product of pairs. Has the system let this process use the unit."""
+    torch.cpu._init_amx()
+    return pack_bfloat16(weight)
 
 
 def multiply_on_matrix_unit(x: Array, packed: Array, bias: Array, residual: Array) -> Array:
@@ -78,6 +85,7 @@ class _UnitWriter:
         builder.branch(loop)
         builder.position_at_end(loop)
         pair = builder.phi(INDEX)
+        self._prefetch(weights, builder.mul(pair, weights.stride_bytes))
         for block in range(_BLOCKS):
             offset = builder.add(builder.mul(pair, weights.stride_bytes), INDEX(block * ROW_BYTES))
             self._call("tileloadd64", _WEIGHT_REGISTERS + block, self._at(weights, offset), weights.stride_bytes)
@@ -96,6 +104,16 @@ class _UnitWriter:
             for block in range(_BLOCKS):
                 offset = builder.add(self._rows_before(sums, unit), INDEX(block * ROW_BYTES))
                 self._call("tilestored64", unit * _BLOCKS + block, self._at(sums, offset), sums.stride_bytes)
+
+    def _prefetch(self, weights: Rows, here: Any) -> None:
+        """Asks for the next step's weights; behind a tile's last lie the next tile's."""
+        number = ir.IntType(32)
+        kind = ir.FunctionType(_VOID, [_BYTE.as_pointer(), number, number, number])
+        function = cgutils.get_or_insert_function(self._builder.module, kind, "llvm.prefetch.p0")
+        for line in range(_STEP_BYTES, 2 * _STEP_BYTES, _LINE_BYTES):
+            address = self._at(weights, self._builder.add(here, INDEX(line)))
+            # To read, into the nearest cache, data.
+            self._builder.call(function, [address, number(0), number(3), number(1)])
 
     def _rows_before(self, rows: Rows, unit: int) -> Any:
         """Bytes before a unit's first row."""
