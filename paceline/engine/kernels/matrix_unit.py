@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
-import numba
 import numpy as np
 import torch
 from llvmlite import ir
@@ -18,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.engine.kernels.bfloat16 import pack_bfloat16
-from paceline.engine.kernels.scalars import Array, compiled
+from paceline.engine.kernels.scalars import Array, compiled, num_workers
 from paceline.engine.kernels.tiles import INDEX, TILE_ROWS, WIDTH, Rows, TileWriter, counted_code, tile_code
 
 # A tile register: 16 rows of 64 bytes.
@@ -65,7 +64,7 @@ def multiply_on_matrix_unit(x: Array, packed: Array, bias: Array, residual: Arra
     """
     assert x.shape[0] % UNIT_ROWS == 0, "the unit reads its rows whole"
     out = np.empty((x.shape[0], bias.size), np.uint16)
-    _multiply(x.view(np.uint32), packed, bias, residual, out, CONFIG, numba.get_num_threads())
+    _multiply(x.view(np.uint32), packed, bias, residual, out, CONFIG, num_workers())
     return out
 
 
