@@ -9,7 +9,8 @@ from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context
 from coordinator.lengths import LengthRule
 from coordinator.lengths.choice import make_length
-from coordinator.lengths.costs import Costs, LinearCost
+from coordinator.lengths.costs import Costs
+from coordinator.lengths.estimates import LinearCost
 from coordinator.lengths.goodput import GoodputLength
 from coordinator.rounds import Round
 from paceline.sampling import Bounds, EntropyAdaptive, SpeculationParams
