@@ -20,7 +20,7 @@ class Head:
 
     def __init__(self, linear: Linear, ids: Array | None, vocab_size: int) -> None:
         """`linear`: by [head_size, hidden_size]; `ids`: whose rows these are, [head_size], None for all in order."""
-        self._linear = linear
+        self.linear = linear
         self._ids = ids
         self._vocab_size = vocab_size
 
@@ -31,11 +31,11 @@ class Head:
 
     def padded(self, num_rows: int) -> int:
         """How many rows to run for so many."""
-        return self._linear.padded(num_rows)
+        return self.linear.padded(num_rows)
 
     def __call__(self, x: Array) -> torch.Tensor:
         """x: [num_rows, hidden_size], normed -> [num_rows, head_size] float32."""
-        return tensor_of(self._linear(x)).float()
+        return tensor_of(self.linear(x)).float()
 
     def over_vocabulary(self, known: torch.Tensor) -> torch.Tensor:
         """known: [num_rows, head_size] -> [num_rows, vocab_size]."""
