@@ -1,5 +1,6 @@
 """What rounds cost lately, and how often drafts were accepted: shared by all generations with one drafter."""
 
+from dataclasses import dataclass
 from statistics import fmean
 
 from coordinator.lengths.estimates import LinearCost, ReadingCost
@@ -15,18 +16,43 @@ ALPHA_MEMORY = 0.995
 NORMAL_TAIL = 2
 
 
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """Seconds of a Propose and of a Verify against k."""
+
+    propose: LinearCost
+    verify: LinearCost
+
+    def predict(self, k: int) -> float:
+        """Without measurements every k takes as long."""
+        if not self.verify.is_known:
+            return 1.0
+        return self.verify.predict(k) + (self.propose.predict(k) if k > 0 and self.propose.is_known else 0.0)
+
+    def hope(self, k: int) -> float:
+        """Seconds that it may well take, as far as is known."""
+        if not self.verify.is_known:
+            return 1.0
+        return self.verify.hope(k) + (self.propose.hope(k) if k > 0 and self.propose.is_known else 0.0)
+
+    def doubted(self) -> "RoundCost":
+        return RoundCost(self.propose.doubted(), self.verify.doubted())
+
+
 class Costs:
     """Times of Propose and Verify by number of drafts, of reading what the drafter missed, and alpha over all requests.
 
     Sequences share forwards: a round takes longer for the drafts of all that are in it, not for its own alone. So
     times are learned against the mean k of the rounds that ran beside each other; a round that asks what k costs
-    asks what it would cost if all did the same.
+    asks what it would cost if all did the same. And what drafts add is another thing alone, with few and with many
+    beside: each such company has times of its own.
     """
 
     def __init__(self) -> None:
-        self._propose = LinearCost(guessed_slope=0.0, free_start=True)
         # A forward of few rows costs little more than one of a single row.
-        self._verify = LinearCost(guessed_slope=0.02, free_start=False)
+        self._round = RoundCost(LinearCost(0.0, free_start=True), LinearCost(guessed_slope=0.02, free_start=False))
+        # That of the company of now, and all by the binary digits of its size.
+        self._rounds = {1: self._round}
         self._reading = ReadingCost()
         # Rounds that others may still be running beside, and how many ran beside each other lately.
         self._recent: list[Round] = []
@@ -55,23 +81,16 @@ class Costs:
             self._learn_times(over)
 
     def round_s(self, k: int) -> float:
-        """Expected seconds of a round of k drafts; without measurements every k takes as long."""
-        if not self._verify.is_known:
-            return 1.0
-        return self._verify.predict(k) + (self._propose.predict(k) if k > 0 and self._propose.is_known else 0.0)
+        """Expected seconds of a round of k drafts."""
+        return self._round.predict(k)
 
     def rounds_s(self, most: int, hopeful: bool) -> list[float]:
-        """The same for every k from 0 to `most`; or, `hopeful`, seconds that it may well take, as far as is known."""
+        """The same for every k from 0 to `most`; or, `hopeful`, seconds that it may well take."""
         table = self._tables.get((most, hopeful))
         if table is None:
-            table = [self._hoped_round_s(k) if hopeful else self.round_s(k) for k in range(most + 1)]
-            self._tables[most, hopeful] = table
+            of_k = self._round.hope if hopeful else self._round.predict
+            table = self._tables[most, hopeful] = list(map(of_k, range(most + 1)))
         return table
-
-    def _hoped_round_s(self, k: int) -> float:
-        if not self._verify.is_known:
-            return 1.0
-        return self._verify.hope(k) + (self._propose.hope(k) if k > 0 and self._propose.is_known else 0.0)
 
     def reading_s(self, num_tokens: int) -> float:
         """Expected seconds for a drafter to read context it has missed; 0 until known."""
@@ -81,13 +100,21 @@ class Costs:
         """Rounds that ran beside each other tell one thing together, not as many as they are."""
         self.num_beside = len(beside)
         self._tables.clear()
+        self._round = self._of_company(len(beside))
+        propose, verify = self._round.propose, self._round.verify
         k = fmean(len(each.proposal) for each in beside)
         drafted = [each for each in beside if len(each.proposal) > 0]
         drafting = [each.propose_s for each in drafted if each.proposal.num_tail_tokens <= NORMAL_TAIL]
         if drafting:
-            self._propose.learn(k, fmean(drafting))
-        drafting_s = self._propose.predict(k) if self._propose.is_known else 0.0
+            propose.learn(k, fmean(drafting))
+        drafting_s = propose.predict(k) if propose.is_known else 0.0
         for each in drafted:
             if each.proposal.num_tail_tokens > NORMAL_TAIL:
                 self._reading.learn(each.proposal.num_tail_tokens, each.propose_s - drafting_s)
-        self._verify.learn(k, fmean(each.verify_s for each in beside))
+        verify.learn(k, fmean(each.verify_s for each in beside))
+
+    def _of_company(self, size: int) -> RoundCost:
+        level = size.bit_length()
+        if level not in self._rounds:
+            self._rounds[level] = self._round.doubted()
+        return self._rounds[level]

@@ -2,12 +2,14 @@
 
 import math
 
-# Standard deviations in shares of an expected time: of one time, of what a and b change by from one to the next,
-# and of the first guess at b.
+import numpy as np
+from numpy.typing import NDArray
+
+# Standard deviations in shares of an expected time: of one time, of what a, b and c change by from one to the next,
+# and of the first guesses at b and c.
 NOISE = 0.2
-START_DRIFT = 0.03
-SLOPE_DRIFT = 0.003
-FIRST_SLOPE_DOUBT = 0.2
+DRIFTS = np.array([0.03, 0.003, 0.003])
+FIRST_DOUBT = 0.2
 # A time is cut to so many of its standard deviations: that others' prompts, a replay or a catch-up were in it says
 # nothing of the next round.
 MOST_SURPRISE = 2.0
@@ -19,56 +21,66 @@ READING_OUTLIER = 3.0
 
 
 class LinearCost:
-    """seconds = a + b k, where both drift: a Kalman filter, all deviations in shares of the time expected.
+    """seconds = a, and b + c k more with drafts, where all three drift: a Kalman filter, in shares of the time expected.
 
-    While k stays as it is nothing is learned of b, and nothing forgotten: only its uncertainty grows.
+    Loads change a; what drafts add to it changes slowly. So while k stays as it is, nothing is forgotten of b and c:
+    only their uncertainty grows. b is what a batch loses when its sequences do not all come back at once.
     """
 
     def __init__(self, guessed_slope: float, free_start: bool) -> None:
-        """Until different k were seen, b is `guessed_slope` of the time; or, with `free_start`, a is 0."""
+        """Until different k were seen, c is `guessed_slope` of the time; or, with `free_start`, where there always
+        are drafts, a and b are 0."""
         self._guessed_slope = guessed_slope
         self._free_start = free_start
-        self._start_s = 0.0
-        self._slope_s = 0.0
-        # Covariance of the two, in squared seconds.
-        self._var_start = 0.0
-        self._var_slope = 0.0
-        self._cov = 0.0
+        self._seconds = np.zeros(3)  # a, b, c
+        self._covariance = np.zeros((3, 3))
         self.is_known = False
 
     def learn(self, k: float, seconds: float) -> None:
         if not self.is_known:
             self._begin(k, seconds)
             return
-        expected_s = self.predict(k)
+        features, expected_s = _features(k), self.predict(k)
         deviation_s = MOST_SURPRISE * NOISE * expected_s
         seconds = min(max(seconds, expected_s - deviation_s), expected_s + deviation_s)
-        self._var_start += (START_DRIFT * expected_s) ** 2
-        self._var_slope += (SLOPE_DRIFT * expected_s) ** 2
-        to_start, to_slope = self._var_start + self._cov * k, self._cov + self._var_slope * k
-        variance = to_start + to_slope * k + (NOISE * expected_s) ** 2
-        surprise = (seconds - self._start_s - self._slope_s * k) / variance
-        self._start_s += to_start * surprise
-        self._slope_s = max(0.0, self._slope_s + to_slope * surprise)
-        self._var_start -= to_start * to_start / variance
-        self._var_slope -= to_slope * to_slope / variance
-        self._cov -= to_start * to_slope / variance
+        self._covariance += np.diag((DRIFTS * expected_s) ** 2)
+        shared = self._covariance @ features
+        variance = features @ shared + (NOISE * expected_s) ** 2
+        self._seconds += shared * (seconds - features @ self._seconds) / variance
+        self._seconds[1:] = self._seconds[1:].clip(min=0)
+        self._covariance -= np.outer(shared, shared) / variance
 
     def predict(self, k: float) -> float:
         """Seconds, > 0."""
-        return max(1e-6, self._start_s + self._slope_s * k)
+        return max(1e-6, float(_features(k) @ self._seconds))
 
     def hope(self, k: float) -> float:
         """As predicted, less one standard deviation of the prediction: so a k that was not tried lately is."""
-        variance = self._var_start + 2 * self._cov * k + self._var_slope * k * k
-        predicted_s = self.predict(k)
+        features, predicted_s = _features(k), self.predict(k)
+        variance = float(features @ self._covariance @ features)
         return max(LEAST_HOPE * predicted_s, predicted_s - math.sqrt(max(0.0, variance)))
 
+    def doubted(self) -> "LinearCost":
+        """The same to begin with, under conditions that may be others."""
+        other = LinearCost(self._guessed_slope, self._free_start)
+        if self.is_known:
+            other._doubt(self._seconds.copy(), self.predict(1))
+        return other
+
     def _begin(self, k: float, seconds: float) -> None:
-        self._slope_s = seconds / max(1.0, k) if self._free_start else self._guessed_slope * seconds
-        self._start_s = seconds - self._slope_s * k
-        self._var_start, self._var_slope = seconds * seconds, (FIRST_SLOPE_DOUBT * seconds) ** 2
+        slope_s = seconds / max(1.0, k) if self._free_start else self._guessed_slope * seconds
+        self._doubt(np.array([seconds - slope_s * k, 0.0, slope_s]), seconds)
+
+    def _doubt(self, estimates: NDArray[np.float64], seconds: float) -> None:
+        self._seconds = estimates
+        # Where there always are drafts, a and b can't be told apart.
+        doubts = np.array([1.0, 0.0 if self._free_start else FIRST_DOUBT, FIRST_DOUBT])
+        self._covariance = np.diag((doubts * seconds) ** 2)
         self.is_known = True
+
+
+def _features(k: float) -> NDArray[np.float64]:
+    return np.array([1.0, float(k > 0), k])
 
 
 class ReadingCost:
