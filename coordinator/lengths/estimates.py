@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 NOISE = 0.2
 DRIFTS = np.array([0.03, 0.003, 0.003])
 FIRST_DOUBT = 0.2
-# A time is cut to so many of its standard deviations below the expected one, and above. Others' prompts, a replay or a
-# catch-up make a round longer and say nothing of the next; nothing makes one shorter by mistake.
-MOST_SHORTER, MOST_LONGER = 2.0, 0.5
+# A time is cut to so many of its standard deviations: that others' prompts, a replay or a catch-up were in it says
+# nothing of the next round. Cutting longer times to less was worse: what drafts cost was learned too late.
+MOST_SURPRISE = 2.0
 # Nothing is hoped to take less of what was predicted.
 LEAST_HOPE = 0.2
 # What was read still counts after something else was; and a time beyond so many times the expected one is cut.
@@ -41,8 +41,8 @@ class LinearCost:
             self._begin(k, seconds)
             return
         features, expected_s = _features(k), self.predict(k)
-        deviation_s = NOISE * expected_s
-        seconds = min(max(seconds, expected_s - MOST_SHORTER * deviation_s), expected_s + MOST_LONGER * deviation_s)
+        deviation_s = MOST_SURPRISE * NOISE * expected_s
+        seconds = min(max(seconds, expected_s - deviation_s), expected_s + deviation_s)
         self._covariance += np.diag((DRIFTS * expected_s) ** 2)
         shared = self._covariance @ features
         variance = features @ shared + (NOISE * expected_s) ** 2
