@@ -36,6 +36,7 @@ class RoundCost:
         return self.verify.hope(k) + (self.propose.hope(k) if k > 0 and self.propose.is_known else 0.0)
 
     def doubted(self) -> "RoundCost":
+        """The same to begin with, for another company."""
         return RoundCost(self.propose.doubted(), self.verify.doubted())
 
 

@@ -97,7 +97,7 @@ class Llama:
         """Logits of x: [num_wanted, hidden_size], computed with the head's own padding."""
         num_wanted = x.shape[0]
         if num_wanted == 0:
-            return torch.empty((0, self.config.vocab_size))
+            return torch.empty((0, 0))
         x = pad_rows(x, self.head.padded(num_wanted))
         return self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted]
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
-from paceline.engine.kernels import int8
-from paceline.engine.kernels.scalars import bits_of, pad_rows, tensor_of
+from paceline.engine.kernels import int8, matrix_unit
+from paceline.engine.kernels.scalars import Array, bits_of, compiled, pad_rows, set_num_workers, tensor_of
 from paceline.engine.linear import (
     Bfloat16Linear,
     DraftInt8Linear,
@@ -22,6 +23,16 @@ from paceline.engine.linear import (
 MAX_ROWS = 2048
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 KINDS: list[MakeLinear] = [PlainLinear, PackedLinear, MatrixUnitLinear, Bfloat16Linear, Int8Linear, Int8WeightLinear]
+
+
+@compiled()
+def divide_registers(config: Array) -> None:
+    matrix_unit.load_config(config)
+
+
+@compiled()
+def read_registers(config: Array) -> None:
+    matrix_unit.save_config(config)
 
 
 def multiplied(linear: Linear, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -93,17 +104,21 @@ def test_on_a_matrix_unit_products_are_exact_and_each_row_has_its_own_bits(in_fe
 
 
 @pytest.mark.skipif(not MatrixUnitLinear.takes(torch.empty(0, 32).bfloat16()), reason="for processors with AMX")
-def test_the_library_finds_the_matrix_unit_as_it_left_it() -> None:
-    """Its own products run on the same threads, and rely on how their registers are divided."""
-    weight, x = torch.randn(64, 576).bfloat16(), torch.randn(48, 576).bfloat16()
-    ours, librarys = MatrixUnitLinear(weight, None), PackedLinear(weight, None)
-    expected = [multiplied(each, x) for each in (ours, librarys)]
-    for num_rows in (48, 5, 20, 48, 1):
-        for linear, whole in zip((ours, librarys), expected, strict=True):
-            if num_rows == x.shape[0]:
-                assert torch.equal(multiplied(linear, x), whole)
-            else:
-                torch.testing.assert_close(multiplied(linear, x[:num_rows]), whole[:num_rows], rtol=2**-7, atol=2**-7)
+def test_a_thread_finds_the_matrix_unit_as_it_left_it() -> None:
+    """Whoever divided its registers before may rely on it."""
+    linear = MatrixUnitLinear(torch.randn(64, 576).bfloat16(), None)
+    x, workers = torch.randn(48, 576).bfloat16(), torch.get_num_threads()
+    left, found = matrix_unit.CONFIG.copy(), np.zeros_like(matrix_unit.CONFIG)
+    left[48:56] = 3
+    set_num_workers(1)
+    try:
+        divide_registers(left)
+        multiplied(linear, x)
+        read_registers(found)
+    finally:
+        divide_registers(np.zeros_like(left))
+        set_num_workers(workers)
+    assert found.tolist() == left.tolist()
 
 
 @pytest.mark.skipif(not DraftInt8Linear.takes(torch.empty(0, 32).bfloat16()), reason="for processors with AMX")

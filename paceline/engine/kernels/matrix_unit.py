@@ -159,8 +159,8 @@ def _type_config(name: str) -> Callable[..., Any]:
 
 _sum: Callable[..., None] = intrinsic(_type_sums)
 _finish: Callable[..., None] = intrinsic(_type_finish)
-_load_config: Callable[[Array], None] = intrinsic(_type_config("ldtilecfg"))
-_save_config: Callable[[Array], None] = intrinsic(_type_config("sttilecfg"))
+load_config: Callable[[Array], None] = intrinsic(_type_config("ldtilecfg"))
+save_config: Callable[[Array], None] = intrinsic(_type_config("sttilecfg"))
 
 
 @compiled(parallel=True)
@@ -170,8 +170,8 @@ def _multiply(x: Array, packed: Array, bias: Array, residual: Array, out: Array,
     for part in prange(num_parts):
         # The registers' shapes belong to a thread, and the library may rely on those it left.
         found = np.empty(64, np.uint8)
-        _save_config(found)
-        _load_config(config)
+        save_config(found)
+        load_config(config)
         sums = np.empty((MOST_UNITS * UNIT_ROWS, WIDTH), np.float32)
         for tile in range(part * num_tiles // num_parts, (part + 1) * num_tiles // num_parts):
             start = tile * WIDTH
@@ -183,4 +183,4 @@ def _multiply(x: Array, packed: Array, bias: Array, residual: Array, out: Array,
                         TILE_ROWS, sums[row - first :], bias[start:], residual[row * has_residual :, start:],
                         out[row:, start:],
                     )  # fmt: skip
-        _load_config(found)
+        load_config(found)
