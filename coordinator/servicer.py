@@ -16,6 +16,7 @@ from coordinator.context import Context, Emission, FinishReason, Request
 from coordinator.decoding import generate
 from coordinator.drafting.choice import Drafters
 from coordinator.lengths.choice import make_length
+from coordinator.lengths.company import Company
 from coordinator.lengths.costs import Costs
 from coordinator.links import Link
 from coordinator.logprobs import TokenLogprobs
@@ -68,7 +69,8 @@ class GenerationServicer:
         self._defaults = defaults
         self._patience_s = patience_s
         # A proposal costs a forward or nothing, by drafter.
-        self._costs = {drafter: Costs() for drafter in Drafter}
+        self._company = Company()
+        self._costs = {drafter: Costs(self._company) for drafter in Drafter}
 
     async def Generate(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         request = self._parse(message)
@@ -121,10 +123,13 @@ class GenerationServicer:
                     RemoteTarget(self._target, request, self._patience_s),
                     sample.stats,
                 )
+                self._company.join(sample)
                 async with contextlib.aclosing(rounds):
                     async for emission in rounds:
+                        self._company.has_read(sample)
                         emit(emission)
         finally:
+            self._company.leave(sample)
             emit(None)
 
     def _room(self, request: Request) -> int:

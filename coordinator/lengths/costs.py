@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from statistics import fmean
 
+from coordinator.lengths.company import Company
 from coordinator.lengths.estimates import LinearCost, ReadingCost
 from coordinator.rounds import Round
 
@@ -14,6 +15,8 @@ ALPHA_MEMORY = 0.995
 # Context tokens a Propose brings along when the round before it had drafts too. A longer tail is read once: taken
 # for the price of every draft, it would end drafting for good.
 NORMAL_TAIL = 2
+# Where somebody's prompt is read all the time, rounds beside it are what there is to learn from.
+MOST_SKIPPED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,17 @@ class RoundCost:
             return 1.0
         return self.verify.hope(k) + (self.propose.hope(k) if k > 0 and self.propose.is_known else 0.0)
 
-    def doubted(self) -> "RoundCost":
-        """The same to begin with, for another company."""
-        return RoundCost(self.propose.doubted(), self.verify.doubted())
+    def for_company(self, ratio: float) -> "RoundCost":
+        """The same to begin with, for `ratio` times as many: what each drafts, all wait for."""
+        return RoundCost(self.propose.doubted(ratio), self.verify.doubted(ratio))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A try whether drafts pay by now: when it began, and the time its first generation has to read for it."""
+
+    began_s: float
+    reading_s: float
 
 
 class Costs:
@@ -46,18 +57,22 @@ class Costs:
     Sequences share forwards: a round takes longer for the drafts of all that are in it, not for its own alone. So
     times are learned against the mean k of the rounds that ran beside each other; a round that asks what k costs
     asks what it would cost if all did the same. And what drafts add is another thing alone, with few and with many
-    beside: each such company has times of its own.
+    beside: each such company has times of its own. Rounds beside which a prompt was read are no measure of others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, company: Company) -> None:
+        """`company`: all generations, with this drafter or another, or none."""
+        self._company = company
+        # Rounds in a row of which nothing was learned.
+        self._num_skipped = 0
         # A forward of few rows costs little more than one of a single row.
         self._round = RoundCost(LinearCost(0.0, free_start=True), LinearCost(guessed_slope=0.02, free_start=False))
-        # That of the company of now, and all by the binary digits of its size.
+        # That of the company whose size it is, and all by the binary digits of their sizes.
+        self._size = 1
         self._rounds = {1: self._round}
         self._reading = ReadingCost()
-        # Rounds that others may still be running beside, and how many ran beside each other lately.
+        # Rounds that others may still be running beside.
         self._recent: list[Round] = []
-        self.num_beside = 1
         # What `rounds_s` answers until more is learned.
         self._tables: dict[tuple[int, bool], list[float]] = {}
         self.alpha = FIRST_ALPHA
@@ -65,6 +80,7 @@ class Costs:
         # When a round last ended, and when one last had drafts: seconds of `time.perf_counter`.
         self.now_s = 0.0
         self.drafted_s = 0.0
+        self.probe = Probe(0.0, 0.0)
 
     def learn(self, finished: Round) -> None:
         for index in range(finished.num_decided):
@@ -81,15 +97,21 @@ class Costs:
         if over:
             self._learn_times(over)
 
+    @property
+    def num_beside(self) -> int:
+        """Generations in the company of now, at least 1."""
+        return self._company.size
+
     def round_s(self, k: int) -> float:
         """Expected seconds of a round of k drafts."""
-        return self._round.predict(k)
+        return self._round_cost().predict(k)
 
     def rounds_s(self, most: int, hopeful: bool) -> list[float]:
         """The same for every k from 0 to `most`; or, `hopeful`, seconds that it may well take."""
+        cost = self._round_cost()
         table = self._tables.get((most, hopeful))
         if table is None:
-            of_k = self._round.hope if hopeful else self._round.predict
+            of_k = cost.hope if hopeful else cost.predict
             table = self._tables[most, hopeful] = list(map(of_k, range(most + 1)))
         return table
 
@@ -97,25 +119,39 @@ class Costs:
         """Expected seconds for a drafter to read context it has missed; 0 until known."""
         return self._reading.predict(num_tokens) if num_tokens > NORMAL_TAIL else 0.0
 
+    def begin_probe(self, reading_s: float) -> None:
+        self.probe = Probe(self.now_s, reading_s)
+
     def _learn_times(self, beside: list[Round]) -> None:
         """Rounds that ran beside each other tell one thing together, not as many as they are."""
-        self.num_beside = len(beside)
-        self._tables.clear()
-        self._round = self._of_company(len(beside))
-        propose, verify = self._round.propose, self._round.verify
-        k = fmean(len(each.proposal) for each in beside)
-        drafted = [each for each in beside if len(each.proposal) > 0]
+        cost, drafted = self._round_cost(), [each for each in beside if len(each.proposal) > 0]
         drafting = [each.propose_s for each in drafted if each.proposal.num_tail_tokens <= NORMAL_TAIL]
+        k = fmean(len(each.proposal) for each in beside)
+        self._learn_reading([each for each in drafted if each.proposal.num_tail_tokens > NORMAL_TAIL], cost, k)
+        is_news = not cost.verify.is_known or (bool(drafting) and not cost.propose.is_known)
+        was_disturbed = self._company.was_reading_since(min(each.started_s for each in beside))
+        if was_disturbed and not is_news and self._num_skipped < MOST_SKIPPED:
+            self._num_skipped += 1
+            return
+        self._num_skipped = 0
+        self._tables.clear()
         if drafting:
-            propose.learn(k, fmean(drafting))
-        drafting_s = propose.predict(k) if propose.is_known else 0.0
-        for each in drafted:
-            if each.proposal.num_tail_tokens > NORMAL_TAIL:
-                self._reading.learn(each.proposal.num_tail_tokens, each.propose_s - drafting_s)
-        verify.learn(k, fmean(each.verify_s for each in beside))
+            cost.propose.learn(k, fmean(drafting))
+        cost.verify.learn(k, fmean(each.verify_s for each in beside))
 
-    def _of_company(self, size: int) -> RoundCost:
-        level = size.bit_length()
-        if level not in self._rounds:
-            self._rounds[level] = self._round.doubted()
-        return self._rounds[level]
+    def _learn_reading(self, rounds: list[Round], cost: RoundCost, k: float) -> None:
+        drafting_s = cost.propose.predict(k) if cost.propose.is_known else 0.0
+        for each in rounds:
+            self._reading.learn(each.proposal.num_tail_tokens, each.propose_s - drafting_s)
+
+    def _round_cost(self) -> RoundCost:
+        """That of the company of now."""
+        size = self._company.size
+        if size != self._size:
+            level = size.bit_length()
+            if level not in self._rounds:
+                self._rounds[level] = self._round.for_company(size / self._size)
+            self._round = self._rounds[level]
+            self._size = size
+            self._tables.clear()
+        return self._round

@@ -60,11 +60,11 @@ class LinearCost:
         variance = float(features @ self._covariance @ features)
         return max(LEAST_HOPE * predicted_s, predicted_s - math.sqrt(max(0.0, variance)))
 
-    def doubted(self) -> "LinearCost":
-        """The same to begin with, under conditions that may be others."""
+    def doubted(self, ratio: float) -> "LinearCost":
+        """The same to begin with, under conditions that may be others; what drafts add, `ratio` times."""
         other = LinearCost(self._guessed_slope, self._free_start)
         if self.is_known:
-            other._doubt(self._seconds.copy(), self.predict(1))
+            other._doubt(self._seconds * [1.0, ratio, ratio], self.predict(1))
         return other
 
     def _begin(self, k: float, seconds: float) -> None:

@@ -21,7 +21,8 @@ MEMORY = 0.98
 # Nobody knows when an answer ends: it is taken to go on for as long as it has, and so many tokens more.
 FIRST_REST = 128
 # What does not pay is tried again, as often as takes this share of the time: two rounds of one draft, for in the
-# first the drafter reads what it missed, and only the second shows what a draft costs.
+# first the drafter reads what it missed, and only the second shows what a draft costs. All that share a forward try
+# together: one alone would cost the others as much, and not show what it costs when all do.
 PROBE_SHARE = 0.01
 PROBE_ROUNDS = 2
 # What drafts must promise to save where many share a forward, for they do not all come to the next one at once.
@@ -39,8 +40,10 @@ class GoodputLength:
         # Context tokens: those the drafter had read when it last proposed, and all there are now.
         self._num_read = 0
         self._num_tokens = 0
-        # When this generation last had drafts, or its first round; and what is left of a probe.
+        # When this generation last had drafts, or its first round.
         self._drafted_s = math.inf
+        # The probe it last took part in, or did not, and what is left of that.
+        self._probe = costs.probe
         self._probe_rounds = 0
 
     @property
@@ -57,12 +60,7 @@ class GoodputLength:
         alpha = self.alpha + others * (self._costs.alpha - self.alpha)
         if self._best(alpha, rest, reading_s, others * BATCH_MARGIN) > 0:
             return max(1, self._best(self.alpha, rest, reading_s))
-        if self._probe_rounds == 0 and self._is_probe_due(reading_s):
-            self._probe_rounds = PROBE_ROUNDS
-        if self._probe_rounds == 0:
-            return 0
-        self._probe_rounds -= 1
-        return 1
+        return self._draft_to_probe(reading_s)
 
     def learn(self, finished: Round) -> None:
         self._costs.learn(finished)
@@ -74,20 +72,28 @@ class GoodputLength:
             self._decided = self._decided * MEMORY + 1
             self._accepted = self._accepted * MEMORY + (index < finished.outcome.num_accepted)
 
+    def _draft_to_probe(self, reading_s: float) -> int:
+        """1 in a probe's rounds, else 0."""
+        if self._is_probe_due(reading_s):
+            self._costs.begin_probe(reading_s)
+        if self._probe is not self._costs.probe:
+            self._probe = self._costs.probe
+            self._probe_rounds = PROBE_ROUNDS if reading_s <= self._probe.reading_s else 0
+        if self._probe_rounds == 0:
+            return 0
+        self._probe_rounds -= 1
+        return 1
+
     def _is_probe_due(self, reading_s: float) -> bool:
         """Costs may have changed while nobody drafted, alpha while this request did not."""
         since_s = min(self._drafted_s, self._costs.drafted_s)
         price_s = reading_s + PROBE_ROUNDS * (self._costs.round_s(1) - self._costs.round_s(0))
-        if self._costs.now_s - since_s < price_s / PROBE_SHARE:
-            return False
-        # One is enough: the others need not try at the same time.
-        self._drafted_s = self._costs.drafted_s = self._costs.now_s
-        return True
+        return self._costs.now_s - max(since_s, self._costs.probe.began_s) > price_s / PROBE_SHARE
 
     def _best(self, alpha: float, rest: int, reading_s: float, margin: float = 0.0) -> int:
         """The k by which `rest` tokens come soonest; drafts must save a share of `margin` of the time without."""
-        # Hope is for what costs nothing to try.
-        rounds_s = self._costs.rounds_s(self._bounds.max, hopeful=reading_s == 0)
+        # Hope is for what costs nothing to try, and nobody else.
+        rounds_s = self._costs.rounds_s(self._bounds.max, hopeful=reading_s == 0 and self._costs.num_beside == 1)
         best, best_s = 0, math.inf
         tokens = chance = 1.0
         for k, round_s in enumerate(rounds_s):

@@ -9,6 +9,7 @@ from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context
 from coordinator.lengths import LengthRule
 from coordinator.lengths.choice import make_length
+from coordinator.lengths.company import Company
 from coordinator.lengths.costs import Costs
 from coordinator.lengths.estimates import LinearCost
 from coordinator.lengths.goodput import GoodputLength
@@ -65,7 +66,7 @@ class World:
 @pytest.mark.parametrize("c", [0.02, 0.2, 0.8])
 @pytest.mark.parametrize("read_s", [0.0, 0.0001])
 def test_speed_comes_close_to_that_of_the_best_fixed_k(alpha: float, c: float, read_s: float) -> None:
-    world, costs, coin = World(alpha, draft_s=c * 0.02, read_s=read_s), Costs(), random.Random(1)
+    world, costs, coin = World(alpha, draft_s=c * 0.02, read_s=read_s), Costs(Company()), random.Random(1)
     world.play(GoodputLength(Bounds(0, 8), costs), 200, coin)
     tokens, seconds = world.play(GoodputLength(Bounds(0, 8), costs), 400, coin)
     best = speedup(alpha, best_k(alpha, c, longest=8), c) / world.verify_s
@@ -75,7 +76,7 @@ def test_speed_comes_close_to_that_of_the_best_fixed_k(alpha: float, c: float, r
 
 @pytest.mark.parametrize("read_s", [0.0, 0.0001])
 def test_a_request_that_fell_to_zero_comes_back(read_s: float) -> None:
-    costs, coin, context = Costs(), random.Random(2), make_context([0], max_tokens=99_000)
+    costs, coin, context = Costs(Company()), random.Random(2), make_context([0], max_tokens=99_000)
     length = GoodputLength(Bounds(0, 8), costs)
     world = World(alpha=0.05, draft_s=0.016, read_s=read_s)
     world.play(length, 300, coin, context)
@@ -86,7 +87,7 @@ def test_a_request_that_fell_to_zero_comes_back(read_s: float) -> None:
 
 
 def test_another_request_finds_out_that_drafting_pays_again() -> None:
-    world, costs, coin = World(alpha=0.5, draft_s=0.02, read_s=0.0001), Costs(), random.Random(7)
+    world, costs, coin = World(alpha=0.5, draft_s=0.02, read_s=0.0001), Costs(Company()), random.Random(7)
     world.play(GoodputLength(Bounds(0, 8), costs), 200, coin)
     world.draft_s = 0.002
     for _ in range(40):
@@ -96,7 +97,7 @@ def test_another_request_finds_out_that_drafting_pays_again() -> None:
 
 
 def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:
-    world, costs, coin = World(alpha=0.8, draft_s=0.002, read_s=0.001), Costs(), random.Random(8)
+    world, costs, coin = World(alpha=0.8, draft_s=0.002, read_s=0.001), Costs(Company()), random.Random(8)
     # Until costs are known, prompts are read.
     for _ in range(3):
         world.play(GoodputLength(Bounds(0, 8), costs), 50, coin, make_context([0] * 100))
@@ -112,7 +113,7 @@ def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:
 
 
 def test_probing_takes_little_time() -> None:
-    world, costs, coin = World(alpha=0.3, draft_s=0.02, read_s=0.001), Costs(), random.Random(9)
+    world, costs, coin = World(alpha=0.3, draft_s=0.02, read_s=0.001), Costs(Company()), random.Random(9)
     world.play(GoodputLength(Bounds(0, 8), costs), 200, coin)
     tokens, seconds = 0, 0.0
     for _ in range(60):
@@ -121,35 +122,84 @@ def test_probing_takes_little_time() -> None:
     assert tokens / seconds > 0.97 / world.verify_s
 
 
-def play_together(alphas: list[float], costs: Costs, rounds: int, coin: random.Random, now_s: float) -> float:
-    """Sequences in one forward, which takes longer for every draft in it; returns tokens a second."""
-    lengths = [GoodputLength(Bounds(0, 8), costs) for _ in alphas]
-    context, tokens, began_s = make_context([0], max_tokens=99_000), 0, now_s
-    for _ in range(rounds):
-        ks = [length.choose(context) for length in lengths]
-        ended_s = now_s + (0.02 + 0.002 * sum(ks)) * coin.uniform(0.9, 1.1)
-        for k, alpha, length in zip(ks, alphas, lengths, strict=True):
-            accepted = next((i for i in range(k) if coin.random() >= alpha), k)
-            outcome = Outcome([0] * (accepted + 1), accepted, Origin.BONUS)
-            length.learn(Round(Proposal([0] * k), Verdict([0]), outcome, now_s, now_s, ended_s))
-            tokens += accepted + 1
-        now_s = ended_s
-    return tokens / (now_s - began_s)
+class Crowd:
+    """Sequences in one forward, which takes longer for every draft in it."""
+
+    def __init__(self, alphas: list[float], coin: random.Random) -> None:
+        self.alphas = alphas
+        self.coin = coin
+        self.step_s, self.each_draft_s, self.now_s = 0.02, 0.002, 0.0
+        self.company = Company(clock=lambda: self.now_s)
+        self.costs = Costs(self.company)
+        self.context = make_context([0], max_tokens=99_000)
+        self.lengths = [self._join() for _ in alphas]
+
+    @property
+    def plain(self) -> float:
+        """Tokens a second without drafts."""
+        return len(self.alphas) / self.step_s
+
+    def play(self, rounds: int) -> float:
+        """Tokens a second."""
+        tokens, began_s = 0, self.now_s
+        for _ in range(rounds):
+            ks = [length.choose(self.context) for length in self.lengths]
+            ended_s = self.now_s + (self.step_s + self.each_draft_s * sum(ks)) * self.coin.uniform(0.9, 1.1)
+            for k, alpha, length in zip(ks, self.alphas, self.lengths, strict=True):
+                accepted = next((i for i in range(k) if self.coin.random() >= alpha), k)
+                outcome = Outcome([0] * (accepted + 1), accepted, Origin.BONUS)
+                length.learn(Round(Proposal([0] * k), Verdict([0]), outcome, self.now_s, self.now_s, ended_s))
+                tokens += accepted + 1
+            self.now_s = ended_s
+        return tokens / (self.now_s - began_s)
+
+    def leave_alone(self, alpha: float) -> None:
+        for length in self.lengths:
+            self.company.leave(length)
+        self.alphas, self.lengths = [alpha], [self._join()]
+
+    def _join(self) -> GoodputLength:
+        length = GoodputLength(Bounds(0, 8), self.costs)
+        self.company.join(length)
+        self.company.has_read(length)
+        return length
+
+
+ALPHAS = [0.3, 0.4, 0.45, 0.5, 0.5, 0.55, 0.6, 0.7]
 
 
 def test_sequences_in_one_forward_count_what_all_their_drafts_cost() -> None:
-    costs, coin = Costs(), random.Random(10)
-    alphas = [0.3, 0.4, 0.45, 0.5, 0.5, 0.55, 0.6, 0.7]
-    play_together(alphas, costs, 100, coin, 0.0)
-    plain = len(alphas) / 0.02
-    assert play_together(alphas, costs, 400, coin, costs.now_s) > 0.97 * plain
+    crowd = Crowd(ALPHAS, random.Random(10))
+    crowd.play(100)
+    assert crowd.play(400) > 0.97 * crowd.plain
     # One at a time drafts pay: others' are not there any more.
-    assert play_together([0.9], costs, 1000, coin, costs.now_s) > 1.5 * plain / len(alphas)
+    crowd.leave_alone(0.9)
+    assert crowd.play(1000) > 1.5 * crowd.plain
+
+
+def test_a_crowd_that_fell_to_zero_tries_again_together() -> None:
+    crowd = Crowd(ALPHAS, random.Random(11))
+    crowd.play(300)
+    assert [length.choose(crowd.context) for length in crowd.lengths] == [0] * len(ALPHAS)
+    crowd.each_draft_s = 0.0002
+    crowd.play(3000)
+    assert crowd.play(100) > 1.2 * crowd.plain
+
+
+def test_rounds_beside_a_prompt_are_no_measure_of_others() -> None:
+    crowd = Crowd(ALPHAS, random.Random(12))
+    crowd.play(300)
+    expected_s, prompt = crowd.costs.round_s(0), object()
+    crowd.company.join(prompt)
+    crowd.step_s = 0.2
+    crowd.play(20)
+    crowd.company.leave(prompt)
+    assert crowd.costs.round_s(0) == pytest.approx(expected_s, rel=0.05)
 
 
 def test_bounds_hold() -> None:
     for alpha in (0.05, 0.99):
-        length, context = GoodputLength(Bounds(2, 3), Costs()), make_context([0])
+        length, context = GoodputLength(Bounds(2, 3), Costs(Company())), make_context([0])
         coin = random.Random(3)
         for _ in range(100):
             World(alpha, draft_s=0.016).play(length, 1, coin, context)
@@ -157,7 +207,7 @@ def test_bounds_hold() -> None:
 
 
 def test_requests_share_what_rounds_cost() -> None:
-    costs, coin = Costs(), random.Random(4)
+    costs, coin = Costs(Company()), random.Random(4)
     World(alpha=0.1, draft_s=0.02).play(GoodputLength(Bounds(0, 8), costs), 200, coin)
     assert GoodputLength(Bounds(0, 8), costs).choose(make_context([0])) == 0
 
@@ -175,6 +225,6 @@ def test_cost_is_a_line_and_outliers_do_not_bend_it() -> None:
     ("wanted", "chosen"), [(0, 0), (5, 5), (EntropyAdaptive(Bounds(1, 6)), 6)], ids=["none", "fixed", "entropy"]
 )
 def test_other_lengths_do_not_depend_on_the_past(wanted: int | EntropyAdaptive, chosen: int) -> None:
-    length = make_length(SpeculationParams(num_draft_tokens=wanted), Costs())
+    length = make_length(SpeculationParams(num_draft_tokens=wanted), Costs(Company()))
     World(alpha=0.1, draft_s=0.02).play(length, 20, random.Random(6))
     assert length.choose(make_context([0])) == chosen
