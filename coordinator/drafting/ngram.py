@@ -131,6 +131,10 @@ class NgramDrafter:
         self.match_length = 0
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+        if num_draft_tokens < 1:
+            # What was not asked for need not be counted yet.
+            self.match_length = 0
+            return Proposal()
         await self._take(context.tokens)
         predictions = self._chain(context.tokens[-LONGEST_MATCH:], num_draft_tokens)
         self.match_length = predictions[0].match_length if predictions else 0

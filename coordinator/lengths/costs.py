@@ -102,12 +102,8 @@ class Costs:
         """Generations in the company of now, at least 1."""
         return self._company.size
 
-    def round_s(self, k: int) -> float:
-        """Expected seconds of a round of k drafts."""
-        return self._round_cost().predict(k)
-
     def rounds_s(self, most: int, hopeful: bool) -> list[float]:
-        """The same for every k from 0 to `most`; or, `hopeful`, seconds that it may well take."""
+        """Expected seconds of a round of k drafts, for every k from 0 to `most`; `hopeful`: that it may well take."""
         cost = self._round_cost()
         table = self._tables.get((most, hopeful))
         if table is None:

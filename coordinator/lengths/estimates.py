@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 NOISE = 0.2
 DRIFTS = np.array([0.03, 0.003, 0.003])
 FIRST_DOUBT = 0.2
-# A time is cut to so many of its standard deviations: that others' prompts, a replay or a catch-up were in it says
-# nothing of the next round. Cutting longer times to less was worse: what drafts cost was learned too late.
+# A time is cut to so many of its standard deviations: that a replay or a catch-up was in it says nothing of the next
+# round. A second surprise on the same side says that things have changed: it is taken whole, and all is doubted anew.
 MOST_SURPRISE = 2.0
 # Nothing is hoped to take less of what was predicted.
 LEAST_HOPE = 0.2
@@ -33,7 +33,11 @@ class LinearCost:
         self._guessed_slope = guessed_slope
         self._free_start = free_start
         self._seconds = np.zeros(3)  # a, b, c
+        # The same as they are asked for in every round: numpy would take longer to begin than to add.
+        self._line: tuple[float, ...] = (0.0, 0.0, 0.0)
         self._covariance = np.zeros((3, 3))
+        # Whether the last time was too short or too long by far: -1 or 1.
+        self._surprise = 0
         self.is_known = False
 
     def learn(self, k: float, seconds: float) -> None:
@@ -42,17 +46,24 @@ class LinearCost:
             return
         features, expected_s = _features(k), self.predict(k)
         deviation_s = MOST_SURPRISE * NOISE * expected_s
-        seconds = min(max(seconds, expected_s - deviation_s), expected_s + deviation_s)
+        likely_s = min(max(seconds, expected_s - deviation_s), expected_s + deviation_s)
+        before, self._surprise = self._surprise, int(np.sign(seconds - likely_s))
+        if self._surprise != 0 and self._surprise == before:
+            self._covariance += self._doubts(expected_s)
+        else:
+            seconds = likely_s
         self._covariance += np.diag((DRIFTS * expected_s) ** 2)
         shared = self._covariance @ features
         variance = features @ shared + (NOISE * expected_s) ** 2
         self._seconds += shared * (seconds - features @ self._seconds) / variance
         self._seconds[1:] = self._seconds[1:].clip(min=0)
+        self._line = tuple(self._seconds.tolist())
         self._covariance -= np.outer(shared, shared) / variance
 
     def predict(self, k: float) -> float:
         """Seconds, > 0."""
-        return max(1e-6, float(_features(k) @ self._seconds))
+        start, jump, slope = self._line
+        return max(1e-6, start + (jump + slope * k if k > 0 else 0.0))
 
     def hope(self, k: float) -> float:
         """As predicted, less one standard deviation of the prediction: so a k that was not tried lately is."""
@@ -73,10 +84,15 @@ class LinearCost:
 
     def _doubt(self, estimates: NDArray[np.float64], seconds: float) -> None:
         self._seconds = estimates
-        # Where there always are drafts, a and b can't be told apart.
-        doubts = np.array([1.0, 0.0 if self._free_start else FIRST_DOUBT, FIRST_DOUBT])
-        self._covariance = np.diag((doubts * seconds) ** 2)
+        self._line = tuple(estimates.tolist())
+        self._covariance = self._doubts(seconds)
         self.is_known = True
+
+    def _doubts(self, seconds: float) -> NDArray[np.float64]:
+        """A covariance: little is known but that it takes some `seconds`."""
+        # Where there always are drafts, a and b can't be told apart.
+        shares = np.array([1.0, 0.0 if self._free_start else FIRST_DOUBT, FIRST_DOUBT])
+        return np.diag((shares * seconds) ** 2)
 
 
 def _features(k: float) -> NDArray[np.float64]:

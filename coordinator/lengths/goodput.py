@@ -87,7 +87,8 @@ class GoodputLength:
     def _is_probe_due(self, reading_s: float) -> bool:
         """Costs may have changed while nobody drafted, alpha while this request did not."""
         since_s = min(self._drafted_s, self._costs.drafted_s)
-        price_s = reading_s + PROBE_ROUNDS * (self._costs.round_s(1) - self._costs.round_s(0))
+        without_s, with_s = self._costs.rounds_s(most=1, hopeful=False)
+        price_s = reading_s + PROBE_ROUNDS * (with_s - without_s)
         return self._costs.now_s - max(since_s, self._costs.probe.began_s) > price_s / PROBE_SHARE
 
     def _best(self, alpha: float, rest: int, reading_s: float, margin: float = 0.0) -> int:
