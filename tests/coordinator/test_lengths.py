@@ -197,6 +197,17 @@ def test_rounds_beside_a_prompt_are_no_measure_of_others() -> None:
     assert crowd.costs.rounds_s(0, hopeful=False) == [pytest.approx(expected_s, rel=0.05)]
 
 
+def test_one_long_time_is_chance_and_several_are_a_change() -> None:
+    cost = LinearCost(0.0, free_start=True)
+    for _ in range(100):
+        cost.learn(4, 0.01)
+    cost.learn(4, 0.1)
+    assert cost.predict(4) < 0.012
+    for _ in range(4):
+        cost.learn(4, 0.1)
+    assert cost.predict(4) > 0.08
+
+
 def test_bounds_hold() -> None:
     for alpha in (0.05, 0.99):
         length, context = GoodputLength(Bounds(2, 3), Costs(Company())), make_context([0])
