@@ -15,9 +15,8 @@ from coordinator.admission import Admission
 from coordinator.context import Context, Emission, FinishReason, Request
 from coordinator.decoding import generate
 from coordinator.drafting.choice import Drafters
-from coordinator.lengths.choice import make_length
+from coordinator.lengths.choice import Lengths
 from coordinator.lengths.company import Company
-from coordinator.lengths.costs import Costs
 from coordinator.links import Link
 from coordinator.logprobs import TokenLogprobs
 from coordinator.stats import GenerationStats
@@ -26,7 +25,7 @@ from coordinator.verifying import RemoteTarget
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import sampling_from_message, speculation_from_message, speculation_to_message
-from paceline.sampling import Drafter, SpeculationParams, require
+from paceline.sampling import SpeculationParams, require
 from paceline.v1 import generation_pb2, model_pb2
 
 ORIGINS = {
@@ -68,9 +67,8 @@ class GenerationServicer:
         self._drafters = drafters
         self._defaults = defaults
         self._patience_s = patience_s
-        # A proposal costs a forward or nothing, by drafter.
         self._company = Company()
-        self._costs = {drafter: Costs(self._company) for drafter in Drafter}
+        self._lengths = Lengths(self._company)
 
     async def Generate(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         request = self._parse(message)
@@ -116,10 +114,11 @@ class GenerationServicer:
 
         try:
             async with self._admission.place(self._room(request)):
+                length = self._lengths.make(request.speculation)
                 rounds = generate(
                     sample.context,
-                    self._drafters.make(request),
-                    make_length(request.speculation, self._costs[request.speculation.drafter]),
+                    self._drafters.make(request, length),
+                    length,
                     RemoteTarget(self._target, request, self._patience_s),
                     sample.stats,
                 )

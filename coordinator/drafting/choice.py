@@ -8,6 +8,8 @@ from coordinator.drafting.hybrid import HybridDrafter
 from coordinator.drafting.ngram import NgramDrafter
 from coordinator.drafting.remote_model import RemoteDrafter
 from coordinator.drafting.standby import StandbyDrafter
+from coordinator.lengths import LengthRule
+from coordinator.lengths.hybrid import HybridLength
 from coordinator.links import Link
 from paceline.sampling import Drafter as DrafterName
 from paceline.sampling import require
@@ -29,8 +31,11 @@ class Drafters:
             "drafter", name.value, "model, ngram or hybrid: this coordinator has no --custom-drafter",
         )  # fmt: skip
 
-    def make(self, request: Request) -> Drafter:
-        """Without a draft server n-grams stand in for the model: they cost nothing."""
+    def make(self, request: Request, length: LengthRule) -> Drafter:
+        """Without a draft server n-grams stand in for the model: they cost nothing.
+
+        `length`: the request's, which a hybrid drafter asks once it knows who proposes.
+        """
         speculation = request.speculation
         if not speculation.enabled or speculation.num_draft_tokens == 0:
             return NoDrafter()
@@ -39,7 +44,8 @@ class Drafters:
                 assert self._custom is not None
                 return self._custom(request)
             case DrafterName.HYBRID:
-                return HybridDrafter(NgramDrafter(), self._model(request))
+                assert isinstance(length, HybridLength), "a hybrid has two drafters, and a rule for each"
+                return HybridDrafter(NgramDrafter(), self._model(request), length)
             case DrafterName.MODEL:
                 return self._model(request)
             case DrafterName.NGRAM:

@@ -4,6 +4,7 @@ from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafting import Drafter
 from coordinator.drafting.ngram import LONGEST_MATCH, NgramDrafter
+from coordinator.lengths.hybrid import HybridLength
 
 # Tokens of context that must have been seen before; once is enough. Measured with SmolLM2-135M on half of the
 # project's prompts, 200 tokens each: of 4 n-gram drafts the target accepts, greedy and at temperature 0.8,
@@ -17,16 +18,16 @@ LONG_MATCH = LONGEST_MATCH
 class HybridDrafter:
     """Both drafters of one generation. Which one proposes depends on decided tokens alone."""
 
-    def __init__(self, ngram: NgramDrafter, model: Drafter) -> None:
+    def __init__(self, ngram: NgramDrafter, model: Drafter, lengths: HybridLength) -> None:
         self._ngram = ngram
         self._model = model
+        self._lengths = lengths
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
-        proposal = await self._ngram.propose(context, num_draft_tokens)
-        if self._ngram.match_length >= LONG_MATCH:
+        if await self._ngram.match(context) >= LONG_MATCH:
             # The model's cache lags meanwhile; its next command brings the longer tail.
-            return proposal
-        return await self._model.propose(context, num_draft_tokens)
+            return await self._ngram.propose(context, min(num_draft_tokens, self._lengths.for_ngram(context)))
+        return await self._model.propose(context, min(num_draft_tokens, self._lengths.for_model(context)))
 
     def truncate(self, length: int) -> None:
         self._ngram.truncate(length)

@@ -127,18 +127,19 @@ class NgramDrafter:
         self._window = window
         self._table = NgramTable(window)
         self._num_taken = 0
-        # Context tokens that matched for the first token of the last proposal; 0 if that was empty.
-        self.match_length = 0
+
+    async def match(self, context: Context) -> int:
+        """How many of the newest tokens were seen together before: 0 to LONGEST_MATCH."""
+        await self._take(context.tokens)
+        prediction = self._table.predict(context.tokens[-LONGEST_MATCH:])
+        return prediction.match_length if prediction is not None else 0
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         if num_draft_tokens < 1:
             # What was not asked for need not be counted yet.
-            self.match_length = 0
             return Proposal()
         await self._take(context.tokens)
-        predictions = self._chain(context.tokens[-LONGEST_MATCH:], num_draft_tokens)
-        self.match_length = predictions[0].match_length if predictions else 0
-        return Proposal([prediction.token for prediction in predictions])
+        return Proposal(self._chain(context.tokens[-LONGEST_MATCH:], num_draft_tokens))
 
     def truncate(self, length: int) -> None:
         """Nothing to take back: only tokens of the context were counted, and those are decided."""
@@ -157,11 +158,11 @@ class NgramDrafter:
             if self._num_taken < len(tokens):
                 await asyncio.sleep(0)
 
-    def _chain(self, tail: list[int], num_tokens: int) -> list[Prediction]:
-        """Predictions, each from the ones before it. None, or as many as asked: what was predicted once was
+    def _chain(self, tail: list[int], num_tokens: int) -> list[int]:
+        """Tokens, each predicted from the ones before it. None, or as many as asked: what was predicted once was
         itself followed by something, unless it is the newest token, of which that is known already."""
-        predictions: list[Prediction] = []
-        while len(predictions) < num_tokens and (prediction := self._table.predict(tail)) is not None:
-            predictions.append(prediction)
+        tokens: list[int] = []
+        while len(tokens) < num_tokens and (prediction := self._table.predict(tail)) is not None:
+            tokens.append(prediction.token)
             tail = [*tail, prediction.token][-LONGEST_MATCH:]
-        return predictions
+        return tokens

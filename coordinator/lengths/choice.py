@@ -1,15 +1,43 @@
 """Which length rule a request gets."""
 
 from coordinator.lengths import FixedLength, LengthRule
+from coordinator.lengths.company import Company
 from coordinator.lengths.costs import Costs
 from coordinator.lengths.goodput import GoodputLength
-from paceline.sampling import Bounds, SpeculationParams
+from coordinator.lengths.hybrid import HybridLength
+from paceline.sampling import Bounds, Drafter, SpeculationParams
 
 
-def make_length(speculation: SpeculationParams, costs: Costs) -> LengthRule:
-    """`costs` is shared by all generations with the same drafter."""
+class Lengths:
+    """Makes a rule for each generation; what rounds cost is learned by all with the same drafter."""
+
+    def __init__(self, company: Company) -> None:
+        self._costs = {drafter: Costs(company) for drafter in Drafter}
+        # After a long match n-grams are more often right than after any.
+        self._long_matches = Costs(company)
+
+    def make(self, speculation: SpeculationParams) -> LengthRule:
+        """A HybridLength for a hybrid drafter."""
+        if not speculation.enabled:
+            return FixedLength(0)
+        rule = _rule(speculation, self._costs[speculation.drafter])
+        if speculation.drafter is not Drafter.HYBRID:
+            return rule
+        return HybridLength(_rule(speculation, self._long_matches), rule, _most(speculation))
+
+
+def _rule(speculation: SpeculationParams, costs: Costs) -> LengthRule:
     length = speculation.num_draft_tokens
-    if isinstance(length, Bounds):
-        return GoodputLength(length, costs)
     # The entropy rule stops earlier than its most, but inside the draft server.
-    return FixedLength(length if isinstance(length, int) else length.bounds.max)
+    return GoodputLength(length, costs) if isinstance(length, Bounds) else FixedLength(_most(speculation))
+
+
+def _most(speculation: SpeculationParams) -> int:
+    length = speculation.num_draft_tokens
+    match length:
+        case int():
+            return length
+        case Bounds():
+            return length.max
+        case _:
+            return length.bounds.max

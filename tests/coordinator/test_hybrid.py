@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
-from coordinator.acceptance import Proposal
+from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context
 from coordinator.drafting.hybrid import HybridDrafter
 from coordinator.drafting.ngram import NgramDrafter
+from coordinator.lengths import FixedLength
+from coordinator.lengths.hybrid import HybridLength
+from coordinator.rounds import Round
 from tests.coordinator.contexts import decide, make_context
 
 BY_MODEL = Proposal([50, 51], [np.array([50]), np.array([51])], [np.ones(1), np.ones(1)])
@@ -45,9 +48,13 @@ class RecordingNgram(NgramDrafter):
         self.calls.append("release")
 
 
+def lengths(ngram: int = 16, model: int = 16) -> HybridLength:
+    return HybridLength(FixedLength(ngram), FixedLength(model), most=16)
+
+
 async def test_long_match_proposes_by_ngram_and_does_not_ask_the_model() -> None:
     model = StubModel()
-    proposal = await HybridDrafter(NgramDrafter(), model).propose(make_context([1, 2, 3, 4, 5, 1, 2, 3]), 4)
+    proposal = await HybridDrafter(NgramDrafter(), model, lengths()).propose(make_context([1, 2, 3, 4, 5, 1, 2, 3]), 4)
     assert proposal.tokens == [4, 5, 1, 2]
     assert proposal.supports == [], "match checks it"
     assert model.asked == []
@@ -60,14 +67,14 @@ async def test_long_match_proposes_by_ngram_and_does_not_ask_the_model() -> None
 )
 async def test_shorter_match_proposes_by_the_model(prompt: list[int]) -> None:
     model = StubModel()
-    proposal = await HybridDrafter(NgramDrafter(), model).propose(make_context(prompt), 4)
+    proposal = await HybridDrafter(NgramDrafter(), model, lengths()).propose(make_context(prompt), 4)
     assert proposal is BY_MODEL
     assert model.asked == [(len(prompt), 4)]
 
 
 async def test_model_takes_over_where_the_match_ends_and_gives_way_where_one_begins() -> None:
     model, context = StubModel(), make_context([1, 2, 3, 4, 1, 2, 3])
-    drafter = HybridDrafter(NgramDrafter(), model)
+    drafter = HybridDrafter(NgramDrafter(), model, lengths())
     by_ngram = []
     # 6 ends the match. 6 7 8 9 is decided in the model's rounds, and matches when it comes again.
     for decided in ([4], [6], [7, 8, 9], [6, 7], [8], [9]):
@@ -85,15 +92,42 @@ async def test_no_drafts_from_the_model_leave_a_round_without_drafts() -> None:
         async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
             return Proposal()
 
-    drafter = HybridDrafter(NgramDrafter(), Away())
+    drafter = HybridDrafter(NgramDrafter(), Away(), lengths())
     assert len(await drafter.propose(make_context([1, 2, 3, 4, 9, 2, 3]), 4)) == 0
 
 
 def test_truncate_and_release_reach_both() -> None:
     ngram, model = RecordingNgram(), StubModel()
-    drafter = HybridDrafter(ngram, model)
+    drafter = HybridDrafter(ngram, model, lengths())
     drafter.truncate(17)
     drafter.truncate(21)
     assert (ngram.calls, model.truncated, model.is_released) == ([17, 21], [17, 21], False)
     drafter.release()
     assert (ngram.calls, model.is_released) == ([17, 21, "release"], True)
+
+
+async def test_each_drafter_has_a_length_of_its_own() -> None:
+    model = StubModel()
+    by_ngram = HybridDrafter(NgramDrafter(), model, lengths(ngram=3, model=1))
+    assert (await by_ngram.propose(make_context([1, 2, 3, 4, 5, 1, 2, 3]), 4)).tokens == [4, 5, 1]
+    await by_ngram.propose(make_context([1, 2, 3, 4, 9, 2, 3]), 4)
+    assert model.asked == [(7, 1)]
+
+
+async def test_each_rule_learns_of_its_own_rounds_alone() -> None:
+    class Recording(FixedLength):
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.learned: list[Round] = []
+
+        def learn(self, finished: Round) -> None:
+            self.learned.append(finished)
+
+    ngram, model = Recording(), Recording()
+    length = HybridLength(ngram, model, most=2)
+    drafter = HybridDrafter(NgramDrafter(), StubModel(), length)
+    for prompt in ([1, 2, 3, 4, 5, 1, 2, 3], [7], [8]):
+        proposal = await drafter.propose(make_context(prompt), length.choose(make_context(prompt)))
+        length.learn(Round(proposal, Verdict([0]), Outcome([0], 0, Origin.BONUS), 0.0, 0.0, 0.0))
+    assert [round.proposal.tokens for round in ngram.learned] == [[4, 5]]
+    assert [round.proposal for round in model.learned] == [BY_MODEL, BY_MODEL]

@@ -8,7 +8,7 @@ import pytest
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context
 from coordinator.lengths import LengthRule
-from coordinator.lengths.choice import make_length
+from coordinator.lengths.choice import Lengths
 from coordinator.lengths.company import Company
 from coordinator.lengths.costs import Costs
 from coordinator.lengths.estimates import LinearCost
@@ -236,6 +236,6 @@ def test_cost_is_a_line_and_outliers_do_not_bend_it() -> None:
     ("wanted", "chosen"), [(0, 0), (5, 5), (EntropyAdaptive(Bounds(1, 6)), 6)], ids=["none", "fixed", "entropy"]
 )
 def test_other_lengths_do_not_depend_on_the_past(wanted: int | EntropyAdaptive, chosen: int) -> None:
-    length = make_length(SpeculationParams(num_draft_tokens=wanted), Costs(Company()))
+    length = Lengths(Company()).make(SpeculationParams(num_draft_tokens=wanted))
     World(alpha=0.1, draft_s=0.02).play(length, 20, random.Random(6))
     assert length.choose(make_context([0])) == chosen

@@ -122,21 +122,18 @@ async def test_no_prediction_and_no_room_are_empty_proposals() -> None:
     assert (await NgramDrafter().propose(make_context([1, 2, 1]), 0)).tokens == []
 
 
-async def test_match_is_that_of_the_first_token() -> None:
+async def test_match_counts_the_newest_tokens_seen_together() -> None:
     drafter, context = NgramDrafter(), make_context([1, 2, 3, 4, 1, 2, 3])
-    assert drafter.match_length == 0
-    await drafter.propose(context, 4)
-    assert drafter.match_length == 3
+    assert await drafter.match(context) == 3
+    assert (await drafter.propose(context, 0)).tokens == []
     # 9 3 is new, 3 is not; the tokens chained on it have longer matches.
     decide(context, [9, 3])
+    assert await drafter.match(context) == 1
     assert (await drafter.propose(context, 4)).tokens == [9, 3, 9, 3]
-    assert drafter.match_length == 1
     decide(context, [2, 3])
-    await drafter.propose(context, 4)
-    assert drafter.match_length == 2
+    assert await drafter.match(context) == 2
     decide(context, [8])
-    await drafter.propose(context, 4)
-    assert drafter.match_length == 0
+    assert await drafter.match(context) == 0
 
 
 async def test_undecided_tokens_never_enter_the_table() -> None:
