@@ -11,8 +11,10 @@ NOISE = 0.2
 DRIFTS = np.array([0.03, 0.003, 0.003])
 FIRST_DOUBT = 0.2
 # A time is cut to so many of its standard deviations: that a replay or a catch-up was in it says nothing of the next
-# round. A second surprise on the same side says that things have changed: it is taken whole, and all is doubted anew.
+# round. A second surprise on the same side says that things have changed: it is taken whole, and a, b and c together
+# may be so much more or less, in shares of themselves.
 MOST_SURPRISE = 2.0
+CHANGE = 0.5
 # Nothing is hoped to take less of what was predicted.
 LEAST_HOPE = 0.2
 # What was read still counts after something else was; and a time beyond so many times the expected one is cut.
@@ -49,7 +51,7 @@ class LinearCost:
         likely_s = min(max(seconds, expected_s - deviation_s), expected_s + deviation_s)
         before, self._surprise = self._surprise, int(np.sign(seconds - likely_s))
         if self._surprise != 0 and self._surprise == before:
-            self._covariance += self._doubts(expected_s)
+            self._covariance += np.outer(self._seconds, self._seconds) * CHANGE**2
         else:
             seconds = likely_s
         self._covariance += np.diag((DRIFTS * expected_s) ** 2)
@@ -85,14 +87,10 @@ class LinearCost:
     def _doubt(self, estimates: NDArray[np.float64], seconds: float) -> None:
         self._seconds = estimates
         self._line = tuple(estimates.tolist())
-        self._covariance = self._doubts(seconds)
-        self.is_known = True
-
-    def _doubts(self, seconds: float) -> NDArray[np.float64]:
-        """A covariance: little is known but that it takes some `seconds`."""
         # Where there always are drafts, a and b can't be told apart.
-        shares = np.array([1.0, 0.0 if self._free_start else FIRST_DOUBT, FIRST_DOUBT])
-        return np.diag((shares * seconds) ** 2)
+        doubts = np.array([1.0, 0.0 if self._free_start else FIRST_DOUBT, FIRST_DOUBT])
+        self._covariance = np.diag((doubts * seconds) ** 2)
+        self.is_known = True
 
 
 def _features(k: float) -> NDArray[np.float64]:

@@ -9,7 +9,8 @@ from paceline.engine.attention import PagedAttention
 from paceline.engine.block_pool import BlockPool
 from paceline.engine.config import EngineConfig, ModelConfig
 from paceline.engine.gathering import Gathering
-from paceline.engine.kernels.scalars import set_num_workers
+from paceline.engine.kernels.pinning import pin_workers
+from paceline.engine.kernels.scalars import CORES, set_num_workers
 from paceline.engine.llama import Llama
 from paceline.engine.row_invariance import find_dependent_parts
 from paceline.engine.runner import Runner
@@ -50,7 +51,7 @@ def build_engine(
     """
     if config.device != "cpu":
         raise ConfigError(f"device is {config.device!r}; this version runs on cpu")
-    set_num_workers(config.threads or len(os.sched_getaffinity(0)))
+    set_num_workers(config.threads or len(CORES))
     progress(f"loading {config.model}")
     loaded = load_model(config.model, config.torch_dtype, progress)
     fingerprint = loaded.tokenizer_fingerprint
@@ -67,6 +68,7 @@ def build_engine(
     attention = PagedAttention(loaded.config, num_blocks, config.block_size)
     pool = BlockPool(num_blocks, config.block_size, attention.copy_blocks, config.prefix_caching)
     runner = Runner(model, attention)
+    pin_workers()
     progress("warming up")
     runner.warm_up()
     turns, gathering = Turns(config.turns_file), Gathering(config.waiting)

@@ -32,6 +32,8 @@ E0, E1, E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float3
 E3, E4, E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 
 Array = NDArray[Any]
+# Cores that this process may use, as it began: threads that were pinned later see fewer.
+CORES = sorted(os.sched_getaffinity(0))
 
 
 def _find_cache_folder() -> str:
@@ -69,7 +71,7 @@ def num_workers() -> int:
 def set_num_workers(count: int) -> None:
     """For kernels called from this thread, and for the library's products."""
     torch.set_num_threads(count)
-    numba.set_num_threads(min(count, len(os.sched_getaffinity(0))))
+    numba.set_num_threads(min(count, len(CORES)))
 
 
 def bits_of(tensor: torch.Tensor) -> Array:
