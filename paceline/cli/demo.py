@@ -13,7 +13,7 @@ from paceline.cli.report import print_stats, tokens_per_second
 from paceline.cli.services import Services
 from paceline.cli.up import DEFAULT_DRAFT, DEFAULT_DRAFT_QUANTIZATION, DEFAULT_MODEL, make_deployment
 from paceline.client import AsyncClient, Completion, Finish
-from paceline.sampling import DraftLength, SamplingParams, SpeculationParams, parse_draft_length, require
+from paceline.sampling import SamplingParams, SpeculationParams, require
 
 PROMPT = "What is the capital of France, and what is it famous for?"
 # Timed in turns, so that a busy machine hits both alike.
@@ -26,14 +26,21 @@ def demo(
     draft_tokens: Annotated[
         str, typer.Option(help="tokens proposed in a round: 1 to 16, adaptive or entropy")
     ] = "adaptive",
+    drafter: Annotated[str, typer.Option(help="model, ngram or hybrid")] = "model",
 ) -> None:
     """Starts the three services, answers a prompt in colour by origin, compares speeds, and stops them."""
-    length = parse_draft_length(draft_tokens)
-    require(length != 0, "draft_tokens", draft_tokens, "at least 1: without speculation there is nothing to compare")
-    options.run(_run(prompt, max_tokens, length))
+    given = options.given_speculation(None, drafter, draft_tokens, rule=None, coupled=False)
+    speculative = SpeculationParams(**given)
+    require(
+        speculative.num_draft_tokens != 0,
+        "draft_tokens",
+        draft_tokens,
+        "at least 1: without speculation there is nothing to compare",
+    )
+    options.run(_run(prompt, max_tokens, speculative))
 
 
-async def _run(prompt: str, max_tokens: int, length: DraftLength) -> None:
+async def _run(prompt: str, max_tokens: int, speculative: SpeculationParams) -> None:
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory(prefix="paceline-demo-") as folder:
         address = f"unix:{Path(folder) / 'coordinator.sock'}"
@@ -42,12 +49,13 @@ async def _run(prompt: str, max_tokens: int, length: DraftLength) -> None:
         )
         console.print(f"starting draft server, target server and coordinator ({DEFAULT_MODEL}) …", style="dim")
         async with Services(deployment, _log_trouble) as services, AsyncClient(services.address) as client:
-            await _show(console, client, prompt, max_tokens, length)
+            await _show(console, client, prompt, max_tokens, speculative)
 
 
-async def _show(console: Console, client: AsyncClient, prompt: str, max_tokens: int, length: DraftLength) -> None:
+async def _show(
+    console: Console, client: AsyncClient, prompt: str, max_tokens: int, speculative: SpeculationParams
+) -> None:
     sampling = SamplingParams(max_tokens=max_tokens)
-    speculative = SpeculationParams(num_draft_tokens=length)
     plain = SpeculationParams(enabled=False)
     console.print(f"\n> {prompt}\n", style="bold", markup=False)
     answer = Completion()
