@@ -15,6 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from paceline.engine.kernels import memory
 from paceline.engine.kernels.scalars import Array
 
 # Output features of one instruction, and the instructions that share a row's word.
@@ -201,7 +202,7 @@ def counted_code(write: Callable[..., None], most: int, *arrays: Any) -> Any:
 def pack_words(words: Array) -> Array:
     """words: [out_features, num_words] uint32. [out_features / WIDTH, num_words, WIDTH], padded with 0 to whole tiles."""
     tiles = np.pad(words, ((0, -words.shape[0] % WIDTH), (0, 0))).reshape(-1, WIDTH, words.shape[1])
-    return np.ascontiguousarray(tiles.transpose(0, 2, 1))
+    return memory.weights.keep(tiles.transpose(0, 2, 1))
 
 
 def pad_features(rows: Array) -> Array:
