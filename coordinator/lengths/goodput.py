@@ -25,8 +25,9 @@ FIRST_REST = 128
 # together: one alone would cost the others as much, and not show what it costs when all do.
 PROBE_SHARE = 0.01
 PROBE_ROUNDS = 2
-# What drafts must promise to save where many share a forward, for they do not all come to the next one at once.
-BATCH_MARGIN = 0.1
+# What drafts must promise to save where many share a forward, for they do not all come to the next one at once: with a
+# tenth, eight at once came to 0.95 and 0.96 of plain.
+BATCH_MARGIN = 0.2
 
 
 class GoodputLength:
