@@ -1,7 +1,7 @@
 """Each thread of the kernels on a core of its own.
 
 Two model servers wake and sleep in turns, and the system may put both threads of one on the same core for a while, the
-other core idle: that took twice the time, for one propose in eight on two cores.
+other core idle: one propose in eight took more than 1.5 times the median so, on two cores.
 """
 
 from typing import Any
