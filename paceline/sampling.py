@@ -101,6 +101,11 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def is_only_tempered(self) -> bool:
+        """Whether the distribution is the softmax at a temperature, with no token left out for being unlikely."""
+        return not (self.is_greedy or self.top_k or self.top_p < 1 or self.min_p)
+
+    @property
     def has_penalties(self) -> bool:
         """Whether the distribution depends on which tokens came before, beyond the model's own dependence."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)

@@ -27,20 +27,26 @@ from paceline.engine.draws import (
     Score,
     Supported,
 )
+from paceline.engine.tempered import Tempered
 from paceline.sampling import SamplingParams
 
 # Tokens looked at for top-k, top-p and min-p, more where these are not enough, before a row is sorted whole.
 CANDIDATES = (256, 4096)
 
+# Draws of one kind from as many rows of logits.
+_Maker = Callable[[torch.Tensor, list[Any]], Seq[Drawn]]
+
 
 class Sampler:
     """Groups the draws of a step by kind and makes each group in a few tensor operations."""
 
-    def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
-        """logits: [num_draws, vocab_size] float32, changed in place to those drawn from."""
-        adjust(logits, draws)
-        results: dict[int, Drawn] = {}
-        makers: dict[type[Draw], Callable[[torch.Tensor, list[Any]], Seq[Drawn]]] = {
+    def __init__(self) -> None:
+        tempered = Tempered()
+        self._tempered_makers: dict[type[Draw], _Maker] = {
+            GumbelMax: tempered.gumbel_max,
+            FromOutside: tempered.from_outside,
+        }
+        self._makers: dict[type[Draw], _Maker] = {
             Likeliest: self._likeliest,
             LikeliestJudging: self._likeliest_judging,
             GumbelMax: self._gumbel_max,
@@ -48,10 +54,13 @@ class Sampler:
             FromOutside: self._from_outside,
             Score: lambda logits, draws: [None] * len(draws),
         }
-        for kind, make in makers.items():
-            rows = [row for row, draw in enumerate(draws) if type(draw) is kind]
-            if not rows:
-                continue
+
+    def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
+        """logits: [num_draws, vocab_size] float32, changed in place to those drawn from."""
+        adjust(logits, draws)
+        results: dict[int, Drawn] = {}
+        for (kind, is_tempered), rows in _grouped(logits, draws).items():
+            make = self._tempered_makers[kind] if is_tempered else self._makers[kind]
             chosen = logits if len(rows) == len(draws) else logits[rows]
             for row, result in zip(rows, make(chosen, [draws[row] for row in rows]), strict=True):
                 results[row] = result
@@ -107,6 +116,14 @@ class Sampler:
         parts = inside.to(torch.float32).cpu().split(sizes)
         rows = zip(tokens.tolist(), masses.tolist(), parts, strict=True)
         return [Outside(token, mass, part.numpy()) for token, mass, part in rows]
+
+
+def _grouped(logits: torch.Tensor, draws: Seq[Draw]) -> dict[tuple[type[Draw], bool], list[int]]:
+    """Rows by kind of draw, and whether it is one for `Tempered`: by the draw alone, so that it is always drawn alike."""
+    groups: dict[tuple[type[Draw], bool], list[int]] = {}
+    for row, draw in enumerate(draws):
+        groups.setdefault((type(draw), Tempered.takes(logits, draw)), []).append(row)
+    return groups
 
 
 def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:

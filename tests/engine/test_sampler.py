@@ -199,7 +199,8 @@ def test_outside_draws_leave_out_the_support_and_the_banned(name: str) -> None:
     for outside in drawn:
         assert isinstance(outside, Outside)
         assert complement[outside.token] > 0
-        assert outside.mass == pytest.approx(complement.sum(), rel=1e-12)
+        # Weights are float32.
+        assert outside.mass == pytest.approx(complement.sum(), rel=1e-6)
         np.testing.assert_allclose(outside.support_probs, probs[support], rtol=1e-6)
     if np.count_nonzero(complement) > 5:
         check_frequencies([outside.token for outside in drawn[:3000]], complement / complement.sum())
