@@ -25,7 +25,8 @@ from benchmarks.deployment import DRAFT, MODEL, embedded_pair  # noqa: E402
 from benchmarks.services import OWN_PROMPTS  # noqa: E402
 from paceline.client import Completion  # noqa: E402
 from paceline.engine.draws import FromSupport, Supported  # noqa: E402
-from paceline.engine.sampler import Sampler, probabilities  # noqa: E402
+from paceline.engine.sampler import Sampler  # noqa: E402
+from paceline.engine.tensor_draws import probabilities  # noqa: E402
 from paceline.sampling import Drawing, Rule, SamplingParams, SpeculationParams  # noqa: E402
 from tests.engine.feeding import Feeder, load_llama  # noqa: E402
 
@@ -57,14 +58,16 @@ class Judge:
     def __init__(self) -> None:
         torch.set_num_threads(2)
         self._target = Feeder(load_llama(MODEL, torch.bfloat16, max_model_len=2048))
-        self._draft = Feeder(load_llama(DRAFT, torch.bfloat16, "int8", max_model_len=2048))
+        draft = load_llama(DRAFT, torch.bfloat16, "int8", max_model_len=2048)
+        self._draft, self._draft_head = Feeder(draft), draft.head
         self._sampler = Sampler()
 
     @torch.inference_mode()
     def tally(self, prompt: list[int], completion: Completion, sampling: SamplingParams, into: Tally) -> None:
         """Adds each decided draft of a completion: those accepted, and those replaced by a recovered token."""
         tokens = prompt + completion.token_ids
-        p_logits, q_logits = (feeder.feed_split(tokens, [len(tokens)]) for feeder in (self._target, self._draft))
+        p_logits, known = (feeder.feed_split(tokens, [len(tokens)]) for feeder in (self._target, self._draft))
+        q_logits = self._draft_head.over_vocabulary(known)
         rows = [i for i, origin in enumerate(completion.origins) if origin in "AR"]
         for index in rows:
             row = len(prompt) + index - 1

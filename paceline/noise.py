@@ -11,6 +11,7 @@ of the discarded try, or the output is biased.
 
 import enum
 import secrets
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,9 +59,9 @@ def uniform(key: int) -> float:
     return ((_splitmix(key) >> 12) + 0.5) / 2**52
 
 
-def hash_ids(key: int, num_ids: int) -> NDArray[np.uint32]:
-    """One 32-bit integer for each token id: [num_ids]."""
-    x = np.arange(num_ids, dtype=np.uint32) ^ np.uint32(key & 0xFFFFFFFF)
+def hash_ids(key: int, ids: int | NDArray[np.integer[Any]]) -> NDArray[np.uint32]:
+    """One 32-bit integer for each of these token ids, or of so many from 0 on."""
+    x = (np.arange(ids) if isinstance(ids, int) else ids).astype(np.uint32) ^ np.uint32(key & 0xFFFFFFFF)
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint32(16))) * np.uint32(MIX_1)
         x = x + np.uint32(key >> 32)
@@ -68,9 +69,10 @@ def hash_ids(key: int, num_ids: int) -> NDArray[np.uint32]:
     return x ^ (x >> np.uint32(15))
 
 
-def gumbel(key: int, num_ids: int) -> NDArray[np.float64]:
-    """Gumbel noise for each token id: [num_ids]. Float64, or the tail of a large vocabulary is wrong."""
-    u = (hash_ids(key, num_ids).astype(np.float64) + 0.5) / 2**32
+def gumbel(key: int, ids: int | NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """Gumbel noise for each of these token ids, or of so many from 0 on. Float64, or the tail of a large vocabulary is
+    wrong."""
+    u = (hash_ids(key, ids).astype(np.float64) + 0.5) / 2**32
     return -np.log(-np.log1p(-u))
 
 

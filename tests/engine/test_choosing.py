@@ -26,7 +26,7 @@ def test_gumbel_max_chooses_what_exact_noise_chooses(vocab_size: int, temperatur
     for spread in (0.1, 2.0, 8.0):
         logits = make_logits(60, vocab_size, spread, seed=vocab_size)
         keys = [match_key(3, row) for row in range(len(logits))]
-        chosen = Tempered().gumbel_max(logits, [GumbelMax(sampling, (), key) for key in keys])
+        chosen = Tempered().draw(logits, [GumbelMax(sampling, (), key) for key in keys])
         exact = [
             int(np.argmax(row / temperature + gumbel(key, vocab_size)))
             for row, key in zip(logits.numpy().astype(np.float64), keys, strict=True)
@@ -41,7 +41,7 @@ def test_a_race_that_is_close_is_decided_by_exact_noise() -> None:
     noise = np.stack([gumbel(key, vocab_size) for key in keys])
     close = np.random.default_rng(0).normal(0, 1e-4, noise.shape)
     logits = (0.5 * (close - noise)).astype(np.float32)
-    chosen = Tempered().gumbel_max(torch.from_numpy(logits), [GumbelMax(sampling, (), key) for key in keys])
+    chosen = Tempered().draw(torch.from_numpy(logits), [GumbelMax(sampling, (), key) for key in keys])
     assert chosen == (logits.astype(np.float64) / 0.5 + noise).argmax(axis=1).tolist()
 
 
@@ -49,7 +49,7 @@ def test_banned_tokens_never_win() -> None:
     logits = make_logits(50, 200, 0.1)
     logits[:, 3:] = -torch.inf
     draws = [GumbelMax(SamplingParams(temperature=5.0), (), match_key(1, row)) for row in range(50)]
-    assert set(Tempered().gumbel_max(logits, draws)) == {0, 1, 2}
+    assert set(Tempered().draw(logits, draws)) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -61,7 +61,7 @@ def test_outside_draws_invert_the_cumulative_sum(vocab_size: int, temperature: f
     supports = [np.sort(likeliest[row, : min(row, vocab_size - 1)]) for row in range(num_rows)]
     numbers = [uniform(make_key(1, 0, row, Purpose.OUTSIDE)) for row in range(num_rows)]
     draws = [FromOutside(sampling, (), *each) for each in zip(supports, numbers, strict=True)]
-    found = Tempered().from_outside(logits, draws)
+    found = Tempered().draw(logits, draws)
     exact = torch.softmax(logits.double() / temperature, dim=-1).numpy()
     for row, outside in enumerate(found):
         inside = exact[row, supports[row]]
@@ -84,4 +84,4 @@ def test_rows_of_another_size_and_number_find_room() -> None:
     for num_rows, vocab_size in ((2, 300), (5, 300), (1, 300), (3, 512)):
         logits = make_logits(num_rows, vocab_size, 2.0, seed=vocab_size)
         draws = [GumbelMax(sampling, (), match_key(1, row)) for row in range(num_rows)]
-        assert tempered.gumbel_max(logits, draws) == Tempered().gumbel_max(logits, draws)
+        assert tempered.draw(logits, draws) == Tempered().draw(logits, draws)

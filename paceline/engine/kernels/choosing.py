@@ -51,7 +51,7 @@ def _log(x: Any) -> Any:
 
 
 @compiled(IN_LANES | {"nnan"})
-def _largest(values: Array) -> np.float32:
+def find_largest(values: Array) -> np.float32:
     largest = values[0]
     for i in range(values.size):
         largest = values[i] if values[i] > largest else largest
@@ -73,9 +73,9 @@ def _score(logits: Array, peak: np.float32, factor: np.float32, low: np.uint32, 
 @compiled()
 def _gumbel_row(logits: Array, temperature: float, low: np.uint32, high: np.uint32, scores: Array) -> int:
     """argmax((logit - peak) / temperature - ln(-ln(1 - u))): those that come near it are looked at exactly."""
-    peak = _largest(logits)
+    peak = find_largest(logits)
     _score(logits, peak, np.float32(1 / temperature), low, high, scores)
-    limit = _largest(scores) - SLACK
+    limit = find_largest(scores) - SLACK
     best, chosen = -np.inf, 0
     for i in range(scores.size):
         if scores[i] >= limit:
@@ -95,9 +95,9 @@ def _sum(weights: Array) -> float:
 
 
 @compiled()
-def _weigh_row(logits: Array, temperature: float, weights: Array, sums: Array) -> None:
+def weigh_row(logits: Array, temperature: float, weights: Array, sums: Array) -> None:
     """Weights, 0 below e^-87, and the sums of each PART of them."""
-    peak, factor = _largest(logits), np.float32(1 / temperature)
+    peak, factor = find_largest(logits), np.float32(1 / temperature)
     for i in range(logits.size):
         x = (logits[i] - peak) * factor
         weights[i] = exp_of_negative(x) if x > LOWEST else ZERO
@@ -137,7 +137,7 @@ def _outside_row(
     logits: Array, temperature: float, support: Array, uniform: float, weights: Array, sums: Array, inside: Array
 ) -> tuple[int, float]:
     """Writes the probabilities of `support` into `inside`; draws from the others, and returns their mass."""
-    _weigh_row(logits, temperature, weights, sums)
+    weigh_row(logits, temperature, weights, sums)
     total = sums.sum()
     for place, token in enumerate(support):
         inside[place] = np.float32(np.float64(weights[token]) / total)
