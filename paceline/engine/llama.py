@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.engine.attention import AttentionPlan, HeadRotation, PagedAttention
 from paceline.engine.batch import Batch
@@ -16,9 +15,9 @@ from paceline.engine.head import Head
 from paceline.engine.kernels.rows import rms_norm, silu_gate
 from paceline.engine.kernels.scalars import Array, bits_of, pad_rows
 from paceline.engine.linear import Linear, make_linear
-from paceline.errors import ConfigError
+from paceline.engine.rope import rope_tables
+from paceline.engine.shapes import Tensors, check_shapes, fused
 
-Tensors = dict[str, torch.Tensor]
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
 
@@ -29,10 +28,7 @@ class Layer:
         self, tensors: Tensors, prefix: str, config: ModelConfig, make: MakeLinear, rope: tuple[Array, Array]
     ) -> None:
         def linear(*names: str) -> Linear:
-            weight = torch.cat([tensors.pop(f"{prefix}{name}.weight") for name in names])
-            biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
-            bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
-            return make(weight, bias)
+            return make(*fused(tensors, prefix, *names))
 
         def norm(name: str) -> Array:  # [hidden_size] float32
             return tensors.pop(f"{prefix}{name}.weight").float().numpy()
@@ -59,12 +55,13 @@ class Llama:
         """Takes the tensors out of `tensors`; `same_bits`: see EngineConfig. Raises ConfigError if one is missing or has another shape."""
         self.config = config
         self.max_model_len = max_model_len
-        _check_shapes(config, tensors)
+        check_shapes(config, tensors)
         embedding = tensors["model.embed_tokens.weight"]
         self._embedding = bits_of(embedding)  # [vocab_size, hidden_size]
         head = embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
         make = partial(make_linear, quantization=quantization, same_bits=same_bits)
-        rope = _rope_tables(config, max_model_len)
+        cos, sin = rope_tables(config, max_model_len)
+        rope = cos.numpy(), sin.numpy()
         self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, rope) for i in range(config.num_layers)]
         self._norm = tensors.pop("model.norm.weight").float().numpy()  # [hidden_size]
         # A draft's own: the tokens its head knows.
@@ -100,48 +97,3 @@ class Llama:
             return torch.empty((0, 0))
         x = pad_rows(x, self.head.padded(num_wanted))
         return self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted]
-
-
-def _rope_tables(config: ModelConfig, max_len: int) -> tuple[Array, Array]:
-    """Cosines and signed sines: each [max_len, head_dim] float32. Frequencies are transformers' own."""
-    parameters = config.source.rope_parameters
-    kind = parameters["rope_type"]
-    if kind == "default":
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        frequencies, factor = 1.0 / parameters["rope_theta"] ** exponents, 1.0
-    elif kind in ("llama3", "linear", "yarn"):
-        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config.source, torch.device("cpu"))
-    else:
-        raise ConfigError(f"rope_type {kind!r} is not supported; supported: default, llama3, linear, yarn")
-    angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies  # [max_len, head_dim / 2]
-    cos, sin = angles.cos() * factor, angles.sin() * factor
-    return torch.cat((cos, cos), 1).numpy(), torch.cat((-sin, sin), 1).numpy()
-
-
-def _check_shapes(config: ModelConfig, tensors: Tensors) -> None:
-    """Raises ConfigError, naming the tensor, where the weights are not what the config says."""
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
-    expected = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
-    if not config.tied_embeddings:
-        expected["lm_head.weight"] = (config.vocab_size, hidden)
-    for i in range(config.num_layers):
-        expected |= {
-            f"model.layers.{i}.{name}.weight": shape
-            for name, shape in {
-                "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-                "self_attn.q_proj": (query, hidden), "self_attn.k_proj": (key, hidden),
-                "self_attn.v_proj": (key, hidden), "self_attn.o_proj": (hidden, query),
-                "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
-            }.items()
-        }  # fmt: skip
-    if extra := next((name for name in tensors if name.startswith(f"model.layers.{config.num_layers}.")), None):
-        raise ConfigError(
-            f"the weights do not match the config: {extra} is there, the config says {config.num_layers} layers"
-        )
-    for name, shape in expected.items():
-        if name not in tensors:
-            raise ConfigError(f"the weights do not match the config: {name} is missing")
-        if tuple(tensors[name].shape) != shape:
-            found = tuple(tensors[name].shape)
-            raise ConfigError(f"the weights do not match the config: {name} has shape {found}, the config says {shape}")

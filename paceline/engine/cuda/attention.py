@@ -1,0 +1,135 @@
+"""Attention over a paged cache on a GPU, for a few query rows of each sequence or a chunk of a prompt.
+
+    keys[layer], values[layer]: [num_blocks, block_size, kv_heads, head_dim]
+
+A program takes a tile, some rows of one sequence with all query heads of one KV head, over one stretch of PART_TOKENS
+positions (Dao et al. 2023, "Flash-Decoding"); a second kernel adds a row's stretches up in their order. Stretches
+begin at fixed positions, and a row of a matrix product is its own: so a row's bits do not depend on what runs beside
+it, nor on how many rows a tile has.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from paceline.engine.cuda.plan import PART_TOKENS, Plan
+
+# Positions that a program goes through at a time.
+CHUNK_TOKENS = 32
+# Least size of a matrix product's sides.
+_LEAST_ROWS = 16
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _attend_part(
+    queries, keys, values, tiles, tables, mixed, peaks, totals, factor, table_width, num_parts,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    TILE_QUERIES: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first_row = tl.load(tiles + tile * 4)
+    num_rows = tl.load(tiles + tile * 4 + 1)
+    position = tl.load(tiles + tile * 4 + 2)
+    table = tables + tl.load(tiles + tile * 4 + 3).to(tl.int64) * table_width
+    last = position + num_rows - 1
+    if num_rows > 0 and part * PART <= last:
+        # A tile's queries: row by row, in each the heads of this KV head.
+        query = tl.arange(0, TILE_QUERIES)
+        row, head = query // GROUP, kv_head * GROUP + query % GROUP
+        is_query = row < num_rows
+        d = tl.arange(0, HEAD_DIM)
+        place = (first_row + row).to(tl.int64) * (GROUP * KV_HEADS) + head
+        q = tl.load(queries + place[:, None] * HEAD_DIM + d, mask=is_query[:, None], other=0.0)
+        peak = tl.full([TILE_QUERIES], -float("inf"), tl.float32)
+        total = tl.zeros([TILE_QUERIES], tl.float32)
+        sums = tl.zeros([TILE_QUERIES, HEAD_DIM], tl.float32)
+        for start in range(part * PART, tl.minimum((part + 1) * PART, last + 1), CHUNK):
+            token = start + tl.arange(0, CHUNK)
+            block = tl.load(table + token // BLOCK_TOKENS, mask=token <= last, other=0).to(tl.int64)
+            at = ((block * BLOCK_TOKENS + token % BLOCK_TOKENS) * KV_HEADS + kv_head) * HEAD_DIM
+            k = tl.load(keys + at[:, None] + d, mask=(token <= last)[:, None], other=0.0)
+            v = tl.load(values + at[:, None] + d, mask=(token <= last)[:, None], other=0.0)
+            scores = tl.dot(q, tl.trans(k)) * factor
+            scores = tl.where(token[None, :] <= (position + row)[:, None], scores, -float("inf"))
+            higher = tl.maximum(peak, tl.max(scores, 1))
+            # A row that has seen nothing yet has no peak to take off.
+            base = tl.where(higher == -float("inf"), 0.0, higher)
+            shrink = tl.exp2(peak - base)
+            weights = tl.exp2(scores - base[:, None])
+            total = total * shrink + tl.sum(weights, 1)
+            sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+            peak = higher
+        at = place * num_parts + part
+        tl.store(peaks + at, peak, mask=is_query)
+        tl.store(totals + at, total, mask=is_query)
+        tl.store(mixed + at[:, None] * HEAD_DIM + d, sums, mask=is_query[:, None])
+
+
+@triton.jit
+def _add_parts(
+    mixed, peaks, totals, positions, out, num_parts,
+    HEAD_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = row * NUM_HEADS + head
+    d = tl.arange(0, HEAD_DIM)
+    position = tl.load(positions + row)
+    peak, total = -float("inf"), 0.0
+    sums = tl.zeros([HEAD_DIM], tl.float32)
+    for part in range(0, position // PART + 1):
+        at = place * num_parts + part
+        its_peak = tl.load(peaks + at)
+        higher = tl.maximum(peak, its_peak)
+        shrink, weight = tl.exp2(peak - higher), tl.exp2(its_peak - higher)
+        total = total * shrink + tl.load(totals + at) * weight
+        sums = sums * shrink + tl.load(mixed + at * HEAD_DIM + d) * weight
+        peak = higher
+    # Padding rows, at position -1, have nothing to divide by.
+    sums = tl.where(total > 0, sums / tl.where(total > 0, total, 1.0), 0.0)
+    tl.store(out + place * HEAD_DIM + d, sums.to(out.dtype.element_ty))
+
+
+class PagedAttention:
+    """The cache's tensors, and attention over them."""
+
+    def __init__(
+        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int,
+        dtype: torch.dtype, device: torch.device,
+    ) -> None:  # fmt: skip
+        shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
+        self.block_size = block_size
+        # The last block is nobody's: padding rows are written there.
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self._factor = head_dim**-0.5 * _LOG2_E
+
+    def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
+        """Copies blocks' keys and values, in all layers."""
+        for cache in (self.keys, self.values):
+            cache[:, destinations] = cache[:, sources]
+
+    def attend(self, layer: int, queries: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """queries: [num_rows, heads, head_dim], rotated, their keys and values in the cache. Returns the same shape."""
+        num_rows, num_heads, head_dim = queries.shape
+        kv_heads = self.keys.shape[3]
+        group = num_heads // kv_heads
+        tile_queries = max(_LEAST_ROWS, triton.next_power_of_2(plan.tile_rows * group))
+        mixed = queries.new_empty((num_rows, num_heads, plan.num_parts, head_dim), dtype=torch.float32)
+        peaks = queries.new_empty((num_rows, num_heads, plan.num_parts), dtype=torch.float32)
+        totals = torch.empty_like(peaks)
+        out = torch.empty_like(queries)
+        grid: Any = (plan.tiles.shape[0], kv_heads, plan.num_parts)
+        _attend_part[grid](
+            queries, self.keys[layer], self.values[layer], plan.tiles, plan.tables, mixed, peaks, totals,
+            self._factor, plan.tables.shape[1], plan.num_parts,
+            GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_TOKENS=self.block_size,
+            TILE_QUERIES=tile_queries, PART=PART_TOKENS, CHUNK=CHUNK_TOKENS,
+        )  # fmt: skip
+        _add_parts[(num_rows, num_heads)](
+            mixed, peaks, totals, plan.positions, out, plan.num_parts,
+            HEAD_DIM=head_dim, NUM_HEADS=num_heads, PART=PART_TOKENS,
+        )  # fmt: skip
+        return out

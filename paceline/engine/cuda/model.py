@@ -1,0 +1,88 @@
+"""The decoder forward on a GPU, over a flat batch of rows: the same models as `engine.llama`."""
+
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from paceline.engine.config import ModelConfig
+from paceline.engine.cuda.attention import PagedAttention
+from paceline.engine.cuda.plan import Plan
+from paceline.engine.cuda.products import Linear, make_linear
+from paceline.engine.cuda.rows import Rotation, add_and_norm, rotate_and_place, silu_gate
+from paceline.engine.rope import rope_tables
+from paceline.engine.shapes import Tensors, check_shapes, fused
+
+
+class Layer:
+    """One decoder layer's weights."""
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        prefix: str,
+        config: ModelConfig,
+        make: partial[Linear],
+        rope: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        device = rope[0].device
+
+        def linear(*names: str) -> Linear:
+            return make(*fused(tensors, prefix, *names))
+
+        def norm(name: str) -> torch.Tensor:
+            return tensors.pop(f"{prefix}{name}.weight").float().to(device)
+
+        def head_norm(name: str) -> torch.Tensor | None:  # Qwen3 only
+            weight = tensors.pop(f"{prefix}{name}.weight", None)
+            return None if weight is None else weight.float().to(device)
+
+        self.attention_norm = norm("input_layernorm")
+        self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.output = linear("self_attn.o_proj")
+        self.mlp_norm = norm("post_attention_layernorm")
+        self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
+        self.down = linear("mlp.down_proj")
+        norms = head_norm("self_attn.q_norm"), head_norm("self_attn.k_norm")
+        self.rotation = Rotation(*rope, *norms, config.norm_eps)
+
+
+class GpuLlama:
+    """Embedding, decoder layers, head."""
+
+    def __init__(
+        self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, same_bits: bool,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        """Takes the tensors out of `tensors`, each to the GPU as it comes. Raises ConfigError if one is missing or has another shape."""
+        self.config = config
+        self.max_model_len = max_model_len
+        check_shapes(config, tensors)
+        make = partial(make_linear, quantization=quantization, same_bits=same_bits, device=device)
+        cos, sin = (table.to(device) for table in rope_tables(config, max_model_len))
+        self._embedding = tensors["model.embed_tokens.weight"].to(device)  # [vocab_size, hidden_size]
+        head = tensors["model.embed_tokens.weight"] if config.tied_embeddings else tensors.pop("lm_head.weight")
+        ids = tensors.pop("head_ids", None)  # [head_size], of a distilled draft
+        self.head_ids = None if ids is None else ids.long().to(device)
+        shared = self._embedding if config.tied_embeddings else head
+        self._head = make(shared if ids is None else head[ids.long()], None)
+        self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, (cos, sin)) for i in range(config.num_layers)]
+        self._norm = tensors.pop("model.norm.weight").float().to(device)  # [hidden_size]
+
+    def forward(self, plan: Plan, attention: PagedAttention) -> torch.Tensor:
+        """Feeds the plan's rows into the cache; returns the wanted rows' logits: [num_wanted, head_size] float32."""
+        eps = self.config.norm_eps
+        x = functional.embedding(plan.tokens, self._embedding)  # [num_rows, hidden_size]
+        added = None
+        for index, layer in enumerate(self.layers):
+            qkv = layer.qkv(add_and_norm(x, added, layer.attention_norm, eps))
+            qkv = qkv.view(x.shape[0], -1, self.config.head_dim)
+            keys, values = attention.keys[index], attention.values[index]
+            queries = rotate_and_place(qkv, plan.positions, plan.slots, layer.rotation, keys, values)
+            mixed = attention.attend(index, queries, plan)
+            added = layer.output(mixed.view(x.shape[0], -1))
+            gate_up = layer.gate_up(add_and_norm(x, added, layer.mlp_norm, eps))
+            added = layer.down(silu_gate(gate_up))
+        assert added is not None, "a model has layers"
+        wanted = plan.wanted
+        return self._head(add_and_norm(x[wanted], added[wanted], self._norm, eps)).float()

@@ -1,0 +1,69 @@
+"""From a batch to its plan on the GPU: one array of 32-bit integers, copied in one go.
+
+A captured graph reads the same addresses every time, so arrays are of a shape fixed beforehand, with padding: padding
+rows stand at position -1 and are written into the cache's last block, which is nobody's; padding tiles have no rows.
+"""
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+
+from paceline.engine.attention import Span
+from paceline.engine.batch import Batch
+from paceline.engine.cuda.plan import Plan, Shape
+from paceline.engine.kernels.scalars import Array
+
+NOWHERE = -1
+
+
+class Staging:
+    """The array of one shape, here and on the GPU."""
+
+    def __init__(self, shape: Shape, num_blocks: int, block_size: int, device: torch.device) -> None:
+        self.shape = shape
+        self._block_size = block_size
+        self._trash_slot = (num_blocks - 1) * block_size
+        width = shape.table_width(block_size)
+        self._sizes = (
+            (shape.num_rows,), (shape.num_rows,), (shape.num_rows,), (shape.num_wanted,),
+            (shape.num_tiles, 4), (shape.num_tiles, width),
+        )  # fmt: skip
+        total = sum(int(np.prod(size)) for size in self._sizes)
+        self._here = torch.zeros(total, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._there = torch.zeros(total, dtype=torch.int32, device=device)
+        self._arrays: list[Array] = [part.numpy() for part in self._split(self._here)]
+        tokens, positions, slots, wanted, tiles, tables = self._split(self._there)
+        self.plan = Plan(tokens, positions, slots, wanted, tiles, tables, shape.num_parts, shape.tile_rows)
+
+    def fill(self, batch: Batch) -> None:
+        """Writes a batch that the shape holds, and sends it off; nothing waits for it to arrive."""
+        tokens, positions, slots, wanted, tiles, tables = self._arrays
+        count = min(batch.num_rows, len(tokens))
+        tokens[:count], tokens[count:] = batch.tokens[:count], 0
+        positions[:], slots[:], wanted[:], tiles[:] = NOWHERE, self._trash_slot, 0, 0
+        wanted[: len(batch.wanted)] = batch.wanted
+        self._place(batch.spans, positions, slots)
+        self._tile(batch.spans, tiles, tables)
+        self._there.copy_(self._here, non_blocking=True)
+
+    def _place(self, spans: Seq[Span], positions: Array, slots: Array) -> None:
+        for span in spans:
+            own = slice(span.first_row, span.first_row + span.num_rows)
+            at = span.position + np.arange(span.num_rows)
+            positions[own] = at
+            slots[own] = np.asarray(span.blocks)[at // self._block_size] * self._block_size + at % self._block_size
+
+    def _tile(self, spans: Seq[Span], tiles: Array, tables: Array) -> None:
+        place, tile_rows = 0, self.shape.tile_rows
+        for rank, span in enumerate(spans):
+            used = -(-(span.position + span.num_rows) // self._block_size)
+            tables[rank, :used] = span.blocks[:used]
+            for done in range(0, span.num_rows, tile_rows):
+                num_rows = min(tile_rows, span.num_rows - done)
+                tiles[place] = span.first_row + done, num_rows, span.position + done, rank
+                place += 1
+
+    def _split(self, array: torch.Tensor) -> list[torch.Tensor]:
+        parts = array.split([int(np.prod(size)) for size in self._sizes])
+        return [part.view(size) for part, size in zip(parts, self._sizes, strict=True)]

@@ -1,0 +1,23 @@
+"""Rotary position embedding (Su et al. 2021): cosines and sines for every position, by transformers' frequencies."""
+
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from paceline.engine.config import ModelConfig
+from paceline.errors import ConfigError
+
+
+def rope_tables(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and signed sines: each [max_len, head_dim] float32. Frequencies are transformers' own."""
+    parameters = config.source.rope_parameters
+    kind = parameters["rope_type"]
+    if kind == "default":
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        frequencies, factor = 1.0 / parameters["rope_theta"] ** exponents, 1.0
+    elif kind in ("llama3", "linear", "yarn"):
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config.source, torch.device("cpu"))
+    else:
+        raise ConfigError(f"rope_type {kind!r} is not supported; supported: default, llama3, linear, yarn")
+    angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies  # [max_len, head_dim / 2]
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)

@@ -1,0 +1,44 @@
+"""A model's tensors, by Hugging Face's names: the shapes they must have, and which of them are one product."""
+
+import torch
+
+from paceline.engine.config import ModelConfig
+from paceline.errors import ConfigError
+
+Tensors = dict[str, torch.Tensor]
+
+
+def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Takes these projections' weights and biases out, one below the other: [sum of out_features, in_features], [the same]."""
+    weight = torch.cat([tensors.pop(f"{prefix}{name}.weight") for name in names])
+    biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
+    return weight, torch.cat([bias for bias in biases if bias is not None]) if biases[0] is not None else None
+
+
+def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
+    """Raises ConfigError, naming the tensor, where the weights are not what the config says."""
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    expected = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    if not config.tied_embeddings:
+        expected["lm_head.weight"] = (config.vocab_size, hidden)
+    for i in range(config.num_layers):
+        expected |= {
+            f"model.layers.{i}.{name}.weight": shape
+            for name, shape in {
+                "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+                "self_attn.q_proj": (query, hidden), "self_attn.k_proj": (key, hidden),
+                "self_attn.v_proj": (key, hidden), "self_attn.o_proj": (hidden, query),
+                "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
+            }.items()
+        }  # fmt: skip
+    if extra := next((name for name in tensors if name.startswith(f"model.layers.{config.num_layers}.")), None):
+        raise ConfigError(
+            f"the weights do not match the config: {extra} is there, the config says {config.num_layers} layers"
+        )
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise ConfigError(f"the weights do not match the config: {name} is missing")
+        if tuple(tensors[name].shape) != shape:
+            found = tuple(tensors[name].shape)
+            raise ConfigError(f"the weights do not match the config: {name} has shape {found}, the config says {shape}")
