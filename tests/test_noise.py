@@ -16,7 +16,8 @@ KEYS = [0, 1, 2**32, 2**63 + 12345, 2**64 - 1, *(noise.match_key(seed, seed * 7)
 
 
 def test_numpy_and_torch_integers_are_equal() -> None:
-    ours = torch_noise.hash_ids(KEYS, 5000, CPU).numpy()
+    low, high = (torch.tensor([[key >> shift & 0xFFFFFFFF] for key in KEYS]) for shift in (0, 32))
+    ours = torch_noise.hash_ids(torch.arange(5000).unsqueeze(0), low, high).numpy()
     theirs = np.stack([noise.hash_ids(key, 5000) for key in KEYS])
     assert np.array_equal(ours, theirs)
 

@@ -7,19 +7,27 @@ from paceline.noise import MIX_1, MIX_2
 MASK_32 = 0xFFFFFFFF
 
 
-def hash_ids(keys: list[int], num_ids: int, device: torch.device) -> torch.Tensor:
-    """One 32-bit integer for each key and token id, held in int64: [num_keys, num_ids]."""
-    low = torch.tensor([key & MASK_32 for key in keys], device=device).unsqueeze(1)  # [num_keys, 1]
-    high = torch.tensor([key >> 32 for key in keys], device=device).unsqueeze(1)
+def hash_ids(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """One 32-bit integer for each key and token id, held in int64, as all of these are.
+
+    `low` and `high`, a key's halves: [num_keys, 1]; ids: [num_keys, num_ids], or [1, num_ids] for all keys.
+    """
     # int64 products wrap, and their low 32 bits are those of the unsigned product.
-    x = torch.arange(num_ids, device=device) ^ low
+    x = ids ^ low
     x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
     x = (x + high) & MASK_32
     x = ((x ^ (x >> 15)) * MIX_2) & MASK_32
     return x ^ (x >> 15)
 
 
-def gumbel(keys: list[int], num_ids: int, device: torch.device) -> torch.Tensor:
+def gumbel_of(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     """Gumbel noise for each key and token id, float64: [num_keys, num_ids]."""
-    u = (hash_ids(keys, num_ids, device).to(torch.float64) + 0.5) / 2**32
+    u = (hash_ids(ids, low, high).to(torch.float64) + 0.5) / 2**32
     return -torch.log(-torch.log1p(-u))
+
+
+def gumbel(keys: list[int], num_ids: int, device: torch.device) -> torch.Tensor:
+    """Gumbel noise for each key and all token ids, float64: [num_keys, num_ids]."""
+    low = torch.tensor([key & MASK_32 for key in keys], device=device).unsqueeze(1)
+    high = torch.tensor([key >> 32 for key in keys], device=device).unsqueeze(1)
+    return gumbel_of(torch.arange(num_ids, device=device).unsqueeze(0), low, high)

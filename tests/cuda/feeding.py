@@ -34,9 +34,7 @@ class GpuFeeder:
         for share in shares:
             builder.add(share.tokens, share.position, share.blocks, [True] * len(share.tokens))
         batch = builder.build(builder.num_rows)
-        staging = Staging(
-            shape or Shape.of(batch, self.same_bits), self.num_blocks, self.attention.block_size, DEVICE
-        )
+        staging = Staging(shape or Shape.of(batch, self.same_bits), self.num_blocks, self.attention.block_size, DEVICE)
         staging.fill(batch)
         logits = self.model.forward(staging.plan, self.attention)[: batch.num_rows]
         return list(logits.cpu().split([len(share.tokens) for share in shares]))

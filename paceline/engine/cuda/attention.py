@@ -79,7 +79,8 @@ def _add_parts(
     position = tl.load(positions + row)
     peak, total = -float("inf"), 0.0
     sums = tl.zeros([HEAD_DIM], tl.float32)
-    for part in range(0, position // PART + 1):
+    # Rounded up: a padding row, at position -1, has no stretches.
+    for part in range(0, (position + PART) // PART):
         at = place * num_parts + part
         its_peak = tl.load(peaks + at)
         higher = tl.maximum(peak, its_peak)
@@ -87,7 +88,6 @@ def _add_parts(
         total = total * shrink + tl.load(totals + at) * weight
         sums = sums * shrink + tl.load(mixed + at * HEAD_DIM + d) * weight
         peak = higher
-    # Padding rows, at position -1, have nothing to divide by.
     sums = tl.where(total > 0, sums / tl.where(total > 0, total, 1.0), 0.0)
     tl.store(out + place * HEAD_DIM + d, sums.to(out.dtype.element_ty))
 

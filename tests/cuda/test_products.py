@@ -1,0 +1,47 @@
+"""Products by tiles are the library's, of int8 weights those of the rounded weights, and each row has its own bits."""
+
+import pytest
+import torch
+
+from paceline.engine.cuda.products import Int8Linear, TiledLinear, quantise
+from tests.cuda.device import DEVICE, HALF
+
+# Whole tiles, and sides that no tile divides.
+SHAPES = [(64, 128), (50, 70), (1, 300)]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+def test_tiles_give_the_librarys_products(out_features: int, in_features: int, dtype: torch.dtype) -> None:
+    weight, bias = random(out_features, in_features).to(dtype), random(out_features, seed=1).to(dtype)
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    for num_rows in (1, 5, 16, 37):
+        x = random(num_rows, in_features, seed=num_rows).to(dtype)
+        for given in (None, bias):
+            exact = torch.nn.functional.linear(x.double(), weight.double(), None if given is None else given.double())
+            ours = TiledLinear(weight, None, given)(x)
+            assert ours.dtype is dtype
+            torch.testing.assert_close(ours.double(), exact, rtol=tolerance, atol=in_features * tolerance / 16)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 70])
+def test_int8_weights_are_the_rounded_weights(num_rows: int) -> None:
+    """By tiles for few rows and where bits must be the same, else by the library."""
+    weight, x = random(50, 70), random(num_rows, 70, seed=2)
+    quantised, scale = quantise(weight)
+    exact = x.double() @ (quantised.double() * scale.double()[:, None]).T
+    for same_bits in (True, False):
+        ours = Int8Linear(quantised, scale, None, same_bits)(x)
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4)
+    assert (exact - x.double() @ weight.double().T).abs().max() > 1e-3
+
+
+def test_a_row_has_the_bits_it_has_alone() -> None:
+    linear, x = TiledLinear(random(50, 300), None, None), random(40, 300, seed=3)
+    together = linear(x)
+    alone = torch.cat([linear(x[row : row + 1].contiguous()) for row in range(40)])
+    assert torch.equal(together, alone)
