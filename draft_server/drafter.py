@@ -65,7 +65,12 @@ class ProposeJob(Job):
 
     def draws(self, num_rows: int) -> list[Draw | None]:
         is_last = num_rows == len(self.pending)
-        return [None] * (num_rows - 1) + [self._draw(num_rows - 1) if is_last else None]
+        return [None] * (num_rows - 1) + [self._draw(num_rows - 1, len(self._drawn)) if is_last else None]
+
+    def coming_draws(self) -> list[Draw]:
+        if self._wish.entropy is not None or self.sequence.options.sampling.has_penalties:
+            return []
+        return [self._draw(0, index) for index in range(len(self._drawn) + 1, self._wish.num_draft_tokens)]
 
     def observe(self, observations: list[Observation]) -> None:
         for observation in observations:
@@ -97,9 +102,10 @@ class ProposeJob(Job):
             computed_us=self.computed_us,
         )
 
-    def _draw(self, row: int) -> Draw:
+    def _draw(self, row: int, index: int) -> Draw:
+        """The draw of draft `index`, from the logits of pending row `row`."""
         options, wish = self.sequence.options, self._wish
-        position = self._round_start + len(self._drawn)
+        position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
         extra: Any = {"before": self.tokens_before(row), "wants_entropy": wish.entropy is not None}
         if wish.drawing is Drawing.GREEDY or options.sampling.is_greedy:

@@ -32,6 +32,11 @@ class Job(ABC):
     def draws(self, num_rows: int) -> list[Draw | None]:
         """What is wanted of the first `num_rows` pending rows; None where logits do not matter."""
 
+    def coming_draws(self) -> list[Draw]:
+        """The draws of the steps after the one that feeds all of `pending`, where each of those feeds just what was
+        drawn before it, and draws by nothing else: they may then run in one go. Empty where that is not so."""
+        return []
+
     @abstractmethod
     def observe(self, observations: list[Observation]) -> None:
         """Takes what draws of this step asked to observe, before `absorb`."""

@@ -10,6 +10,7 @@ from paceline.engine.cuda.attention import PagedAttention
 from paceline.engine.cuda.plan import Plan
 from paceline.engine.cuda.products import Linear, make_linear
 from paceline.engine.cuda.rows import Rotation, add_and_norm, rotate_and_place, silu_gate
+from paceline.engine.head import UNKNOWN
 from paceline.engine.rope import rope_tables
 from paceline.engine.shapes import Tensors, check_shapes, fused
 
@@ -63,14 +64,14 @@ class GpuLlama:
         self._embedding = tensors["model.embed_tokens.weight"].to(device)  # [vocab_size, hidden_size]
         head = tensors["model.embed_tokens.weight"] if config.tied_embeddings else tensors.pop("lm_head.weight")
         ids = tensors.pop("head_ids", None)  # [head_size], of a distilled draft
-        self.head_ids = None if ids is None else ids.long().to(device)
+        self._head_ids = None if ids is None else ids.long().to(device)
         shared = self._embedding if config.tied_embeddings else head
         self._head = make(shared if ids is None else head[ids.long()], None)
         self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, (cos, sin)) for i in range(config.num_layers)]
         self._norm = tensors.pop("model.norm.weight").float().to(device)  # [hidden_size]
 
     def forward(self, plan: Plan, attention: PagedAttention) -> torch.Tensor:
-        """Feeds the plan's rows into the cache; returns the wanted rows' logits: [num_wanted, head_size] float32."""
+        """Feeds the plan's rows into the cache; returns the wanted rows' logits: [num_wanted, vocab_size] float32."""
         eps = self.config.norm_eps
         x = functional.embedding(plan.tokens, self._embedding)  # [num_rows, hidden_size]
         added = None
@@ -85,4 +86,8 @@ class GpuLlama:
             added = layer.down(silu_gate(gate_up))
         assert added is not None, "a model has layers"
         wanted = plan.wanted
-        return self._head(add_and_norm(x[wanted], added[wanted], self._norm, eps)).float()
+        logits = self._head(add_and_norm(x[wanted], added[wanted], self._norm, eps)).float()
+        if self._head_ids is None:
+            return logits
+        everywhere = logits.new_full((len(wanted), self.config.vocab_size), UNKNOWN)
+        return everywhere.index_copy_(1, self._head_ids, logits)

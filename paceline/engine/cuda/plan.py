@@ -25,9 +25,9 @@ class Shape:
     tile_rows: int = FEW_ROWS
 
     @classmethod
-    def of(cls, batch: Batch, same_bits: bool) -> "Shape":
-        """The least that holds a batch; `same_bits`: a row's tile has the same size in any company."""
-        longest = max(span.position + span.num_rows for span in batch.spans)
+    def of(cls, batch: Batch, same_bits: bool, num_ahead: int = 0) -> "Shape":
+        """The least that holds a batch and the steps ahead; `same_bits`: a row's tile has the same size in any company."""
+        longest = max(span.position + span.num_rows for span in batch.spans) + num_ahead
         has_chunk = not same_bits and any(span.num_rows > FEW_ROWS for span in batch.spans)
         tile_rows = MANY_ROWS if has_chunk else FEW_ROWS
         num_tiles = sum(-(-span.num_rows // tile_rows) for span in batch.spans)

@@ -57,7 +57,8 @@ class Staging:
     def _tile(self, spans: Seq[Span], tiles: Array, tables: Array) -> None:
         place, tile_rows = 0, self.shape.tile_rows
         for rank, span in enumerate(spans):
-            used = -(-(span.position + span.num_rows) // self._block_size)
+            # Also those reserved for the steps ahead.
+            used = min(len(span.blocks), tables.shape[1])
             tables[rank, :used] = span.blocks[:used]
             for done in range(0, span.num_rows, tile_rows):
                 num_rows = min(tile_rows, span.num_rows - done)

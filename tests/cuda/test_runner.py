@@ -1,0 +1,156 @@
+"""The GPU engine's runner takes jobs to the same results as the CPU engine's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draft_server.drafter import ProposeJob, Support, Wish
+from paceline.engine.attention import PagedAttention
+from paceline.engine.block_pool import BlockPool
+from paceline.engine.cuda.runner import Captures, GpuRunner
+from paceline.engine.job import Job
+from paceline.engine.runner import Runner
+from paceline.engine.sequence import Sequence, SequenceOptions
+from paceline.sampling import Drawing, Rule, SamplingParams
+from target_server.verifier import Check, VerifyJob
+from tests.cuda.device import DEVICE
+from tests.cuda.feeding import GpuFeeder
+from tests.engine.feeding import load_llama
+
+TOKENS = [int(token) for token in np.random.default_rng(0).integers(512, size=60)]
+SUPPORT = Support(64, 0.995)
+SAMPLED = SamplingParams(temperature=0.9, seed=7)
+CAPTURES = Captures(num_rows=8, num_tokens=256, num_ahead=3)
+
+
+class Engine:
+    """A runner with a pool."""
+
+    def __init__(self, runner: Any, copy_blocks: Callable[[list[int], list[int]], None]) -> None:
+        self.runner, self.num_steps = runner, 0
+        self._pool = BlockPool(31, 16, copy_blocks)
+
+    def sequence(self, sampling: SamplingParams, tokens: list[int]) -> Sequence:
+        """With `tokens` in the cache and room for more."""
+        made = Sequence(SequenceOptions(sampling, len(tokens), ()), self._pool)
+        made.reserve(len(tokens) + 24)
+        self.run([VerifyJob(made, list(tokens), Check([], [], Rule.MATCH))])
+        return made
+
+    def run(self, jobs: list[Job]) -> list[Any]:
+        while any(job.pending for job in jobs):
+            self.runner.step([(job, len(job.pending)) for job in jobs if job.pending])
+            self.num_steps += 1
+        return [job.result for job in jobs]
+
+
+def make_gpu(num_ahead: int = 3) -> Engine:
+    feeder = GpuFeeder("dummy:tiny", torch.float32)
+    captures = Captures(CAPTURES.num_rows, CAPTURES.num_tokens, num_ahead)
+    runner = GpuRunner(feeder.model, feeder.attention, feeder.num_blocks, True, captures, DEVICE)
+    runner.warm_up()
+    return Engine(runner, feeder.attention.copy_blocks)
+
+
+def make_cpu() -> Engine:
+    model = load_llama("dummy:tiny")
+    attention = PagedAttention(model.config, 32, 16)
+    return Engine(Runner(model, attention), attention.copy_blocks)
+
+
+WISHES = {
+    "greedy": (SamplingParams(seed=1), Wish(4, Drawing.GREEDY, SUPPORT)),
+    "sampled": (SAMPLED, Wish(4, Drawing.SAMPLED, SUPPORT)),
+    "coupled": (SAMPLED, Wish(3, Drawing.COUPLED, SUPPORT)),
+    "top-p": (SamplingParams(temperature=0.9, seed=7, top_p=0.8, top_k=100), Wish(4, Drawing.SAMPLED, SUPPORT)),
+    "with penalties": (
+        SamplingParams(temperature=0.9, seed=7, repetition_penalty=1.5), Wish(4, Drawing.SAMPLED, SUPPORT)
+    ),
+    "one token": (SAMPLED, Wish(1, Drawing.SAMPLED, SUPPORT)),
+}  # fmt: skip
+
+
+def propose_all(engine: Engine) -> list[Any]:
+    """All wishes at once, from contexts of different lengths."""
+    jobs: list[Job] = []
+    for index, (sampling, wish) in enumerate(WISHES.values()):
+        sequence = engine.sequence(sampling, TOKENS[: 10 + 5 * index])
+        jobs.append(ProposeJob(sequence, TOKENS[50:52], wish))
+    return engine.run(jobs)
+
+
+def test_proposals_are_the_cpu_engines() -> None:
+    for ours, theirs in zip(propose_all(make_gpu()), propose_all(make_cpu()), strict=True):
+        assert ours.tokens == theirs.tokens
+        for one, other in zip(ours.supports, theirs.supports, strict=True):
+            assert one.tolist() == other.tolist()
+        for one, other in zip(ours.support_probs, theirs.support_probs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled", "coupled", "top-p"])
+def test_steps_in_one_go_are_those_one_by_one(name: str) -> None:
+    """And leave the same cache behind: what is drafted after them is the same too."""
+    sampling, wish = WISHES[name]
+    results = []
+    for num_ahead, num_steps in ((3, 1), (1, 2), (0, wish.num_draft_tokens)):
+        engine = make_gpu(num_ahead)
+        sequence = engine.sequence(sampling, TOKENS[:20])
+        engine.num_steps = 0
+        [first] = engine.run([ProposeJob(sequence, TOKENS[50:52], wish)])
+        assert engine.num_steps == num_steps
+        sequence.truncate(23)
+        [second] = engine.run([ProposeJob(sequence, TOKENS[52:53], wish)])
+        results.append((first.tokens, second.tokens, sequence.tokens))
+    assert results[0] == results[1] == results[2]
+
+
+def check_of(rule: Rule) -> Check:
+    drafts = TOKENS[40:44]
+    supports = [np.unique([draft, 3, 200 + draft // 4]) for draft in drafts] if rule is Rule.REJECTION else []
+    return Check(drafts, supports, rule)
+
+
+CHECKS = {
+    "greedy": (SamplingParams(seed=1), check_of(Rule.MATCH)),
+    "coupled": (SAMPLED, check_of(Rule.MATCH)),
+    "rejection": (SAMPLED, check_of(Rule.REJECTION)),
+    "rejection, top-p": (SamplingParams(temperature=0.9, seed=7, top_p=0.8), check_of(Rule.REJECTION)),
+    "plain": (SAMPLED, Check([], [], Rule.REJECTION)),
+    "with log-probabilities": (SamplingParams(seed=1), Check(TOKENS[40:43], [], Rule.MATCH, num_logprobs=3)),
+    "lenient": (SamplingParams(seed=1), Check(TOKENS[40:43], [], Rule.MATCH, lenience=0.1)),
+}
+
+
+def verify_all(engine: Engine) -> list[Any]:
+    jobs: list[Job] = []
+    for index, (sampling, check) in enumerate(CHECKS.values()):
+        jobs.append(VerifyJob(engine.sequence(sampling, TOKENS[: 12 + 3 * index]), TOKENS[50:51], check))
+    return engine.run(jobs)
+
+
+def test_verdicts_are_the_cpu_engines() -> None:
+    """More rows than there are graphs for, and of all kinds: those that tables can't say among them."""
+    for ours, theirs in zip(verify_all(make_gpu()), verify_all(make_cpu()), strict=True):
+        assert ours.tokens == theirs.tokens
+        assert ours.lenient_accepts == theirs.lenient_accepts
+        for one, other in zip(ours.outsides, theirs.outsides, strict=True):
+            assert one.token == other.token
+            assert one.mass == pytest.approx(other.mass, rel=1e-4)
+            np.testing.assert_allclose(one.support_probs, other.support_probs, rtol=1e-3, atol=1e-6)
+        for one, other in zip(ours.logprobs, theirs.logprobs, strict=True):
+            assert one.top_ids.tolist() == other.top_ids.tolist()
+            np.testing.assert_allclose(one.top, other.top, rtol=1e-4)
+
+
+def test_shapes_are_rounded_up() -> None:
+    """So that a few graphs serve all rounds."""
+    engine = make_gpu()
+    for length in (5, 9, 14):
+        sequence = engine.sequence(SAMPLED, TOKENS[:length])
+        engine.run([VerifyJob(sequence, TOKENS[50:51], Check(TOKENS[40:45], [], Rule.MATCH))])
+    rounds = [shape for shape, _ in engine.runner._programs]
+    assert {(shape.num_rows, shape.num_parts) for shape in rounds} == {(8, 1)}
