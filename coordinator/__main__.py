@@ -8,6 +8,7 @@ from coordinator.drafting.choice import Drafters
 from coordinator.drafting.custom import load_drafter
 from coordinator.links import Link, LinkKind
 from coordinator.servicer import GenerationServicer
+from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer
 from paceline.errors import ConfigError, Unavailable
 from paceline.rpc.server import DRAIN_S, Server, run, wait_for_signal
@@ -38,7 +39,13 @@ async def serve(settings: CoordinatorSettings) -> None:
         server = Server(settings.listen)
         drafters = Drafters(draft, load_drafter(settings.custom_drafter) if settings.custom_drafter else None)
         drafters.check(defaults.drafter)
-        servicer = GenerationServicer(target, draft, tokenizer, admission, drafters, defaults, settings.patience)
+        synthetic = None
+        if settings.synthetic_acceptance is not None:
+            synthetic = SyntheticAcceptance(settings.synthetic_acceptance)
+            log.warning("coordinator: drafts are accepted with a chance of %g: this is no real text", synthetic.chance)
+        servicer = GenerationServicer(
+            target, draft, tokenizer, admission, drafters, defaults, settings.patience, synthetic
+        )
         server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
         log.info("coordinator: listening on %s", await server.start())
         await wait_for_signal()

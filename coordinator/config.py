@@ -32,6 +32,9 @@ class CoordinatorSettings(Settings):
     )
     rule: Literal["match", "rejection"] = Field("rejection", description="verification rule above temperature 0")
     coupled: bool = Field(False, description="the draft draws with the target's noise where a request does not say")
+    synthetic_acceptance: float | None = Field(
+        None, ge=0, le=1, description="for benchmarks: accept drafts with this chance; what comes out is no real text"
+    )
     lenience: float = Field(1.0, gt=0, le=1, description="below 1 the output's law is not quite the target's")
 
     @property

@@ -7,9 +7,9 @@ server that was restarted.
 """
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
-from coordinator.acceptance import Proposal, RoundNoise, accept
+from coordinator.acceptance import Outcome, Proposal, RoundNoise, accept
 from coordinator.context import Context, Emission
 from coordinator.drafting import Drafter
 from coordinator.lengths import LengthRule
@@ -17,9 +17,17 @@ from coordinator.rounds import Round
 from coordinator.stats import GenerationStats
 from coordinator.verifying import RemoteTarget
 
+# `accept`, or what stands for it in a benchmark (see `synthetic`).
+Decide = Callable[..., Outcome]
+
 
 async def generate(
-    context: Context, drafter: Drafter, length: LengthRule, target: RemoteTarget, stats: GenerationStats
+    context: Context,
+    drafter: Drafter,
+    length: LengthRule,
+    target: RemoteTarget,
+    stats: GenerationStats,
+    decide: Decide = accept,
 ) -> AsyncGenerator[Emission, None]:
     """Yields what each round emits until the context is finished. Closing it early frees both caches."""
     request = context.request
@@ -34,7 +42,7 @@ async def generate(
             proposed_s = time.perf_counter()
             verdict = await target.verify(context, proposal)
             verified_s = time.perf_counter()
-            outcome = accept(proposal, verdict, rule, RoundNoise(request.seed, len(context)), lenience)
+            outcome = decide(proposal, verdict, rule, RoundNoise(request.seed, len(context)), lenience)
             finished = Round(proposal, verdict, outcome, started_s, proposed_s, verified_s)
             if context.num_generated > 0:
                 length.learn(finished)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 import paceline
-from coordinator.acceptance import Origin
+from coordinator.acceptance import Origin, accept
 from coordinator.admission import Admission
 from coordinator.context import Context, Emission, FinishReason, Request
 from coordinator.decoding import generate
@@ -20,6 +20,7 @@ from coordinator.lengths.company import Company
 from coordinator.links import Link
 from coordinator.logprobs import TokenLogprobs
 from coordinator.stats import GenerationStats
+from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer
 from coordinator.verifying import RemoteTarget
 from paceline.errors import InvalidArgument, Unavailable
@@ -59,7 +60,9 @@ class GenerationServicer:
     def __init__(
         self, target: Link, draft: Link | None, tokenizer: Tokenizer, admission: Admission,
         drafters: Drafters, defaults: SpeculationParams, patience_s: float,
+        synthetic: SyntheticAcceptance | None = None,
     ) -> None:  # fmt: skip
+        """`synthetic`: for benchmarks, in place of the rule that decides."""
         self._target = target
         self._draft = draft
         self._tokenizer = tokenizer
@@ -67,6 +70,7 @@ class GenerationServicer:
         self._drafters = drafters
         self._defaults = defaults
         self._patience_s = patience_s
+        self._synthetic = synthetic
         self._company = Company()
         self._lengths = Lengths(self._company)
 
@@ -82,7 +86,10 @@ class GenerationServicer:
                     # Raises what ended the generation early.
                     await tasks.pop(sample.index)
                     continue
-                yield _response(sample, emission)
+                response = _response(sample, emission)
+                if emission.is_last and self._synthetic is not None:
+                    response.finish.speculation.synthetic_acceptance = self._synthetic.chance
+                yield response
         finally:
             for task in tasks.values():
                 task.cancel()
@@ -121,6 +128,7 @@ class GenerationServicer:
                     length,
                     RemoteTarget(self._target, request, self._patience_s),
                     sample.stats,
+                    self._synthetic or accept,
                 )
                 self._company.join(sample)
                 async with contextlib.aclosing(rounds):

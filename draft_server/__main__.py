@@ -6,6 +6,9 @@ from paceline.serving.main import prepare_process, serve_model
 from paceline.settings import parse_settings
 from paceline.v1 import draft_pb2
 
+# Of eight tokens, as many as adaptive k drafts at most, one is drawn by the step that reads the tail.
+STEPS_AHEAD = 7
+
 
 def main() -> None:
     settings = parse_settings(DraftSettings, "draft_server")
@@ -21,7 +24,7 @@ def main() -> None:
         return DraftServicer(engine, support)
 
     # What is proposed changes no output: here the same bits are worth nothing.
-    run(lambda: serve_model(settings, descriptor, make, "draft", same_bits=False))
+    run(lambda: serve_model(settings, descriptor, make, "draft", same_bits=False, steps_ahead=STEPS_AHEAD))
 
 
 if __name__ == "__main__":

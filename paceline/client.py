@@ -225,6 +225,7 @@ def _finish(message: generation_pb2.Finish) -> Finish:
             accepted_per_position=list(figures.accepted_per_position),
             mean_acceptance_length=figures.mean_acceptance_length,
             lenience=figures.lenience if figures.HasField("lenience") else None,
+            synthetic_acceptance=figures.synthetic_acceptance if figures.HasField("synthetic_acceptance") else None,
         ),
         timing=Timing(
             ttft_ms=timing.first_token_us / 1e3,

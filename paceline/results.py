@@ -16,6 +16,8 @@ class Speculation:
     mean_acceptance_length: float
     # Where it was not 1: the output's law is not quite the target's.
     lenience: float | None = None
+    # In a benchmark: the chance with which a coin accepted drafts. This is no real text.
+    synthetic_acceptance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

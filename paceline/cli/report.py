@@ -35,6 +35,9 @@ def print_stats(completions: list[Completion]) -> None:
         value = sum(getattr(finish.timing, f"{name}_ms") for finish in finishes) / len(finishes)
         label = "time to first token" if name == "ttft" else f"time, {name}"
         table.add_row(label, f"{value:.0f} ms")
+    synthetic = [f.speculation.synthetic_acceptance for f in finishes if f.speculation.synthetic_acceptance is not None]
+    if synthetic:
+        table.add_row("synthetic acceptance", f"{synthetic[0]:g} (a coin decided: this is no real text)")
     if lenience := next((f.speculation.lenience for f in finishes if f.speculation.lenience), None):
         table.add_row("lenience", f"{lenience:g} (the output's law is not quite the target's)")
     table.add_row("seed", ", ".join(str(finish.seed) for finish in finishes[:3]))

@@ -15,6 +15,8 @@ COLOURS = {"target": "cyan", "draft": "magenta", "coordinator": "green"}
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_DRAFT = "smollm2-135m-draft"
 DEFAULT_DRAFT_QUANTIZATION = "int8"
+# Of one GPU's memory; what they leave is for two CUDA contexts.
+TARGET_FRACTION, DRAFT_FRACTION = "0.60", "0.30"
 
 
 def up(
@@ -23,12 +25,15 @@ def up(
         str, typer.Option(help="hub id, folder, .gguf file, smollm2-135m or dummy:NAME")
     ] = DEFAULT_MODEL,
     draft_model: Annotated[str, typer.Option(help="the same, or none: no draft server")] = DEFAULT_DRAFT,
+    device: Annotated[str, typer.Option(help="cpu or cuda: both models on one GPU")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of both models")] = "bfloat16",
     draft_quantization: Annotated[str, typer.Option(help="none or int8")] = DEFAULT_DRAFT_QUANTIZATION,
     max_model_len: Annotated[
         int | None, typer.Option(min=2, help="most tokens in a sequence; default: the models' own")
     ] = None,
-    kv_cache_memory: Annotated[str, typer.Option(help="memory for keys and values of each server, in bytes")] = "2GiB",
+    kv_cache_memory: Annotated[
+        str | None, typer.Option(help="memory for keys and values of each server, in bytes; default: the servers' own")
+    ] = None,
     speculation: Annotated[bool, typer.Option(help="speculate where a request does not say")] = True,
     drafter: Annotated[str, typer.Option(help="model, ngram, hybrid or custom")] = "model",
     custom_drafter: Annotated[str | None, typer.Option(help="MODULE:FACTORY of a drafter of your own")] = None,
@@ -41,7 +46,10 @@ def up(
     """Starts draft server, target server and coordinator; prints `ready ADDRESS` when all serve; Ctrl-C stops all."""
     deployment = make_deployment(
         listen, target_model, draft_model, dtype, draft_quantization,
-        ["--kv-cache-memory", kv_cache_memory, *(["--max-model-len", str(max_model_len)] if max_model_len else [])],
+        [
+            *(["--kv-cache-memory", kv_cache_memory] if kv_cache_memory else []),
+            *(["--max-model-len", str(max_model_len)] if max_model_len else []),
+        ],
         [
             "--speculation" if speculation else "--no-speculation",
             "--drafter", drafter, "--draft-tokens", draft_tokens, "--rule", rule,
@@ -49,19 +57,24 @@ def up(
             *(["--custom-drafter", custom_drafter] if custom_drafter else []),
             "--max-running", str(max_running),
         ],
+        device,
     )  # fmt: skip
     asyncio.run(_run(deployment))
 
 
 def make_deployment(
     listen: str, target_model: str, draft_model: str, dtype: str, draft_quantization: str,
-    server_flags: list[str], coordinator_flags: list[str],
+    server_flags: list[str], coordinator_flags: list[str], device: str = "cpu",
 ) -> Deployment:  # fmt: skip
     """Flags of the three processes from flags of `paceline up`."""
-    common = ["--dtype", dtype, *server_flags]
+    common = ["--dtype", dtype, "--device", device, *server_flags]
     draft = ["--model", draft_model, "--quantization", draft_quantization, *common]
+    target = ["--model", target_model, *common]
+    if device == "cuda":
+        target += ["--gpu-memory-fraction", TARGET_FRACTION]
+        draft += ["--gpu-memory-fraction", DRAFT_FRACTION]
     return Deployment(
-        target=["--model", target_model, *common],
+        target=target,
         draft=None if draft_model == "none" else draft,
         coordinator=coordinator_flags,
         listen=listen,

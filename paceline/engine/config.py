@@ -8,6 +8,7 @@ import torch
 from paceline.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DEVICES = ("cpu", "cuda")
 SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -22,12 +23,18 @@ class EngineConfig:
     quantization: str = "none"
     # A row's bits depend on its own sequence alone; without that some products are faster. A draft can do without.
     same_bits: bool = True
+    # "cpu" or "cuda".
     device: str = "cpu"
+    # Of a GPU's memory.
+    gpu_memory_fraction: float = 0.45
+    # On a GPU: most steps of a job that run in one go (see `Job.coming_draws`).
+    steps_ahead: int = 0
     # Most tokens in a sequence; None takes the model's own limit.
     max_model_len: int | None = None
-    kv_cache_bytes: int = 2 << 30
-    # Tokens in a KV block; on CPU 64 is the fastest (see `kernels.products`).
-    block_size: int = 64
+    # None takes 2 GiB on CPU, on a GPU what its fraction leaves.
+    kv_cache_bytes: int | None = None
+    # Tokens in a KV block; None takes 64 on CPU, 16 on a GPU.
+    block_size: int | None = None
     # Keep what was computed for beginnings that come again.
     prefix_caching: bool = True
     # Most rows in one forward.
@@ -44,7 +51,9 @@ class EngineConfig:
             raise ConfigError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
         if self.quantization not in ("none", "int8"):
             raise ConfigError(f"quantization is {self.quantization!r}; it must be none or int8")
-        if self.block_size < 8 or self.block_size % 8:
+        if self.device not in DEVICES:
+            raise ConfigError(f"device is {self.device!r}; it must be {' or '.join(DEVICES)}")
+        if self.block_size is not None and (self.block_size < 8 or self.block_size % 8):
             raise ConfigError(f"block_size is {self.block_size}; it must be a multiple of 8 tokens")
         if self.max_batch_tokens < 32:
             raise ConfigError(f"max_batch_tokens is {self.max_batch_tokens}; it must be at least 32")

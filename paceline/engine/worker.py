@@ -22,7 +22,7 @@ from typing import TypeVar
 from paceline.engine.block_pool import BlockPool
 from paceline.engine.eviction import reserve
 from paceline.engine.gathering import Gathering
-from paceline.engine.runner import Runner
+from paceline.engine.placing import StepRunner
 from paceline.engine.session import Answer, Command, Session, Slot
 from paceline.engine.turns import Turn, Turns
 from paceline.errors import PacelineError, Unavailable
@@ -49,7 +49,7 @@ class Worker:
     """Owns the model, the block pool and all sessions; everything but the public methods runs on its thread."""
 
     def __init__(
-        self, runner: Runner, pool: BlockPool, turns: Turns, gathering: Gathering,
+        self, runner: StepRunner, pool: BlockPool, turns: Turns, gathering: Gathering,
         max_model_len: int, max_batch_tokens: int, loop: asyncio.AbstractEventLoop,
     ) -> None:  # fmt: skip
         self._runner = runner

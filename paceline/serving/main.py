@@ -31,8 +31,9 @@ async def serve_model(
     make_servicer: Callable[[Any], Any],
     name: str,
     same_bits: bool = True,
+    steps_ahead: int = 0,
 ) -> None:
-    """Loads the model, serves until SIGTERM or SIGINT, then drains. `same_bits`: see EngineConfig."""
+    """Loads the model, serves until SIGTERM or SIGINT, then drains. `same_bits`, `steps_ahead`: see EngineConfig."""
     prepare_process()
     from paceline.engine.config import EngineConfig
     from paceline.engine.engine import Engine, build_engine
@@ -41,10 +42,12 @@ async def serve_model(
         model=settings.model,
         dtype=settings.dtype,
         quantization=settings.quantization,
-        same_bits=same_bits,
+        same_bits=same_bits and (settings.device == "cpu" or settings.deterministic),
         device=settings.device,
+        gpu_memory_fraction=settings.gpu_memory_fraction,
+        steps_ahead=steps_ahead,
         max_model_len=settings.max_model_len,
-        kv_cache_bytes=int(settings.kv_cache_memory),
+        kv_cache_bytes=None if settings.kv_cache_memory is None else int(settings.kv_cache_memory),
         block_size=settings.block_size,
         prefix_caching=settings.prefix_caching,
         max_batch_tokens=settings.max_batch_tokens,

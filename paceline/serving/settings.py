@@ -15,15 +15,17 @@ class ModelServerSettings(Settings):
     )
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="data type of weights and activations")
     quantization: Literal["none", "int8"] = Field("none", description="int8 keeps the weights in 8 bits")
-    device: str = Field("cpu", description="where the model runs")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
     listen: str = Field("127.0.0.1:50051", description="HOST:PORT or unix:PATH")
     max_model_len: int | None = Field(
         None, ge=2, description="most tokens in a sequence; default: the model's own limit"
     )
-    kv_cache_memory: ByteSize = Field(
-        ByteSize(2 << 30), description="memory for keys and values, e.g. 2GiB or 500MB, in bytes"
+    kv_cache_memory: ByteSize | None = Field(
+        None, description="memory for keys and values, e.g. 2GiB or 500MB; default: 2GiB, or what a GPU's share leaves"
     )
-    block_size: int = Field(64, ge=8, description="tokens in a KV cache block, a multiple of 8")
+    block_size: int | None = Field(
+        None, ge=8, description="tokens in a KV cache block, a multiple of 8; default: 64, on a GPU 16"
+    )
     prefix_caching: bool = Field(True, description="keep keys and values for prompts that begin alike")
     check_integrity: bool = Field(
         False, description="whenever idle, check the cache's bookkeeping and end at a fault (for tests)"
@@ -35,3 +37,6 @@ class ModelServerSettings(Settings):
     )
     waiting: bool = Field(True, description="wait for a fuller batch where that pays")
     gpu_memory_fraction: float = Field(0.45, gt=0, le=1, description="share of a GPU's memory this server may take")
+    deterministic: bool = Field(
+        False, description="on a GPU: the same bits in any batch, as a CPU always has, at some cost in speed"
+    )

@@ -118,7 +118,7 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationFigures, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationFigures(_message.Message):
-    __slots__ = ("rounds", "proposed", "accepted", "proposed_per_position", "accepted_per_position", "mean_acceptance_length", "lenience")
+    __slots__ = ("rounds", "proposed", "accepted", "proposed_per_position", "accepted_per_position", "mean_acceptance_length", "lenience", "synthetic_acceptance")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class SpeculationFigures(_message.Message):
     ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
     MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
+    SYNTHETIC_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     proposed: int
     accepted: int
@@ -133,7 +134,8 @@ class SpeculationFigures(_message.Message):
     accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
     mean_acceptance_length: float
     lenience: float
-    def __init__(self, rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., proposed_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., mean_acceptance_length: _Optional[float] = ..., lenience: _Optional[float] = ...) -> None: ...
+    synthetic_acceptance: float
+    def __init__(self, rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., proposed_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., mean_acceptance_length: _Optional[float] = ..., lenience: _Optional[float] = ..., synthetic_acceptance: _Optional[float] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("first_token_us", "total_us", "draft_us", "target_us", "queued_us", "wire_us")

@@ -10,7 +10,8 @@ import torch
 from draft_server.drafter import ProposeJob, Support, Wish
 from paceline.engine.attention import PagedAttention
 from paceline.engine.block_pool import BlockPool
-from paceline.engine.cuda.runner import Captures, GpuRunner
+from paceline.engine.cuda.captures import Captures
+from paceline.engine.cuda.runner import GpuRunner
 from paceline.engine.job import Job
 from paceline.engine.runner import Runner
 from paceline.engine.sequence import Sequence, SequenceOptions
@@ -50,7 +51,7 @@ class Engine:
 def make_gpu(num_ahead: int = 3) -> Engine:
     feeder = GpuFeeder("dummy:tiny", torch.float32)
     captures = Captures(CAPTURES.num_rows, CAPTURES.num_tokens, num_ahead)
-    runner = GpuRunner(feeder.model, feeder.attention, feeder.num_blocks, True, captures, DEVICE)
+    runner = GpuRunner(feeder.model, feeder.attention, True, captures, DEVICE)
     runner.warm_up()
     return Engine(runner, feeder.attention.copy_blocks)
 
@@ -66,6 +67,9 @@ WISHES = {
     "sampled": (SAMPLED, Wish(4, Drawing.SAMPLED, SUPPORT)),
     "coupled": (SAMPLED, Wish(3, Drawing.COUPLED, SUPPORT)),
     "top-p": (SamplingParams(temperature=0.9, seed=7, top_p=0.8, top_k=100), Wish(4, Drawing.SAMPLED, SUPPORT)),
+    "more tokens than are looked at": (
+        SamplingParams(temperature=3.0, seed=7, top_p=0.995), Wish(4, Drawing.SAMPLED, SUPPORT)
+    ),
     "with penalties": (
         SamplingParams(temperature=0.9, seed=7, repetition_penalty=1.5), Wish(4, Drawing.SAMPLED, SUPPORT)
     ),
@@ -89,6 +93,18 @@ def test_proposals_are_the_cpu_engines() -> None:
             assert one.tolist() == other.tolist()
         for one, other in zip(ours.support_probs, theirs.support_probs, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_ahead", [3, 0])
+def test_what_a_table_can_not_draw_is_drawn_step_by_step(num_ahead: int) -> None:
+    sampling, wish = WISHES["more tokens than are looked at"]
+    expected = make_cpu()
+    [theirs] = expected.run([ProposeJob(expected.sequence(sampling, TOKENS[:20]), TOKENS[50:52], wish)])
+    engine = make_gpu(num_ahead)
+    sequence = engine.sequence(sampling, TOKENS[:20])
+    engine.num_steps = 0
+    [ours] = engine.run([ProposeJob(sequence, TOKENS[50:52], wish)])
+    assert (ours.tokens, engine.num_steps) == (theirs.tokens, wish.num_draft_tokens)
 
 
 @pytest.mark.parametrize("name", ["greedy", "sampled", "coupled", "top-p"])
@@ -153,4 +169,4 @@ def test_shapes_are_rounded_up() -> None:
         sequence = engine.sequence(SAMPLED, TOKENS[:length])
         engine.run([VerifyJob(sequence, TOKENS[50:51], Check(TOKENS[40:45], [], Rule.MATCH))])
     rounds = [shape for shape, _ in engine.runner._programs]
-    assert {(shape.num_rows, shape.num_parts) for shape in rounds} == {(8, 1)}
+    assert {(shape.num_rows, shape.num_parts) for shape in rounds} == {(6, 1), (8, 1)}

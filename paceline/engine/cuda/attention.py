@@ -23,7 +23,7 @@ _LEAST_ROWS = 16
 _LOG2_E = 1.4426950408889634
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width", "num_parts"])
 def _attend_part(
     queries, keys, values, tiles, tables, mixed, peaks, totals, factor, table_width, num_parts,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
@@ -68,7 +68,7 @@ def _attend_part(
         tl.store(mixed + at[:, None] * HEAD_DIM + d, sums, mask=is_query[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def _add_parts(
     mixed, peaks, totals, positions, out, num_parts,
     HEAD_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, PART: tl.constexpr,
@@ -100,8 +100,8 @@ class PagedAttention:
         dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip
         shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
-        self.block_size = block_size
         # The last block is nobody's: padding rows are written there.
+        self.num_blocks, self.block_size = num_blocks, block_size
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self._factor = head_dim**-0.5 * _LOG2_E

@@ -70,6 +70,12 @@ class GpuLlama:
         self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, (cos, sin)) for i in range(config.num_layers)]
         self._norm = tensors.pop("model.norm.weight").float().to(device)  # [hidden_size]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights that a forward reads."""
+        products = [each for layer in self.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return sum(each.num_bytes for each in (*products, self._head))
+
     def forward(self, plan: Plan, attention: PagedAttention) -> torch.Tensor:
         """Feeds the plan's rows into the cache; returns the wanted rows' logits: [num_wanted, vocab_size] float32."""
         eps = self.config.norm_eps

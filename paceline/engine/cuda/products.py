@@ -19,6 +19,9 @@ TILE_ROWS, TILE_FEATURES, TILE_DEPTH = 16, 32, 128
 class Linear(Protocol):
     """y = x W^T + b for x: [num_rows, in_features]."""
 
+    # What a product reads of weights.
+    num_bytes: int
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
@@ -28,12 +31,14 @@ class LibraryLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight  # [out_features, in_features]
         self._bias = bias
+        self.num_bytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self._weight, self._bias)
 
 
-@triton.jit
+# Nothing is compiled for one number of rows.
+@triton.jit(do_not_specialize=["num_rows"])
 def _multiply(
     x, weight, scale, bias, out, num_rows, out_features, in_features,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr, DEPTH: tl.constexpr,
@@ -64,6 +69,7 @@ class TiledLinear:
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None) -> None:
         """weight: [out_features, in_features]; scale: [out_features] float32, of int8 weights."""
         self._weight, self._scale, self._bias = weight, scale, bias
+        self.num_bytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_rows, (out_features, in_features) = x.shape[0], self._weight.shape
@@ -86,6 +92,7 @@ class Int8Linear:
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, same_bits: bool) -> None:
         self._weight, self._scale, self._bias = weight, scale, bias
         self._tiled = TiledLinear(weight, scale, bias)
+        self.num_bytes = weight.nbytes
         self._same_bits = same_bits
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

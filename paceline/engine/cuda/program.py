@@ -6,8 +6,8 @@ shapes that come once, it just runs.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
+from typing import Any
 
-import numpy as np
 import torch
 
 from paceline.engine.batch import Batch
@@ -50,23 +50,24 @@ class Program:
         self,
         model: GpuLlama,
         attention: PagedAttention,
-        num_blocks: int,
         shape: Shape,
         num_ahead: int,
+        logits: torch.Tensor,
         device: torch.device,
     ) -> None:
-        """`num_ahead`: steps after the first."""
+        """`num_ahead`: steps after the first; logits: [at least (1 + num_ahead) * num_wanted, vocab_size], to work in."""
         self.shape, self.num_ahead = shape, num_ahead
         self._model, self._attention, self._device = model, attention, device
-        self.staging = Staging(shape, num_blocks, attention.block_size, device)
-        self._trash_slot = (num_blocks - 1) * attention.block_size
+        self.staging = Staging(shape, attention.num_blocks, attention.block_size, device)
+        self._trash_slot = (attention.num_blocks - 1) * attention.block_size
         steps, wanted = 1 + num_ahead, shape.num_wanted
         self._numbers = _Pair((steps, wanted, len(Column)), torch.float64, device)
         self._supports = _Pair((steps, wanted, MOST), torch.int32, device)
         # Of each wanted row its sequence's rank, and in how many of the steps ahead it goes on.
         self._followers = _Pair((2, wanted), torch.int64, device)
-        self.logits = torch.zeros((steps, wanted, model.config.vocab_size), device=device)
-        self._drawn: list[_Pair] = []
+        self.logits = logits[: steps * wanted].view(steps, wanted, -1)
+        # What was drawn, on the host.
+        self._drawn: list[torch.Tensor] = []
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def fill(self, batch: Batch, draws: Seq[Draw], ranks: Seq[int], coming: Seq[Seq[Draw]]) -> None:
@@ -85,21 +86,26 @@ class Program:
 
     def run(self) -> Results:
         """Computes; the one wait of a step is for its results."""
+        self.launch()
+        if self._device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return Results(*(values.numpy() for values in self._drawn))
+
+    def launch(self) -> None:
+        """Has the device compute, and does not wait for it."""
         if self._graph is not None:
             self._graph.replay()
         else:
             self._compute()
-        if self._device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
-        return Results(*(pair.here for pair in self._drawn))
 
-    def capture(self) -> None:
-        """Records a graph; what is in the arrays must be fit to run."""
+    def capture(self, pool: Any) -> None:
+        """Records a graph; what is in the arrays must be fit to run. `pool`: of memory that graphs, of which one runs
+        at a time, have together."""
         for _ in range(WARM_UPS):
             self._compute()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=pool):
             self._compute()
         self._graph = graph
 
@@ -110,9 +116,9 @@ class Program:
             drawn.append(self._step(step, self._following(plan, drawn[-1].tokens, step)))
         stacked = [torch.stack([getattr(each, part.name) for each in drawn]) for part in fields(DrawnTable)]
         if not self._drawn:
-            self._drawn = [_Pair(tuple(each.shape), each.dtype, self._device) for each in stacked]
-        for pair, values in zip(self._drawn, stacked, strict=True):
-            pair.fetch(values)
+            self._drawn = [_host_array(tuple(each.shape), each.dtype, self._device) for each in stacked]
+        for here, values in zip(self._drawn, stacked, strict=True):
+            here.copy_(values, non_blocking=True)
 
     def _step(self, step: int, plan: Plan) -> DrawnTable:
         logits = self.logits[step].copy_(self._model.forward(plan, self._attention))
@@ -135,30 +141,17 @@ class Program:
 
 
 class _Pair:
-    """An array on the host, which copies need not wait for, and one on the device."""
+    """An array on the host and one on the device."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._host = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+        self._host = _host_array(shape, dtype, device)
         self.here: Array = self._host.numpy()
         self.there = torch.zeros(shape, dtype=dtype, device=device)
 
     def send(self) -> None:
         self.there.copy_(self._host, non_blocking=True)
 
-    def fetch(self, values: torch.Tensor) -> None:
-        """Copies what the device computed to the host, at some time before the next wait."""
-        self._host.copy_(values, non_blocking=True)
 
-
-def fits(num: int, sizes: Seq[int]) -> int | None:
-    """The least of the increasing `sizes` that holds `num`."""
-    return next((size for size in sizes if size >= num), None)
-
-
-def ladder(most: int) -> list[int]:
-    """Sizes that shapes are rounded up to: 1, 2, 4, 8, then by quarters of a power of two."""
-    sizes = [1, 2, 4, 8]
-    while sizes[-1] < most:
-        step = 1 << max(2, int(np.log2(sizes[-1])) - 2)
-        sizes.append(sizes[-1] + step)
-    return sizes
+def _host_array(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Pinned, so that copies to and from the device need not wait."""
+    return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")

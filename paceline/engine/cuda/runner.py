@@ -4,7 +4,7 @@ A round of few rows is rounded up to a shape whose graph was captured at the sta
 of its own, launch by launch. Where all that a job still wants is to feed what it draws, its steps run in one go.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -14,33 +14,18 @@ import torch
 from paceline.engine.attention import Span
 from paceline.engine.batch import Batch, BatchBuilder
 from paceline.engine.cuda.attention import PagedAttention
+from paceline.engine.cuda.captures import Captures
 from paceline.engine.cuda.drawing import decode, is_codable
 from paceline.engine.cuda.model import GpuLlama
-from paceline.engine.cuda.plan import FEW_ROWS, PART_TOKENS, Shape
-from paceline.engine.cuda.program import Program, Results, fits, ladder
+from paceline.engine.cuda.plan import Shape
+from paceline.engine.cuda.program import Program, Results
 from paceline.engine.draws import Draw, Drawn
 from paceline.engine.job import Job
 from paceline.engine.observations import Observation, observe
 from paceline.engine.sampler import Sampler
 
-
-@dataclass(frozen=True, slots=True)
-class Captures:
-    """For which shapes there are graphs."""
-
-    # Most rows, and most positions of a sequence.
-    num_rows: int
-    num_tokens: int
-    # Most steps ahead.
-    num_ahead: int
-
-    def shapes(self) -> Iterator[tuple[Shape, int]]:
-        """With so many steps ahead, the largest first: the others fit into the memory it took."""
-        parts = [1 << power for power in range(max(1, -(-self.num_tokens // PART_TOKENS)).bit_length())]
-        for num_rows in reversed(ladder(self.num_rows)):
-            for num_parts in reversed(parts):
-                for num_ahead in range(self.num_ahead, -1, -1):
-                    yield Shape(num_rows, num_rows, num_rows, num_parts), num_ahead
+# Graphs between two lines in the log.
+REPORT_EVERY = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +52,35 @@ class GpuRunner:
         captures: Captures,
         device: torch.device,
     ) -> None:
-        """`captures`: for a device without graphs, shapes are rounded up all the same."""
-        self._model, self._attention, self._num_blocks = model, attention, num_blocks
-        self._same_bits, self._device = same_bits, device
+        """`captures`: where there are no graphs, shapes are rounded up all the same."""
+        self._model, self._attention = model, attention
+        self._same_bits, self._device, self._captures = same_bits, device, captures
         self._sampler = Sampler()
-        self._captures = captures
         self._programs: dict[tuple[Shape, int], Program] = {}
-        self._shapes = list(captures.shapes())
-        self._row_counts = sorted({shape.num_rows for shape, _ in self._shapes})
-        self._part_counts = sorted({shape.num_parts for shape, _ in self._shapes})
+        # The last step's.
+        self.last: Program | None = None
+        # Programs run one at a time, and the largest of their arrays is the same for all.
+        self._logits = torch.zeros((captures.most_logits(), model.config.vocab_size), device=device)
+
+    @property
+    def model_bytes(self) -> int:
+        """Of the weights that a forward reads."""
+        return self._model.num_bytes
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Captures all graphs."""
         if self._device.type != "cuda":
             return
-        for done, (shape, num_ahead) in enumerate(self._shapes):
-            progress(f"capturing graph {done + 1} of {len(self._shapes)}")
+        shapes, pool = list(self._captures.shapes()), torch.cuda.graph_pool_handle()
+        # Nobody's block: what is written there belongs to no sequence.
+        nowhere = [Span(0, 1, 0, [self._attention.num_blocks - 1])]
+        for done, (shape, num_ahead) in enumerate(shapes):
+            if done % REPORT_EVERY == 0:
+                progress(f"capturing graph {done + 1} of {len(shapes)}")
             program = self._program(shape, num_ahead)
-            # Nobody's block: what it writes belongs to no sequence.
-            nobody = Batch(np.zeros(1, np.int64), [Span(0, 1, 0, [self._num_blocks - 1])], np.zeros(1, np.int64))
-            program.fill(nobody, [], [], [])
-            program.capture()
+            program.fill(Batch(np.zeros(1, np.int64), nowhere, np.zeros(1, np.int64)), [], [], [])
+            program.capture(pool)
 
     @torch.inference_mode()
     def step(self, shares: list[tuple[Job, int]]) -> None:
@@ -105,8 +97,7 @@ class GpuRunner:
             # Only the last draw of a job is of a token that it feeds.
             rows += [_Row(job, rank, draw, coming if draw is drawn[-1] else []) for draw in drawn]
         batch = builder.build(builder.num_rows)
-        num_ahead = self._steps_ahead(rows)
-        program = self._program_for(batch, num_ahead)
+        program = self.last = self._program_for(batch, self._steps_ahead(rows))
         ahead = [row.coming[: program.num_ahead] for row in rows]
         program.fill(batch, [row.draw for row in rows], [row.rank for row in rows], ahead)
         results = program.run()
@@ -121,23 +112,21 @@ class GpuRunner:
         """How many more steps may run in one go: as many as any job wants, if tables can say all their draws."""
         if not all(map(is_codable, (draw for row in rows for draw in (row.draw, *row.coming)))):
             return 0
-        return min(self._captures.num_ahead, max((len(row.coming) for row in rows), default=0))
+        return self._captures.steps_ahead(max((len(row.coming) for row in rows), default=0))
 
     def _follow(self, rows: Seq[_Row], program: Program, results: Results) -> None:
         """What was drawn in the steps ahead, as if each had been a step of its own."""
-        going = list(enumerate(rows))
+        # Behind a token that the table could not draw nothing is worth anything: that job goes on by steps of its own.
+        going = [(place, row) for place, row in enumerate(rows) if results.is_complete[0, place]]
         for step in range(1, 1 + program.num_ahead):
             going = [(place, row) for place, row in going if len(row.coming) >= step and row.job.pending]
             of_rows = results.of_step(step).at([place for place, _ in going])
             drawn = decode([row.coming[step - 1] for _, row in going], of_rows)
-            for (_, row), value in zip(going, drawn, strict=True):
-                if value is None:
-                    # What came after it was drawn from nothing: this job goes on by steps of its own.
-                    continue
+            going = [entry for entry, value in zip(going, drawn, strict=True) if value is not None]
+            for (_, row), value in zip(going, filter(lambda each: each is not None, drawn), strict=True):
                 row.job.sequence.tokens += row.job.pending
                 row.job.pending.clear()
                 row.job.absorb([value])
-            going = [entry for entry, value in zip(going, drawn, strict=True) if value is not None]
 
     def _decoded(
         self, draws: list[Draw], program: Program, results: Results, step: int
@@ -158,17 +147,19 @@ class GpuRunner:
         job.absorb([value for value, _ in mine])
 
     def _program_for(self, batch: Batch, num_ahead: int) -> Program:
-        exact = Shape.of(batch, self._same_bits, num_ahead)
-        num_rows, num_parts = fits(exact.num_rows, self._row_counts), fits(exact.num_parts, self._part_counts)
-        # A sequence with more rows than a tile has several.
-        if num_rows is None or num_parts is None or exact.tile_rows != FEW_ROWS or exact.num_tiles > num_rows:
-            return Program(self._model, self._attention, self._num_blocks, exact, 0, self._device)
-        return self._program(Shape(num_rows, num_rows, num_rows, num_parts), num_ahead)
+        rounded = self._captures.rounded(batch, self._same_bits, num_ahead)
+        if rounded is not None:
+            return self._program(*rounded)
+        shape = Shape.of(batch, self._same_bits)
+        logits = (
+            self._logits
+            if shape.num_wanted <= len(self._logits)
+            else self._logits.new_zeros((shape.num_wanted, self._logits.shape[1]))
+        )
+        return Program(self._model, self._attention, shape, 0, logits, self._device)
 
     def _program(self, shape: Shape, num_ahead: int) -> Program:
         key = shape, num_ahead
         if key not in self._programs:
-            self._programs[key] = Program(
-                self._model, self._attention, self._num_blocks, shape, num_ahead, self._device
-            )
+            self._programs[key] = Program(self._model, self._attention, shape, num_ahead, self._logits, self._device)
         return self._programs[key]

@@ -1,0 +1,29 @@
+"""Acceptance by a coin, for benchmarks alone: what comes out is no real text.
+
+With random weights nothing is ever accepted, so their speed at a given acceptance rate can't be measured as it is.
+Everything else is done as always: proposals, verdicts, truncates, text.
+"""
+
+from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
+from paceline.noise import Purpose
+from paceline.sampling import Rule, require
+
+
+class SyntheticAcceptance:
+    """Stands for `acceptance.accept`: each draft is accepted with the same chance, up to the first that is not."""
+
+    def __init__(self, chance: float) -> None:
+        """Raises InvalidArgument."""
+        require(0 <= chance <= 1, "synthetic_acceptance", chance, "in [0, 1]")
+        self.chance = chance
+
+    def __call__(
+        self, proposal: Proposal, verdict: Verdict, rule: Rule, noise: RoundNoise, lenience: float = 1.0
+    ) -> Outcome:
+        for index in range(len(proposal)):
+            if noise.uniform(index, Purpose.ACCEPT) >= self.chance:
+                # Under either rule a token of the target's at this position.
+                choices = verdict.outside_tokens or verdict.tokens
+                return Outcome([*proposal.tokens[:index], choices[index]], index, Origin.RECOVERED)
+        origin = Origin.BONUS if proposal.tokens else Origin.TARGET
+        return Outcome([*proposal.tokens, verdict.tokens[-1]], len(proposal), origin)

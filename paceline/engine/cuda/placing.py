@@ -1,0 +1,77 @@
+"""A loaded model's place on a GPU: weights, budget, cache, graphs."""
+
+import time
+
+import torch
+
+from paceline.engine.batch import BatchBuilder
+from paceline.engine.config import EngineConfig
+from paceline.engine.cuda.attention import PagedAttention
+from paceline.engine.cuda.budget import Budget
+from paceline.engine.cuda.model import GpuLlama
+from paceline.engine.cuda.plan import Shape
+from paceline.engine.cuda.row_invariance import find_dependent_parts
+from paceline.engine.cuda.runner import Captures, GpuRunner
+from paceline.engine.cuda.staging import Staging
+from paceline.engine.placing import Placed, Progress
+from paceline.engine.weights import LoadedModel
+
+BLOCK_SIZE = 16
+# There are graphs for rounds of so many rows and for contexts of so many tokens; beyond either, kernels are launched.
+GRAPH_ROWS = 64
+GRAPH_TOKENS = 16_384
+# Of a graph's own kernels and arrays; logits, the largest, are shared by all.
+GRAPH_BYTES = 3 << 20
+
+
+def place_on_gpu(config: EngineConfig, loaded: LoadedModel, max_model_len: int, progress: Progress) -> Placed:
+    """Raises ConfigError, with the budget, where it does not fit."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.cuda.set_per_process_memory_fraction(config.gpu_memory_fraction, device)
+    block_size = config.block_size or BLOCK_SIZE
+    captures = Captures(GRAPH_ROWS, min(max_model_len, GRAPH_TOKENS), config.steps_ahead)
+    with torch.inference_mode():
+        model = GpuLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.same_bits, device)
+    budget = _fit(config, model, captures, block_size, device)
+    progress(f"{torch.cuda.get_device_name(device)}: {budget}")
+    # One block more: nobody's (see `staging`).
+    attention = _cache(model, budget.num_blocks + 1, block_size, config.torch_dtype, device)
+    progress("checking row invariance")
+    dependent = find_dependent_parts(model, attention, config.same_bits, device)
+    runner = GpuRunner(model, attention, config.same_bits, captures, device)
+    started_s = time.monotonic()
+    runner.warm_up(progress)
+    progress(f"graphs captured in {time.monotonic() - started_s:.1f} s")
+    return Placed(runner, attention.copy_blocks, budget.num_blocks, block_size, dependent)
+
+
+def _cache(
+    model: GpuLlama, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> PagedAttention:
+    shape = model.config
+    return PagedAttention(shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim, dtype, device)
+
+
+@torch.inference_mode()
+def _fit(config: EngineConfig, model: GpuLlama, captures: Captures, block_size: int, device: torch.device) -> Budget:
+    """Weights are in place; activations are measured in the largest batch, on a cache of its own."""
+    shapes = list(captures.shapes())
+    weights = torch.cuda.memory_allocated(device)
+    num_rows = min(config.max_batch_tokens, model.max_model_len)
+    num_blocks = -(-num_rows // block_size)
+    trial = _cache(model, num_blocks + 1, block_size, config.torch_dtype, device)
+    builder = BatchBuilder()
+    builder.add([0] * num_rows, 0, list(range(num_blocks)), [False] * (num_rows - 1) + [True])
+    batch = builder.build(num_rows)
+    staging = Staging(Shape.of(batch, config.same_bits), num_blocks + 1, block_size, device)
+    staging.fill(batch)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    model.forward(staging.plan, trial)
+    activations = torch.cuda.max_memory_allocated(device) - before
+    del trial, staging
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    graphs = len(shapes) * GRAPH_BYTES + captures.logits_bytes(model.config.vocab_size)
+    block = block_size * model.config.kv_bytes_per_token(config.torch_dtype.itemsize)
+    return Budget.fit(total, config.gpu_memory_fraction, weights, activations, graphs, block, config.kv_cache_bytes)

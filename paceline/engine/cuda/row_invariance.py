@@ -1,0 +1,40 @@
+"""Does a row's result depend on the rows beside it? Measured on this GPU: see `engine.row_invariance`."""
+
+import torch
+
+from paceline.engine.batch import BatchBuilder
+from paceline.engine.cuda.attention import PagedAttention
+from paceline.engine.cuda.model import GpuLlama
+from paceline.engine.cuda.plan import Shape
+from paceline.engine.cuda.staging import Staging
+
+# Split sizes tried against one run of all rows: those of rounds, and of chunks.
+SPLITS = (1, 5, 17, 40)
+NUM_ROWS = 80
+
+
+@torch.inference_mode()
+def find_dependent_parts(
+    model: GpuLlama, attention: PagedAttention, same_bits: bool, device: torch.device
+) -> list[str]:
+    """["forward"] where logits of some tokens differ with how they are split; empty if the same bits are assured.
+
+    Uses the cache's first blocks, while they are nobody's.
+    """
+    num_rows = min(NUM_ROWS, model.max_model_len, (attention.num_blocks - 1) * attention.block_size)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(model.config.vocab_size, (num_rows,), generator=generator).tolist()
+
+    def run(split: int) -> torch.Tensor:
+        parts = []
+        for done in range(0, num_rows, split):
+            builder, part = BatchBuilder(), tokens[done : done + split]
+            builder.add(part, done, list(range(attention.num_blocks - 1)), [True] * len(part))
+            batch = builder.build(len(part))
+            staging = Staging(Shape.of(batch, same_bits), attention.num_blocks, attention.block_size, device)
+            staging.fill(batch)
+            parts.append(model.forward(staging.plan, attention))
+        return torch.cat(parts)
+
+    whole = run(num_rows)
+    return [] if all(torch.equal(run(split), whole) for split in SPLITS) else ["forward"]
