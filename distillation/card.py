@@ -23,7 +23,7 @@ def write_card(folder: Path, work: Distillation, trained: Trained, found: Mappin
     layers = ", ".join(map(str, chosen_layers(wish.num_layers, work.beginning.config.num_layers)))
     command = (
         f"paceline distill --target {wish.target} --layers {wish.num_layers} --begin-with {wish.begin_with} --head-size {wish.head_size} "
-        f"--corpus-tokens {work.corpus.num_written} --tokens {trained.trainer.seen} --divergence {plan.divergence} "
+        f"--corpus-tokens {work.corpus.num_written} --tokens {trained.trainer.seen} --divergence {plan.divergence}{'-overlap' if plan.overlap_from < 1 else ''} "
         f"--learning-rate {plan.learning_rate} --batch-tokens {plan.batch_tokens} --seed {plan.seed}"
     )
     facts = {

@@ -1,7 +1,6 @@
 """What `paceline distill` does: a distillation with its progress and its table."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from distillation.card import TITLES, table, write_card
 from distillation.run import Distillation, Wish
-from paceline.engine.kernels.scalars import set_num_workers
+from paceline.engine.kernels.scalars import CORES, set_num_workers
 from paceline.engine.weights import load_model
 from paceline.errors import ConfigError
 
@@ -46,7 +45,7 @@ def run(folder: Path, wish: Wish, prompts: Path | None, held_out: Path | None, t
     asked, questions = read_prompts("prompts", prompts), read_prompts("held_out", held_out)
     if wish.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda'; torch finds no such device here")
-    num_threads = threads or len(os.sched_getaffinity(0))
+    num_threads = threads or len(CORES)
     torch.set_num_threads(num_threads)
     set_num_workers(num_threads)
     console = Console(stderr=True)

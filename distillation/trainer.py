@@ -33,7 +33,13 @@ class Plan:
     batch_tokens: int = 1024
     learning_rate: float = 1e-3
     divergence: Divergence = Divergence.KL
+    # The share of the budget from which on it is the overlap in any case; 1: never.
+    overlap_from: float = 1.0
     seed: int = 0
+
+    def divergence_at(self, share: float) -> Divergence:
+        """What is minimised when `share` of the budget is used."""
+        return Divergence.OVERLAP if share >= self.overlap_from else self.divergence
 
     def rate(self, share: float) -> float:
         """The learning rate when `share` of the budget is used: a linear rise, then half a cosine."""
@@ -88,7 +94,7 @@ class Trainer:
         """One batch; returns its mean loss."""
         started_s = time.monotonic()
         batch = make_batch(records, self._index).to(self._device)
-        loss = self._head.loss(self._hidden(batch.tokens)[batch.rows], batch.goal, self._plan.divergence)
+        loss = self._head.loss(self._hidden(batch.tokens)[batch.rows], batch.goal, self._plan.divergence_at(self.share))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRADIENT_NORM)
         for group in self._optimizer.param_groups:

@@ -72,6 +72,16 @@ def test_distillation_stands_on_the_engine_alone() -> None:
     assert [line for line in found if not line.startswith("paceline.cli.distill ")] == []
 
 
+def test_a_gpus_engine_and_triton_are_imported_only_where_there_is_one() -> None:
+    found = [
+        line
+        for line in violations(("paceline", *SERVICES, "loadtest", "distillation"), ("paceline.engine.cuda", "triton"))
+        if not line.startswith("paceline.engine.cuda.")
+    ]
+    # Inside a function, after it was asked whether there is one.
+    assert {line.split()[0] for line in found} == {"paceline.engine.engine"}
+
+
 def test_engine_knows_nothing_of_grpc() -> None:
     assert violations(("paceline.engine",), ("grpc", "paceline.v1", "paceline.rpc", "paceline.serving")) == []
 

@@ -12,7 +12,9 @@ DEFAULT_TOKENS = 5_000_000
 # Of --hours; the rest is training.
 WRITING_SHARE = 1 / 3
 MIN_BATCH_TOKENS = 512
-DIVERGENCES = ("kl", "overlap")
+DIVERGENCES = ("kl", "overlap", "kl-overlap")
+# Of the training, where it goes over to the overlap.
+OVERLAP_FROM = 0.75
 DEVICES = ("cpu", "cuda")
 
 
@@ -46,7 +48,9 @@ def distill(
     batch_tokens: Annotated[
         int, typer.Option(help=f"tokens in a training step, padding counted; at least {MIN_BATCH_TOKENS}")
     ] = 1024,
-    divergence: Annotated[str, typer.Option(help="what is minimised: kl or overlap")] = "kl",
+    divergence: Annotated[
+        str, typer.Option(help="what is minimised: kl, overlap, or kl-overlap: kl, and overlap in the last quarter")
+    ] = "kl-overlap",
     at_once: Annotated[int, typer.Option(min=1, help="conversations the target writes at once")] = 128,
     held_out: Annotated[
         Path | None, typer.Option(help="JSON lines with `prompt` or `turns`, and `category`: what to evaluate on")
@@ -78,7 +82,8 @@ def distill(
         writing, training = Budget(tokens // 3), Budget(tokens)
     if corpus_tokens is not None:
         writing = Budget(corpus_tokens)
-    plan = Plan(training, batch_tokens, learning_rate, Divergence(divergence), seed)
+    first, _, last = divergence.partition("-")
+    plan = Plan(training, batch_tokens, learning_rate, Divergence(first), OVERLAP_FROM if last else 1.0, seed)
     run(
         out,
         Wish(target, layers, begin_with or target, writing, plan, device, head_size, at_once),

@@ -13,7 +13,7 @@ from distillation.conversation import Record
 from distillation.curve import Curve
 from distillation.draft import chosen_layers, make_backbone
 from distillation.head import HeadIndex, frequent_ids
-from distillation.loss import Agreement, FrozenHead
+from distillation.loss import Agreement, Divergence, FrozenHead
 from distillation.trainer import Plan, Trainer
 from paceline.errors import ConfigError
 
@@ -49,11 +49,13 @@ def records() -> list[Record]:
     return made
 
 
-def make_trainer(target: LlamaForCausalLM, budget: Budget) -> Trainer:
+def make_trainer(target: LlamaForCausalLM, budget: Budget, overlap_from: float = 1.0) -> Trainer:
     torch.manual_seed(0)
     backbone = make_backbone(target.config, target.state_dict(), 2)
     head = FrozenHead(target.get_input_embeddings().weight.detach().to(torch.bfloat16))
-    return Trainer(backbone, head, HeadIndex(np.arange(VOCAB), VOCAB), Plan(budget, 256, 1e-2))
+    return Trainer(
+        backbone, head, HeadIndex(np.arange(VOCAB), VOCAB), Plan(budget, 256, 1e-2, overlap_from=overlap_from)
+    )
 
 
 def test_a_draft_begins_as_the_targets_first_and_last_layers(target: LlamaForCausalLM) -> None:
@@ -76,6 +78,18 @@ def test_training_raises_alpha(target: LlamaForCausalLM, records: list[Record]) 
     assert trainer.seen >= 20_000
     assert losses[-1] < losses[0] / 2
     assert after.alpha / after.num_rows > 0.7 > 0.3 > before.alpha / before.num_rows
+
+
+def test_the_overlap_may_come_last(target: LlamaForCausalLM, records: list[Record]) -> None:
+    plan = Plan(Budget(2000), 256, 1e-2, overlap_from=0.75)
+    assert [plan.divergence_at(share) for share in (0.0, 0.74, 0.75, 1.0)] == [Divergence.KL] * 2 + [
+        Divergence.OVERLAP
+    ] * 2
+    assert Plan(Budget(2000)).divergence_at(1.0) is Divergence.KL
+    trainer = make_trainer(target, Budget(8000), overlap_from=0.5)
+    losses = list(trainer.run(records))
+    # An overlap's loss is at most 1; the draft knows little yet where KL ends.
+    assert max(losses[len(losses) // 2 + 1 :]) <= 1 < max(losses[: len(losses) // 2])
 
 
 def test_the_embedding_is_left_alone(target: LlamaForCausalLM, records: list[Record]) -> None:

@@ -35,14 +35,14 @@ def _attend_part(
     position = tl.load(tiles + tile * 4 + 2)
     table = tables + tl.load(tiles + tile * 4 + 3).to(tl.int64) * table_width
     last = position + num_rows - 1
-    if num_rows > 0 and part * PART <= last:
+    if (num_rows > 0) & (part * PART <= last):
         # A tile's queries: row by row, in each the heads of this KV head.
         query = tl.arange(0, TILE_QUERIES)
         row, head = query // GROUP, kv_head * GROUP + query % GROUP
         is_query = row < num_rows
         d = tl.arange(0, HEAD_DIM)
         place = (first_row + row).to(tl.int64) * (GROUP * KV_HEADS) + head
-        q = tl.load(queries + place[:, None] * HEAD_DIM + d, mask=is_query[:, None], other=0.0)
+        q = tl.load(queries + place[:, None] * HEAD_DIM + d[None, :], mask=is_query[:, None], other=0.0)
         peak = tl.full([TILE_QUERIES], -float("inf"), tl.float32)
         total = tl.zeros([TILE_QUERIES], tl.float32)
         sums = tl.zeros([TILE_QUERIES, HEAD_DIM], tl.float32)
@@ -50,9 +50,10 @@ def _attend_part(
             token = start + tl.arange(0, CHUNK)
             block = tl.load(table + token // BLOCK_TOKENS, mask=token <= last, other=0).to(tl.int64)
             at = ((block * BLOCK_TOKENS + token % BLOCK_TOKENS) * KV_HEADS + kv_head) * HEAD_DIM
-            k = tl.load(keys + at[:, None] + d, mask=(token <= last)[:, None], other=0.0)
-            v = tl.load(values + at[:, None] + d, mask=(token <= last)[:, None], other=0.0)
-            scores = tl.dot(q, tl.trans(k)) * factor
+            k = tl.load(keys + at[:, None] + d[None, :], mask=(token <= last)[:, None], other=0.0)
+            v = tl.load(values + at[:, None] + d[None, :], mask=(token <= last)[:, None], other=0.0)
+            # Of float32 all digits count.
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
             scores = tl.where(token[None, :] <= (position + row)[:, None], scores, -float("inf"))
             higher = tl.maximum(peak, tl.max(scores, 1))
             # A row that has seen nothing yet has no peak to take off.
@@ -60,12 +61,12 @@ def _attend_part(
             shrink = tl.exp2(peak - base)
             weights = tl.exp2(scores - base[:, None])
             total = total * shrink + tl.sum(weights, 1)
-            sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+            sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
             peak = higher
-        at = place * num_parts + part
-        tl.store(peaks + at, peak, mask=is_query)
-        tl.store(totals + at, total, mask=is_query)
-        tl.store(mixed + at[:, None] * HEAD_DIM + d, sums, mask=is_query[:, None])
+        result = place * num_parts + part
+        tl.store(peaks + result, peak, mask=is_query)
+        tl.store(totals + result, total, mask=is_query)
+        tl.store(mixed + result[:, None] * HEAD_DIM + d[None, :], sums, mask=is_query[:, None])
 
 
 @triton.jit(do_not_specialize=["num_parts"])
@@ -77,7 +78,9 @@ def _add_parts(
     place = row * NUM_HEADS + head
     d = tl.arange(0, HEAD_DIM)
     position = tl.load(positions + row)
-    peak, total = -float("inf"), 0.0
+    # Of one element: what changes in a loop keeps its type.
+    peak = tl.full([1], -float("inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
     sums = tl.zeros([HEAD_DIM], tl.float32)
     # Rounded up: a padding row, at position -1, has no stretches.
     for part in range(0, (position + PART) // PART):

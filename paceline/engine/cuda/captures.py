@@ -10,6 +10,10 @@ from paceline.engine.cuda.plan import FEW_ROWS, PART_TOKENS, Shape
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 # Stretches of positions: what a longer table costs is programs that find nothing to do.
 PARTS = (1, 4, 16, 64, 256)
+# For each logit: itself, in float32; arrays in float64 that draws from it work in. For each graph: its own.
+LOGIT_BYTES = 4
+DRAW_BYTES = 6 * 8
+GRAPH_BYTES = 3 << 20
 # Steps ahead, and for how many rows: with more in a batch, steps one by one cost little more.
 AHEAD = (0, 1, 2, 3, 4, 5, 7)
 AHEAD_ROWS = 32
@@ -48,9 +52,11 @@ class Captures:
         """Rows of logits in the largest of all shapes, steps ahead included."""
         return max(shape.num_wanted * (1 + num_ahead) for shape, num_ahead in self.shapes())
 
-    def logits_bytes(self, vocab_size: int) -> int:
-        """Of them, in float32."""
-        return 4 * vocab_size * self.most_logits()
+    def bytes(self, vocab_size: int) -> int:
+        """Of all graphs: logits, shared by all; what draws work in; kernels and small arrays of each."""
+        most_drawn = max(shape.num_wanted for shape, _ in self.shapes())
+        logits = LOGIT_BYTES * self.most_logits() + DRAW_BYTES * most_drawn
+        return vocab_size * logits + GRAPH_BYTES * len(list(self.shapes()))
 
 
 def _up_to(sizes: Seq[int], most: int) -> list[int]:

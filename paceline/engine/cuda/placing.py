@@ -15,17 +15,19 @@ from paceline.engine.cuda.runner import Captures, GpuRunner
 from paceline.engine.cuda.staging import Staging
 from paceline.engine.placing import Placed, Progress
 from paceline.engine.weights import LoadedModel
+from paceline.errors import ConfigError
 
 BLOCK_SIZE = 16
 # There are graphs for rounds of so many rows and for contexts of so many tokens; beyond either, kernels are launched.
 GRAPH_ROWS = 64
 GRAPH_TOKENS = 16_384
-# Of a graph's own kernels and arrays; logits, the largest, are shared by all.
-GRAPH_BYTES = 3 << 20
 
 
 def place_on_gpu(config: EngineConfig, loaded: LoadedModel, max_model_len: int, progress: Progress) -> Placed:
-    """Raises ConfigError, with the budget, where it does not fit."""
+    """Raises ConfigError where the kernels can't take the model, and with the budget where it does not fit."""
+    head_dim = loaded.config.head_dim
+    if head_dim & (head_dim - 1):
+        raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
     device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.set_per_process_memory_fraction(config.gpu_memory_fraction, device)
     block_size = config.block_size or BLOCK_SIZE
@@ -55,7 +57,6 @@ def _cache(
 @torch.inference_mode()
 def _fit(config: EngineConfig, model: GpuLlama, captures: Captures, block_size: int, device: torch.device) -> Budget:
     """Weights are in place; activations are measured in the largest batch, on a cache of its own."""
-    shapes = list(captures.shapes())
     weights = torch.cuda.memory_allocated(device)
     num_rows = min(config.max_batch_tokens, model.max_model_len)
     num_blocks = -(-num_rows // block_size)
@@ -72,6 +73,6 @@ def _fit(config: EngineConfig, model: GpuLlama, captures: Captures, block_size: 
     del trial, staging
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
-    graphs = len(shapes) * GRAPH_BYTES + captures.logits_bytes(model.config.vocab_size)
+    graphs = captures.bytes(model.config.vocab_size)
     block = block_size * model.config.kv_bytes_per_token(config.torch_dtype.itemsize)
     return Budget.fit(total, config.gpu_memory_fraction, weights, activations, graphs, block, config.kv_cache_bytes)

@@ -54,7 +54,7 @@ def _multiply(
         inside = depth < in_features
         rows = tl.load(x + row_at + depth[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
         weights = tl.load(weight + weight_at + depth[:, None], mask=inside[:, None] & is_feature[None, :], other=0)
-        total += tl.dot(rows, weights.to(rows.dtype))
+        total += tl.dot(rows, weights.to(rows.dtype), input_precision="ieee")
     if HAS_SCALE:
         total *= tl.load(scale + feature, mask=is_feature, other=0.0)[None, :]
     if HAS_BIAS:

@@ -83,10 +83,10 @@ def _rotate_and_place(
     if head < NUM_HEADS + KV_HEADS:
         x, opposite = value.to(tl.float32), tl.load(qkv + start + other).to(tl.float32)
         if HAS_NORMS:
-            norm = query_norm if head < NUM_HEADS else key_norm
+            is_query = head < NUM_HEADS
             factor = 1.0 / tl.sqrt(tl.sum(x * x, 0) / HEAD_DIM + eps)
-            x = x * factor * tl.load(norm + d).to(tl.float32)
-            opposite = opposite * factor * tl.load(norm + other).to(tl.float32)
+            x = x * factor * tl.where(is_query, tl.load(query_norm + d), tl.load(key_norm + d))
+            opposite = opposite * factor * tl.where(is_query, tl.load(query_norm + other), tl.load(key_norm + other))
         # Padding rows stand at position -1.
         position = tl.maximum(tl.load(positions + row), 0).to(tl.int64)
         at = position * HEAD_DIM + d
