@@ -33,8 +33,8 @@ class Plan:
     batch_tokens: int = 1024
     learning_rate: float = 1e-3
     divergence: Divergence = Divergence.KL
-    # The share of the budget from which on it is the overlap in any case; 1: never.
-    overlap_from: float = 1.0
+    # The share of the budget from which on it is the overlap in any case.
+    overlap_from: float = math.inf
     seed: int = 0
 
     def divergence_at(self, share: float) -> Divergence:

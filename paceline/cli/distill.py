@@ -1,5 +1,6 @@
 """`paceline distill`: trains a small draft for a target, from the target alone."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -83,7 +84,7 @@ def distill(
     if corpus_tokens is not None:
         writing = Budget(corpus_tokens)
     first, _, last = divergence.partition("-")
-    plan = Plan(training, batch_tokens, learning_rate, Divergence(first), OVERLAP_FROM if last else 1.0, seed)
+    plan = Plan(training, batch_tokens, learning_rate, Divergence(first), OVERLAP_FROM if last else math.inf, seed)
     run(
         out,
         Wish(target, layers, begin_with or target, writing, plan, device, head_size, at_once),

@@ -169,4 +169,5 @@ def test_shapes_are_rounded_up() -> None:
         sequence = engine.sequence(SAMPLED, TOKENS[:length])
         engine.run([VerifyJob(sequence, TOKENS[50:51], Check(TOKENS[40:45], [], Rule.MATCH))])
     rounds = [shape for shape, _ in engine.runner._programs]
-    assert {(shape.num_rows, shape.num_parts) for shape in rounds} == {(6, 1), (8, 1)}
+    # The shortest prompt, and the rounds of all three; the longer prompts run in shapes of their own.
+    assert [(shape.num_rows, shape.num_parts) for shape in rounds] == [(5, 1), (6, 1)]

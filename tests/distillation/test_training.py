@@ -1,5 +1,6 @@
 """Training learns, stops where it should, and goes on where it was broken off."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,7 @@ def records() -> list[Record]:
     return made
 
 
-def make_trainer(target: LlamaForCausalLM, budget: Budget, overlap_from: float = 1.0) -> Trainer:
+def make_trainer(target: LlamaForCausalLM, budget: Budget, overlap_from: float = math.inf) -> Trainer:
     torch.manual_seed(0)
     backbone = make_backbone(target.config, target.state_dict(), 2)
     head = FrozenHead(target.get_input_embeddings().weight.detach().to(torch.bfloat16))

@@ -47,7 +47,6 @@ class GpuRunner:
         self,
         model: GpuLlama,
         attention: PagedAttention,
-        num_blocks: int,
         same_bits: bool,
         captures: Captures,
         device: torch.device,
