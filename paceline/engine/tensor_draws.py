@@ -104,7 +104,9 @@ def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.T
     """The distribution after all transforms, greedy as one-hot: [num_draws, vocab_size] float64, rows summing to 1."""
     greedy = torch.tensor([p.is_greedy for p in params], device=logits.device)
     temperature = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float64, device=logits.device)
-    probs = functional.softmax(logits.double() / temperature.unsqueeze(1), dim=-1)
+    # From the largest: divided by the least of temperatures it is still 0.
+    below = logits.double() - logits.amax(dim=-1, keepdim=True)
+    probs = functional.softmax(below / temperature.unsqueeze(1), dim=-1)
     cut = [row for row, p in enumerate(params) if not p.is_greedy and (p.top_k or p.top_p < 1 or p.min_p)]
     if cut:
         probs[cut] = _truncated(probs[cut], [params[row] for row in cut])

@@ -216,6 +216,17 @@ def test_no_extreme_number_draws_a_token_of_no_probability() -> None:
             assert 20 <= outside.token < 280
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-39, 1e-5])
+def test_next_to_no_temperature_is_the_likeliest_token(temperature: float, top_p: float) -> None:
+    logits = random_logits(20, 3000, 12)
+    params = SamplingParams(temperature=temperature, top_p=top_p)
+    likeliest = logits.argmax(dim=-1).tolist()
+    for kind in ("gumbel", "support", "outside"):
+        drawn = sample(logits, draws_of(kind, len(logits), params))
+        assert [token_of(each) for each in drawn] == likeliest
+
+
 def test_an_empty_complement_has_no_mass_at_all() -> None:
     """Not a rounding error's worth: it would let a token out that can't be."""
     logits = random_logits(1, 500, 9)[0]

@@ -107,7 +107,8 @@ def encode(draws: Seq[Draw], vocab_size: int, numbers: Array, supports: Array) -
 def draw_all(logits: torch.Tensor, table: DrawTable) -> DrawnTable:
     """logits: [num_draws, vocab_size] float32."""
     kinds = table.column(Column.KIND)
-    probs = torch.softmax(logits.double() / table.column(Column.TEMPERATURE), dim=-1)
+    below = logits.double() - logits.amax(dim=-1, keepdim=True)
+    probs = torch.softmax(below / table.column(Column.TEMPERATURE), dim=-1)
     few = _Few.of(probs, table)
     chosen = {
         Kind.LIKELIEST: logits.argmax(dim=-1, keepdim=True),

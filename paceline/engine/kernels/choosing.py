@@ -21,6 +21,7 @@ SMALL = np.float32(2.0**-6)
 TO_UNIT = np.float32(2.0**-32)
 HALF, THIRD = np.float32(0.5), np.float32(1 / 3)
 LN_2 = np.float32(np.log(2.0))
+LARGEST_FACTOR = 1e30
 ZERO = np.float32(0)
 # ln(m) for m in [1, 2], to 1e-5: least squares at Chebyshev's points.
 _POINTS = 1.5 + 0.5 * np.cos(np.pi * (np.arange(64) + 0.5) / 64)
@@ -50,6 +51,12 @@ def _log(x: Any) -> Any:
     return series * m + L0 + power * LN_2
 
 
+@compiled(inline=True)
+def _factor(temperature: Any) -> Any:
+    """1 / temperature, finite: 0 times it is 0 at the least of temperatures too."""
+    return np.float32(min(1 / temperature, LARGEST_FACTOR))
+
+
 @compiled(IN_LANES | {"nnan"})
 def find_largest(values: Array) -> np.float32:
     largest = values[0]
@@ -74,7 +81,7 @@ def _score(logits: Array, peak: np.float32, factor: np.float32, low: np.uint32, 
 def _gumbel_row(logits: Array, temperature: float, low: np.uint32, high: np.uint32, scores: Array) -> int:
     """argmax((logit - peak) / temperature - ln(-ln(1 - u))): those that come near it are looked at exactly."""
     peak = find_largest(logits)
-    _score(logits, peak, np.float32(1 / temperature), low, high, scores)
+    _score(logits, peak, _factor(temperature), low, high, scores)
     limit = find_largest(scores) - SLACK
     best, chosen = -np.inf, 0
     for i in range(scores.size):
@@ -97,7 +104,7 @@ def _sum(weights: Array) -> float:
 @compiled()
 def weigh_row(logits: Array, temperature: float, weights: Array, sums: Array) -> None:
     """Weights, 0 below e^-87, and the sums of each PART of them."""
-    peak, factor = find_largest(logits), np.float32(1 / temperature)
+    peak, factor = find_largest(logits), _factor(temperature)
     for i in range(logits.size):
         x = (logits[i] - peak) * factor
         weights[i] = exp_of_negative(x) if x > LOWEST else ZERO
