@@ -42,7 +42,7 @@ class Ranking:
         elif sampling.top_k and not is_whole:
             return None
         sums = top.cumsum()
-        keep = top >= sampling.min_p * top[0]
+        keep = (top > 0) & (top >= sampling.min_p * top[0])
         if sampling.top_p < 1:
             keep &= sums - top < sampling.top_p * total
         reaches = sampling.top_p < 1 and sums[-1] >= sampling.top_p * total
