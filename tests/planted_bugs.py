@@ -158,6 +158,7 @@ class MisreportingSampler(Sampler):
     """Samples from q as `change` makes it, and sends q as it was before."""
 
     def __init__(self, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> None:
+        super().__init__()
         self._change = change
 
     def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
@@ -223,11 +224,18 @@ class AtTheTop(Rounds):
 
 
 class OneMinusSampler(Sampler):
-    """The mass outside as 1 - the float32 mass inside."""
+    """The mass outside as 1 - the float32 mass inside; where nothing is there to draw, the last token."""
 
     def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
         drawn = [one for one in super().sample(logits, draws) if isinstance(one, Outside)]
-        return [replace(one, mass=max(0.0, float(1 - one.support_probs.sum()))) for one in drawn]
+        return [
+            replace(
+                one,
+                mass=max(0.0, float(1 - one.support_probs.sum())),
+                token=one.token if one.mass > 0 else logits.shape[1] - 1,
+            )
+            for one in drawn
+        ]
 
 
 class OneMinusInside(AtTheTop):
