@@ -9,7 +9,7 @@ from paceline.engine.batch import Batch
 # Positions that one program of attention goes through (see `attention`).
 PART_TOKENS = 256
 # Rows of one sequence in its tile: of a round, or of a prompt's chunk.
-FEW_ROWS, MANY_ROWS = 8, 32
+FEW_ROWS, MANY_ROWS = 8, 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,87 @@
+"""Compiles every kernel to machine code for a Hopper GPU, for which none is needed: the interpreter takes more than the
+compiler does. A line for each, on stdout.
+
+python -m tests.cuda.compile_all     (without TRITON_INTERPRET)
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+if not torch.cuda.is_available():
+    sys.path.append(str(Path(__file__).parent.parent.parent / ".triton"))
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from paceline.engine.cuda import attention, products, rows
+from paceline.engine.cuda.attention import CHUNK_TOKENS
+from paceline.engine.cuda.plan import PART_TOKENS
+from paceline.engine.cuda.products import TILE_DEPTH, TILE_FEATURES, TILE_ROWS
+
+HOPPER = GPUTarget("cuda", 90, 32)
+# Llama-3.2's 3B and 1B, and SmolLM2: head_dim and query heads a KV head.
+SHAPES = ((128, 3), (64, 4), (64, 3))
+
+
+def compile_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> None:
+    """`types` of the arguments that are not constants. Raises what the compiler raises."""
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    compiled = triton.compile(ASTSource(kernel, signature, constexprs=constants), target=HOPPER)
+    print(kernel.__name__, constants, f"{compiled.metadata.shared} bytes shared", flush=True)
+
+
+def main() -> None:
+    half, whole, index = "*bf16", "*fp32", "*i32"
+    for head_dim, group in SHAPES:
+        for tile_queries in (16, 32, 64):
+            compile_for_hopper(
+                attention._attend_part,
+                {
+                    "queries": half, "keys": half, "values": half, "tiles": index, "tables": index, "mixed": whole,
+                    "peaks": whole, "totals": whole, "factor": "fp32", "table_width": "i32", "num_parts": "i32",
+                },
+                {
+                    "GROUP": group, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_TOKENS": 16,
+                    "TILE_QUERIES": tile_queries, "PART": PART_TOKENS, "CHUNK": CHUNK_TOKENS,
+                },
+            )  # fmt: skip
+    compile_for_hopper(
+        attention._add_parts,
+        {"mixed": whole, "peaks": whole, "totals": whole, "positions": index, "out": half, "num_parts": "i32"},
+        {"HEAD_DIM": 128, "NUM_HEADS": 24, "PART": PART_TOKENS},
+    )
+    for flag in (True, False):
+        compile_for_hopper(
+            rows._norm,
+            {"x": half, "added": half, "weight": whole, "out": half, "eps": "fp32", "width": "i32"},
+            {"HAS_ADDED": flag, "PADDED": 4096},
+        )
+        compile_for_hopper(
+            rows._rotate_and_place,
+            {
+                "qkv": half, "positions": index, "slots": index, "cos": whole, "sin": whole, "query_norm": whole,
+                "key_norm": whole, "queries": half, "keys": half, "values": half, "eps": "fp32",
+            },
+            {"NUM_HEADS": 24, "KV_HEADS": 8, "HEAD_DIM": 128, "HAS_NORMS": flag},
+        )  # fmt: skip
+    compile_for_hopper(rows._gate, {"gate_up": half, "out": half, "width": "i32"}, {"BLOCK": 1024})
+    for weight in (half, "*i8"):
+        compile_for_hopper(
+            products._multiply,
+            {
+                "x": half, "weight": weight, "scale": whole, "bias": half, "out": half, "num_rows": "i32",
+                "out_features": "i32", "in_features": "i32",
+            },
+            {
+                "HAS_SCALE": weight == "*i8", "HAS_BIAS": True, "ROWS": TILE_ROWS, "FEATURES": TILE_FEATURES,
+                "DEPTH": TILE_DEPTH,
+            },
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

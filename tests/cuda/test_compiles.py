@@ -1,0 +1,21 @@
+"""What the interpreter runs is also what the compiler takes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_all_kernels_compile_for_a_hopper_gpu(tmp_path: Path) -> None:
+    # In a process of its own: this one may have bound the kernels to the interpreter.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.cuda.compile_all"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    compiled = {line.split()[0] for line in ran.stdout.splitlines() if "bytes shared" in line}
+    assert compiled == {"_attend_part", "_add_parts", "_norm", "_rotate_and_place", "_gate", "_multiply"}
