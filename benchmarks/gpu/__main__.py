@@ -1,6 +1,6 @@
 """All that can be said of one GPU, in under eight minutes.
 
-python -m benchmarks.gpu [--target dummy:llama-3.2-3b] [--draft dummy:llama-3.2-1b] [--json FILE]
+python -m benchmarks.gpu [--target dummy:llama-3.2-3b] [--draft dummy:llama-3.2-1b] [--json FILE] [--png FILE]
                          [--only forwards,deterministic,reference,services,memory,identity]
 
 Random weights in Llama-3.2's shapes; where acceptance matters a coin decides it (--synthetic-acceptance). A part that
@@ -43,11 +43,11 @@ def run_part(name: str, arguments: argparse.Namespace, figures: dict[str, Any]) 
             rows = asyncio.run(
                 services.grid(target, draft, device, arguments.alphas, arguments.sizes, arguments.tokens)
             )
-            if costs := figures.get("forwards"):
-                forward_ms = costs["target, one row"]["whole_ms"]
-                plain = next(row for row in rows if row["k"] == "0")
-                wire = max(0.0, 1e3 / plain["tokens_per_s"] / forward_ms - 1)
-                services.beside_theory(rows, costs["draft int8, four drafts"]["whole_ms"] / 4 / forward_ms, wire)
+            costs = costs_of(figures.get("forwards", {}), rows)
+            if costs is not None:
+                services.beside_theory(rows, *costs)
+            if arguments.png:
+                services.draw(rows, costs, arguments.png)
             return rows
         case "memory":
             return asyncio.run(services.memory(target, draft))
@@ -57,6 +57,16 @@ def run_part(name: str, arguments: argparse.Namespace, figures: dict[str, Any]) 
                 for flag in ("--deterministic", "")
             }
     raise ValueError(f"there is no part {name!r}; there are {', '.join(PARTS)}")
+
+
+def costs_of(steps: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[float, float] | None:
+    """Of a draft step and of a round's wire, in target forwards; None where the forwards were not measured."""
+    if "target, one row" not in steps or "draft int8, four drafts" not in steps:
+        return None
+    forward_ms = steps["target, one row"]["whole_ms"]
+    plain = next(row for row in rows if row["k"] == "0")
+    wire = max(0.0, 1e3 / plain["tokens_per_s"] / forward_ms - 1)
+    return steps["draft int8, four drafts"]["whole_ms"] / 4 / forward_ms, wire
 
 
 def main() -> None:
@@ -70,6 +80,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--png", type=Path, help="of the services: speed by alpha beside theory")
     arguments = parser.parse_args()
     figures: dict[str, Any] = {"torch": torch.__version__, "target": arguments.target, "draft": arguments.draft}
     if arguments.device == "cuda":

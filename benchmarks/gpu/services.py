@@ -116,6 +116,28 @@ def beside_theory(rows: list[dict[str, Any]], draft_cost: float, wire: float) ->
             print(f"alpha {row['alpha']}, k {row['k']}: {row['of_theory']:.1%} of theory ({expected:.2f} x)")
 
 
+def draw(rows: list[dict[str, Any]], costs: tuple[float, float] | None, path: Path) -> None:
+    """Speed over plain by alpha, a picture for each number at once; with costs (draft step, wire) theory beside it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    sizes = sorted({row["at_once"] for row in rows})
+    figure = Figure(figsize=(5 * len(sizes), 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, at_once in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
+        mine = [row for row in rows if row["at_once"] == at_once]
+        plain = {row["alpha"]: row["tokens_per_s"] for row in mine if row["k"] == "0"}
+        for name in dict.fromkeys(row["k"] for row in mine if row["k"] != "0"):
+            points = [(row["alpha"], row["tokens_per_s"] / plain[row["alpha"]]) for row in mine if row["k"] == name]
+            [line] = axes.plot(*zip(*points, strict=True), marker="o", label=f"k = {name}")
+            if costs is not None and at_once == 1 and name != "adaptive":
+                theory = [speedup(alpha, int(name), *costs) * (1 + costs[1]) for alpha in plain]
+                axes.plot(list(plain), theory, linestyle="dashed", color=line.get_color())
+        axes.set(title=f"{at_once} at once", xlabel="alpha", ylabel="speed over plain")
+        axes.legend()
+    figure.savefig(path, format="png", dpi=120)
+
+
 async def memory(target: str, draft: str) -> dict[str, float]:
     """MiB in use by both servers, against what their budgets say."""
     torch.cuda.empty_cache()

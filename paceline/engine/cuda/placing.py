@@ -1,6 +1,8 @@
 """A loaded model's place on a GPU: weights, budget, cache, graphs."""
 
 import time
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -23,19 +25,65 @@ GRAPH_ROWS = 64
 GRAPH_TOKENS = 16_384
 
 
+class Memory(Protocol):
+    """A device's memory, in bytes."""
+
+    total: int
+
+    def used(self) -> int:
+        """By this process's tensors, now."""
+        ...
+
+    def peak_of(self, run: Callable[[], object]) -> int:
+        """The most that `run` has beside what was there before."""
+        ...
+
+
+class GpuMemory:
+    """By torch's own count."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.total = torch.cuda.get_device_properties(device).total_memory
+
+    def used(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak_of(self, run: Callable[[], object]) -> int:
+        before = self.used()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        run()
+        peak = torch.cuda.max_memory_allocated(self._device) - before
+        torch.cuda.empty_cache()
+        return peak
+
+
 def place_on_gpu(config: EngineConfig, loaded: LoadedModel, max_model_len: int, progress: Progress) -> Placed:
     """Raises ConfigError where the kernels can't take the model, and with the budget where it does not fit."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.cuda.set_per_process_memory_fraction(config.gpu_memory_fraction, device)
+    progress(f"device: {torch.cuda.get_device_name(device)}")
+    return place(config, loaded, max_model_len, progress, device, GpuMemory(device))
+
+
+def place(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    max_model_len: int,
+    progress: Progress,
+    device: torch.device,
+    memory: Memory,
+) -> Placed:
+    """The same on any device."""
     head_dim = loaded.config.head_dim
     if head_dim & (head_dim - 1):
         raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
-    device = torch.device("cuda", torch.cuda.current_device())
-    torch.cuda.set_per_process_memory_fraction(config.gpu_memory_fraction, device)
     block_size = config.block_size or BLOCK_SIZE
     captures = Captures(GRAPH_ROWS, min(max_model_len, GRAPH_TOKENS), config.steps_ahead)
     with torch.inference_mode():
         model = GpuLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.same_bits, device)
-    budget = _fit(config, model, captures, block_size, device)
-    progress(f"{torch.cuda.get_device_name(device)}: {budget}")
+    budget = _fit(config, model, captures, block_size, device, memory)
+    progress(f"budget: {budget}")
     # One block more: nobody's (see `staging`).
     attention = _cache(model, budget.num_blocks + 1, block_size, config.torch_dtype, device)
     progress("checking row invariance")
@@ -55,9 +103,11 @@ def _cache(
 
 
 @torch.inference_mode()
-def _fit(config: EngineConfig, model: GpuLlama, captures: Captures, block_size: int, device: torch.device) -> Budget:
+def _fit(
+    config: EngineConfig, model: GpuLlama, captures: Captures, block_size: int, device: torch.device, memory: Memory
+) -> Budget:
     """Weights are in place; activations are measured in the largest batch, on a cache of its own."""
-    weights = torch.cuda.memory_allocated(device)
+    weights = memory.used()
     num_rows = min(config.max_batch_tokens, model.max_model_len)
     num_blocks = -(-num_rows // block_size)
     trial = _cache(model, num_blocks + 1, block_size, config.torch_dtype, device)
@@ -66,13 +116,13 @@ def _fit(config: EngineConfig, model: GpuLlama, captures: Captures, block_size: 
     batch = builder.build(num_rows)
     staging = Staging(Shape.of(batch, config.same_bits), num_blocks + 1, block_size, device)
     staging.fill(batch)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    model.forward(staging.plan, trial)
-    activations = torch.cuda.max_memory_allocated(device) - before
-    del trial, staging
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(device).total_memory
-    graphs = captures.bytes(model.config.vocab_size)
-    block = block_size * model.config.kv_bytes_per_token(config.torch_dtype.itemsize)
-    return Budget.fit(total, config.gpu_memory_fraction, weights, activations, graphs, block, config.kv_cache_bytes)
+    activations = memory.peak_of(lambda: model.forward(staging.plan, trial))
+    return Budget.fit(
+        total=memory.total,
+        fraction=config.gpu_memory_fraction,
+        weights=weights,
+        activations=activations,
+        graphs=captures.bytes(model.config.vocab_size),
+        block=block_size * model.config.kv_bytes_per_token(config.torch_dtype.itemsize),
+        cache=config.kv_cache_bytes,
+    )

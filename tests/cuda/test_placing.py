@@ -1,0 +1,57 @@
+"""A model comes to a device with a budget, a cache that fits, and rows that have their own bits."""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.engine.config import EngineConfig
+from paceline.engine.cuda.budget import MIB
+from paceline.engine.cuda.placing import place
+from paceline.engine.weights import LoadedModel, load_model
+from paceline.errors import ConfigError
+from tests.cuda.device import DEVICE
+
+CONFIG = EngineConfig(
+    "dummy:tiny", dtype="float32", device="cuda", gpu_memory_fraction=0.5, max_batch_tokens=32, steps_ahead=1
+)
+
+
+class CountedMemory:
+    """Stands for a GPU's: where there is none, nobody counts what tensors take."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+
+    def used(self) -> int:
+        return 3 * MIB
+
+    def peak_of(self, run: object) -> int:
+        assert callable(run)
+        run()
+        return MIB
+
+
+def load() -> LoadedModel:
+    return load_model("dummy:tiny", CONFIG.torch_dtype)
+
+
+def test_the_cache_takes_what_its_share_leaves() -> None:
+    said: list[str] = []
+    placed = place(CONFIG, load(), 512, said.append, DEVICE, CountedMemory(1024 * MIB))
+    # 2 layers, 2 KV heads of 16, keys and values, float32, blocks of 16: 8 KiB.
+    [budget] = [line for line in said if line.startswith("budget: ")]
+    assert f"({placed.num_blocks} blocks of 0.01 MiB), activations 1 MiB" in budget
+    assert placed.num_blocks * 8192 <= 512 * MIB < (placed.num_blocks + 1) * 8192 + 1024 * MIB
+    assert placed.block_size == 16
+    assert placed.dependent_parts == []
+
+
+def test_what_it_was_given_it_takes() -> None:
+    placed = place(replace(CONFIG, kv_cache_bytes=MIB, block_size=32), load(), 512, lambda line: None, DEVICE,
+                   CountedMemory(1024 * MIB))  # fmt: skip
+    assert (placed.num_blocks, placed.block_size) == (64, 32)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no room for two blocks .* budget: weights 3 MiB"):
+        place(CONFIG, load(), 512, lambda line: None, DEVICE, CountedMemory(6 * MIB))
