@@ -49,6 +49,8 @@ def build_engine(
         raise ConfigError(
             f"max_model_len is {max_model_len}; {config.model} holds at most {loaded.config.max_model_len}"
         )
+    # Before it takes its time to place: a tokenizer that can't be read is found here.
+    fingerprint = loaded.tokenizer_fingerprint
     placed = _placing(config.device)(config, loaded, max_model_len, progress)
     pool = BlockPool(placed.num_blocks, placed.block_size, placed.copy_blocks, config.prefix_caching)
     turns, gathering = Turns(config.turns_file), Gathering(config.waiting)
@@ -60,7 +62,7 @@ def build_engine(
         pool=pool,
         max_model_len=min(max_model_len, placed.num_blocks * placed.block_size),
         tokenizer_files=loaded.tokenizer_files,
-        tokenizer_fingerprint=loaded.tokenizer_fingerprint,
+        tokenizer_fingerprint=fingerprint,
         weights_fingerprint=loaded.weights_fingerprint,
         dependent_parts=placed.dependent_parts,
     )
