@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from paceline.engine.cuda import attention, products, rows
+from paceline.engine.cuda import attention, choosing, following, products, ranking, rows, weighing
 from paceline.engine.cuda.attention import CHUNK_TOKENS
 from paceline.engine.cuda.plan import PART_TOKENS
 from paceline.engine.cuda.products import TILE_DEPTH, TILE_FEATURES, TILE_ROWS
@@ -27,17 +27,44 @@ HOPPER = GPUTarget("cuda", 90, 32)
 SHAPES = ((128, 3), (64, 4), (64, 3))
 
 
-def compile_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> None:
+def compile_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, Any], num_warps: int = 4) -> None:
     """`types` of the arguments that are not constants. Raises what the compiler raises."""
-    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    compiled = triton.compile(ASTSource(kernel, signature, constexprs=constants), target=HOPPER)
+    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+    compiled = triton.compile(
+        ASTSource(kernel, signature, constexprs=constants), target=HOPPER, options={"num_warps": num_warps}
+    )
     print(kernel.__name__, constants, f"{compiled.metadata.shared} bytes shared", flush=True)
+
+
+def compile_draws() -> None:
+    """Of Llama's vocabulary."""
+    whole, wide, index, long = "*fp32", "*fp64", "*i32", "*i64"
+    known = {
+        "logits": whole, "numbers": wide, "supports": index, "peaks": whole, "places": index, "totals": wide,
+        "outsides": wide, "scores": wide, "choices": index, "ids": index, "kept": wide, "lists": long, "merged": long,
+        "drawn": wide, "drawn_ids": index, "drawn_probs": whole, "vocab_size": "i32", "num_parts": "i32",
+    }  # fmt: skip
+    weighed, ranked = {"PART": weighing.PART_TOKENS, "PADDED": 32}, {"PART": ranking.PART_TOKENS}
+    for kernel, constants in (
+        (weighing._survey, {"PART": weighing.PART_TOKENS}), (weighing._weigh, weighed), (ranking._rank_part, ranked),
+        (ranking._merge, {"PADDED": 16}), (ranking._cut, {"PADDED": 32}), (choosing._choose, weighed),
+    ):  # fmt: skip
+        compile_for_hopper(kernel, known, constants, weighing.NUM_WARPS)
+    compile_for_hopper(
+        following._follow,
+        {
+            "drawn": wide, "ranks": index, "num_steps": index, "first_positions": index, "wanted": index,
+            "tables": index, "tokens": index, "positions": index, "slots": index, "rows": index, "tiles": index,
+            "step": "i32", "table_width": "i32", "trash_slot": "i32",
+        },
+        {"BLOCK_TOKENS": 16},
+    )  # fmt: skip
 
 
 def main() -> None:
     half, whole, index = "*bf16", "*fp32", "*i32"
     for head_dim, group in SHAPES:
-        for tile_queries in (16, 32, 64):
+        for tile_rows, tile_queries in ((8, 32), (16, 64)):
             compile_for_hopper(
                 attention._attend_part,
                 {
@@ -46,14 +73,15 @@ def main() -> None:
                 },
                 {
                     "GROUP": group, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_TOKENS": 16,
-                    "TILE_QUERIES": tile_queries, "PART": PART_TOKENS, "CHUNK": CHUNK_TOKENS,
+                    "TILE_ROWS": tile_rows, "TILE_QUERIES": tile_queries, "PART": PART_TOKENS, "CHUNK": CHUNK_TOKENS,
                 },
             )  # fmt: skip
-    compile_for_hopper(
-        attention._add_parts,
-        {"mixed": whole, "peaks": whole, "totals": whole, "positions": index, "out": half, "num_parts": "i32"},
-        {"HEAD_DIM": 128, "NUM_HEADS": 24, "PART": PART_TOKENS},
-    )
+    for tile_rows in (8, 16):
+        compile_for_hopper(
+            attention._add_parts,
+            {"mixed": whole, "peaks": whole, "totals": whole, "tiles": index, "out": half, "num_parts": "i32"},
+            {"HEAD_DIM": 128, "NUM_HEADS": 24, "TILE_ROWS": tile_rows, "PART": PART_TOKENS},
+        )
     for flag in (True, False):
         compile_for_hopper(
             rows._norm,
@@ -81,6 +109,7 @@ def main() -> None:
                 "DEPTH": TILE_DEPTH,
             },
         )  # fmt: skip
+    compile_draws()
 
 
 if __name__ == "__main__":

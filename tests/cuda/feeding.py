@@ -36,5 +36,6 @@ class GpuFeeder:
         batch = builder.build(builder.num_rows)
         staging = Staging(shape or Shape.of(batch, self.same_bits), self.num_blocks, self.attention.block_size, DEVICE)
         staging.fill(batch)
-        logits = self.model.forward(staging.plan, self.attention)[: batch.num_rows]
+        out = self.model.new_logits(len(staging.plan.wanted))
+        logits = self.model.forward(staging.plan, self.attention, out)[: batch.num_rows]
         return list(logits.cpu().split([len(share.tokens) for share in shares]))

@@ -9,12 +9,12 @@ GIB = 1024 * MIB
 
 
 def fit(fraction: float = 0.5, cache: int | None = None, weights: int = 6 * GIB) -> Budget:
-    return Budget.fit(80 * GIB, fraction, weights, GIB, GIB // 2, 2 * MIB, cache)
+    return Budget.fit(80 * GIB, fraction, weights, GIB, GIB // 2, 2 * MIB, cache, reserve=GIB // 4)
 
 
 def test_the_cache_takes_what_is_left() -> None:
     budget = fit()
-    assert budget.num_blocks == (40 - 7.5) * 1024 / 2
+    assert budget.num_blocks == (40 - 7.5 - 0.25) * 1024 / 2
     assert budget.used == 40 * GIB
 
 

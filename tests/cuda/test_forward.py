@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.cuda.plan import Shape
+from paceline.engine.cuda import attention
+from paceline.engine.cuda.plan import Plan, Shape
 from tests.cuda.feeding import GpuFeeder
 from tests.engine.feeding import Feeder, Rows, load_llama
 
@@ -52,6 +53,30 @@ def test_a_row_has_the_bits_it_has_alone(feeder: GpuFeeder) -> None:
     assert torch.equal(alone, beside)
     [padded] = feeder.feed(Rows(TOKENS[254:259], 254, BLOCKS), shape=Shape(8, 8, 8, 4))
     assert torch.equal(alone, padded)
+
+
+def test_results_of_stretches_take_turns(feeder: GpuFeeder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they would take too much at once: the same bits."""
+    [at_once] = feeder.feed(Rows(TOKENS[:20], 0, BLOCKS))
+    # A tile's.
+    monkeypatch.setattr(attention, "RESULT_BYTES", 1)
+    [in_turns] = feeder.feed(Rows(TOKENS[:20], 0, BLOCKS))
+    assert torch.equal(at_once, in_turns)
+
+
+def test_padding_rows_attend_to_nothing(feeder: GpuFeeder) -> None:
+    """So that they hold no numbers of chance, which may overflow."""
+    taken = []
+    attend = feeder.attention.attend
+
+    def spy(layer: int, queries: torch.Tensor, plan: Plan) -> torch.Tensor:
+        taken.append(attend(layer, queries, plan))
+        return taken[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feeder.attention, "attend", spy)
+        feeder.feed(Rows(TOKENS[:3], 0, BLOCKS), Rows(TOKENS[:2], 0, BLOCKS[1:]), shape=Shape(8, 8, 8, 1))
+    assert all((each[5:] == 0).all() and (each[:5] != 0).any(dim=(1, 2)).all() for each in taken)
 
 
 def test_padding_rows_write_where_nobody_reads(feeder: GpuFeeder) -> None:

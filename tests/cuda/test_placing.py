@@ -37,7 +37,7 @@ def load() -> LoadedModel:
 
 def test_the_cache_takes_what_its_share_leaves() -> None:
     said: list[str] = []
-    placed = place(CONFIG, load(), 512, said.append, DEVICE, CountedMemory(1024 * MIB))
+    placed = place(CONFIG, load(), 40, said.append, DEVICE, CountedMemory(1024 * MIB))
     # 2 layers, 2 KV heads of 16, keys and values, float32, blocks of 16: 8 KiB.
     [budget] = [line for line in said if line.startswith("budget: ")]
     assert f"({placed.num_blocks} blocks of 0.01 MiB), activations 1 MiB" in budget
@@ -47,7 +47,7 @@ def test_the_cache_takes_what_its_share_leaves() -> None:
 
 
 def test_what_it_was_given_it_takes() -> None:
-    placed = place(replace(CONFIG, kv_cache_bytes=MIB, block_size=32), load(), 512, lambda line: None, DEVICE,
+    placed = place(replace(CONFIG, kv_cache_bytes=MIB, block_size=32), load(), 40, lambda line: None, DEVICE,
                    CountedMemory(1024 * MIB))  # fmt: skip
     assert (placed.num_blocks, placed.block_size) == (64, 32)
 

@@ -14,8 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.cuda.plan import PART_TOKENS, Plan
+from paceline.engine.cuda.plan import PART_TOKENS, Plan, Shape
 
+# The most that results of stretches take at once; a chunk of a prompt behind a long context takes several turns.
+RESULT_BYTES = 256 << 20
 # Positions that a program goes through at a time.
 CHUNK_TOKENS = 32
 # Least size of a matrix product's sides.
@@ -27,7 +29,7 @@ _LOG2_E = 1.4426950408889634
 def _attend_part(
     queries, keys, values, tiles, tables, mixed, peaks, totals, factor, table_width, num_parts,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    TILE_QUERIES: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_QUERIES: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(tiles + tile * 4)
@@ -63,7 +65,8 @@ def _attend_part(
             total = total * shrink + tl.sum(weights, 1)
             sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
             peak = higher
-        result = place * num_parts + part
+        slot = (tile.to(tl.int64) * TILE_ROWS + row) * (GROUP * KV_HEADS) + head
+        result = slot * num_parts + part
         tl.store(peaks + result, peak, mask=is_query)
         tl.store(totals + result, total, mask=is_query)
         tl.store(mixed + result[:, None] * HEAD_DIM + d[None, :], sums, mask=is_query[:, None])
@@ -71,28 +74,44 @@ def _attend_part(
 
 @triton.jit(do_not_specialize=["num_parts"])
 def _add_parts(
-    mixed, peaks, totals, positions, out, num_parts,
-    HEAD_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, PART: tl.constexpr,
+    mixed, peaks, totals, tiles, out, num_parts,
+    HEAD_DIM: tl.constexpr, NUM_HEADS: tl.constexpr, TILE_ROWS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = row * NUM_HEADS + head
-    d = tl.arange(0, HEAD_DIM)
-    position = tl.load(positions + row)
-    # Of one element: what changes in a loop keeps its type.
-    peak = tl.full([1], -float("inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    sums = tl.zeros([HEAD_DIM], tl.float32)
-    # Rounded up: a padding row, at position -1, has no stretches.
-    for part in range(0, (position + PART) // PART):
-        at = place * num_parts + part
-        its_peak = tl.load(peaks + at)
-        higher = tl.maximum(peak, its_peak)
-        shrink, weight = tl.exp2(peak - higher), tl.exp2(its_peak - higher)
-        total = total * shrink + tl.load(totals + at) * weight
-        sums = sums * shrink + tl.load(mixed + at * HEAD_DIM + d) * weight
-        peak = higher
-    sums = tl.where(total > 0, sums / tl.where(total > 0, total, 1.0), 0.0)
-    tl.store(out + place * HEAD_DIM + d, sums.to(out.dtype.element_ty))
+    tile, head = tl.program_id(0), tl.program_id(1)
+    first_row = tl.load(tiles + tile * 4).to(tl.int64)
+    num_rows = tl.load(tiles + tile * 4 + 1)
+    position = tl.load(tiles + tile * 4 + 2)
+    if num_rows > 0:
+        row, d = tl.arange(0, TILE_ROWS), tl.arange(0, HEAD_DIM)
+        slot = (tile.to(tl.int64) * TILE_ROWS + row) * NUM_HEADS + head
+        peak = tl.full([TILE_ROWS], -float("inf"), tl.float32)
+        total = tl.zeros([TILE_ROWS], tl.float32)
+        sums = tl.zeros([TILE_ROWS, HEAD_DIM], tl.float32)
+        for part in range(0, (position + num_rows - 1) // PART + 1):
+            at = slot * num_parts + part
+            has = (row < num_rows) & (part * PART <= position + row)
+            its_peak = tl.load(peaks + at, mask=has, other=-float("inf"))
+            higher = tl.maximum(peak, its_peak)
+            # Of rows that the tile has not, and of padding, nothing.
+            base = tl.where(higher == -float("inf"), 0.0, higher)
+            shrink, weight = tl.exp2(peak - base), tl.exp2(its_peak - base)
+            total = total * shrink + tl.load(totals + at, mask=has, other=0.0) * weight
+            its_sums = tl.load(mixed + at[:, None] * HEAD_DIM + d[None, :], mask=has[:, None], other=0.0)
+            sums = sums * shrink[:, None] + its_sums * weight[:, None]
+            peak = higher
+        sums = sums / tl.where(total > 0, total, 1.0)[:, None]
+        place = (first_row + row) * NUM_HEADS + head
+        tl.store(
+            out + place[:, None] * HEAD_DIM + d[None, :], sums.to(out.dtype.element_ty), mask=(row < num_rows)[:, None]
+        )
+
+
+def tiles_at_once(plan: Plan | Shape, num_heads: int, head_dim: int) -> tuple[int, int]:
+    """Of how many tiles the stretches' results are kept at once, and the bytes they take."""
+    num_tiles = plan.num_tiles
+    tile_bytes = 4 * plan.tile_rows * num_heads * plan.num_parts * (head_dim + 2)
+    at_once = min(num_tiles, max(1, RESULT_BYTES // tile_bytes))
+    return at_once, at_once * tile_bytes
 
 
 class PagedAttention:
@@ -116,23 +135,26 @@ class PagedAttention:
 
     def attend(self, layer: int, queries: torch.Tensor, plan: Plan) -> torch.Tensor:
         """queries: [num_rows, heads, head_dim], rotated, their keys and values in the cache. Returns the same shape."""
-        num_rows, num_heads, head_dim = queries.shape
+        num_heads, head_dim = queries.shape[1:]
         kv_heads = self.keys.shape[3]
         group = num_heads // kv_heads
         tile_queries = max(_LEAST_ROWS, triton.next_power_of_2(plan.tile_rows * group))
-        mixed = queries.new_empty((num_rows, num_heads, plan.num_parts, head_dim), dtype=torch.float32)
-        peaks = queries.new_empty((num_rows, num_heads, plan.num_parts), dtype=torch.float32)
-        totals = torch.empty_like(peaks)
+        at_once, _ = tiles_at_once(plan, num_heads, head_dim)
+        size = (at_once, plan.tile_rows, num_heads, plan.num_parts)
+        mixed = queries.new_empty((*size, head_dim), dtype=torch.float32)
+        peaks, totals = queries.new_empty((2, *size), dtype=torch.float32)
         out = torch.empty_like(queries)
-        grid: Any = (plan.tiles.shape[0], kv_heads, plan.num_parts)
-        _attend_part[grid](
-            queries, self.keys[layer], self.values[layer], plan.tiles, plan.tables, mixed, peaks, totals,
-            self._factor, plan.tables.shape[1], plan.num_parts,
-            GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_TOKENS=self.block_size,
-            TILE_QUERIES=tile_queries, PART=PART_TOKENS, CHUNK=CHUNK_TOKENS,
-        )  # fmt: skip
-        _add_parts[(num_rows, num_heads)](
-            mixed, peaks, totals, plan.positions, out, plan.num_parts,
-            HEAD_DIM=head_dim, NUM_HEADS=num_heads, PART=PART_TOKENS,
-        )  # fmt: skip
+        for first in range(0, plan.num_tiles, at_once):
+            tiles = plan.tiles[first : first + at_once]
+            grid: Any = (len(tiles), kv_heads, plan.num_parts)
+            _attend_part[grid](
+                queries, self.keys[layer], self.values[layer], tiles, plan.tables, mixed, peaks, totals,
+                self._factor, plan.tables.shape[1], plan.num_parts,
+                GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_TOKENS=self.block_size,
+                TILE_ROWS=plan.tile_rows, TILE_QUERIES=tile_queries, PART=PART_TOKENS, CHUNK=CHUNK_TOKENS,
+            )  # fmt: skip
+            _add_parts[(len(tiles), num_heads)](
+                mixed, peaks, totals, tiles, out, plan.num_parts,
+                HEAD_DIM=head_dim, NUM_HEADS=num_heads, TILE_ROWS=plan.tile_rows, PART=PART_TOKENS,
+            )  # fmt: skip
         return out

@@ -10,9 +10,9 @@ from paceline.engine.cuda.plan import FEW_ROWS, PART_TOKENS, Shape
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 # Stretches of positions: what a longer table costs is programs that find nothing to do.
 PARTS = (1, 4, 16, 64, 256)
-# For each logit: itself, in float32; arrays in float64 that draws from it work in. For each graph: its own.
+# For each logit: itself, in float32; as the head gives it, and what draws from it work in. For each graph: its own.
 LOGIT_BYTES = 4
-DRAW_BYTES = 6 * 8
+DRAW_BYTES = 4
 GRAPH_BYTES = 3 << 20
 # Steps ahead, and for how many rows: with more in a batch, steps one by one cost little more.
 AHEAD = (0, 1, 2, 3, 4, 5, 7)

@@ -76,8 +76,8 @@ class GpuLlama:
         products = [each for layer in self.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return sum(each.num_bytes for each in (*products, self._head))
 
-    def forward(self, plan: Plan, attention: PagedAttention) -> torch.Tensor:
-        """Feeds the plan's rows into the cache; returns the wanted rows' logits: [num_wanted, vocab_size] float32."""
+    def forward(self, plan: Plan, attention: PagedAttention, out: torch.Tensor) -> torch.Tensor:
+        """Feeds the plan's rows into the cache; the wanted rows' logits go to `out`: [num_wanted, vocab_size] float32."""
         eps = self.config.norm_eps
         x = functional.embedding(plan.tokens, self._embedding)  # [num_rows, hidden_size]
         added = None
@@ -92,8 +92,11 @@ class GpuLlama:
             added = layer.down(silu_gate(gate_up))
         assert added is not None, "a model has layers"
         wanted = plan.wanted
-        logits = self._head(add_and_norm(x[wanted], added[wanted], self._norm, eps)).float()
+        logits = self._head(add_and_norm(x[wanted], added[wanted], self._norm, eps))
         if self._head_ids is None:
-            return logits
-        everywhere = logits.new_full((len(wanted), self.config.vocab_size), UNKNOWN)
-        return everywhere.index_copy_(1, self._head_ids, logits)
+            return out.copy_(logits)
+        return out.fill_(UNKNOWN).index_copy_(1, self._head_ids, logits.float())
+
+    def new_logits(self, num_rows: int) -> torch.Tensor:
+        """[num_rows, vocab_size] float32, for `forward` to write to."""
+        return torch.empty((num_rows, self.config.vocab_size), device=self._embedding.device)

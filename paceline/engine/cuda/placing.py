@@ -8,7 +8,7 @@ import torch
 
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.config import EngineConfig
-from paceline.engine.cuda.attention import PagedAttention
+from paceline.engine.cuda.attention import PagedAttention, tiles_at_once
 from paceline.engine.cuda.budget import Budget
 from paceline.engine.cuda.model import GpuLlama
 from paceline.engine.cuda.plan import Shape
@@ -106,23 +106,29 @@ def _cache(
 def _fit(
     config: EngineConfig, model: GpuLlama, captures: Captures, block_size: int, device: torch.device, memory: Memory
 ) -> Budget:
-    """Weights are in place; activations are measured in the largest batch, on a cache of its own."""
+    """Weights are in place; activations are measured in the largest batch, at the end of the longest context, on a
+    cache of its own."""
     weights = memory.used()
     num_rows = min(config.max_batch_tokens, model.max_model_len)
     num_blocks = -(-num_rows // block_size)
     trial = _cache(model, num_blocks + 1, block_size, config.torch_dtype, device)
     builder = BatchBuilder()
-    builder.add([0] * num_rows, 0, list(range(num_blocks)), [False] * (num_rows - 1) + [True])
+    # What it reads means nothing: blocks over and over.
+    blocks = [place % num_blocks for place in range(-(-model.max_model_len // block_size))]
+    builder.add([0] * num_rows, model.max_model_len - num_rows, blocks, [False] * (num_rows - 1) + [True])
     batch = builder.build(num_rows)
     staging = Staging(Shape.of(batch, config.same_bits), num_blocks + 1, block_size, device)
     staging.fill(batch)
-    activations = memory.peak_of(lambda: model.forward(staging.plan, trial))
+    logits = model.new_logits(1)
+    activations = memory.peak_of(lambda: model.forward(staging.plan, trial, logits))
+    largest, _ = next(captures.shapes())
+    _, result_bytes = tiles_at_once(largest, model.config.num_heads, model.config.head_dim)
     return Budget.fit(
         total=memory.total,
         fraction=config.gpu_memory_fraction,
         weights=weights,
         activations=activations,
-        graphs=captures.bytes(model.config.vocab_size),
+        graphs=captures.bytes(model.config.vocab_size) + result_bytes,
         block=block_size * model.config.kv_bytes_per_token(config.torch_dtype.itemsize),
         cache=config.kv_cache_bytes,
     )

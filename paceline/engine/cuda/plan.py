@@ -50,3 +50,7 @@ class Plan:
     tables: torch.Tensor  # [num_tiles, table_width]: the sequences' blocks
     num_parts: int
     tile_rows: int
+
+    @property
+    def num_tiles(self) -> int:
+        return len(self.tiles)

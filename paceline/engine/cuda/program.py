@@ -5,42 +5,24 @@ shapes that come once, it just runs.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from paceline.engine.batch import Batch
 from paceline.engine.cuda.attention import PagedAttention
-from paceline.engine.cuda.drawing import MOST, Column, DrawnTable, DrawTable, draw_all, encode
+from paceline.engine.cuda.choosing import draw_all
+from paceline.engine.cuda.drawing import Results, encode
+from paceline.engine.cuda.following import follow
 from paceline.engine.cuda.model import GpuLlama
-from paceline.engine.cuda.plan import Plan, Shape
-from paceline.engine.cuda.staging import NOWHERE, Staging
+from paceline.engine.cuda.plan import Shape
+from paceline.engine.cuda.staging import Staging
+from paceline.engine.cuda.table import MOST, Column, DrawnTable, DrawTable, Found
 from paceline.engine.draws import Draw
 from paceline.engine.kernels.scalars import Array
 
 # Forwards before a capture: Triton compiles, the library chooses its kernels.
 WARM_UPS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """What a step drew, on the host: like a DrawnTable's, with steps first."""
-
-    tokens: Array  # [1 + num_ahead, num_wanted]
-    ids: Array
-    sizes: Array
-    probs: Array
-    masses: Array
-    is_complete: Array
-
-    def of_step(self, step: int) -> "Results":
-        """One step's."""
-        return Results(*(getattr(self, each.name)[step] for each in fields(self)))
-
-    def at(self, rows: list[int]) -> "Results":
-        """Some rows of one step's."""
-        return Results(*(getattr(self, each.name)[rows] for each in fields(self)))
 
 
 class Program:
@@ -64,10 +46,13 @@ class Program:
         self._numbers = _Pair((steps, wanted, len(Column)), torch.float64, device)
         self._supports = _Pair((steps, wanted, MOST), torch.int32, device)
         # Of each wanted row its sequence's rank, and in how many of the steps ahead it goes on.
-        self._followers = _Pair((2, wanted), torch.int64, device)
+        self._followers = _Pair((2, wanted), torch.int32, device)
         self.logits = logits[: steps * wanted].view(steps, wanted, -1)
-        # What was drawn, on the host.
-        self._drawn: list[torch.Tensor] = []
+        self._drawn = (
+            _Pair((steps, wanted, len(Found)), torch.float64, device),
+            _Pair((steps, wanted, MOST), torch.int32, device),
+            _Pair((steps, wanted, MOST), torch.float32, device),
+        )
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def fill(self, batch: Batch, draws: Seq[Draw], ranks: Seq[int], coming: Seq[Seq[Draw]]) -> None:
@@ -89,7 +74,7 @@ class Program:
         self.launch()
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        return Results(*(values.numpy() for values in self._drawn))
+        return Results(*(pair.here for pair in self._drawn))
 
     def launch(self) -> None:
         """Has the device compute, and does not wait for it."""
@@ -110,48 +95,29 @@ class Program:
         self._graph = graph
 
     def _compute(self) -> None:
-        plan = self.staging.plan
-        drawn = [self._step(0, plan)]
-        for step in range(1, 1 + self.num_ahead):
-            drawn.append(self._step(step, self._following(plan, drawn[-1].tokens, step)))
-        stacked = [torch.stack([getattr(each, part.name) for each in drawn]) for part in fields(DrawnTable)]
-        if not self._drawn:
-            self._drawn = [_host_array(tuple(each.shape), each.dtype, self._device) for each in stacked]
-        for here, values in zip(self._drawn, stacked, strict=True):
-            here.copy_(values, non_blocking=True)
-
-    def _step(self, step: int, plan: Plan) -> DrawnTable:
-        logits = self.logits[step].copy_(self._model.forward(plan, self._attention))
-        return draw_all(logits, DrawTable(self._numbers.there[step], self._supports.there[step]))
-
-    def _following(self, plan: Plan, tokens: torch.Tensor, step: int) -> Plan:
-        """The plan of a step ahead: a row for each sequence that goes on, with what was drawn for it."""
+        first = plan = self.staging.plan
         ranks, num_steps = self._followers.there
-        size = self._attention.block_size
-        goes_on = num_steps >= step
-        positions = torch.where(goes_on, plan.positions[plan.wanted].long() + step, NOWHERE)
-        blocks = plan.tables[ranks, positions.clamp_min(0) // size].long()
-        slots = torch.where(goes_on, blocks * size + positions % size, self._trash_slot)
-        rows = torch.arange(len(tokens), device=tokens.device)
-        tiles = torch.stack([rows, goes_on.long(), positions, ranks], dim=1)
-        return Plan(
-            tokens.int(), positions.int(), slots.int(), rows.int(), tiles.int(), plan.tables,
-            plan.num_parts, plan.tile_rows,
-        )  # fmt: skip
+        for step in range(1 + self.num_ahead):
+            drawn = DrawnTable(*(pair.there[step] for pair in self._drawn))
+            logits = self._model.forward(plan, self._attention, self.logits[step])
+            draw_all(logits, DrawTable(self._numbers.there[step], self._supports.there[step]), drawn)
+            if step < self.num_ahead:
+                size = self._attention.block_size
+                plan = follow(first, drawn, ranks, num_steps, step + 1, size, self._trash_slot)
+        for pair in self._drawn:
+            pair.fetch()
 
 
 class _Pair:
-    """An array on the host and one on the device."""
+    """An array on the host and one on the device. Pinned, so that copies need not wait."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._host = _host_array(shape, dtype, device)
+        self._host = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
         self.here: Array = self._host.numpy()
         self.there = torch.zeros(shape, dtype=dtype, device=device)
 
     def send(self) -> None:
         self.there.copy_(self._host, non_blocking=True)
 
-
-def _host_array(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Pinned, so that copies to and from the device need not wait."""
-    return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+    def fetch(self) -> None:
+        self._host.copy_(self.there, non_blocking=True)

@@ -33,7 +33,7 @@ def find_dependent_parts(
             batch = builder.build(len(part))
             staging = Staging(Shape.of(batch, same_bits), attention.num_blocks, attention.block_size, device)
             staging.fill(batch)
-            parts.append(model.forward(staging.plan, attention))
+            parts.append(model.forward(staging.plan, attention, model.new_logits(len(part))))
         return torch.cat(parts)
 
     whole = run(num_rows)

@@ -15,10 +15,10 @@ from paceline.engine.attention import Span
 from paceline.engine.batch import Batch, BatchBuilder
 from paceline.engine.cuda.attention import PagedAttention
 from paceline.engine.cuda.captures import Captures
-from paceline.engine.cuda.drawing import decode, is_codable
+from paceline.engine.cuda.drawing import Results, decode, is_codable
 from paceline.engine.cuda.model import GpuLlama
 from paceline.engine.cuda.plan import Shape
-from paceline.engine.cuda.program import Program, Results
+from paceline.engine.cuda.program import Program
 from paceline.engine.draws import Draw, Drawn
 from paceline.engine.job import Job
 from paceline.engine.observations import Observation, observe

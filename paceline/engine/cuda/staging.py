@@ -1,7 +1,7 @@
 """From a batch to its plan on the GPU: one array of 32-bit integers, copied in one go.
 
 A captured graph reads the same addresses every time, so arrays are of a shape fixed beforehand, with padding: padding
-rows stand at position -1 and are written into the cache's last block, which is nobody's; padding tiles have no rows.
+rows stand at position -1, attend to nothing, and are written into the cache's last block, which is nobody's.
 """
 
 from collections.abc import Sequence as Seq
@@ -44,7 +44,9 @@ class Staging:
         positions[:], slots[:], wanted[:], tiles[:] = NOWHERE, self._trash_slot, 0, 0
         wanted[: len(batch.wanted)] = batch.wanted
         self._place(batch.spans, positions, slots)
-        self._tile(batch.spans, tiles, tables)
+        num_tiles = self._tile(batch.spans, tiles, tables)
+        padding = tiles[num_tiles:][: len(tokens) - count]
+        padding[:, 0], padding[:, 1], padding[:, 2] = count + np.arange(len(padding)), 1, NOWHERE
         self._there.copy_(self._here, non_blocking=True)
 
     def _place(self, spans: Seq[Span], positions: Array, slots: Array) -> None:
@@ -54,7 +56,8 @@ class Staging:
             positions[own] = at
             slots[own] = np.asarray(span.blocks)[at // self._block_size] * self._block_size + at % self._block_size
 
-    def _tile(self, spans: Seq[Span], tiles: Array, tables: Array) -> None:
+    def _tile(self, spans: Seq[Span], tiles: Array, tables: Array) -> int:
+        """How many it used."""
         place, tile_rows = 0, self.shape.tile_rows
         for rank, span in enumerate(spans):
             # Also those reserved for the steps ahead.
@@ -64,6 +67,7 @@ class Staging:
                 num_rows = min(tile_rows, span.num_rows - done)
                 tiles[place] = span.first_row + done, num_rows, span.position + done, rank
                 place += 1
+        return place
 
     def _split(self, array: torch.Tensor) -> list[torch.Tensor]:
         parts = array.split([int(np.prod(size)) for size in self._sizes])

@@ -1,0 +1,140 @@
+"""From what is known of a row's parts and its likeliest few: the token drawn."""
+
+import torch
+import triton
+import triton.language as tl
+
+from paceline.engine.cuda.ranking import CHUNK, Few, rank
+from paceline.engine.cuda.table import (
+    FEW,
+    GUMBEL,
+    IS_CUT,
+    KEY_HIGH,
+    KEY_LOW,
+    KIND,
+    LIKELIEST,
+    MASS,
+    NUM_COLUMNS,
+    NUM_FOUND,
+    SUPPORT,
+    SUPPORT_SIZE,
+    TEMPERATURE,
+    TOKEN,
+    UNIFORM,
+    DrawnTable,
+    DrawTable,
+)
+from paceline.engine.cuda.weighing import NUM_WARPS, PART_TOKENS, gumbel, load_parts, outside_of, weigh, weights_of
+
+NOWHERE = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def _first_above(sums, weights, target, place):
+    """The first place whose sum exceeds the target: never one of weight 0, unless all are.
+
+    Where rounding left no larger sum: the last place that has a weight.
+    """
+    last = tl.max(tl.where(weights > 0, place, 0), 0)
+    return tl.minimum(tl.min(tl.where((sums > target) & (weights > 0), place, NOWHERE), 0), last)
+
+
+@triton.jit
+def _from_whole(
+    logits, numbers, supports, peaks, totals, outsides, drawn, drawn_probs, row, vocab_size, num_parts,
+    PART: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """A token from outside a support, the mass out there, the probabilities inside; nothing is cut off."""
+    its, found = numbers + row * NUM_COLUMNS, drawn + row * NUM_FOUND
+    peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
+    whole = tl.sum(load_parts(totals, row, num_parts, 0.0, PADDED), 0)
+    temperature, size = tl.load(its + TEMPERATURE), tl.load(its + SUPPORT_SIZE).to(tl.int32)
+    place = tl.arange(0, FEW)
+    support = tl.load(supports + row * FEW + place)
+    inside = tl.load(logits + row * vocab_size + support, mask=place < size, other=-float("inf"))
+    tl.store(drawn_probs + row * FEW + place, (weights_of(inside, peak, temperature) / whole).to(tl.float32))
+    # First the part, then the token in it.
+    masses, part = load_parts(outsides, row, num_parts, 0.0, PADDED), tl.arange(0, PADDED)
+    mass = tl.sum(masses, 0)
+    target = tl.load(its + UNIFORM) * mass
+    chosen = _first_above(tl.cumsum(masses, 0), masses, target, part)
+    before = tl.sum(tl.where(part < chosen, masses, 0.0), 0)
+    token = chosen * PART + tl.arange(0, PART)
+    own = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=-float("inf"))
+    weights = outside_of(weights_of(own, peak, temperature), token, supports, row, size)
+    place_in_part = _first_above(before + tl.cumsum(weights, 0), weights, target, tl.arange(0, PART))
+    tl.store(found + TOKEN, (chosen * PART + place_in_part).to(tl.float64))
+    tl.store(found + MASS, mass / whole)
+
+
+@triton.jit
+def _from_few(numbers, supports, ids, kept, drawn, drawn_probs, row):
+    """The same from what was not cut off. Tokens stand by likelihood, and are gone through by their ids."""
+    its, found = numbers + row * NUM_COLUMNS, drawn + row * NUM_FOUND
+    place = tl.arange(0, FEW)
+    token, support = tl.load(ids + row * FEW + place), tl.load(supports + row * FEW + place)
+    is_inside = tl.zeros([FEW], tl.int32)
+    inside, sums = tl.zeros([FEW], tl.float64), tl.zeros([FEW], tl.float64)
+    for start in range(0, FEW, CHUNK):
+        at = row * FEW + start + tl.arange(0, CHUNK)
+        other, probs, theirs = tl.load(ids + at), tl.load(kept + at), tl.load(supports + at)
+        is_same = other[None, :] == support[:, None]
+        inside += tl.sum(tl.where(is_same, probs[None, :], 0.0), 1)
+        left = tl.where(tl.max(is_same.to(tl.int32), 0) > 0, 0.0, probs)
+        sums += tl.sum(tl.where(other[None, :] <= token[:, None], left[None, :], 0.0), 1)
+        is_inside = tl.maximum(is_inside, tl.max((theirs[None, :] == token[:, None]).to(tl.int32), 1))
+    weights = tl.where(is_inside > 0, 0.0, tl.load(kept + row * FEW + place))
+    mass = tl.max(sums, 0)
+    chosen = _first_above(sums, weights, tl.load(its + UNIFORM) * mass, token)
+    tl.store(drawn_probs + row * FEW + place, inside.to(tl.float32))
+    tl.store(found + TOKEN, chosen.to(tl.float64))
+    tl.store(found + MASS, mass)
+
+
+@triton.jit
+def _choose(
+    logits, numbers, supports, peaks, places, totals, outsides, scores, choices, ids, kept, drawn, drawn_probs,
+    vocab_size, num_parts, PART: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    its, found = numbers + row * NUM_COLUMNS, drawn + row * NUM_FOUND
+    kind, is_cut = tl.load(its + KIND), tl.load(its + IS_CUT) > 0
+    few = row * FEW + tl.arange(0, FEW)
+    if kind == LIKELIEST:
+        best = tl.argmax(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
+        tl.store(found + TOKEN, tl.load(places + row * num_parts + best).to(tl.float64))
+    elif kind == SUPPORT:
+        probs = tl.load(kept + few)
+        sums = tl.cumsum(probs, 0)
+        chosen = _first_above(sums, probs, tl.load(its + UNIFORM) * tl.max(sums, 0), tl.arange(0, FEW))
+        tl.store(found + TOKEN, tl.load(ids + row * FEW + chosen).to(tl.float64))
+        tl.store(drawn_probs + few, probs.to(tl.float32))
+    elif kind == GUMBEL:
+        if is_cut:
+            low, high = tl.load(its + KEY_LOW).to(tl.int64), tl.load(its + KEY_HIGH).to(tl.int64)
+            probs, noise = tl.load(kept + few), gumbel(tl.load(ids + few), low, high)
+            score = tl.where(probs > 0, tl.log(tl.where(probs > 0, probs, 1.0)) + noise, -float("inf"))
+            best = tl.argmax(score, 0)
+            tl.store(found + TOKEN, tl.load(ids + row * FEW + best).to(tl.float64))
+        else:
+            best = tl.argmax(load_parts(scores, row, num_parts, -float("inf"), PADDED), 0)
+            tl.store(found + TOKEN, tl.load(choices + row * num_parts + best).to(tl.float64))
+    elif is_cut:
+        _from_few(numbers, supports, ids, kept, drawn, drawn_probs, row)
+    else:
+        _from_whole(
+            logits, numbers, supports, peaks, totals, outsides, drawn, drawn_probs, row, vocab_size, num_parts,
+            PART, PADDED,
+        )  # fmt: skip
+
+
+def draw_all(logits: torch.Tensor, table: DrawTable, drawn: DrawnTable) -> None:
+    """Writes into `drawn`. logits: [num_draws, vocab_size] float32."""
+    num_draws, vocab_size = logits.shape
+    parts = weigh(logits, table)
+    few: Few = rank(logits, table, parts, drawn)
+    _choose[(num_draws,)](
+        logits, table.numbers, table.supports, parts.peaks, parts.places, parts.totals, parts.outsides, parts.scores,
+        parts.choices, few.ids, few.probs, drawn.numbers, drawn.probs, vocab_size, parts.num_parts,
+        PART=PART_TOKENS, PADDED=parts.padded, num_warps=NUM_WARPS,
+    )  # fmt: skip

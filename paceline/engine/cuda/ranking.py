@@ -1,0 +1,176 @@
+"""The likeliest few tokens of a row, and what top-k, top-p and min-p leave of them.
+
+A key is a logit with its token: 64 bits that are larger for a larger logit, and of equal ones for the lower token. The
+few largest of a part are those above a threshold, found by halving; then the few largest of what the parts found.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from paceline.engine.cuda.table import (
+    FEW,
+    IS_COMPLETE,
+    IS_CUT,
+    KIND,
+    MAX_SIZE,
+    MIN_MASS,
+    MIN_P,
+    MOST,
+    NUM_COLUMNS,
+    NUM_FOUND,
+    SIZE,
+    SUPPORT,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    DrawnTable,
+    DrawTable,
+)
+from paceline.engine.cuda.weighing import NUM_WARPS, Parts, load_parts, weights_of
+
+# Tokens in a part: fewer parts than for weighing, for each leaves MOST.
+PART_TOKENS = 8192
+# Keys that a program looks at in one piece.
+CHUNK = tl.constexpr(16)
+
+
+@triton.jit
+def key_of(logits, token):
+    bits = logits.to(tl.int32, bitcast=True)
+    # Of negative floats the larger has the smaller bits.
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token.to(tl.int64))
+
+
+@triton.jit
+def token_of(key):
+    return (0x7FFFFFFF - (key & 0x7FFFFFFF)).to(tl.int32)
+
+
+@triton.jit
+def logit_of(key):
+    ordered = (key >> 32).to(tl.int32)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def needs_ranking(its):
+    """Whether a draw with such numbers looks at the likeliest few."""
+    return (tl.load(its + KIND) == SUPPORT) | (tl.load(its + IS_CUT) > 0)
+
+
+@triton.jit
+def _store_largest(keys, out):
+    """The few largest of different keys, in no order."""
+    # At least so many are not below `low`, fewer are not below `high`.
+    low, high = tl.min(keys, 0), tl.max(keys, 0) + 1
+    held = tl.sum((keys >= low).to(tl.int32), 0)
+    while (held != FEW) & (low + 1 < high):
+        # Their mean, without their sum, which may not fit.
+        middle = (low & high) + ((low ^ high) >> 1)
+        count = tl.sum((keys >= middle).to(tl.int32), 0)
+        is_enough = count >= FEW
+        low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle)
+        held = tl.where(is_enough, count, held)
+    is_held = keys >= low
+    place = tl.cumsum(is_held.to(tl.int32), 0) - 1
+    tl.store(out + place, keys, mask=is_held & (place < FEW))
+
+
+@triton.jit
+def _rank_part(logits, numbers, lists, vocab_size, num_parts, PART: tl.constexpr):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if needs_ranking(numbers + row * NUM_COLUMNS):
+        token = part * PART + tl.arange(0, PART)
+        own = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=-float("inf"))
+        _store_largest(key_of(own, token), lists + (row * num_parts + part) * FEW)
+
+
+@triton.jit
+def _merge(lists, numbers, merged, num_parts, PADDED: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    if needs_ranking(numbers + row * NUM_COLUMNS):
+        place = tl.arange(0, PADDED * FEW)
+        # Behind the last part: keys below all others, each another.
+        keys = tl.load(lists + row * num_parts * FEW + place, mask=place < num_parts * FEW, other=0)
+        lowest = key_of(tl.full([PADDED * FEW], -float("inf"), tl.float32), 0x7FFF0000 + place)
+        _store_largest(tl.where(place < num_parts * FEW, keys, lowest), merged + row * FEW)
+
+
+@triton.jit
+def _cut(
+    merged, numbers, peaks, totals, ids, kept, drawn, drawn_ids, vocab_size, num_parts, PADDED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    its, found = numbers + row * NUM_COLUMNS, drawn + row * NUM_FOUND
+    if needs_ranking(its):
+        peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
+        whole = tl.sum(load_parts(totals, row, num_parts, 0.0, PADDED), 0)
+        temperature = tl.load(its + TEMPERATURE)
+        key = tl.load(merged + row * FEW + tl.arange(0, FEW))
+        probs = weights_of(logit_of(key), peak, temperature) / whole
+        # Rank, and the mass of likelier tokens.
+        rank, before = tl.zeros([FEW], tl.int32), tl.zeros([FEW], tl.float64)
+        for start in range(0, FEW, CHUNK):
+            other = tl.load(merged + row * FEW + start + tl.arange(0, CHUNK))
+            is_likelier = other[None, :] > key[:, None]
+            rank += tl.sum(is_likelier.to(tl.int32), 1)
+            mass = weights_of(logit_of(other), peak, temperature) / whole
+            before += tl.sum(tl.where(is_likelier, mass[None, :], 0.0), 1)
+        best, least, total = tl.max(probs, 0), tl.min(probs, 0), tl.sum(probs, 0)
+        is_complete = 1.0
+        if tl.load(its + IS_CUT) > 0:
+            top_k, top_p, min_p = tl.load(its + TOP_K), tl.load(its + TOP_P), tl.load(its + MIN_P)
+            has_top_k = (top_k > 0) & (top_k < vocab_size)
+            in_top_k = (rank < top_k) | (has_top_k == 0)
+            share = tl.where(has_top_k, tl.sum(tl.where(in_top_k, probs, 0.0), 0), 1.0)
+            limit = tl.where(top_p < 1.0, top_p * share, float("inf"))
+            keep = in_top_k & (before < limit) & (probs >= min_p * best)
+            reaches = ((top_p < 1.0) & (total >= top_p)) | (least < min_p * best)
+            is_enough = (has_top_k & (top_k <= FEW)) | ((has_top_k == 0) & reaches) | (vocab_size <= FEW)
+            is_complete = tl.where(is_enough, 1.0, 0.0)
+            probs = tl.where(keep, probs, 0.0)
+            left = tl.sum(probs, 0)
+            probs, before = probs / left, before / left
+        tl.store(found + IS_COMPLETE, is_complete)
+        if tl.load(its + KIND) == SUPPORT:
+            keep = (rank < tl.load(its + MAX_SIZE)) & (before < tl.load(its + MIN_MASS)) & (probs > 0)
+            size = tl.sum(keep.to(tl.int32), 0)
+            tl.store(found + SIZE, size.to(tl.float64))
+            probs = tl.where(rank < size, probs, 0.0)
+            # What is sent must be what was sampled from: float32, rounded before the draw.
+            probs = (probs / tl.sum(probs, 0)).to(tl.float32).to(tl.float64)
+            tl.store(drawn_ids + row * FEW + rank, token_of(key))
+        tl.store(ids + row * FEW + rank, token_of(key))
+        tl.store(kept + row * FEW + rank, probs)
+    else:
+        tl.store(found + IS_COMPLETE, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Few:
+    """Of rows that ask for them, the likeliest tokens, likeliest first."""
+
+    ids: torch.Tensor  # [num_draws, MOST] int32
+    # 0 for those cut off, over the sum of those left.
+    probs: torch.Tensor  # [num_draws, MOST] float64
+
+
+def rank(logits: torch.Tensor, table: DrawTable, parts: Parts, drawn: DrawnTable) -> Few:
+    """logits: [num_draws, vocab_size] float32. Says in `drawn` which rows are complete, and what supports hold."""
+    num_draws, vocab_size = logits.shape
+    size = (num_draws, triton.cdiv(vocab_size, PART_TOKENS))
+    lists = logits.new_empty((*size, MOST), dtype=torch.int64)
+    merged = logits.new_empty((num_draws, MOST), dtype=torch.int64)
+    few = Few(merged.new_empty((num_draws, MOST), dtype=torch.int32), torch.empty_like(merged, dtype=torch.float64))
+    _rank_part[size](logits, table.numbers, lists, vocab_size, size[1], PART=PART_TOKENS, num_warps=NUM_WARPS)
+    padded = triton.next_power_of_2(size[1])
+    _merge[(num_draws,)](lists, table.numbers, merged, size[1], PADDED=padded, num_warps=NUM_WARPS)
+    _cut[(num_draws,)](
+        merged, table.numbers, parts.peaks, parts.totals, few.ids, few.probs, drawn.numbers, drawn.ids,
+        vocab_size, parts.num_parts, PADDED=parts.padded, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return few

@@ -1,0 +1,141 @@
+"""The vocabulary in parts, a program each: the largest logit, all weights beside it, the best of them with noise.
+
+A row that does not ask for something leaves its kernel at once: a greedy row costs its largest logit and some launches.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from paceline.engine.cuda.table import FEW as FEW_TOKENS
+from paceline.engine.cuda.table import (
+    GUMBEL,
+    KEY_HIGH,
+    KEY_LOW,
+    KIND,
+    LIKELIEST,
+    NUM_COLUMNS,
+    OUTSIDE,
+    SUPPORT_SIZE,
+    TEMPERATURE,
+    DrawTable,
+)
+from paceline.noise import MIX_1 as _MIX_1
+from paceline.noise import MIX_2 as _MIX_2
+
+# Tokens in a part.
+PART_TOKENS = 4096
+# Of a program that goes through a part, so that its numbers fit into registers.
+NUM_WARPS = 8
+MIX_1, MIX_2 = tl.constexpr(_MIX_1), tl.constexpr(_MIX_2)
+
+
+@triton.jit
+def gumbel(ids, low, high):
+    """Noise for token ids, by a key's halves: `engine.noise`, in a kernel. Float64."""
+    x = ids.to(tl.uint32) ^ low.to(tl.uint32)
+    x = (x ^ (x >> 16)) * tl.full([], MIX_1, tl.uint32)
+    x = x + high.to(tl.uint32)
+    x = (x ^ (x >> 15)) * tl.full([], MIX_2, tl.uint32)
+    x = x ^ (x >> 15)
+    u = (x.to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
+    # Of 33 bits, 1 - u is exact: no need of log1p.
+    return -tl.log(-tl.log(1.0 - u))
+
+
+@triton.jit
+def weights_of(logits, peak, temperature):
+    """exp((logit - peak) / temperature), float64: at most 1, also of the least of temperatures."""
+    return tl.exp((logits.to(tl.float64) - peak.to(tl.float64)) / temperature)
+
+
+@triton.jit
+def outside_of(weights, token, supports, row, size):
+    """`weights` of tokens, 0 for those in the row's support."""
+    for place in range(0, size):
+        weights = tl.where(token == tl.load(supports + row * FEW_TOKENS + place), 0.0, weights)
+    return weights
+
+
+@triton.jit
+def load_parts(values, row, num_parts, other, PADDED: tl.constexpr):
+    """A row's value of each part."""
+    part = tl.arange(0, PADDED)
+    return tl.load(values + row * num_parts + part, mask=part < num_parts, other=other)
+
+
+@triton.jit
+def _survey(logits, peaks, places, vocab_size, num_parts, PART: tl.constexpr):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = part * PART + tl.arange(0, PART)
+    own = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=-float("inf"))
+    tl.store(peaks + row * num_parts + part, tl.max(own, 0))
+    tl.store(places + row * num_parts + part, part * PART + tl.argmax(own, 0))
+
+
+@triton.jit
+def _weigh(
+    logits, numbers, supports, peaks, totals, outsides, scores, choices, vocab_size, num_parts,
+    PART: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    its = numbers + row * NUM_COLUMNS
+    kind = tl.load(its + KIND)
+    if kind != LIKELIEST:
+        peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
+        token = part * PART + tl.arange(0, PART)
+        own = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=-float("inf"))
+        temperature = tl.load(its + TEMPERATURE)
+        weights = weights_of(own, peak, temperature)
+        result = row * num_parts + part
+        tl.store(totals + result, tl.sum(weights, 0))
+        if kind == OUTSIDE:
+            size = tl.load(its + SUPPORT_SIZE).to(tl.int32)
+            tl.store(outsides + result, tl.sum(outside_of(weights, token, supports, row, size), 0))
+        if kind == GUMBEL:
+            low, high = tl.load(its + KEY_LOW).to(tl.int64), tl.load(its + KEY_HIGH).to(tl.int64)
+            score = (own.to(tl.float64) - peak.to(tl.float64)) / temperature + gumbel(token, low, high)
+            tl.store(scores + result, tl.max(score, 0))
+            tl.store(choices + result, part * PART + tl.argmax(score, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is known of each row's parts: [num_draws, num_parts] each."""
+
+    # Largest logit, and its token.
+    peaks: torch.Tensor  # float32
+    places: torch.Tensor  # int32
+    # Sums of weights: all; outside a row's support.
+    totals: torch.Tensor  # float64
+    outsides: torch.Tensor  # float64
+    # Largest of logit over temperature and noise, and its token.
+    scores: torch.Tensor  # float64
+    choices: torch.Tensor  # int32
+
+    @property
+    def num_parts(self) -> int:
+        return self.peaks.shape[1]
+
+    @property
+    def padded(self) -> int:
+        """To a power of two."""
+        return triton.next_power_of_2(self.num_parts)
+
+
+def weigh(logits: torch.Tensor, table: DrawTable) -> Parts:
+    """logits: [num_draws, vocab_size] float32."""
+    num_draws, vocab_size = logits.shape
+    size = (num_draws, triton.cdiv(vocab_size, PART_TOKENS))
+    wide, index = (logits.new_empty(size, dtype=dtype) for dtype in (torch.float64, torch.int32))
+    parts = Parts(
+        logits.new_empty(size), index, wide, torch.empty_like(wide), torch.empty_like(wide), torch.empty_like(index)
+    )
+    _survey[size](logits, parts.peaks, parts.places, vocab_size, parts.num_parts, PART=PART_TOKENS)
+    _weigh[size](
+        logits, table.numbers, table.supports, parts.peaks, parts.totals, parts.outsides, parts.scores, parts.choices,
+        vocab_size, parts.num_parts, PART=PART_TOKENS, PADDED=parts.padded, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return parts
