@@ -19,6 +19,6 @@ def test_all_kernels_compile_for_a_hopper_gpu(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-3000:]
     compiled = {line.split()[0] for line in ran.stdout.splitlines() if "bytes shared" in line}
     assert compiled == {
-        "_attend_part", "_add_parts", "_norm", "_rotate_and_place", "_gate", "_multiply",
+        "_attend_part", "_add_parts", "_norm", "_rotate_and_place", "_gate", "_multiply", "_add_spans",
         "_survey", "_weigh", "_rank_part", "_merge", "_cut", "_choose", "_follow",
     }  # fmt: skip

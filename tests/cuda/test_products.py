@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from paceline.engine.cuda.products import Int8Linear, TiledLinear, quantise
+from paceline.engine.cuda.products import FEW_ROWS, Int8Linear, TiledLinear, quantise, spans_of
 from tests.cuda.device import DEVICE, HALF
 
-# Whole tiles, and sides that no tile divides.
-SHAPES = [(64, 128), (50, 70), (1, 300)]
+# Whole tiles, sides that no tile divides, several spans of input features.
+SHAPES = [(64, 128), (50, 70), (1, 300), (50, 1100)]
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -41,7 +41,17 @@ def test_int8_weights_are_the_rounded_weights(num_rows: int) -> None:
 
 
 def test_a_row_has_the_bits_it_has_alone() -> None:
-    linear, x = TiledLinear(random(50, 300), None, None), random(40, 300, seed=3)
+    """Also among so many that programs do not share a product's sums."""
+    linear, x = TiledLinear(random(50, 1100), None, None), random(FEW_ROWS + 10, 1100, seed=3)
     together = linear(x)
-    alone = torch.cat([linear(x[row : row + 1].contiguous()) for row in range(40)])
+    alone = torch.cat([linear(row.unsqueeze(0).contiguous()) for row in x])
     assert torch.equal(together, alone)
+    assert torch.equal(together[:20], linear(x[:20].contiguous()))
+
+
+def test_programs_are_enough_to_keep_a_gpu_busy() -> None:
+    """Llama-3.2-1B's products; spans are neither too many nor too short."""
+    found = {
+        shape: spans_of(*shape) for shape in ((3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (128256, 2048))
+    }
+    assert list(found.values()) == [8, 8, 1, 8, 1]

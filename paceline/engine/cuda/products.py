@@ -1,8 +1,8 @@
 """The ways to multiply by a weight on a GPU: the library's, and tiles of ours, of bfloat16 or int8 weights.
 
-Reading weights is what a product of a few rows costs. Tiles of int8 weights read half as much. Tiles of one size, each
-added up in one order whatever the number of rows, give a row the same bits in any company; the library chooses
-another kernel for another number of rows.
+Reading weights is what a product of a few rows costs. Tiles of int8 weights read half as much. Tiles of one size, in
+spans of input features that the weight's shape alone decides, added up in one order whatever the number of rows, give a
+row the same bits in any company; the library chooses another kernel for another number of rows.
 """
 
 from typing import Any, Protocol
@@ -14,6 +14,14 @@ from torch.nn import functional
 
 # Of a tile: rows, output features and input features at a time.
 TILE_ROWS, TILE_FEATURES, TILE_DEPTH = 16, 32, 128
+# Programs that keep a large GPU busy, some for each of its processors.
+PROGRAMS = 512
+MOST_SPANS = 8
+LEAST_SPAN = 2 * TILE_DEPTH
+# Of a program that adds spans up.
+SUM_FEATURES = 512
+# Up to so many rows a product's time is that of reading weights; beyond, its programs are many anyway.
+FEW_ROWS = 64
 
 
 class Linear(Protocol):
@@ -40,27 +48,63 @@ class LibraryLinear:
 # Nothing is compiled for one number of rows.
 @triton.jit(do_not_specialize=["num_rows"])
 def _multiply(
-    x, weight, scale, bias, out, num_rows, out_features, in_features,
-    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr, DEPTH: tl.constexpr,
+    x, weight, scale, bias, out, num_rows, out_features, in_features, span, num_spans,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, IN_ONE: tl.constexpr,
+    ROWS: tl.constexpr, FEATURES: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     is_row, is_feature = row < num_rows, feature < out_features
+    is_inside = is_row[:, None] & is_feature[None, :]
     weight_at = feature.to(tl.int64)[None, :] * in_features
     row_at = row.to(tl.int64)[:, None] * in_features
     total = tl.zeros([ROWS, FEATURES], tl.float32)
-    for start in range(0, in_features, DEPTH):
-        depth = start + tl.arange(0, DEPTH)
-        inside = depth < in_features
-        rows = tl.load(x + row_at + depth[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
-        weights = tl.load(weight + weight_at + depth[:, None], mask=inside[:, None] & is_feature[None, :], other=0)
-        total += tl.dot(rows, weights.to(rows.dtype), input_precision="ieee")
-    if HAS_SCALE:
-        total *= tl.load(scale + feature, mask=is_feature, other=0.0)[None, :]
-    if HAS_BIAS:
-        total += tl.load(bias + feature, mask=is_feature, other=0.0).to(tl.float32)[None, :]
+    # A span's sum begins at 0 and is added to those before it, here or by `_add_spans`: the same bits.
+    own = tl.program_id(2)
+    for each in range(0 if IN_ONE else own, num_spans if IN_ONE else own + 1):
+        partial = tl.zeros([ROWS, FEATURES], tl.float32)
+        for start in range(each * span, tl.minimum((each + 1) * span, in_features), DEPTH):
+            depth = start + tl.arange(0, DEPTH)
+            inside = depth < in_features
+            rows = tl.load(x + row_at + depth[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
+            weights = tl.load(weight + weight_at + depth[:, None], mask=inside[:, None] & is_feature[None, :], other=0)
+            partial += tl.dot(rows, weights.to(rows.dtype), input_precision="ieee")
+        total += partial
     at = row.to(tl.int64)[:, None] * out_features + feature[None, :]
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_feature[None, :])
+    if IN_ONE:
+        if HAS_SCALE:
+            total *= tl.load(scale + feature, mask=is_feature, other=0.0)[None, :]
+        if HAS_BIAS:
+            total += tl.load(bias + feature, mask=is_feature, other=0.0).to(tl.float32)[None, :]
+        tl.store(out + at, total.to(out.dtype.element_ty), mask=is_inside)
+    else:
+        tl.store(out + own.to(tl.int64) * num_rows * out_features + at, total, mask=is_inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _add_spans(
+    partials, scale, bias, out, num_rows, out_features, num_spans,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    feature = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = feature < out_features
+    total = tl.zeros([BLOCK], tl.float32)
+    for each in range(0, num_spans):
+        total += tl.load(partials + (each * num_rows + row) * out_features + feature, mask=inside, other=0.0)
+    if HAS_SCALE:
+        total *= tl.load(scale + feature, mask=inside, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + feature, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_features + feature, total.to(out.dtype.element_ty), mask=inside)
+
+
+def spans_of(out_features: int, in_features: int) -> int:
+    """In how many spans of input features the programs of a few rows share a product: a few features alone would leave
+    most of a GPU idle. By the weight's shape alone, so that a row's sums are the same in any company."""
+    programs = triton.cdiv(out_features, TILE_FEATURES)
+    wanted = triton.next_power_of_2(triton.cdiv(PROGRAMS, programs))
+    return max(1, min(wanted, MOST_SPANS, in_features // LEAST_SPAN))
 
 
 class TiledLinear:
@@ -70,24 +114,33 @@ class TiledLinear:
         """weight: [out_features, in_features]; scale: [out_features] float32, of int8 weights."""
         self._weight, self._scale, self._bias = weight, scale, bias
         self.num_bytes = weight.nbytes
+        wanted = spans_of(*weight.shape)
+        self._span = TILE_DEPTH * triton.cdiv(weight.shape[1], wanted * TILE_DEPTH)
+        self._num_spans = triton.cdiv(weight.shape[1], self._span)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_rows, (out_features, in_features) = x.shape[0], self._weight.shape
         out = x.new_empty((num_rows, out_features))
-        grid: Any = (triton.cdiv(out_features, TILE_FEATURES), triton.cdiv(num_rows, TILE_ROWS))
+        in_one = self._num_spans == 1 or num_rows > FEW_ROWS
+        spans = 1 if in_one else self._num_spans
+        to = out if in_one else x.new_empty((spans, num_rows, out_features), dtype=torch.float32)
+        given: dict[str, Any] = {"HAS_SCALE": self._scale is not None, "HAS_BIAS": self._bias is not None}
+        scale, bias = (x if each is None else each for each in (self._scale, self._bias))
+        grid: Any = (triton.cdiv(out_features, TILE_FEATURES), triton.cdiv(num_rows, TILE_ROWS), spans)
         _multiply[grid](
-            x, self._weight, x if self._scale is None else self._scale, x if self._bias is None else self._bias, out,
-            num_rows, out_features, in_features,
-            HAS_SCALE=self._scale is not None, HAS_BIAS=self._bias is not None,
-            ROWS=TILE_ROWS, FEATURES=TILE_FEATURES, DEPTH=TILE_DEPTH,
+            x, self._weight, scale, bias, to, num_rows, out_features, in_features, self._span, self._num_spans,
+            IN_ONE=in_one, ROWS=TILE_ROWS, FEATURES=TILE_FEATURES, DEPTH=TILE_DEPTH, **given,
         )  # fmt: skip
+        if not in_one:
+            block = min(SUM_FEATURES, triton.next_power_of_2(out_features))
+            _add_spans[(num_rows, triton.cdiv(out_features, block))](
+                to, scale, bias, out, num_rows, out_features, spans, BLOCK=block, **given
+            )
         return out
 
 
 class Int8Linear:
     """int8 weights: tiles for few rows; for many, whose time is that of multiplying, the library, on weights widened."""
-
-    _FEW_ROWS = 64
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, same_bits: bool) -> None:
         self._weight, self._scale, self._bias = weight, scale, bias
@@ -96,7 +149,7 @@ class Int8Linear:
         self._same_bits = same_bits
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._same_bits or x.shape[0] <= self._FEW_ROWS:
+        if self._same_bits or x.shape[0] <= FEW_ROWS:
             return self._tiled(x)
         widened = (self._weight.to(x.dtype) * self._scale.to(x.dtype)[:, None]).to(x.dtype)
         return functional.linear(x, widened, self._bias)
