@@ -85,7 +85,7 @@ async def _wait_for_target(target: Link, timeout_s: float) -> tuple[Tokenizer, m
 async def _wait_for_draft(draft: Link, timeout_s: float) -> None:
     """Raises ConfigError if the draft can't be used at all; waits for one that is only slow to come."""
     try:
-        await draft.wait_up(timeout_s)
+        await draft.wait_usable(timeout_s)
     except Unavailable as error:
         raise ConfigError(f"{error}; start one, or say --draft none") from error
 

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from paceline.errors import Aborted, OutOfRange, PacelineError, Unavailable
+from paceline.errors import Aborted, ConfigError, OutOfRange, PacelineError, Unavailable
 from paceline.rpc.channel import SPLIT_BYTES, open_channel
 from paceline.rpc.status import error_of_number
 from paceline.v1 import model_pb2
@@ -58,6 +58,7 @@ class Link:
         # Asked for several times in every round.
         self.is_up = False
         self._came_up = asyncio.Event()
+        self._was_refused = asyncio.Event()
         self._trouble = "not reached yet"
         self._next_id = 0
         self._next_sequence_id = 0
@@ -91,6 +92,19 @@ class Link:
             raise Unavailable(
                 f"the {self.kind.name} server at {self.address} is not available (waited {timeout_s:g} s): {self._trouble}"
             ) from None
+
+    async def wait_usable(self, timeout_s: float) -> None:
+        """The same at the start, where a server that can't be used is worth no wait: raises ConfigError for one."""
+        up = asyncio.create_task(self.wait_up(timeout_s))
+        refused = asyncio.create_task(self._was_refused.wait())
+        try:
+            await asyncio.wait((up, refused), return_when=asyncio.FIRST_COMPLETED)
+            if not up.done():
+                raise ConfigError(self._trouble)
+            up.result()
+        finally:
+            up.cancel()
+            refused.cancel()
 
     def new_sequence_id(self) -> int:
         self._next_sequence_id += 1
@@ -139,6 +153,8 @@ class Link:
                 self._trouble = f"{error.code().name}: {error.details()}"
             except PacelineError as error:
                 self._trouble = str(error)
+                if isinstance(error, ConfigError):
+                    self._was_refused.set()
             if self.is_up:
                 backoff_s = FIRST_BACKOFF_S
                 log.warning("lost the %s server at %s: %s", self.kind.name, self.address, self._trouble)

@@ -213,8 +213,9 @@ ENDINGS: dict[str, tuple[str, str, int, list[str]]] = {
         "coordinator", "--target {target} --draft unix:{nobody} --connect-timeout 2", 1,
         ["the draft server at unix:{nobody} is not available (waited 2 s)", "--draft none"],
     ),
+    # At once: it would not become another one by waiting.
     "other tokenizer": (
-        "coordinator", "--target {target} --draft {other} --connect-timeout 2", 1,
+        "coordinator", "--target {target} --draft {other} --connect-timeout 1000", 1,
         ["'dummy:tiny-32-a'", "'dummy:tiny'", "tokenizers", "32 token ids against 512"],
     ),
     "unknown flag": ("coordinator", "--speed 11", 2, ["--speed"]),
