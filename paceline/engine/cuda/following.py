@@ -10,7 +10,7 @@ from paceline.engine.cuda.plan import Plan
 from paceline.engine.cuda.table import NUM_FOUND, TOKEN, DrawnTable
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["step", "table_width"])
 def _follow(
     drawn, ranks, num_steps, first_positions, wanted, tables, tokens, positions, slots, rows, tiles,
     step, table_width, trash_slot, BLOCK_TOKENS: tl.constexpr,
@@ -41,7 +41,7 @@ def follow(
     For each row that was wanted: ranks, of its sequence; num_steps, in how many steps ahead it goes on: both [num_wanted] int32.
     """
     [count] = first.wanted.shape
-    tokens, positions, slots, rows = torch.empty((4, count), dtype=torch.int32, device=ranks.device)
+    tokens, positions, slots, rows = (torch.empty(count, dtype=torch.int32, device=ranks.device) for _ in range(4))
     tiles = torch.empty((count, 4), dtype=torch.int32, device=ranks.device)
     _follow[(count,)](
         drawn.numbers, ranks, num_steps, first.positions, first.wanted, first.tables, tokens, positions, slots, rows,

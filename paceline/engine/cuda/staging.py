@@ -4,6 +4,7 @@ A captured graph reads the same addresses every time, so arrays are of a shape f
 rows stand at position -1, attend to nothing, and are written into the cache's last block, which is nobody's.
 """
 
+import math
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -29,7 +30,7 @@ class Staging:
             (shape.num_rows,), (shape.num_rows,), (shape.num_rows,), (shape.num_wanted,),
             (shape.num_tiles, 4), (shape.num_tiles, width),
         )  # fmt: skip
-        total = sum(int(np.prod(size)) for size in self._sizes)
+        total = sum(map(_aligned, self._sizes))
         self._here = torch.zeros(total, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._there = torch.zeros(total, dtype=torch.int32, device=device)
         self._arrays: list[Array] = [part.numpy() for part in self._split(self._here)]
@@ -70,5 +71,10 @@ class Staging:
         return place
 
     def _split(self, array: torch.Tensor) -> list[torch.Tensor]:
-        parts = array.split([int(np.prod(size)) for size in self._sizes])
-        return [part.view(size) for part, size in zip(parts, self._sizes, strict=True)]
+        parts = array.split([_aligned(size) for size in self._sizes])
+        return [part[: math.prod(size)].view(size) for part, size in zip(parts, self._sizes, strict=True)]
+
+
+def _aligned(size: tuple[int, ...]) -> int:
+    """Numbers set aside for an array of this size. Kernels are compiled once for addresses that are multiples of 16 bytes."""
+    return -(-math.prod(size) // 4) * 4
