@@ -101,6 +101,19 @@ def _merge(lists, numbers, merged, num_parts, PADDED: tl.constexpr):
 
 
 @triton.jit
+def _rank_among(keys, key, peak, temperature, whole):
+    """Of each key its rank among a row's `keys`, and the probability of those before it."""
+    rank, before = tl.zeros([FEW], tl.int32), tl.zeros([FEW], tl.float64)
+    for start in range(0, FEW, CHUNK):
+        other = tl.load(keys + start + tl.arange(0, CHUNK))
+        is_likelier = other[None, :] > key[:, None]
+        rank += tl.sum(is_likelier.to(tl.int32), 1)
+        probs = weights_of(logit_of(other), peak, temperature) / whole
+        before += tl.sum(tl.where(is_likelier, probs[None, :], 0.0), 1)
+    return rank, before
+
+
+@triton.jit
 def _cut(
     merged, numbers, peaks, totals, ids, kept, drawn, drawn_ids, vocab_size, num_parts, PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -112,14 +125,7 @@ def _cut(
         temperature = tl.load(its + TEMPERATURE)
         key = tl.load(merged + row * FEW + tl.arange(0, FEW))
         probs = weights_of(logit_of(key), peak, temperature) / whole
-        # Rank, and the mass of likelier tokens.
-        rank, before = tl.zeros([FEW], tl.int32), tl.zeros([FEW], tl.float64)
-        for start in range(0, FEW, CHUNK):
-            other = tl.load(merged + row * FEW + start + tl.arange(0, CHUNK))
-            is_likelier = other[None, :] > key[:, None]
-            rank += tl.sum(is_likelier.to(tl.int32), 1)
-            mass = weights_of(logit_of(other), peak, temperature) / whole
-            before += tl.sum(tl.where(is_likelier, mass[None, :], 0.0), 1)
+        rank, before = _rank_among(merged + row * FEW, key, peak, temperature, whole)
         best, least, total = tl.max(probs, 0), tl.min(probs, 0), tl.sum(probs, 0)
         is_complete = 1.0
         if tl.load(its + IS_CUT) > 0:
