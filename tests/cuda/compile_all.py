@@ -1,10 +1,14 @@
 """Compiles every kernel to machine code for a Hopper GPU, for which none is needed: the interpreter takes more than the
-compiler does. A line for each, on stdout.
+compiler does. A line for each, on stdout: what it spills of its registers, most of all.
 
 python -m tests.cuda.compile_all     (without TRITON_INTERPRET)
 """
 
+import os
+import re
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ if not torch.cuda.is_available():
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from paceline.engine.cuda import attention, choosing, following, products, ranking, rows, weighing
@@ -40,7 +45,17 @@ def compile_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, 
     }
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=HOPPER, options={"num_warps": num_warps})
-    print(kernel.__name__, constants, f"{compiled.metadata.shared} bytes shared", flush=True)
+    print(kernel.__name__, constants, f"{spilled_bytes(compiled.asm['ptx'])} bytes spilled", flush=True)
+
+
+def spilled_bytes(ptx: str) -> int:
+    """Stored for want of registers."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [get_ptxas(HOPPER.arch).path, "-v", "-arch=sm_90a", file.name, "-o", os.devnull]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
 
 
 def compile_draws() -> None:

@@ -9,7 +9,7 @@ GIB = 1024 * MIB
 
 
 def fit(fraction: float = 0.5, cache: int | None = None, weights: int = 6 * GIB) -> Budget:
-    return Budget.fit(80 * GIB, fraction, weights, GIB, GIB // 2, 2 * MIB, cache, reserve=GIB // 4)
+    return Budget.fit(80 * GIB, fraction, weights, GIB, GIB // 2, 2 * MIB, cache)
 
 
 def test_the_cache_takes_what_is_left() -> None:

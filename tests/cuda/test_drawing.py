@@ -111,6 +111,19 @@ def test_no_extreme_number_draws_a_token_of_no_probability() -> None:
             assert 20 <= outside.token < 280
 
 
+def test_what_a_table_can_not_say_disturbs_nobody() -> None:
+    """A support that does not fit into a row, for one; nor one of which a greedy request would make nothing."""
+    logits = torch.randn(3, 400, generator=torch.Generator().manual_seed(3))
+    sampling = SamplingParams(temperature=1.0)
+    sampled = FromSupport(sampling, (), 0.5, 64, 0.995)
+    draws: list[Draw] = [
+        FromOutside(sampling, (), np.arange(MOST + 1), 0.5), sampled, FromSupport(GREEDY, (), 0.5, 64, 0.995)
+    ]  # fmt: skip
+    too_large, drawn, greedy = draw_in_table(logits, draws)
+    assert (too_large, greedy) == (None, None)
+    check(drawn, TensorDraws().draw(logits[1:2], [sampled])[0])
+
+
 def test_what_a_table_can_not_say() -> None:
     sampling, penalised = SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, logit_bias={3: 1.0})
     assert is_codable(Likeliest(GREEDY, ()))

@@ -40,13 +40,14 @@ def is_codable(draw: Draw) -> bool:
     """Whether a row of a table can say it."""
     if draw.is_adjusted or draw.is_observed:
         return False
-    if draw.sampling.is_greedy:
-        return isinstance(draw, Likeliest | GumbelMax)
-    if isinstance(draw, FromSupport):
-        return draw.max_size <= MOST
-    if isinstance(draw, FromOutside):
-        return len(draw.support) <= MOST
-    return isinstance(draw, Likeliest | GumbelMax)
+    match draw:
+        case Likeliest() | GumbelMax():
+            return True
+        case FromSupport():
+            return draw.max_size <= MOST and not draw.sampling.is_greedy
+        case FromOutside():
+            return len(draw.support) <= MOST and not draw.sampling.is_greedy
+    return False
 
 
 def encode(draws: Seq[Draw], vocab_size: int, numbers: Array, supports: Array) -> None:

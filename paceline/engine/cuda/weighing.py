@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.cuda.table import FEW as FEW_TOKENS
 from paceline.engine.cuda.table import (
+    FEW,
     GUMBEL,
     KEY_HIGH,
     KEY_LOW,
@@ -55,7 +55,7 @@ def weights_of(logits, peak, temperature):
 def outside_of(weights, token, supports, row, size):
     """`weights` of tokens, 0 for those in the row's support."""
     for place in range(0, size):
-        weights = tl.where(token == tl.load(supports + row * FEW_TOKENS + place), 0.0, weights)
+        weights = tl.where(token == tl.load(supports + row * FEW + place), 0.0, weights)
     return weights
 
 
