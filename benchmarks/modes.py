@@ -18,8 +18,8 @@ from statistics import median
 from benchmarks.deployment import DRAFT, embedded_pair
 from benchmarks.prompts import read_prompts
 from benchmarks.services import OWN_PROMPTS
-from loadtest.variants import OFF, parse_variants
 from paceline.client import AsyncClient
+from paceline.loadtest.variants import OFF, parse_variants
 from paceline.sampling import SamplingParams, SpeculationParams
 
 # Asks the draft model too.

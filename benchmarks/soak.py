@@ -18,12 +18,12 @@ import numpy as np
 
 from benchmarks.deployment import embedded_pair
 from benchmarks.services import OWN_PROMPTS, resident_mib
-from loadtest.loads import ClosedLoop, OpenLoop
-from loadtest.record import Record
-from loadtest.run import Extent, Runner, Workload
-from loadtest.variants import Variant
 from paceline.cli.services import Services
 from paceline.client import Prompt
+from paceline.loadtest.loads import ClosedLoop, OpenLoop
+from paceline.loadtest.record import Record
+from paceline.loadtest.run import Extent, Runner, Workload
+from paceline.loadtest.variants import Variant
 from paceline.sampling import SamplingParams, SpeculationParams
 
 SAMPLE_EVERY_S = 5.0

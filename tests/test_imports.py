@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SERVICES = ("draft_server", "target_server", "coordinator")
-PACKAGES = ("paceline", *SERVICES, "loadtest", "distillation")
+PACKAGES = ("paceline", *SERVICES)
 MESSAGE_FILES = {"servicer.py", "links.py", "client.py", "__main__.py"}
 
 
@@ -57,25 +57,29 @@ def test_services_do_not_import_each_other(service: str) -> None:
 
 def test_the_load_harness_is_a_client_like_any_other() -> None:
     # paceline.cli imports the harness; only its __main__ may start at the command line.
-    assert violations(("loadtest",), SERVICES) == []
-    found = violations(("loadtest",), ("paceline.cli",))
-    assert [line for line in found if not line.startswith("loadtest.__main__ ")] == []
-    assert violations(("paceline.rpc", "paceline.engine", "paceline.serving", *SERVICES), ("loadtest",)) == []
+    assert violations(("paceline.loadtest",), SERVICES) == []
+    found = violations(("paceline.loadtest",), ("paceline.cli",))
+    assert [line for line in found if not line.startswith("paceline.loadtest.__main__ ")] == []
+    assert violations(("paceline.rpc", "paceline.engine", "paceline.serving", *SERVICES), ("paceline.loadtest",)) == []
 
 
 def test_distillation_stands_on_the_engine_alone() -> None:
     assert (
-        violations(("distillation",), (*SERVICES, "loadtest", "paceline.cli", "paceline.rpc", "paceline.serving")) == []
+        violations(
+            ("paceline.distillation",),
+            (*SERVICES, "paceline.loadtest", "paceline.cli", "paceline.rpc", "paceline.serving"),
+        )
+        == []
     )
     # The command line imports it when it is asked for.
-    found = violations(("paceline", *SERVICES, "loadtest"), ("distillation",))
-    assert [line for line in found if not line.startswith("paceline.cli.distill ")] == []
+    found = violations(PACKAGES, ("paceline.distillation",))
+    assert [line for line in found if not line.startswith(("paceline.cli.distill ", "paceline.distillation."))] == []
 
 
 def test_a_gpus_engine_and_triton_are_imported_only_where_there_is_one() -> None:
     found = [
         line
-        for line in violations(("paceline", *SERVICES, "loadtest", "distillation"), ("paceline.engine.cuda", "triton"))
+        for line in violations(PACKAGES, ("paceline.engine.cuda", "triton"))
         if not line.startswith("paceline.engine.cuda.")
     ]
     # Inside a function, after it was asked whether there is one.
@@ -87,7 +91,7 @@ def test_engine_knows_nothing_of_grpc() -> None:
 
 
 def test_what_speaks_grpc_to_users_knows_nothing_of_torch() -> None:
-    inside = ("paceline.rpc", "paceline.client", "paceline.cli", "coordinator", "loadtest")
+    inside = ("paceline.rpc", "paceline.client", "paceline.cli", "coordinator", "paceline.loadtest")
     assert violations(inside, ("torch", "paceline.engine", "paceline.serving")) == []
 
 
@@ -148,7 +152,8 @@ def test_environment_is_not_read_at_import() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["coordinator.__main__", "loadtest.__main__", "paceline.client", "paceline.cli", "paceline.rpc.server"]
+    "module",
+    ["coordinator.__main__", "paceline.loadtest.__main__", "paceline.client", "paceline.cli", "paceline.rpc.server"],
 )
 def test_importing_it_does_not_load_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

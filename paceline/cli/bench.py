@@ -12,19 +12,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from loadtest.loads import ClosedLoop, Load, OpenLoop, parse_sweep
-from loadtest.page import render
-from loadtest.progress import LiveProgress
-from loadtest.prompts import Lengths, parse_lengths, parse_prompts, synthetic_prompt
-from loadtest.report import Point, Report, as_record
-from loadtest.run import Extent, Runner, Workload
-from loadtest.slices import UNLIMITED
-from loadtest.slo import Slo, parse_slo
-from loadtest.table import first_failures, print_report
-from loadtest.variants import DEFAULT, Variant, parse_variants
 from paceline.cli import options
 from paceline.client import AsyncClient, Prompt
 from paceline.errors import ConfigError, InvalidArgument, RequestError, Unavailable
+from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop, parse_sweep
+from paceline.loadtest.page import render
+from paceline.loadtest.progress import LiveProgress
+from paceline.loadtest.prompts import Lengths, parse_lengths, parse_prompts, synthetic_prompt
+from paceline.loadtest.report import Point, Report, as_record
+from paceline.loadtest.run import Extent, Runner, Workload
+from paceline.loadtest.slices import UNLIMITED
+from paceline.loadtest.slo import Slo, parse_slo
+from paceline.loadtest.table import first_failures, print_report
+from paceline.loadtest.variants import DEFAULT, Variant, parse_variants
 from paceline.sampling import SamplingParams, require
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"

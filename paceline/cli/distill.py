@@ -69,11 +69,11 @@ def distill(
     require(batch_tokens >= MIN_BATCH_TOKENS, "batch_tokens", batch_tokens, f"at least {MIN_BATCH_TOKENS}")
     require(0 < learning_rate < 1, "learning_rate", learning_rate, "in (0, 1)")
     # torch takes seconds to import, and only this command needs it.
-    from distillation.budget import Budget
-    from distillation.command import run
-    from distillation.loss import Divergence
-    from distillation.run import Wish
-    from distillation.trainer import Plan
+    from paceline.distillation.budget import Budget
+    from paceline.distillation.command import run
+    from paceline.distillation.loss import Divergence
+    from paceline.distillation.run import Wish
+    from paceline.distillation.trainer import Plan
 
     if hours is not None:
         writing = Budget(seconds=hours * 3600 * WRITING_SHARE)

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from distillation.batches import make_batch, shuffled
-from distillation.budget import Budget
-from distillation.conversation import Record
-from distillation.curve import Curve
-from distillation.draft import chosen_layers, make_backbone
-from distillation.head import HeadIndex, frequent_ids
-from distillation.loss import Agreement, Divergence, FrozenHead
-from distillation.trainer import Plan, Trainer
+from paceline.distillation.batches import make_batch, shuffled
+from paceline.distillation.budget import Budget
+from paceline.distillation.conversation import Record
+from paceline.distillation.curve import Curve
+from paceline.distillation.draft import chosen_layers, make_backbone
+from paceline.distillation.head import HeadIndex, frequent_ids
+from paceline.distillation.loss import Agreement, Divergence, FrozenHead
+from paceline.distillation.trainer import Plan, Trainer
 from paceline.errors import ConfigError
 
 VOCAB, TOP = 64, 4

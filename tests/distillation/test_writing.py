@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from distillation.conversation import Question, Record, Style
-from distillation.corpus import Corpus, read_shard
-from distillation.frame import ChatFrame, read_tokenizer
-from distillation.questions import MAX_TEXT_TOKENS, OWN, Opening, Questions, read_openings
-from distillation.writer import Writer
+from paceline.distillation.conversation import Question, Record, Style
+from paceline.distillation.corpus import Corpus, read_shard
+from paceline.distillation.frame import ChatFrame, read_tokenizer
+from paceline.distillation.questions import MAX_TEXT_TOKENS, OWN, Opening, Questions, read_openings
+from paceline.distillation.writer import Writer
 from paceline.engine.llama import Llama
 from paceline.engine.weights import LoadedModel, load_model
 from paceline.errors import ConfigError

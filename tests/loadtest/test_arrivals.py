@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from loadtest.arrivals import poisson_arrivals
-from loadtest.loads import ClosedLoop, OpenLoop, parse_sweep
-from loadtest.slices import blocks
-from loadtest.variants import parse_variants
 from paceline.errors import InvalidArgument
+from paceline.loadtest.arrivals import poisson_arrivals
+from paceline.loadtest.loads import ClosedLoop, OpenLoop, parse_sweep
+from paceline.loadtest.slices import blocks
+from paceline.loadtest.variants import parse_variants
 from paceline.sampling import Bounds, Drafter, EntropyAdaptive
 
 RATE, COUNT = 4.0, 4000

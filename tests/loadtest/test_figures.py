@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from loadtest.figures import PARTS, Goodput, Run, figures_of, itls_ms, spread
-from loadtest.loads import ClosedLoop
-from loadtest.report import Point, Report, as_record
-from loadtest.slo import Slo, parse_slo
 from paceline.errors import InvalidArgument
+from paceline.loadtest.figures import PARTS, Goodput, Run, figures_of, itls_ms, spread
+from paceline.loadtest.loads import ClosedLoop
+from paceline.loadtest.report import Point, Report, as_record
+from paceline.loadtest.slo import Slo, parse_slo
 from tests.loadtest.conftest import failed, make_finish, make_record
 
 # First token after 100 ms; then 4 tokens in 20 ms, and 1 in 10.

@@ -6,12 +6,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest.charts import Axes, Series, line_chart, stacked_bars, ticks
-from loadtest.figures import Run
-from loadtest.loads import ClosedLoop, Load, OpenLoop
-from loadtest.page import render
-from loadtest.report import Point, Report
-from loadtest.slo import Slo
+from paceline.loadtest.charts import Axes, Series, line_chart, stacked_bars, ticks
+from paceline.loadtest.figures import Run
+from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop
+from paceline.loadtest.page import render
+from paceline.loadtest.report import Point, Report
+from paceline.loadtest.slo import Slo
 from tests.loadtest.conftest import failed, make_finish, make_record
 
 EVIL = "<script>alert('&')</script>"

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from loadtest.prompts import Lengths, parse_lengths, parse_prompts, synthetic_prompt
 from paceline.errors import InvalidArgument
+from paceline.loadtest.prompts import Lengths, parse_lengths, parse_prompts, synthetic_prompt
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
 SHAREGPT = [

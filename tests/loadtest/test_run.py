@@ -10,11 +10,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from loadtest.loads import ClosedLoop, Load, OpenLoop
-from loadtest.record import Record
-from loadtest.run import Extent, Runner, Workload
-from loadtest.variants import Variant
 from paceline.client import AsyncClient
+from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop
+from paceline.loadtest.record import Record
+from paceline.loadtest.run import Extent, Runner, Workload
+from paceline.loadtest.variants import Variant
 from paceline.sampling import SamplingParams, SpeculationParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import grpc.aio
 
-from loadtest.arrivals import poisson_arrivals
-from loadtest.figures import Run
-from loadtest.loads import ClosedLoop, Load, OpenLoop
-from loadtest.record import Arrival, Failure, Record
-from loadtest.slices import blocks
-from loadtest.variants import Variant
 from paceline.client import AsyncClient, Finish, Prompt
 from paceline.errors import PacelineError
+from paceline.loadtest.arrivals import poisson_arrivals
+from paceline.loadtest.figures import Run
+from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop
+from paceline.loadtest.record import Arrival, Failure, Record
+from paceline.loadtest.slices import blocks
+from paceline.loadtest.variants import Variant
 from paceline.rpc.status import code_of
 from paceline.sampling import SamplingParams
 

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass, fields
 
-from loadtest.record import Record
 from paceline.errors import InvalidArgument
+from paceline.loadtest.record import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from distillation.card import TITLES, table, write_card
-from distillation.run import Distillation, Wish
+from paceline.distillation.card import TITLES, table, write_card
+from paceline.distillation.run import Distillation, Wish
 from paceline.engine.kernels.scalars import CORES, set_num_workers
 from paceline.engine.weights import load_model
 from paceline.errors import ConfigError

@@ -3,10 +3,10 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadtest.figures import Figures, Run, figures_of
-from loadtest.loads import Load
-from loadtest.record import Record
-from loadtest.slo import Slo
+from paceline.loadtest.figures import Figures, Run, figures_of
+from paceline.loadtest.loads import Load
+from paceline.loadtest.record import Record
+from paceline.loadtest.slo import Slo
 
 FORMAT_VERSION = 1
 

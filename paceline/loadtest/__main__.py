@@ -1,4 +1,4 @@
-"""`python -m loadtest`: the same as `paceline bench`."""
+"""`python -m paceline.loadtest`: the same as `paceline bench`."""
 
 import sys
 

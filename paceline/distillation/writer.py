@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from distillation.conversation import Conversation, Question, Record, Style
-from distillation.frame import ChatFrame
+from paceline.distillation.conversation import Conversation, Question, Record, Style
+from paceline.distillation.frame import ChatFrame
 from paceline.engine.attention import PagedAttention
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.llama import Llama

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from distillation.conversation import Question, Record
+from paceline.distillation.conversation import Question, Record
 
 # Of users' turns that are not given whole: how many are about a text, and how many of the rest begin as an opening.
 TEXT_SHARE = 0.25

@@ -18,18 +18,18 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from distillation.budget import Budget
-from distillation.conversation import Record
-from distillation.corpus import Corpus, read_shard
-from distillation.curve import Curve
-from distillation.draft import chosen_layers, make_backbone, require_alike, save_draft
-from distillation.evaluation import answer_greedily, by_category
-from distillation.frame import ChatFrame, read_tokenizer
-from distillation.head import HeadIndex, frequent_ids
-from distillation.loss import Agreement, FrozenHead
-from distillation.questions import Questions, read_openings
-from distillation.trainer import Plan, Trainer
-from distillation.writer import Writer
+from paceline.distillation.budget import Budget
+from paceline.distillation.conversation import Record
+from paceline.distillation.corpus import Corpus, read_shard
+from paceline.distillation.curve import Curve
+from paceline.distillation.draft import chosen_layers, make_backbone, require_alike, save_draft
+from paceline.distillation.evaluation import answer_greedily, by_category
+from paceline.distillation.frame import ChatFrame, read_tokenizer
+from paceline.distillation.head import HeadIndex, frequent_ids
+from paceline.distillation.loss import Agreement, FrozenHead
+from paceline.distillation.questions import Questions, read_openings
+from paceline.distillation.trainer import Plan, Trainer
+from paceline.distillation.writer import Writer
 from paceline.engine.llama import Llama
 from paceline.engine.weights import LoadedModel
 from paceline.errors import ConfigError

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.record import Record
-from loadtest.slo import Slo
 from paceline.client import Finish
+from paceline.loadtest.record import Record
+from paceline.loadtest.slo import Slo
 
 PARTS = ("queue", "draft", "target", "wire", "coordinator", "client")
 Values = NDArray[np.float64]

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from distillation.draft import chosen_layers
-from distillation.loss import Agreement
-from distillation.run import Distillation, Trained
+from paceline.distillation.draft import chosen_layers
+from paceline.distillation.loss import Agreement
+from paceline.distillation.run import Distillation, Trained
 
 TITLES = ("text", "alpha, at least", "same likeliest token", "tokens")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distillation import gradient, gradient_torch
+from paceline.distillation import gradient, gradient_torch
 from paceline.engine.kernels.scalars import bits_of
 
 # Rows whose logits are in memory at once.

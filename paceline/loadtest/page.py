@@ -4,14 +4,14 @@ from html import escape
 
 import numpy as np
 
-from loadtest import charts
-from loadtest.charts import Axes, Series
-from loadtest.figures import PARTS, Figures, Values, e2es_ms, itls_ms, ttfts_ms
-from loadtest.report import Point, Report
-from loadtest.rows import groups_of, number, percent
-from loadtest.slo import Slo
-from loadtest.style import STYLE
-from loadtest.table import first_failures
+from paceline.loadtest import charts
+from paceline.loadtest.charts import Axes, Series
+from paceline.loadtest.figures import PARTS, Figures, Values, e2es_ms, itls_ms, ttfts_ms
+from paceline.loadtest.report import Point, Report
+from paceline.loadtest.rows import groups_of, number, percent
+from paceline.loadtest.slo import Slo
+from paceline.loadtest.style import STYLE
+from paceline.loadtest.table import first_failures
 
 # Name, values, and what each value is of.
 LATENCIES = (

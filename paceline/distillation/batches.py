@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from distillation.conversation import Record
-from distillation.head import HeadIndex
-from distillation.loss import Goal
+from paceline.distillation.conversation import Record
+from paceline.distillation.head import HeadIndex
+from paceline.distillation.loss import Goal
 
 # Conversations of like length are found among so many batches' worth of them.
 WINDOW_BATCHES = 16

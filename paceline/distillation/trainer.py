@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from distillation.batches import make_batch, shuffled
-from distillation.budget import Budget
-from distillation.conversation import Record
-from distillation.head import HeadIndex
-from distillation.loss import Agreement, Divergence, FrozenHead
+from paceline.distillation.batches import make_batch, shuffled
+from paceline.distillation.budget import Budget
+from paceline.distillation.conversation import Record
+from paceline.distillation.head import HeadIndex
+from paceline.distillation.loss import Agreement, Divergence, FrozenHead
 
 WARM_UP_SHARE = 0.03
 # Of the peak learning rate, at the end.

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from distillation.conversation import Question, Record, Style
-from distillation.frame import ChatFrame
-from distillation.loss import Agreement
-from distillation.trainer import Trainer
-from distillation.writer import Writer
+from paceline.distillation.conversation import Question, Record, Style
+from paceline.distillation.frame import ChatFrame
+from paceline.distillation.loss import Agreement
+from paceline.distillation.trainer import Trainer
+from paceline.distillation.writer import Writer
 from paceline.engine.llama import Llama
 
 GREEDY = Style(temperature=0.0, top_p=1.0, max_tokens=80)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from distillation.conversation import Record
+from paceline.distillation.conversation import Record
 
 ALL = 0
 

@@ -5,9 +5,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.report import Point, Report
-from loadtest.rows import groups_of, number
-from loadtest.slo import Slo
+from paceline.loadtest.report import Point, Report
+from paceline.loadtest.rows import groups_of, number
+from paceline.loadtest.slo import Slo
 
 BAR_WIDTH = 16
 

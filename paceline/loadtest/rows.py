@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loadtest.figures import PARTS, Figures, Spread
-from loadtest.report import Point
-from loadtest.slo import Slo
+from paceline.loadtest.figures import PARTS, Figures, Spread
+from paceline.loadtest.report import Point
+from paceline.loadtest.slo import Slo
 
 NOTHING = "–"
 
