@@ -24,9 +24,9 @@ import torch  # noqa: E402
 from benchmarks.deployment import DRAFT, MODEL, embedded_pair  # noqa: E402
 from benchmarks.services import OWN_PROMPTS  # noqa: E402
 from paceline.client import Completion  # noqa: E402
-from paceline.engine.draws import FromSupport, Supported  # noqa: E402
-from paceline.engine.sampler import Sampler  # noqa: E402
-from paceline.engine.tensor_draws import probabilities  # noqa: E402
+from paceline.engine.sampling.sampler import Sampler  # noqa: E402
+from paceline.engine.sampling.specs import FromSupport, Supported  # noqa: E402
+from paceline.engine.sampling.torch_sampler import probabilities  # noqa: E402
 from paceline.sampling import Drawing, Rule, SamplingParams, SpeculationParams  # noqa: E402
 from tests.engine.feeding import Feeder, load_llama  # noqa: E402
 
@@ -108,7 +108,7 @@ def read_chats(path: Path, count: int) -> list[list[int]]:
     """First turns through the chat template."""
     from transformers import AutoTokenizer
 
-    from paceline.engine.weights import find_folder
+    from paceline.engine.models.weights import find_folder
 
     tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, print))
     turns = [json.loads(line)["turns"][0] for line in path.read_text().splitlines()][:count]

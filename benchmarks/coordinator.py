@@ -111,7 +111,7 @@ async def measure(address: str, pid: int, messages: Any, at_once: int, tokens: i
 
 
 async def main() -> None:
-    from paceline.engine.dummy import dummy_tokenizer_files
+    from paceline.engine.models.dummy import dummy_tokenizer_files
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--at-once", default="1,16,64")

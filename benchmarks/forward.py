@@ -17,10 +17,10 @@ prepare_process()
 import torch  # noqa: E402
 
 from benchmarks.reference import load_reference  # noqa: E402
+from paceline.engine.cache.sequence import Sequence, SequenceOptions  # noqa: E402
 from paceline.engine.config import EngineConfig  # noqa: E402
 from paceline.engine.engine import build_engine  # noqa: E402
-from paceline.engine.job import Job  # noqa: E402
-from paceline.engine.sequence import Sequence, SequenceOptions  # noqa: E402
+from paceline.engine.scheduling.job import Job  # noqa: E402
 from paceline.sampling import Rule, SamplingParams  # noqa: E402
 from target_server.verifier import Check, VerifyJob  # noqa: E402
 

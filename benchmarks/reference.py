@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.engine.weights import find_folder
+from paceline.engine.models.weights import find_folder
 
 
 def load_reference(name: str = "smollm2-135m", dtype: torch.dtype = torch.bfloat16) -> Any:

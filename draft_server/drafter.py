@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_server.entropy import EntropyStop
-from paceline.engine.draws import Draw, Drawn, FromSupport, GumbelMax, Likeliest, Supported
-from paceline.engine.job import Job
-from paceline.engine.observations import Observation
-from paceline.engine.sequence import Sequence
+from paceline.engine.cache.sequence import Sequence
+from paceline.engine.sampling.logprobs import Observation
+from paceline.engine.sampling.specs import Draw, Drawn, FromSupport, GumbelMax, Likeliest, Supported
+from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.sampling import Drawing
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from draft_server.drafter import Proposal, ProposeJob, Support, Wish
 from draft_server.entropy import EntropyStop
+from paceline.engine.cache.sequence import Sequence
 from paceline.engine.engine import Engine
-from paceline.engine.sequence import Sequence
-from paceline.engine.session import Command, Start
+from paceline.engine.scheduling.session import Command, Start
 from paceline.rpc.messages import drawing_from_message, entropy_rule_from_message, floats_to_bytes
 from paceline.sampling import MAX_DRAFT_TOKENS, require
 from paceline.serving.servicer import ModelServicer

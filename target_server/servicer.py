@@ -7,8 +7,8 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.observations import Observation
-from paceline.engine.session import Command, Start
+from paceline.engine.sampling.logprobs import Observation
+from paceline.engine.scheduling.session import Command, Start
 from paceline.rpc.channel import SPLIT_BYTES
 from paceline.rpc.messages import floats_to_bytes, rule_from_message
 from paceline.sampling import MAX_DRAFT_TOKENS, MAX_LOGPROBS, Rule, require

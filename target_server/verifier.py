@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.draws import (
+from paceline.engine.cache.sequence import Sequence
+from paceline.engine.sampling.logprobs import Observation
+from paceline.engine.sampling.specs import (
     Draw,
     Drawn,
     FromOutside,
@@ -17,9 +19,7 @@ from paceline.engine.draws import (
     Outside,
     Score,
 )
-from paceline.engine.job import Job
-from paceline.engine.observations import Observation
-from paceline.engine.sequence import Sequence
+from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.sampling import Rule
 

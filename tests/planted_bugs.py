@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
 from paceline import noise
-from paceline.engine.draws import Draw, Drawn, FromSupport, Outside, Supported, TokensBefore
-from paceline.engine.job import Job
-from paceline.engine.sampler import Sampler
+from paceline.engine.sampling.sampler import Sampler
+from paceline.engine.sampling.specs import Draw, Drawn, FromSupport, Outside, Supported, TokensBefore
+from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose
 from paceline.sampling import Drawing, Rule, SamplingParams
 from target_server.verifier import VerifyJob

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from paceline.client import AsyncClient, Completion, make_request
 from paceline.engine.config import EngineConfig
-from paceline.engine.dummy import dummy_config, dummy_tokenizer_files, make_dummy
 from paceline.engine.engine import build_engine
+from paceline.engine.models.dummy import dummy_config, dummy_tokenizer_files, make_dummy
 from paceline.errors import ConfigError
 from paceline.rpc.channel import open_channel
 from paceline.sampling import SamplingParams, SpeculationParams

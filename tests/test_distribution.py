@@ -26,7 +26,7 @@ from scipy.stats import chi2
 from transformers import LlamaForCausalLM
 
 from paceline.client import AsyncClient
-from paceline.engine.dummy import dummy_config, make_dummy
+from paceline.engine.models.dummy import dummy_config, make_dummy
 from paceline.sampling import Drawing, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.client import AsyncClient
-from paceline.engine.weights import find_folder
+from paceline.engine.models.weights import find_folder
 from paceline.sampling import SamplingParams, SpeculationParams
 from tests.services import Trio
 

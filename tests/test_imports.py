@@ -161,6 +161,8 @@ def test_importing_it_does_not_load_torch(module: str) -> None:
 
 
 def test_every_package_is_installed() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    """setuptools finds packages by their names and by `__init__.py`."""
+    find = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    assert sorted(find["include"]) == sorted(f"{package}*" for package in PACKAGES)
     folders = {file.parent for package in PACKAGES for file in (ROOT / package).rglob("*.py")}
-    assert sorted(listed) == sorted(".".join(folder.relative_to(ROOT).parts) for folder in folders)
+    assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []

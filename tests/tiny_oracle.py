@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 from transformers import LlamaForCausalLM
 
-from paceline.engine.dummy import dummy_config, make_dummy
+from paceline.engine.models.dummy import dummy_config, make_dummy
 from paceline.noise import gumbel, match_key
 from paceline.sampling import SamplingParams
 

@@ -21,11 +21,11 @@ from scipy.stats import chi2
 from coordinator.acceptance import Outcome, Proposal, RoundNoise, Verdict, accept
 from draft_server.drafter import ProposeJob, Support, Wish
 from draft_server.entropy import EntropyStop
-from paceline.engine.block_pool import BlockPool
-from paceline.engine.job import Job
-from paceline.engine.observations import observe
-from paceline.engine.sampler import Sampler
-from paceline.engine.sequence import Sequence, SequenceOptions
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.sequence import Sequence, SequenceOptions
+from paceline.engine.sampling.logprobs import observe
+from paceline.engine.sampling.sampler import Sampler
+from paceline.engine.scheduling.job import Job
 from paceline.sampling import Drawing, EntropyAdaptive, Rule, SamplingParams
 from target_server.verifier import Check, VerifyJob
 

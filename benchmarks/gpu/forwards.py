@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from draft_server.drafter import ProposeJob, Support, Wish
+from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.config import EngineConfig
 from paceline.engine.cuda.runner import GpuRunner
 from paceline.engine.engine import Engine, build_engine
-from paceline.engine.job import Job
-from paceline.engine.sequence import Sequence, SequenceOptions
+from paceline.engine.scheduling.job import Job
 from paceline.sampling import Drawing, Rule, SamplingParams
 from target_server.verifier import Check, VerifyJob
 

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.forwards import CONTEXT
-from paceline.engine.dummy import dummy_config
+from paceline.engine.models.dummy import dummy_config
 
 TOKENS = 64
 

@@ -25,7 +25,7 @@ from benchmarks.peers.protocol import Settings
 from benchmarks.peers.report import Report
 from benchmarks.prompts import read_prompts
 from paceline.cli.up import DEFAULT_DRAFT
-from paceline.engine.weights import find_folder
+from paceline.engine.models.weights import find_folder
 
 MODEL = "smollm2-135m"
 OWN_PROMPTS = Path(__file__).parent.parent.parent / "tests" / "data" / "prompts.jsonl"

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, quants
 
-from paceline.engine.weights import ALIASES
+from paceline.engine.models.weights import ALIASES
 
 # The writer makes these itself.
 WRITTEN_ANYWAY = ("GGUF.", "general.architecture", "general.file_type")
 
 
 def bf16_gguf(name: str, folder: Path) -> Path:
-    """The file for a model that `paceline.engine.weights` knows by alias; made on first use."""
+    """The file for a model that `paceline.engine.models.weights` knows by alias; made on first use."""
     package, file = ALIASES[name]
     spec = importlib.util.find_spec(package)
     assert spec is not None

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from paceline.distillation.card import TITLES, table, write_card
 from paceline.distillation.run import Distillation, Wish
-from paceline.engine.kernels.scalars import CORES, set_num_workers
-from paceline.engine.weights import load_model
+from paceline.engine.cpu.kernels.scalars import CORES, set_num_workers
+from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError
 
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from paceline.engine.linear import quantise
-from paceline.engine.weights import LENDER_KEY, SCALE, LoadedModel
+from paceline.engine.cpu.linear import quantise
+from paceline.engine.models.weights import LENDER_KEY, SCALE, LoadedModel
 from paceline.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from paceline.distillation.frame import ChatFrame
 from paceline.distillation.loss import Agreement
 from paceline.distillation.trainer import Trainer
 from paceline.distillation.writer import Writer
-from paceline.engine.llama import Llama
+from paceline.engine.cpu.llama import Llama
 
 GREEDY = Style(temperature=0.0, top_p=1.0, max_tokens=80)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from paceline.distillation import gradient, gradient_torch
-from paceline.engine.kernels.scalars import bits_of
+from paceline.engine.cpu.kernels.scalars import bits_of
 
 # Rows whose logits are in memory at once.
 CHUNK_ROWS = 512

@@ -30,8 +30,8 @@ from paceline.distillation.loss import Agreement, FrozenHead
 from paceline.distillation.questions import Questions, read_openings
 from paceline.distillation.trainer import Plan, Trainer
 from paceline.distillation.writer import Writer
-from paceline.engine.llama import Llama
-from paceline.engine.weights import LoadedModel
+from paceline.engine.cpu.llama import Llama
+from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
 # Conversations kept from training, but not more than a tenth: of the oldest, so that a resumed run keeps the same

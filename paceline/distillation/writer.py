@@ -10,9 +10,9 @@ import torch
 
 from paceline.distillation.conversation import Conversation, Question, Record, Style
 from paceline.distillation.frame import ChatFrame
-from paceline.engine.attention import PagedAttention
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.llama import Llama
+from paceline.engine.cpu.llama import Llama
+from paceline.engine.cpu.paged_attention import PagedAttention
 
 BLOCK_SIZE = 64
 # Drawn from so many likeliest tokens: the text is material, its law need not be exact.

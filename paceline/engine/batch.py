@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.engine.attention import Span
-from paceline.engine.kernels.scalars import Array
+from paceline.engine.cpu.kernels.scalars import Array
+from paceline.engine.cpu.paged_attention import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.engine.block_pool import BlockPool
+from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.config import EngineConfig, ModelConfig
-from paceline.engine.gathering import Gathering
-from paceline.engine.kernels.scalars import CORES, set_num_workers
-from paceline.engine.placing import Place, place_on_cpu
-from paceline.engine.turns import Turns
-from paceline.engine.weights import load_model
-from paceline.engine.worker import Worker
+from paceline.engine.cpu.backend import Place, place_on_cpu
+from paceline.engine.cpu.kernels.scalars import CORES, set_num_workers
+from paceline.engine.models.weights import load_model
+from paceline.engine.scheduling.batching_policy import Gathering
+from paceline.engine.scheduling.compute_lock import Turns
+from paceline.engine.scheduling.worker import Worker
 from paceline.errors import ConfigError
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import grpc.aio
 
+from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.engine import Engine
-from paceline.engine.sequence import SequenceOptions
-from paceline.engine.session import Answer, Command, Open, Opened, Refuse, Release, Truncate
-from paceline.engine.session import Session as EngineSession
+from paceline.engine.scheduling.session import Answer, Command, Open, Opened, Refuse, Release, Truncate
+from paceline.engine.scheduling.session import Session as EngineSession
 from paceline.errors import InvalidArgument, NotFound, PacelineError
 from paceline.rpc.channel import SPLIT_BYTES
 from paceline.rpc.messages import sampling_from_message

@@ -10,7 +10,7 @@ from coordinator.rounds import Round
 from coordinator.stats import GenerationStats
 from coordinator.text import Tokenizer
 from paceline.client import AsyncClient
-from paceline.engine.dummy import dummy_tokenizer_files
+from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.sampling import SamplingParams, SpeculationParams
 from tests.services import Trio
 

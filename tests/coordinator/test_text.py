@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from coordinator.text import TextStream, Tokenizer
-from paceline.engine.dummy import dummy_tokenizer_files
-from paceline.engine.weights import load_model
+from paceline.engine.models.dummy import dummy_tokenizer_files
+from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError, InvalidArgument
 
 BROKEN = "\ufffd"

@@ -7,7 +7,7 @@ from paceline.engine.cuda.attention import PagedAttention
 from paceline.engine.cuda.model import GpuLlama
 from paceline.engine.cuda.plan import Shape
 from paceline.engine.cuda.staging import Staging
-from paceline.engine.weights import load_model
+from paceline.engine.models.weights import load_model
 from tests.cuda.device import DEVICE
 from tests.engine.feeding import Rows
 

@@ -7,8 +7,18 @@ import torch
 from paceline.engine.cuda.choosing import draw_all
 from paceline.engine.cuda.drawing import Results, decode, encode, is_codable
 from paceline.engine.cuda.table import MOST, Column, DrawnTable, DrawTable, Found
-from paceline.engine.draws import Draw, Drawn, FromOutside, FromSupport, GumbelMax, Likeliest, Outside, Score, Supported
-from paceline.engine.tensor_draws import TensorDraws
+from paceline.engine.sampling.specs import (
+    Draw,
+    Drawn,
+    FromOutside,
+    FromSupport,
+    GumbelMax,
+    Likeliest,
+    Outside,
+    Score,
+    Supported,
+)
+from paceline.engine.sampling.torch_sampler import TensorDraws
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.sampling import SamplingParams
 from tests.cuda.device import DEVICE

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from draft_server.drafter import ProposeJob, Support, Wish
-from paceline.engine.attention import PagedAttention
-from paceline.engine.block_pool import BlockPool
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.sequence import Sequence, SequenceOptions
+from paceline.engine.cpu.paged_attention import PagedAttention
+from paceline.engine.cpu.runner import Runner
 from paceline.engine.cuda.captures import Captures
 from paceline.engine.cuda.runner import GpuRunner
-from paceline.engine.job import Job
-from paceline.engine.runner import Runner
-from paceline.engine.sequence import Sequence, SequenceOptions
+from paceline.engine.scheduling.job import Job
 from paceline.sampling import Drawing, Rule, SamplingParams
 from target_server.verifier import Check, VerifyJob
 from tests.cuda.device import DEVICE

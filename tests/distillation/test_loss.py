@@ -6,7 +6,7 @@ import torch
 
 from paceline.distillation import gradient, gradient_torch
 from paceline.distillation.loss import CHUNK_ROWS, Divergence, FrozenHead, Goal
-from paceline.engine.kernels.scalars import bits_of
+from paceline.engine.cpu.kernels.scalars import bits_of
 
 HIDDEN, HEAD, TOP = 16, 40, 6
 

@@ -13,8 +13,8 @@ from paceline.distillation.corpus import Corpus, read_shard
 from paceline.distillation.frame import ChatFrame, read_tokenizer
 from paceline.distillation.questions import MAX_TEXT_TOKENS, OWN, Opening, Questions, read_openings
 from paceline.distillation.writer import Writer
-from paceline.engine.llama import Llama
-from paceline.engine.weights import LoadedModel, load_model
+from paceline.engine.cpu.llama import Llama
+from paceline.engine.models.weights import LoadedModel, load_model
 from paceline.errors import ConfigError
 from tests.engine.feeding import Feeder
 

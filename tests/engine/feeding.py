@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.engine.attention import PagedAttention
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.llama import Llama
-from paceline.engine.weights import load_model
+from paceline.engine.cpu.llama import Llama
+from paceline.engine.cpu.paged_attention import PagedAttention
+from paceline.engine.models.weights import load_model
 
 
 def load_llama(

@@ -14,8 +14,10 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from paceline.engine.adjustments import adjust
-from paceline.engine.draws import (
+from paceline.engine.sampling.logits_processors import adjust
+from paceline.engine.sampling.logprobs import Observation, observe
+from paceline.engine.sampling.sampler import Sampler
+from paceline.engine.sampling.specs import (
     Draw,
     FromOutside,
     FromSupport,
@@ -25,8 +27,6 @@ from paceline.engine.draws import (
     Score,
     TokensBefore,
 )
-from paceline.engine.observations import Observation, observe
-from paceline.engine.sampler import Sampler
 from paceline.sampling import SamplingParams
 from tests.tiny_oracle import adjusted
 

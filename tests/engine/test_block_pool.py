@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from paceline.engine.block_pool import BlockPool
-from paceline.engine.sequence import Sequence, SequenceOptions
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.errors import OutOfRange, ResourceExhausted
 from paceline.sampling import SamplingParams
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.draws import FromOutside, GumbelMax
-from paceline.engine.kernels.choosing import PART
-from paceline.engine.tempered import Tempered
+from paceline.engine.cpu.kernels.choosing import PART
+from paceline.engine.cpu.sampling.gumbel_sampler import Tempered
+from paceline.engine.sampling.specs import FromOutside, GumbelMax
 from paceline.noise import Purpose, gumbel, make_key, match_key, uniform
 from paceline.sampling import SamplingParams
 

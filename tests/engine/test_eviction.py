@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from paceline.engine.block_pool import BlockPool
-from paceline.engine.eviction import LONG_S, reserve
-from paceline.engine.sequence import Sequence, SequenceOptions
-from paceline.engine.session import Slot
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.sequence import Sequence, SequenceOptions
+from paceline.engine.scheduling.eviction import LONG_S, reserve
+from paceline.engine.scheduling.session import Slot
 from paceline.errors import ResourceExhausted
 from paceline.sampling import SamplingParams
 

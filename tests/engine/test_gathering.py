@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from paceline.engine.gathering import TRANSIT, Absence, Gathering
+from paceline.engine.scheduling.batching_policy import TRANSIT, Absence, Gathering
 
 
 def away(usual_s: float, gone_s: float) -> Absence:

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from paceline.engine.draws import Draw, FromOutside, FromSupport, GumbelMax, Likeliest, Supported
-from paceline.engine.head import Head
-from paceline.engine.linear import PlainLinear
-from paceline.engine.sampler import Sampler
+from paceline.engine.cpu.head import Head
+from paceline.engine.cpu.linear import PlainLinear
+from paceline.engine.sampling.sampler import Sampler
+from paceline.engine.sampling.specs import Draw, FromOutside, FromSupport, GumbelMax, Likeliest, Supported
 from paceline.sampling import SamplingParams
 
 VOCAB_SIZE = 50

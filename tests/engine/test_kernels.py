@@ -8,11 +8,10 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig
 
-from paceline.engine.attention import HeadRotation, PagedAttention, Span
 from paceline.engine.config import ModelConfig
-from paceline.engine.kernels import bfloat16, int8, rows, tiles
-from paceline.engine.kernels.rows import rms_norm, silu_gate
-from paceline.engine.kernels.scalars import (
+from paceline.engine.cpu.kernels import bfloat16, int8, rows, tiles
+from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
+from paceline.engine.cpu.kernels.scalars import (
     Array,
     bits_of,
     compiled,
@@ -22,7 +21,8 @@ from paceline.engine.kernels.scalars import (
     tensor_of,
     widen,
 )
-from paceline.engine.linear import Bfloat16Linear, Int8Linear, Int8WeightLinear, Linear, make_linear
+from paceline.engine.cpu.linear import Bfloat16Linear, Int8Linear, Int8WeightLinear, Linear, make_linear
+from paceline.engine.cpu.paged_attention import HeadRotation, PagedAttention, Span
 from paceline.errors import ConfigError
 from tests.engine.feeding import load_llama
 

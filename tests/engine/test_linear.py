@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.kernels import int8, matrix_unit
-from paceline.engine.kernels.scalars import Array, bits_of, compiled, pad_rows, set_num_workers, tensor_of
-from paceline.engine.linear import (
+from paceline.engine.cpu.kernels import int8, matrix_unit
+from paceline.engine.cpu.kernels.scalars import Array, bits_of, compiled, pad_rows, set_num_workers, tensor_of
+from paceline.engine.cpu.linear import (
     Bfloat16Linear,
     DraftInt8Linear,
     Int8Linear,

@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from paceline.engine.kernels.memory import LINE_BYTES, REGION_BYTES, Arena
+from paceline.engine.cpu.kernels.memory import LINE_BYTES, REGION_BYTES, Arena
 
 
 def test_arrays_are_copies_that_do_not_meet() -> None:

@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from paceline.engine.config import ModelConfig
-from paceline.engine.dummy import dummy_tokenizer_files
-from paceline.engine.weights import find_folder
+from paceline.engine.models.dummy import dummy_tokenizer_files
+from paceline.engine.models.weights import find_folder
 from tests.engine.feeding import Feeder, load_llama
 
 # Different orders of summation differ by about 1e-6 at float32; a wrong operation by far more than this.

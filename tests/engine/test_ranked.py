@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.draws import FromOutside, FromSupport, GumbelMax, Outside, Supported
-from paceline.engine.ranked import MOST, Ranked
-from paceline.engine.tensor_draws import TensorDraws
+from paceline.engine.cpu.sampling.top_k_sampler import MOST, Ranked
+from paceline.engine.sampling.specs import FromOutside, FromSupport, GumbelMax, Outside, Supported
+from paceline.engine.sampling.torch_sampler import TensorDraws
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.sampling import SamplingParams
 

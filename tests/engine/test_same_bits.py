@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.kernels.scalars import Array
-from paceline.engine.linear import Linear
-from paceline.engine.llama import Llama
-from paceline.engine.row_invariance import find_dependent_parts
+from paceline.engine.cpu.batch_invariance import find_dependent_parts
+from paceline.engine.cpu.kernels.scalars import Array
+from paceline.engine.cpu.linear import Linear
+from paceline.engine.cpu.llama import Llama
 from tests.engine.feeding import Feeder, Rows, load_llama
 
 BLOCK_SIZE = 64

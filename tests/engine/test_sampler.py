@@ -11,9 +11,18 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from paceline.engine.draws import Draw, Drawn, FromOutside, FromSupport, GumbelMax, Likeliest, Outside, Supported
-from paceline.engine.sampler import Sampler
-from paceline.engine.tensor_draws import CANDIDATES, probabilities
+from paceline.engine.sampling.sampler import Sampler
+from paceline.engine.sampling.specs import (
+    Draw,
+    Drawn,
+    FromOutside,
+    FromSupport,
+    GumbelMax,
+    Likeliest,
+    Outside,
+    Supported,
+)
+from paceline.engine.sampling.torch_sampler import CANDIDATES, probabilities
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.sampling import SamplingParams
 

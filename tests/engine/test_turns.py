@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engine import turns
-from paceline.engine.turns import Turns
+from paceline.engine.scheduling import compute_lock as turns
+from paceline.engine.scheduling.compute_lock import Turns
 from paceline.errors import ConfigError
 
-HOLD = "import sys, time; from paceline.engine.turns import Turns\nwith Turns(sys.argv[1]).take(): print(flush=True); time.sleep(600)"
+HOLD = "import sys, time; from paceline.engine.scheduling.compute_lock import Turns\nwith Turns(sys.argv[1]).take(): print(flush=True); time.sleep(600)"
 
 
 def test_two_servers_never_compute_at_once(tmp_path: Path) -> None:

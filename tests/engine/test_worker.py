@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine, build_engine
-from paceline.engine.sequence import SequenceOptions
-from paceline.engine.session import Answer, Command, Open, Start
-from paceline.engine.turns import LAST_TURN
+from paceline.engine.scheduling.compute_lock import LAST_TURN
+from paceline.engine.scheduling.session import Answer, Command, Open, Start
 from paceline.sampling import Rule, SamplingParams
 from target_server.verifier import Check, VerifyJob
 

@@ -9,9 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.engine.cpu.kernels.scalars import Array
 from paceline.engine.cuda.table import MOST, Column, Found, Kind
-from paceline.engine.draws import Draw, Drawn, FromOutside, FromSupport, GumbelMax, Likeliest, Outside, Supported
-from paceline.engine.kernels.scalars import Array
+from paceline.engine.sampling.specs import (
+    Draw,
+    Drawn,
+    FromOutside,
+    FromSupport,
+    GumbelMax,
+    Likeliest,
+    Outside,
+    Supported,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import torch
 
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.config import EngineConfig
+from paceline.engine.cpu.backend import Placed, Progress
 from paceline.engine.cuda.attention import PagedAttention, tiles_at_once
 from paceline.engine.cuda.budget import Budget
 from paceline.engine.cuda.model import GpuLlama
@@ -15,8 +16,7 @@ from paceline.engine.cuda.plan import Shape
 from paceline.engine.cuda.row_invariance import find_dependent_parts
 from paceline.engine.cuda.runner import Captures, GpuRunner
 from paceline.engine.cuda.staging import Staging
-from paceline.engine.placing import Placed, Progress
-from paceline.engine.weights import LoadedModel
+from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
 BLOCK_SIZE = 16

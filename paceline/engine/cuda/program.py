@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from paceline.engine.batch import Batch
+from paceline.engine.cpu.kernels.scalars import Array
 from paceline.engine.cuda.attention import PagedAttention
 from paceline.engine.cuda.choosing import draw_all
 from paceline.engine.cuda.drawing import Results, encode
@@ -18,8 +19,7 @@ from paceline.engine.cuda.model import GpuLlama
 from paceline.engine.cuda.plan import Shape
 from paceline.engine.cuda.staging import Staging
 from paceline.engine.cuda.table import MOST, Column, DrawnTable, DrawTable, Found
-from paceline.engine.draws import Draw
-from paceline.engine.kernels.scalars import Array
+from paceline.engine.sampling.specs import Draw
 
 # Forwards before a capture: Triton compiles, the library chooses its kernels.
 WARM_UPS = 2

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.engine.attention import Span
 from paceline.engine.batch import Batch, BatchBuilder
+from paceline.engine.cpu.paged_attention import Span
 from paceline.engine.cuda.attention import PagedAttention
 from paceline.engine.cuda.captures import Captures
 from paceline.engine.cuda.drawing import Results, decode, is_codable
 from paceline.engine.cuda.model import GpuLlama
 from paceline.engine.cuda.plan import Shape
 from paceline.engine.cuda.program import Program
-from paceline.engine.draws import Draw, Drawn
-from paceline.engine.job import Job
-from paceline.engine.observations import Observation, observe
-from paceline.engine.sampler import Sampler
+from paceline.engine.sampling.logprobs import Observation, observe
+from paceline.engine.sampling.sampler import Sampler
+from paceline.engine.sampling.specs import Draw, Drawn
+from paceline.engine.scheduling.job import Job
 
 # Graphs between two lines in the log.
 REPORT_EVERY = 25

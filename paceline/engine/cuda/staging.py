@@ -10,10 +10,10 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
-from paceline.engine.attention import Span
 from paceline.engine.batch import Batch
+from paceline.engine.cpu.kernels.scalars import Array
+from paceline.engine.cpu.paged_attention import Span
 from paceline.engine.cuda.plan import Plan, Shape
-from paceline.engine.kernels.scalars import Array
 
 NOWHERE = -1
 

@@ -1,0 +1,115 @@
+"""A sequence's cache: the tokens fed so far and the blocks that hold their keys and values."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.prefix_index import NO_TOKENS, extend_digest
+from paceline.errors import OutOfRange
+from paceline.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOptions:
+    """What Open says of a sequence."""
+
+    sampling: SamplingParams
+    num_prompt_tokens: int
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def seed(self) -> int:
+        assert self.sampling.seed is not None, "Open is refused without a seed"
+        return self.sampling.seed
+
+    def banned_token_ids(self, position: int) -> tuple[int, ...]:
+        """Tokens that may not stand at `position`: those that would end the text before min_tokens."""
+        if position - self.num_prompt_tokens >= self.sampling.min_tokens:
+            return ()
+        return self.eos_token_ids + self.sampling.stop_token_ids
+
+
+class Sequence:
+    """Invariant: `len(blocks) * block_size >= length`, with equality's slack only while reserved."""
+
+    def __init__(self, options: SequenceOptions, pool: BlockPool) -> None:
+        self.options = options
+        self._pool = pool
+        # Exactly the tokens whose keys and values are in the cache.
+        self.tokens: list[int] = []
+        # The block table: tokens i * block_size … stand in blocks[i].
+        self.blocks: list[int] = []
+        # Digests of the contexts that end with the first blocks (see `prefix`): of those that were confirmed.
+        self._digests: list[bytes] = []
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache: all there is to know about it."""
+        return len(self.tokens)
+
+    def adopt(self, tokens: list[int]) -> int:
+        """Takes over cached blocks that hold the beginning of `tokens`; returns how many tokens they hold.
+
+        Only while the sequence is empty.
+        """
+        assert not self.blocks, "a sequence adopts before it is fed"
+        found: list[int] = []
+        for digest in self._digests_of(tokens):
+            block = self._pool.prefixes.find(digest)
+            if block is None:
+                break
+            found.append(block)
+            self._digests.append(digest)
+        self._pool.share(found)
+        self.blocks = found
+        self.tokens = tokens[: len(self.blocks) * self._pool.block_size]
+        return self.length
+
+    def confirm(self, length: int) -> None:
+        """The first `length` tokens are the context's own, no drafts: their full blocks may be found by others."""
+        num_known = len(self._digests)
+        if not self._pool.caches_prefixes or length // self._pool.block_size <= num_known:
+            return
+        for digest in self._digests_of(self.tokens[:length]):
+            self._pool.prefixes.add(digest, self.blocks[len(self._digests)])
+            self._digests.append(digest)
+
+    def missing_blocks(self, length: int) -> int:
+        """Blocks that `reserve` would take."""
+        more = max(0, self._pool.blocks_for(length) - len(self.blocks))
+        return more + (self._shared_rank() is not None)
+
+    def reserve(self, length: int) -> None:
+        """Takes the blocks for `length` tokens. Raises ResourceExhausted, and changes nothing."""
+        taken = self._pool.allocate(self.missing_blocks(length))
+        rank = self._shared_rank()
+        if rank is not None:
+            # What others read or may find is never written to.
+            copy = taken.pop(0)
+            self._pool.copy_blocks([self.blocks[rank]], [copy])
+            self._pool.release([self.blocks[rank]])
+            self.blocks[rank] = copy
+        self.blocks += taken
+
+    def truncate(self, length: int) -> None:
+        """Keeps exactly `length` tokens and returns whole blocks. Raises OutOfRange if there are fewer."""
+        if length > self.length:
+            raise OutOfRange(f"length is {length}, but the cache holds {self.length} tokens")
+        del self.tokens[length:]
+        keep = self._pool.blocks_for(length)
+        self._pool.release(self.blocks[keep:])
+        del self.blocks[keep:]
+        del self._digests[length // self._pool.block_size :]
+
+    def _shared_rank(self) -> int | None:
+        """Rank of the block that the next token goes into, if that is not this sequence's alone to write."""
+        rank = self.length // self._pool.block_size
+        return rank if rank < len(self.blocks) and not self._pool.is_private(self.blocks[rank]) else None
+
+    def _digests_of(self, tokens: list[int]) -> Iterator[bytes]:
+        """Digests of the contexts that end with the full blocks of `tokens`, from the first unknown one on."""
+        size = self._pool.block_size
+        digest = self._digests[-1] if self._digests else NO_TOKENS
+        for start in range(len(self._digests) * size, len(tokens) - size + 1, size):
+            digest = extend_digest(digest, tokens[start : start + size])
+            yield digest

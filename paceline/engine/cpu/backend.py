@@ -1,0 +1,82 @@
+"""A loaded model's place on a device: its forward, its cache, and how much of that fits."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.engine.config import EngineConfig, ModelConfig
+from paceline.engine.cpu.batch_invariance import find_dependent_parts
+from paceline.engine.cpu.kernels.pinning import pin_workers
+from paceline.engine.cpu.llama import Llama
+from paceline.engine.cpu.paged_attention import PagedAttention
+from paceline.engine.cpu.runner import Runner
+from paceline.engine.models.weights import LoadedModel
+from paceline.engine.scheduling.job import Job
+from paceline.errors import ConfigError
+
+# Keys and values are float32 on CPU (see `attention`).
+CPU_CACHE_ELEMENT_BYTES = 4
+# Unless `kv_cache_bytes` says otherwise.
+CPU_CACHE_BYTES = 2 << 30
+# Tokens in a block, likewise; 64 is the fastest (see `kernels.products`).
+CPU_BLOCK_SIZE = 64
+# Left to everything that is neither weights nor cache.
+RESERVE_BYTES = 512 << 20
+
+
+class StepRunner(Protocol):
+    """What the worker drives."""
+
+    def step(self, shares: list[tuple[Job, int]]) -> None:
+        """Feeds the first so many pending rows of each job, and lets each absorb its results."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A model ready to run."""
+
+    runner: StepRunner
+    copy_blocks: Callable[[list[int], list[int]], None]
+    num_blocks: int
+    block_size: int
+    # See `Engine`.
+    dependent_parts: list[str]
+
+
+Progress = Callable[[str], None]
+Place = Callable[[EngineConfig, LoadedModel, int, Progress], Placed]
+
+
+def place_on_cpu(config: EngineConfig, loaded: LoadedModel, max_model_len: int, progress: Progress) -> Placed:
+    """Raises ConfigError where it does not fit."""
+    weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.tensors.values())
+    block_size = config.block_size or CPU_BLOCK_SIZE
+    num_blocks = _fit_cache(config.kv_cache_bytes or CPU_CACHE_BYTES, block_size, loaded.config, weights_bytes)
+    model = Llama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.same_bits)
+    progress("checking row invariance")
+    dependent = find_dependent_parts(model, block_size)
+    attention = PagedAttention(loaded.config, num_blocks, block_size)
+    runner = Runner(model, attention)
+    pin_workers()
+    progress("warming up")
+    runner.warm_up()
+    return Placed(runner, attention.copy_blocks, num_blocks, block_size, dependent)
+
+
+def _fit_cache(cache_bytes: int, block_size: int, model: ModelConfig, weights_bytes: int) -> int:
+    """Blocks in the cache. Raises ConfigError with the budget if they do not fit into memory."""
+    block_bytes = block_size * model.kv_bytes_per_token(CPU_CACHE_ELEMENT_BYTES)
+    num_blocks = cache_bytes // block_bytes
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    budget = (
+        f"weights {weights_bytes / 2**20:,.0f} MiB (loaded), KV cache {cache_bytes / 2**20:,.0f} MiB "
+        f"({num_blocks} blocks of {block_bytes / 2**20:,.2f} MiB), reserve {RESERVE_BYTES / 2**20:,.0f} MiB, "
+        f"available {available / 2**20:,.0f} MiB"
+    )
+    if num_blocks < 2:
+        raise ConfigError(f"kv_cache_memory is too small for two blocks; budget: {budget}")
+    if cache_bytes + RESERVE_BYTES > available:
+        raise ConfigError(f"not enough memory for the KV cache; lower --kv-cache-memory; budget: {budget}")
+    return num_blocks

@@ -1,0 +1,58 @@
+"""From hidden states to logits; a draft's head may know but the most frequent tokens."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from paceline.engine.cpu.kernels.scalars import Array, tensor_of
+from paceline.engine.cpu.linear import Linear
+from paceline.engine.sampling.specs import Drawn, Supported
+
+# The logit of a token that the head does not know: finite, so that a request that allows no other tokens still
+# has a distribution to draw from.
+UNKNOWN = -1e9
+
+
+class Head:
+    """Logits of the tokens it knows."""
+
+    def __init__(self, linear: Linear, ids: Array | None, vocab_size: int) -> None:
+        """`linear`: by [head_size, hidden_size]; `ids`: whose rows these are, [head_size], None for all in order."""
+        self.linear = linear
+        self._ids = ids
+        self._vocab_size = vocab_size
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether a token's place among the logits is its id."""
+        return self._ids is None
+
+    def padded(self, num_rows: int) -> int:
+        """How many rows to run for so many."""
+        return self.linear.padded(num_rows)
+
+    def __call__(self, x: Array) -> torch.Tensor:
+        """x: [num_rows, hidden_size], normed -> [num_rows, head_size] float32."""
+        return tensor_of(self.linear(x)).float()
+
+    def over_vocabulary(self, known: torch.Tensor) -> torch.Tensor:
+        """known: [num_rows, head_size] -> [num_rows, vocab_size]."""
+        if self._ids is None:
+            return known
+        logits = np.full((known.shape[0], self._vocab_size), UNKNOWN, np.float32)
+        logits[:, self._ids] = known.numpy()
+        return torch.from_numpy(logits)
+
+    def with_ids(self, drawn: Sequence[Drawn]) -> list[Drawn]:
+        """What was drawn from the known logits, with tokens' ids for their places."""
+        assert self._ids is not None, "places are ids"
+        return [_with_ids(each, self._ids) for each in drawn]
+
+
+def _with_ids(drawn: Drawn, ids: Array) -> Drawn:
+    if isinstance(drawn, Supported):
+        return replace(drawn, token=int(ids[drawn.token]), support=ids[drawn.support].astype(np.int64))
+    assert isinstance(drawn, int), "other draws ask for tokens by their ids"
+    return int(ids[drawn])

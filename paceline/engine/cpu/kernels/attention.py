@@ -1,0 +1,163 @@
+"""Attention over a paged cache: rotation, writing keys and values, softmax, mixing; one call a layer.
+
+A layer's cache holds, for each block and KV head, keys by feature and values by token, so
+that both products run along rows of memory:
+
+    keys[block, kv_head]: [head_dim, block_size], values[block, kv_head]: [block_size, head_dim], float32
+
+A query meets the blocks of its sequence one after the other, and its softmax is kept up to
+date as they come (Milakov, Gimelshein 2018, algorithm 3). What belongs to one query is added
+up in one order, whatever is computed beside it.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from paceline.engine.cpu.kernels.products import add_products
+from paceline.engine.cpu.kernels.rows import norm_row
+from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, Array, compiled, exp_of_negative, put, widen
+
+# Rows of one sequence that go through its blocks together.
+TILE_ROWS = 8
+# Products of a query and a key from which the cores share the work.
+PRODUCTS_TO_SHARE = 1024
+MASKED = np.float32(-np.inf)
+ZERO = np.float32(0)
+
+
+@compiled()
+def _rotate(x: Array, norm: Array, eps: np.float32, cos: Array, sin: Array, out: Array) -> None:
+    """x: [head_dim], normalised first where there is a `norm`; `sin` is negative in its first half."""
+    if norm.size:
+        norm_row(x, norm, eps, out)
+    else:
+        for d in range(x.size):
+            out[d] = widen(x[d])
+    half = x.size // 2
+    for d in range(half):
+        low, high = out[d], out[half + d]
+        out[d] = low * cos[d] + high * sin[d]
+        out[half + d] = high * cos[half + d] + low * sin[half + d]
+
+
+@compiled()
+def _place(
+    row: int, qkv: Array, position: int, slot: int, rope: Any, norms: Any, eps: np.float32, cache: Any, queries: Array
+) -> None:
+    """Rotates a row's queries into `queries`, and writes its keys and values into the cache."""
+    keys, values = cache
+    kv_heads, head_dim, block_size = keys.shape[1:]
+    per_kv = qkv.shape[1] // kv_heads - 2
+    num_heads = per_kv * kv_heads
+    cos, sin = rope[0][position], rope[1][position]
+    block, place = slot // block_size, slot % block_size
+    scale = np.float32(head_dim**-0.5)
+    key = np.empty(head_dim, np.float32)
+    for head in range(num_heads):
+        out = queries[head // per_kv, row * per_kv + head % per_kv]
+        _rotate(qkv[row, head], norms[0], eps, cos, sin, out)
+        for d in range(head_dim):
+            out[d] *= scale
+    for head in range(kv_heads):
+        _rotate(qkv[row, num_heads + head], norms[1], eps, cos, sin, key)
+        value = qkv[row, num_heads + kv_heads + head]
+        for d in range(head_dim):
+            keys[block, head, d, place] = key[d]
+            values[block, head, place, d] = widen(value[d])
+
+
+@compiled(IN_LANES | {"nnan"})
+def _peak(scores: Array) -> np.float32:
+    peak = scores[0]
+    for t in range(scores.size):
+        peak = scores[t] if scores[t] > peak else peak
+    return peak
+
+
+@compiled(IN_LANES)
+def _sum(weights: Array) -> np.float32:
+    total = ZERO
+    for t in range(weights.size):
+        total += weights[t]
+    return total
+
+
+@compiled()
+def _weigh(scores: Array, num_seen: int, index: int, peaks: Array, totals: Array, mixed: Array) -> None:
+    """Turns a query's scores of a block into weights by its peak so far; a new peak shrinks what it has."""
+    seen = scores[:num_seen]
+    peak = _peak(seen)
+    if peak > peaks[index]:
+        shrink = exp_of_negative(peaks[index] - peak)
+        peaks[index] = peak
+        totals[index] *= shrink
+        for d in range(mixed.size):
+            mixed[d] *= shrink
+    peak = peaks[index]
+    for t in range(num_seen):
+        seen[t] = exp_of_negative(seen[t] - peak)
+    totals[index] += _sum(seen)
+    scores[num_seen:] = ZERO
+
+
+@compiled()
+def _attend(
+    head: int, first_row: int, num_rows: int, position: int, blocks: Array, cache: Any, queries: Array, out: Array
+) -> None:
+    """`num_rows` rows of one sequence, the first at `position`, for the queries of one KV head."""
+    keys, values = cache
+    kv_heads, head_dim, block_size = keys.shape[1:]
+    per_kv = out.shape[1] // head_dim // kv_heads
+    count = num_rows * per_kv
+    mine = queries[head, first_row * per_kv : first_row * per_kv + count]
+    scores = np.empty((count, block_size), np.float32)
+    mixed = np.zeros((count, head_dim), np.float32)
+    peaks = np.full(count, MASKED, np.float32)
+    totals = np.zeros(count, np.float32)
+    for rank in range((position + num_rows - 1) // block_size + 1):
+        block = blocks[rank]
+        # Rows before the block see nothing of it.
+        hidden = max(0, rank * block_size - position) * per_kv
+        scores[hidden:] = ZERO
+        add_products(mine[hidden:], keys[block, head], scores[hidden:])
+        for index in range(hidden, count):
+            num_seen = min(block_size, position + index // per_kv - rank * block_size + 1)
+            _weigh(scores[index], num_seen, index, peaks, totals, mixed[index])
+        add_products(scores[hidden:], values[block, head], mixed[hidden:])
+    for index in range(count):
+        factor = ONE / totals[index]
+        row, start = first_row + index // per_kv, (head * per_kv + index % per_kv) * head_dim
+        for d in range(head_dim):
+            put(out[row], start + d, mixed[index, d] * factor)
+
+
+@compiled()
+def attend(
+    qkv: Array, positions: Array, slots: Array, tiles: Array, blocks: Array, rope: Any, norms: Any, eps: np.float32,
+    cache: Any, queries: Array, out: Array,
+) -> None:  # fmt: skip
+    """On this thread."""
+    for row in range(slots.size):
+        _place(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
+    kv_heads = cache[0].shape[1]
+    for item in range(tiles.shape[0] * kv_heads):
+        first_row, num_rows, position, start = tiles[item // kv_heads]
+        _attend(item % kv_heads, first_row, num_rows, position, blocks[start:], cache, queries, out)
+
+
+@compiled(parallel=True)
+def attend_shared(
+    qkv: Array, positions: Array, slots: Array, tiles: Array, blocks: Array, rope: Any, norms: Any, eps: np.float32,
+    cache: Any, queries: Array, out: Array, num_workers: int,
+) -> None:  # fmt: skip
+    """On `num_workers` threads, each taking its share of the rows, then of the tiles and heads."""
+    kv_heads = cache[0].shape[1]
+    for worker in prange(num_workers):
+        for row in range(worker, slots.size, num_workers):
+            _place(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
+    for worker in prange(num_workers):
+        for item in range(worker, tiles.shape[0] * kv_heads, num_workers):
+            tile = tiles[item // kv_heads]
+            _attend(item % kv_heads, tile[0], tile[1], tile[2], blocks[tile[3] :], cache, queries, out)

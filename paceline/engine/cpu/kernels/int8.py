@@ -1,0 +1,135 @@
+"""Products with int8 weights by the processor's dot product of quadruples (vpdpbusd, of AVX512-VNNI).
+
+A row is rounded to 15 bits by a scale of its own, and goes through the weights as two of int8, 128 high + low: with
+the high one alone a tenth of the drafts that are accepted are lost. Reading weights costs the same for both.
+The instruction takes weights without a sign, so they are stored with 128 added: 128 times a row's sum is taken off.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import prange
+from numba.extending import intrinsic
+
+from paceline.engine.cpu.kernels.scalars import IN_LANES, Array, compiled, widen
+from paceline.engine.cpu.kernels.tiles import (
+    FLOATS,
+    LANES,
+    TILE_ROWS,
+    WIDTH,
+    WORD,
+    WORDS,
+    DotInstruction,
+    Rows,
+    TileWriter,
+    pack_words,
+    tile_code,
+)
+
+DOT = DotInstruction(
+    "llvm.x86.avx512.vpdpbusd.512", sums=WORDS, operands=ir.VectorType(ir.IntType(8), 4 * LANES), feature="avx512vnni"
+)
+OFFSET = 128
+# Of a row's two parts: 128 high + low, low in [-64, 63].
+HIGH_BITS = 7
+LARGEST = np.float32(127 << HIGH_BITS)
+ROWS_AT_ONCE = TILE_ROWS // 2
+# Rows from which the cores share the rounding: calling them together takes longer than a row.
+ROWS_TO_SHARE = 8
+TINIEST = np.float32(1e-30)
+
+
+def pack_int8(weight: Array) -> Array:
+    """weight: [out_features, in_features] int8. [tiles, in_features / 4, WIDTH] quadruples (see `tiles`)."""
+    missing = -weight.shape[1] % 4
+    shifted = np.pad((weight.astype(np.int16) + OFFSET).astype(np.uint8), ((0, 0), (0, missing)))
+    return pack_words(shifted.view(np.uint32))
+
+
+def multiply_int8(x: Array, packed: Array, scales: Array, bias: Array, residual: Array) -> Array:
+    """x packed^T + bias + residual. x: [num_rows, in_features]; scales and bias: [padded out_features] float32;
+    residual: [num_rows, padded out_features], or `tiles.no_residual`.
+
+    Returns [num_rows, padded out_features] of x's dtype. Rows are rounded to 15 bits first.
+    """
+    num_rows = x.shape[0]
+    parts = np.zeros((2 * num_rows, 4 * packed.shape[1]), np.int8)
+    sums, row_scales = np.empty((2 * num_rows, 1), np.int32), np.empty((num_rows, 1), np.float32)
+    out = np.empty((num_rows, bias.size), x.dtype)
+    _multiply_int8(x, parts, parts.view(np.uint32), sums, row_scales, packed, scales, bias, residual, out)
+    return out
+
+
+@compiled(IN_LANES)
+def round_row(x: Array, parts: Array, sums: Array) -> np.float32:
+    """Writes x / scale, to within half a step, as its high and its low part, and their sums; returns the scale.
+
+    x: [in_features]; parts: [2, >= in_features] int8; sums: [2, 1].
+    """
+    peak = TINIEST
+    for i in range(x.size):
+        peak = max(peak, abs(widen(x[i])))
+    factor = LARGEST / peak
+    total, total_high = np.int32(0), np.int32(0)
+    for i in range(x.size):
+        value = np.int32(np.rint(widen(x[i]) * factor))
+        high = (value + np.int32(1 << (HIGH_BITS - 1))) >> np.int32(HIGH_BITS)
+        parts[0, i], parts[1, i] = high, value - (high << np.int32(HIGH_BITS))
+        total += value
+        total_high += high
+    sums[0, 0], sums[1, 0] = total_high, total - (total_high << np.int32(HIGH_BITS))
+    return peak / LARGEST
+
+
+def _write(
+    tile: TileWriter, words: Rows, sums: Rows, row_scales: Rows, weights: Rows, scales: Rows, bias: Rows,
+    residual: Rows, out: Rows,
+) -> None:  # fmt: skip
+    builder = tile.builder
+    exact: list[list[Any]] = []
+    for part, totals in enumerate(tile.sum_products(DOT, words, weights)):
+        added = tile.broadcast(builder.mul(tile.load_scalar(sums, part, WORD), WORD(OFFSET)), WORDS)
+        exact.append([builder.sitofp(builder.sub(total, added), FLOATS) for total in totals])
+    products: list[list[Any]] = []
+    for row, (highs, lows) in enumerate(zip(exact[::2], exact[1::2], strict=True)):
+        row_scale = tile.broadcast(tile.load_scalar(row_scales, row, ir.FloatType()), FLOATS)
+        products.append([])
+        for block, (high, low) in enumerate(zip(highs, lows, strict=True)):
+            whole = builder.fadd(builder.fmul(high, FLOATS([float(1 << HIGH_BITS)] * LANES)), low)
+            products[-1].append(builder.fmul(builder.fmul(whole, row_scale), tile.load_floats(scales, 0, block)))
+    tile.finish(products, bias, residual, out)
+
+
+def _type_dot(
+    typing_context: Any, num_rows: Any, words: Any, sums: Any, row_scales: Any, weights: Any, scales: Any, bias: Any,
+    residual: Any, out: Any,
+) -> Any:  # fmt: skip
+    arrays = words, sums, row_scales, weights, scales, bias, residual, out
+    return tile_code(_write, *arrays, parts_per_row=2)
+
+
+_dot: Callable[..., None] = intrinsic(_type_dot)
+
+
+@compiled(parallel=True)
+def _multiply_int8(
+    x: Array, parts: Array, words: Array, sums: Array, row_scales: Array, packed: Array, scales: Array,
+    bias: Array, residual: Array, out: Array,
+) -> None:  # fmt: skip
+    num_rows = x.shape[0]
+    has_residual = residual.shape[0] == num_rows
+    if num_rows < ROWS_TO_SHARE:
+        for row in range(num_rows):
+            row_scales[row, 0] = round_row(x[row], parts[2 * row :], sums[2 * row :])
+    else:
+        for row in prange(num_rows):
+            row_scales[row, 0] = round_row(x[row], parts[2 * row :], sums[2 * row :])
+    for tile in prange(packed.shape[0]):
+        start = tile * WIDTH
+        for first in range(0, num_rows, ROWS_AT_ONCE):
+            _dot(
+                min(ROWS_AT_ONCE, num_rows - first), words[2 * first :], sums[2 * first :], row_scales[first:],
+                packed[tile], scales[start:], bias[start:], residual[first * has_residual :, start:], out[first:, start:],
+            )  # fmt: skip

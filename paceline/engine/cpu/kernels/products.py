@@ -1,0 +1,104 @@
+"""Products with a matrix, added row by row in one order: attention's two, and those with int8 weights."""
+
+import numpy as np
+from numba import prange
+
+from paceline.engine.cpu.kernels.scalars import Array, compiled, put, widen
+
+# Terms taken at a time by the inner loops.
+STEP = 4
+# Block size and head dimension of most models; the tile of an int8 weight.
+TILE = 64
+# Rows that go through a tile of weights together.
+TILE_ROWS = 12
+
+
+@compiled(inline=True)
+def _add_products_sized(x: Array, matrix: Array, out: Array, depth: int, width: int) -> None:
+    count = x.shape[0]
+    threes = count // 3 * 3
+    for first in range(0, threes, 3):
+        a, b, c = x[first], x[first + 1], x[first + 2]
+        to_a, to_b, to_c = out[first], out[first + 1], out[first + 2]
+        for d in range(0, depth, STEP):
+            a0, a1, a2, a3 = a[d], a[d + 1], a[d + 2], a[d + 3]
+            b0, b1, b2, b3 = b[d], b[d + 1], b[d + 2], b[d + 3]
+            c0, c1, c2, c3 = c[d], c[d + 1], c[d + 2], c[d + 3]
+            for i in range(width):
+                m0, m1 = np.float32(matrix[d, i]), np.float32(matrix[d + 1, i])
+                m2, m3 = np.float32(matrix[d + 2, i]), np.float32(matrix[d + 3, i])
+                to_a[i] = to_a[i] + a0 * m0 + a1 * m1 + a2 * m2 + a3 * m3
+                to_b[i] = to_b[i] + b0 * m0 + b1 * m1 + b2 * m2 + b3 * m3
+                to_c[i] = to_c[i] + c0 * m0 + c1 * m1 + c2 * m2 + c3 * m3
+    for first in range(threes, count):
+        a, to_a = x[first], out[first]
+        for d in range(0, depth, STEP):
+            a0, a1, a2, a3 = a[d], a[d + 1], a[d + 2], a[d + 3]
+            for i in range(width):
+                m0, m1 = np.float32(matrix[d, i]), np.float32(matrix[d + 1, i])
+                m2, m3 = np.float32(matrix[d + 2, i]), np.float32(matrix[d + 3, i])
+                to_a[i] = to_a[i] + a0 * m0 + a1 * m1 + a2 * m2 + a3 * m3
+
+
+@compiled()
+def add_products(x: Array, matrix: Array, out: Array) -> None:
+    """out += x matrix. x: [num_rows, depth], matrix: [depth, width] of any type, out: [num_rows, width].
+
+    Rows go three at a time (a KV head's queries, in many models) and then one by one: that shares what is
+    read, not what is added. The depth must be a multiple of STEP.
+    """
+    depth, width = matrix.shape
+    if depth == TILE and width == TILE:
+        # Sizes known to the compiler make this a third faster.
+        _add_products_sized(x, matrix, out, TILE, TILE)
+    else:
+        _add_products_sized(x, matrix, out, depth, width)
+
+
+def pack_int8_weights(weight: Array) -> Array:
+    """weight: [out_features, in_features] int8. [out tiles, in_features, TILE], both sides padded with 0 to tiles."""
+    padding = (-weight.shape[0] % TILE, -weight.shape[1] % TILE)
+    padded = np.pad(weight, ((0, padding[0]), (0, padding[1])))
+    return np.ascontiguousarray(padded.reshape(-1, TILE, padded.shape[1]).transpose(0, 2, 1))
+
+
+def multiply_int8_weights(x: Array, packed: Array, scale: Array, bias: Array, residual: Array | None) -> Array:
+    """x (packed scale)^T + bias + residual. x: [num_rows, in_features]; scale: [out_features]; bias: the same or [0].
+
+    Returns [num_rows, out_features], multiplied in float32.
+    """
+    out = np.empty((x.shape[0], scale.size), x.dtype)
+    wide = np.empty((x.shape[0], packed.shape[1]), np.float32)
+    _multiply_weights(x, wide, packed, scale, bias, out[:, :0] if residual is None else residual, out)
+    return out
+
+
+@compiled(parallel=True)
+def _multiply_weights(
+    x: Array, wide: Array, packed: Array, scale: Array, bias: Array, residual: Array, out: Array
+) -> None:
+    num_rows, num_features = x.shape
+    for row in prange(num_rows):
+        for i in range(num_features):
+            wide[row, i] = widen(x[row, i])
+        wide[row, num_features:] = np.float32(0)
+    for tile in prange(packed.shape[0]):
+        for first in range(0, num_rows, TILE_ROWS):
+            rows = wide[first : min(first + TILE_ROWS, num_rows)]
+            sums = np.zeros((rows.shape[0], TILE), np.float32)
+            for start in range(0, packed.shape[1], TILE):
+                add_products(rows[:, start : start + TILE], packed[tile, start : start + TILE], sums)
+            _finish(sums, tile * TILE, scale, bias, residual[first : first + TILE_ROWS], out[first : first + TILE_ROWS])
+
+
+@compiled()
+def _finish(sums: Array, start: int, scale: Array, bias: Array, residual: Array, out: Array) -> None:
+    """One tile's features of some rows."""
+    for row in range(sums.shape[0]):
+        for i in range(min(TILE, scale.size - start)):
+            y = sums[row, i] * scale[start + i]
+            if bias.size:
+                y += bias[start + i]
+            if residual.size:
+                y += widen(residual[row, start + i])
+            put(out[row], start + i, y)

@@ -1,0 +1,216 @@
+"""The product of a few rows with a tile of weights, written for LLVM so that all sums stay in registers.
+
+A word is the 32 bits of a row that one instruction multiplies with 16 output features' words, adding to 16 sums: two
+bfloat16 input features, or four int8. A sum takes its words in one order, whatever rows are beside it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from paceline.engine.cpu.kernels import memory
+from paceline.engine.cpu.kernels.scalars import Array
+
+# Output features of one instruction, and the instructions that share a row's word.
+LANES = 16
+BLOCKS = 2
+WIDTH = LANES * BLOCKS
+# Rows that share the weights in registers: 8 rows of 2 blocks are 16 of the 32 registers.
+TILE_ROWS = 8
+
+INDEX = ir.IntType(64)
+WORD = ir.IntType(32)
+WORDS = ir.VectorType(WORD, LANES)
+FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_HALVES = ir.VectorType(ir.IntType(16), LANES)
+_WORD_BYTES, _VECTOR_BYTES = 4, 64
+
+
+class BFloat(ir.Type):
+    """bfloat16, which instructions' signatures name and llvmlite does not know."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash("bfloat")
+
+
+_ROUNDED = ir.VectorType(BFloat(), LANES)
+
+
+@dataclass(frozen=True, slots=True)
+class DotInstruction:
+    """sums + weights * word, lane by lane."""
+
+    name: str
+    sums: ir.VectorType
+    operands: ir.VectorType
+    # The processor's feature that it belongs to.
+    feature: str
+
+    @property
+    def is_available(self) -> bool:
+        return bool(llvmlite.binding.get_host_cpu_features().get(self.feature))
+
+    def declare(self, module: Any) -> Any:
+        kind = ir.FunctionType(self.sums, [self.sums, self.operands, self.operands])
+        return cgutils.get_or_insert_function(module, kind, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """An array's rows: the address of the first, the bytes from each to the next, and how many elements one has."""
+
+    start: Any
+    stride_bytes: Any
+    length: Any
+    dtype: Any
+
+
+class TileWriter:
+    """Writes the code for so many rows of words."""
+
+    def __init__(self, builder: Any, num_rows: int) -> None:
+        self.builder = builder
+        self._num_rows = num_rows
+
+    def sum_products(self, dot: DotInstruction, x: Rows, weights: Rows) -> list[list[Any]]:
+        """x weights^T: [num_rows][BLOCKS] vectors of sums. x: rows of words; weights: a row of WIDTH words for each word of x."""
+        builder, call = self.builder, dot.declare(self.builder.module)
+        before, loop, after = builder.block, *map(builder.append_basic_block, ("words", "done"))
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        index = builder.phi(INDEX)
+        sums = [[builder.phi(dot.sums) for _ in range(BLOCKS)] for _ in range(self._num_rows)]
+        here = builder.mul(index, weights.stride_bytes)
+        vectors = [
+            builder.bitcast(self._load(weights, builder.add(here, INDEX(block * _VECTOR_BYTES)), WORDS), dot.operands)
+            for block in range(BLOCKS)
+        ]
+        grown = []
+        for row, of_row in enumerate(sums):
+            word = self._load(x, self._offset(x, row, builder.mul(index, INDEX(_WORD_BYTES))), WORD)
+            shared = builder.bitcast(self.broadcast(word, WORDS), dot.operands)
+            pairs = zip(of_row, vectors, strict=True)
+            grown.append([builder.call(call, [total, vector, shared]) for total, vector in pairs])
+        following = builder.add(index, INDEX(1))
+        index.add_incoming(INDEX(0), before)
+        index.add_incoming(following, loop)
+        for total, more in zip(chain(*sums), chain(*grown), strict=True):
+            total.add_incoming(dot.sums([0] * LANES), before)
+            total.add_incoming(more, loop)
+        builder.cbranch(builder.icmp_signed("<", following, x.length), loop, after)
+        builder.position_at_end(after)
+        return grown
+
+    def finish(self, products: list[list[Any]], bias: Rows, residual: Rows, out: Rows) -> None:
+        """out = products + bias + residual, rounded once. products: float32; bias: one row of float32."""
+        builder = self.builder
+        for row, of_row in enumerate(products):
+            for block, product in enumerate(of_row):
+                biased = builder.fadd(product, self.load_floats(bias, 0, block))
+                finished = builder.fadd(biased, self.load_floats(residual, row, block))
+                if out.dtype == types.uint16:
+                    # To the nearest, ties to even: one instruction.
+                    finished = builder.fptrunc(finished, _ROUNDED)
+                offset = self._offset(out, row, INDEX(block * LANES * out.dtype.bitwidth // 8))
+                address = cgutils.pointer_add(builder, out.start, offset, finished.type.as_pointer())
+                builder.store(finished, address, align=2)
+
+    def load_products(self, sums: Rows) -> list[list[Any]]:
+        """Of sums in memory: what `finish` takes."""
+        return [[self.load_floats(sums, row, block) for block in range(BLOCKS)] for row in range(self._num_rows)]
+
+    def load_floats(self, rows: Rows, row: int, block: int) -> Any:
+        """Sixteen elements of a row as float32."""
+        builder = self.builder
+        offset = self._offset(rows, row, INDEX(block * LANES * rows.dtype.bitwidth // 8))
+        if rows.dtype == types.float32:
+            return self._load(rows, offset, FLOATS)
+        halves = self._load(rows, offset, _HALVES)
+        return builder.bitcast(builder.shl(builder.zext(halves, WORDS), WORDS([16] * LANES)), FLOATS)
+
+    def load_scalar(self, rows: Rows, row: int, kind: Any) -> Any:
+        """A row's first element."""
+        return self._load(rows, self._offset(rows, row, INDEX(0)), kind)
+
+    def broadcast(self, scalar: Any, kind: Any) -> Any:
+        """The scalar in all lanes."""
+        first = self.builder.insert_element(kind(ir.Undefined), scalar, WORD(0))
+        return self.builder.shuffle_vector(first, kind(ir.Undefined), WORDS([0] * LANES))
+
+    def _offset(self, rows: Rows, row: int, in_row: Any) -> Any:
+        return self.builder.add(self.builder.mul(rows.stride_bytes, INDEX(row)), in_row)
+
+    def _load(self, rows: Rows, offset_bytes: Any, kind: Any) -> Any:
+        return self.builder.load(
+            cgutils.pointer_add(self.builder, rows.start, offset_bytes, kind.as_pointer()), align=2
+        )
+
+
+def tile_code(write: Callable[..., None], *arrays: Any, parts_per_row: int = 1) -> Any:
+    """What a Numba intrinsic returns that takes a count of rows and these arrays.
+
+    A row is `parts_per_row` rows of words; the count is at most TILE_ROWS over that. `write(tile_writer, *rows)` writes
+    the code for one count.
+    """
+
+    def write_tile(builder: Any, num_rows: int, *rows: Rows) -> None:
+        write(TileWriter(builder, num_rows * parts_per_row), *rows)
+
+    return counted_code(write_tile, TILE_ROWS // parts_per_row, *arrays)
+
+
+def counted_code(write: Callable[..., None], most: int, *arrays: Any) -> Any:
+    """What a Numba intrinsic returns that takes a count, from 1 to `most`, and these arrays.
+
+    `write(builder, count, *rows)` writes the code for one count. Each has code of its own, so that its sums have
+    registers.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        given, *values = args
+        rows = []
+        for kind, value in zip(arrays, values, strict=True):
+            array = context.make_array(kind)(context, builder, value)
+            strides, shape = (cgutils.unpack_tuple(builder, each) for each in (array.strides, array.shape))
+            rows.append(Rows(array.data, strides[0], shape[-1], kind.dtype))
+        after = builder.append_basic_block("after")
+        switch = builder.switch(given, after)
+        for count in range(1, most + 1):
+            switch.add_case(INDEX(count), block := builder.append_basic_block(f"count_{count}"))
+            builder.position_at_end(block)
+            write(builder, count, *rows)
+            builder.branch(after)
+        builder.position_at_end(after)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, *arrays), generate
+
+
+def pack_words(words: Array) -> Array:
+    """words: [out_features, num_words] uint32. [out_features / WIDTH, num_words, WIDTH], padded with 0 to whole tiles."""
+    tiles = np.pad(words, ((0, -words.shape[0] % WIDTH), (0, 0))).reshape(-1, WIDTH, words.shape[1])
+    return memory.weights.keep(tiles.transpose(0, 2, 1))
+
+
+def pad_features(rows: Array) -> Array:
+    """rows: [..., out_features], padded with 0 to whole tiles."""
+    missing = -rows.shape[-1] % WIDTH
+    return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)]) if missing else rows
+
+
+def no_residual(out_features: int, dtype: Any) -> Array:
+    """Stands for a residual of zeros, for any number of rows."""
+    return pad_features(np.zeros((TILE_ROWS, out_features), dtype))

@@ -1,0 +1,99 @@
+"""The decoder forward over a flat batch of rows, with fused QKV and gate-up projections.
+
+Covers Llama, Mistral, Qwen2 (QKV bias) and Qwen3 (norms on queries and keys).
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from paceline.engine.batch import Batch
+from paceline.engine.config import ModelConfig
+from paceline.engine.cpu.head import Head
+from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
+from paceline.engine.cpu.kernels.scalars import Array, bits_of, pad_rows
+from paceline.engine.cpu.linear import Linear, make_linear
+from paceline.engine.cpu.paged_attention import AttentionPlan, HeadRotation, PagedAttention
+from paceline.engine.models.rope import rope_tables
+from paceline.engine.models.shapes import Tensors, check_shapes, fused
+
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+
+class Layer:
+    """One decoder layer's weights."""
+
+    def __init__(
+        self, tensors: Tensors, prefix: str, config: ModelConfig, make: MakeLinear, rope: tuple[Array, Array]
+    ) -> None:
+        def linear(*names: str) -> Linear:
+            return make(*fused(tensors, prefix, *names))
+
+        def norm(name: str) -> Array:  # [hidden_size] float32
+            return tensors.pop(f"{prefix}{name}.weight").float().numpy()
+
+        def head_norm(name: str) -> Array:  # Qwen3 only: [head_dim], else [0]
+            return tensors.pop(f"{prefix}{name}.weight", torch.empty(0)).float().numpy()
+
+        self.attention_norm = norm("input_layernorm")
+        self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.output = linear("self_attn.o_proj")
+        self.mlp_norm = norm("post_attention_layernorm")
+        self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
+        self.down = linear("mlp.down_proj")
+        query_norm, key_norm = head_norm("self_attn.q_norm"), head_norm("self_attn.k_norm")
+        self.rotation = HeadRotation(*rope, query_norm, key_norm, config.norm_eps)
+
+
+class Llama:
+    """Embedding, decoder layers, head."""
+
+    def __init__(
+        self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, same_bits: bool = True
+    ) -> None:
+        """Takes the tensors out of `tensors`; `same_bits`: see EngineConfig. Raises ConfigError if one is missing or has another shape."""
+        self.config = config
+        self.max_model_len = max_model_len
+        check_shapes(config, tensors)
+        embedding = tensors["model.embed_tokens.weight"]
+        self._embedding = bits_of(embedding)  # [vocab_size, hidden_size]
+        head = embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
+        make = partial(make_linear, quantization=quantization, same_bits=same_bits)
+        cos, sin = rope_tables(config, max_model_len)
+        rope = cos.numpy(), sin.numpy()
+        self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, rope) for i in range(config.num_layers)]
+        self._norm = tensors.pop("model.norm.weight").float().numpy()  # [hidden_size]
+        # A draft's own: the tokens its head knows.
+        ids = tensors.pop("head_ids", None)  # [head_size]
+        known = None if ids is None else ids.numpy()
+        self.head = Head(make(head if ids is None else head[ids], None), known, config.vocab_size)
+        self.embedding_dtype = embedding.dtype
+
+    def padded(self, num_rows: int) -> int:
+        """How many rows to run for so many (see `linear`)."""
+        layer = self.layers[0]
+        return max(linear.padded(num_rows) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down))
+
+    def forward(self, batch: Batch, attention: PagedAttention, plan: AttentionPlan) -> torch.Tensor:
+        """Feeds the batch's rows into the cache; returns the wanted rows' logits: [num_wanted, head_size] float32."""
+        x = self._embedding[batch.tokens]  # [num_rows, hidden_size]
+        for index in range(len(self.layers)):
+            x = self.run_layer(index, x, attention, plan)
+        return self.run_head(x[batch.wanted])
+
+    def run_layer(self, index: int, x: Array, attention: PagedAttention, plan: AttentionPlan) -> Array:
+        """One layer over x: [num_rows, hidden_size]."""
+        layer, eps = self.layers[index], self.config.norm_eps
+        qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]
+        x = layer.output(attention.forward(index, qkv, plan, layer.rotation), residual=x)
+        gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, eps))  # [num_rows, 2 * intermediate_size]
+        return layer.down(silu_gate(gate_up), residual=x)
+
+    def run_head(self, x: Array) -> torch.Tensor:
+        """Logits of x: [num_wanted, hidden_size], computed with the head's own padding."""
+        num_wanted = x.shape[0]
+        if num_wanted == 0:
+            return torch.empty((0, 0))
+        x = pad_rows(x, self.head.padded(num_wanted))
+        return self.head(rms_norm(x, self._norm, self.config.norm_eps))[:num_wanted]

@@ -1,0 +1,128 @@
+"""The paged KV cache on CPU, and which rows of a batch attend to which of its blocks.
+
+float32 also under bfloat16 weights: the kernel multiplies in float32 either way, and scores
+keep their precision. The kernel (`kernels.attention`) gives a row the same bits whatever
+runs beside it.
+"""
+
+import math
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.engine.config import ModelConfig
+from paceline.engine.cpu.kernels.attention import PRODUCTS_TO_SHARE, TILE_ROWS, attend, attend_shared
+from paceline.engine.cpu.kernels.scalars import Array, num_workers
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive rows of one sequence in a batch."""
+
+    first_row: int
+    num_rows: int
+    # Position of the first row in its sequence: tokens in the cache before it.
+    position: int
+    blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRotation:
+    """What happens to a layer's queries and keys before they meet."""
+
+    cos: Array  # [max_model_len, head_dim]
+    sin: Array  # the same; its first half is negative
+    # Norm weights of queries and keys: [head_dim], or [0] where the model has none.
+    query_norm: Array
+    key_norm: Array
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Everything about a batch that all layers share."""
+
+    positions: Array  # [num_rows without padding]
+    slots: Array  # [num_rows without padding], block * block_size + place in it
+    tiles: Array  # [num_tiles, 4]: first row, rows, position, where the sequence's blocks begin in `blocks`
+    blocks: Array  # the sequences' blocks, one sequence after the other
+    queries: Array  # [kv_heads, num_rows * heads / kv_heads, head_dim], for the kernel to work in
+    # Whether the work is enough for all cores.
+    is_shared: bool
+
+
+def _make_zeros(shape: tuple[int, ...]) -> Array:
+    """An array of pages that become resident when they are first written to, each by itself.
+
+    torch's zeros touch all pages at once, and numpy's ask for huge ones: a new block then clears two megabytes
+    in each place it has a part in.
+    """
+    memory = mmap.mmap(-1, 4 * math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, dtype=np.float32).reshape(shape)
+
+
+class PagedAttention:
+    """The cache's arrays, and attention over them."""
+
+    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, num_layers: int | None = None) -> None:
+        self._heads = config.num_heads
+        self._kv_heads = config.num_kv_heads
+        self._head_dim = config.head_dim
+        self._block_size = block_size
+        shape = (num_blocks, config.num_kv_heads)
+        # Keys and values of each layer: see `kernels.attention`.
+        self._cache = [
+            (_make_zeros((*shape, config.head_dim, block_size)), _make_zeros((*shape, block_size, config.head_dim)))
+            for _ in range(num_layers or config.num_layers)
+        ]
+
+    def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
+        """Copies blocks' keys and values, in all layers."""
+        for keys, values in self._cache:
+            keys[destinations] = keys[sources]
+            values[destinations] = values[sources]
+
+    def plan(self, spans: list[Span]) -> AttentionPlan:
+        """Where the rows of a batch are written, and in which tiles they attend."""
+        positions, tiles, products = [], [], 0
+        blocks: list[int] = []
+        for span in spans:
+            positions.append(span.position + np.arange(span.num_rows))
+            for done in range(0, span.num_rows, TILE_ROWS):
+                num_rows = min(TILE_ROWS, span.num_rows - done)
+                tiles.append((span.first_row + done, num_rows, span.position + done, len(blocks)))
+            products += span.num_rows * (span.position + span.num_rows)
+            blocks += span.blocks
+        slots = [
+            np.asarray(span.blocks)[position // self._block_size] * self._block_size + position % self._block_size
+            for span, position in zip(spans, positions, strict=True)
+        ]
+        num_queries = sum(span.num_rows for span in spans) * (self._heads // self._kv_heads)
+        return AttentionPlan(
+            positions=np.concatenate(positions),
+            slots=np.concatenate(slots),
+            tiles=np.array(tiles),
+            blocks=np.array(blocks),
+            queries=np.empty((self._kv_heads, num_queries, self._head_dim), np.float32),
+            is_shared=products >= PRODUCTS_TO_SHARE,
+        )
+
+    def forward(self, layer: int, qkv: Array, plan: AttentionPlan, rotation: HeadRotation) -> Array:
+        """Writes the rows' keys and values, then attends.
+
+        qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]. Returns [num_rows, heads * head_dim]; padding rows are 0.
+        """
+        out = np.zeros((qkv.shape[0], self._heads * self._head_dim), qkv.dtype)
+        arguments: tuple[Any, ...] = (
+            qkv.reshape(qkv.shape[0], -1, self._head_dim),
+            plan.positions, plan.slots, plan.tiles, plan.blocks,
+            (rotation.cos, rotation.sin), (rotation.query_norm, rotation.key_norm), np.float32(rotation.norm_eps),
+            self._cache[layer], plan.queries, out,
+        )  # fmt: skip
+        if plan.is_shared and num_workers() > 1:
+            attend_shared(*arguments, num_workers())
+        else:
+            attend(*arguments)
+        return out

@@ -1,0 +1,121 @@
+"""Draws that the likeliest few tokens decide, on a CPU: supports, and whatever top-k, top-p and min-p leave.
+
+A row that needs more tokens than are looked at is left to the library (`Sampler`).
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.engine.cpu.kernels.choosing import PART
+from paceline.engine.cpu.kernels.ranking import rank_tokens
+from paceline.engine.cpu.sampling.scratch import Scratch
+from paceline.engine.sampling.specs import Draw, Drawn, FromOutside, FromSupport, GumbelMax, Outside, Supported
+from paceline.noise import gumbel
+from paceline.sampling import SamplingParams
+
+# Tokens looked at.
+MOST = 256
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """A row's likeliest tokens that may be drawn, likeliest first."""
+
+    ids: NDArray[np.int64]
+    probs: Floats  # of the whole distribution
+    # Whether there are no others.
+    is_whole: bool
+
+    def truncated(self, sampling: SamplingParams) -> "Ranking | None":
+        """What top-k, then top-p on what it leaves, then min-p leave, over its sum; None where that takes more tokens."""
+        top, total, is_whole = self.probs, 1.0, self.is_whole
+        if 0 < sampling.top_k <= len(top):
+            top, is_whole = top[: sampling.top_k], True
+            total = top.sum()
+        elif sampling.top_k and not is_whole:
+            return None
+        sums = top.cumsum()
+        keep = (top > 0) & (top >= sampling.min_p * top[0])
+        if sampling.top_p < 1:
+            keep &= sums - top < sampling.top_p * total
+        reaches = sampling.top_p < 1 and sums[-1] >= sampling.top_p * total
+        if not (is_whole or reaches or keep[-1] < keep[0]):
+            return None
+        kept = top[keep]
+        return Ranking(self.ids[: len(top)][keep], kept / kept.sum(), is_whole=True)
+
+
+class Ranked:
+    """Ranks rows by a kernel and draws from what it found."""
+
+    def __init__(self) -> None:
+        self._scratch = Scratch()
+
+    @staticmethod
+    def takes(logits: torch.Tensor, draw: Draw) -> bool:
+        """Whether a few tokens may decide it."""
+        if draw.sampling.is_greedy or logits.device.type != "cpu":
+            return False
+        if isinstance(draw, FromSupport):
+            return draw.max_size <= MOST
+        return isinstance(draw, GumbelMax | FromOutside) and not draw.sampling.is_only_tempered
+
+    def draw(self, logits: torch.Tensor, draws: Seq[Any]) -> list[Drawn]:
+        """None for a row that needs more tokens. logits: [num_draws, vocab_size] float32."""
+        return [self._draw(*each) for each in zip(self._rank(logits, draws), draws, strict=True)]
+
+    def _rank(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Ranking]:
+        num_rows, vocab_size = logits.shape
+        ids, probs = np.empty((num_rows, MOST), np.int64), np.empty((num_rows, MOST))
+        sums, counts = np.empty((num_rows, -(-vocab_size // PART))), np.empty(num_rows, np.int64)
+        temperatures, rows = np.array([draw.sampling.temperature for draw in draws]), logits.numpy()
+        rank_tokens(rows, temperatures, self._scratch.like(rows), sums, ids, probs, counts)
+        return [
+            Ranking(ids[row, :count], probs[row, :count], is_whole=count < MOST or count == vocab_size)
+            for row, count in enumerate(counts.tolist())
+        ]
+
+    def _draw(self, ranking: Ranking, draw: Draw) -> Drawn:
+        kept = ranking if draw.sampling.is_only_tempered else ranking.truncated(draw.sampling)
+        if kept is None:
+            return None
+        if isinstance(draw, FromSupport):
+            return _from_support(kept, draw)
+        if isinstance(draw, GumbelMax):
+            return int(kept.ids[np.argmax(np.log(kept.probs) + gumbel(draw.key, kept.ids))])
+        assert isinstance(draw, FromOutside)
+        return _from_outside(kept, draw)
+
+
+def _from_support(kept: Ranking, draw: FromSupport) -> Supported:
+    """From the likeliest few that hold the mass."""
+    sums = kept.probs.cumsum()
+    size = int(np.searchsorted(sums, draw.min_mass)) + 1
+    size = min(size, draw.max_size, int(np.count_nonzero(kept.probs)))
+    # What is sent must be what was sampled from: float32, rounded before the draw.
+    probs = (kept.probs[:size] / sums[size - 1]).astype(np.float32)
+    return Supported(int(kept.ids[_invert(probs.astype(np.float64), draw.uniform)]), kept.ids[:size], probs)
+
+
+def _from_outside(kept: Ranking, draw: FromOutside) -> Outside:
+    order = np.argsort(kept.ids)
+    ids, left = kept.ids[order], kept.probs[order]
+    places = np.minimum(np.searchsorted(ids, draw.support), len(ids) - 1)
+    is_kept = ids[places] == draw.support
+    inside = np.where(is_kept, left[places], 0.0).astype(np.float32)
+    left[places[is_kept]] = 0
+    return Outside(int(ids[_invert(left, draw.uniform)]), float(left.sum()), inside)
+
+
+def _invert(probs: Floats, uniform: float) -> int:
+    """The first index whose cumulative sum exceeds uniform * total: never one of probability 0, unless all are."""
+    sums = probs.cumsum()
+    index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+    return min(index, int(np.searchsorted(sums, sums[-1])))

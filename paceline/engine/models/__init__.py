@@ -1,0 +1,1 @@
+"""Weights and their shapes, whichever device they go to."""

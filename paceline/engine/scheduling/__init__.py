@@ -1,0 +1,1 @@
+"""Commands, jobs and the one device thread that carries them out."""

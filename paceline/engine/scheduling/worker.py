@@ -1,0 +1,269 @@
+"""The one device thread, its queue, and the crossing back to the event loop.
+
+    event loop ──submit──▶ inbox ──▶ sessions ──▶ active jobs ──▶ Runner.step ─┐
+        ▲                                                                      │
+        └───────────────── one call_soon_threadsafe a step ◀── answers ◀───────┘
+
+Batches form from the jobs that wait when the model is free (continuous batching), and from
+those that `gathering` finds worth waiting for; a long prompt is fed in chunks of the token
+budget that shorter jobs leave it.
+"""
+
+import asyncio
+import itertools
+import logging
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cpu.backend import StepRunner
+from paceline.engine.scheduling.batching_policy import Gathering
+from paceline.engine.scheduling.compute_lock import Turn, Turns
+from paceline.engine.scheduling.eviction import reserve
+from paceline.engine.scheduling.session import Answer, Command, Session, Slot
+from paceline.errors import PacelineError, Unavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# Called on the event loop with answers that became ready together and the engine steps so far.
+Deliver = Callable[[list[Answer], int], None]
+# Longest silence towards a session that has jobs: its deadline counts from the last sign of progress.
+TICK_S = 0.25
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """A session with its way back."""
+
+    session: Session
+    deliver: Deliver
+    last_delivery_s: float = 0.0
+
+
+class Worker:
+    """Owns the model, the block pool and all sessions; everything but the public methods runs on its thread."""
+
+    def __init__(
+        self, runner: StepRunner, pool: BlockPool, turns: Turns, gathering: Gathering,
+        max_model_len: int, max_batch_tokens: int, loop: asyncio.AbstractEventLoop,
+    ) -> None:  # fmt: skip
+        self._runner = runner
+        self._pool = pool
+        self._turns = turns
+        self._gathering = gathering
+        self._max_model_len = max_model_len
+        self._max_batch_tokens = max_batch_tokens
+        self._loop = loop
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._births = itertools.count()
+        self._clients: dict[Session, Client] = {}
+        self._steps = 0
+        self._turn = 0
+        self._checks_integrity = False
+        self._running: Future[None] | None = None
+
+    def start(self, device_thread: Executor, checks_integrity: bool = False) -> None:
+        """Occupies the one thread that the model was built on; `checks_integrity`: whenever it falls idle."""
+        self._checks_integrity = checks_integrity
+        self._running = device_thread.submit(self._run)
+
+    def stop(self) -> None:
+        """Returns after the step in flight, with the thread free again."""
+        self._inbox.put(None)
+        if self._running is not None:
+            self._running.result()
+
+    async def wait_stopped(self) -> None:
+        """Returns when the worker has stopped. Raises what ended it, if that was a fault."""
+        assert self._running is not None, "the worker was never started"
+        await asyncio.wrap_future(self._running)
+
+    def open_session(self, deliver: Deliver) -> Session:
+        """A new session; `deliver` gets its answers on the event loop."""
+        session = Session(self._pool, self._max_model_len, self._make_room, lambda: next(self._births))
+        self._inbox.put(lambda: self._clients.__setitem__(session, Client(session, deliver)))
+        return session
+
+    def submit(self, session: Session, commands: list[Command]) -> None:
+        """Hands commands over, to be carried out in order."""
+
+        def execute() -> None:
+            for command in commands:
+                session.execute(command)
+
+        self._inbox.put(execute)
+
+    def close_session(self, session: Session) -> None:
+        """Releases all that belongs to the session, at the next engine step."""
+
+        def close() -> None:
+            session.close()
+            self._clients.pop(session, None)
+
+        self._inbox.put(close)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Runs `function` on the device thread between two steps. Raises what it raises."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._inbox.put(run)
+        return await asyncio.wrap_future(future)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any job is running. Read it through `call`."""
+        return any(slot.job is not None for session in self._clients for slot in session.slots)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if the pool and the sequences disagree. Call it through `call`."""
+        self._pool.check_integrity(slot.sequence.blocks for session in self._clients for slot in session.slots)
+
+    def _run(self) -> None:
+        while self._take_inbox(wait_s=0.0 if self._active() else None):
+            if self._active():
+                if not self._gather():
+                    return
+                with self._turns.take() as turn:
+                    if not self._use(turn):
+                        return
+            self._deliver()
+            if self._checks_integrity and not self._active():
+                self.check_integrity()
+
+    def _active(self) -> list[tuple[Session, Slot]]:
+        return [(session, slot) for session in self._clients for slot in session.slots if slot.job is not None]
+
+    def _take_inbox(self, wait_s: float | None) -> bool:
+        """Runs what was submitted, waiting for the first of it (None: for ever); False when told to stop."""
+        while True:
+            try:
+                item = self._inbox.get(timeout=wait_s) if wait_s != 0 else self._inbox.get_nowait()
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            item()
+            wait_s = 0.0
+
+    def _gather(self) -> bool:
+        """Waits for a fuller batch while that pays; False when told to stop."""
+        ready_s = time.perf_counter()
+        while active := self._active():
+            absences = [slot.absence for session in self._clients for slot in session.slots if slot.job is None]
+            num_rows = min(sum(map(_pending_rows, active)), self._max_batch_tokens)
+            wait_s = self._gathering.wait_s(ready_s, len(active), num_rows, absences)
+            if wait_s == 0:
+                break
+            if not self._take_inbox(wait_s):
+                return False
+        return True
+
+    def _use(self, turn: Turn) -> bool:
+        """One step, and more while the turn lasts; False when told to stop."""
+        if not self._meet(turn):
+            return False
+        while True:
+            # Who came while a neighbour computed is in this batch too.
+            if not self._take_inbox(wait_s=0.0):
+                return False
+            turn.num_handed_over += self._step()
+            # Before the turn ends: what the neighbour needs for its own should be on its way.
+            self._deliver()
+            if turn.is_over or not self._active():
+                return True
+
+    def _meet(self, turn: Turn) -> bool:
+        """Waits for those whom the neighbour answered, on their way here; False when told to stop."""
+        if (before := turn.before) is None:
+            return True
+        while (wait_s := self._gathering.transit_s(before.ended_s)) > 0:
+            jobs = [slot.job for _, slot in self._active()]
+            if sum(job is not None and job.arrived_s >= before.started_s for job in jobs) >= before.num_handed_over:
+                break
+            if not self._take_inbox(wait_s):
+                return False
+        return True
+
+    def _step(self) -> int:
+        """One forward; returns how many sequences it hands over to the neighbour."""
+        if not (active := self._active()):
+            return 0
+        started_s = time.perf_counter()
+        shares = self._share_budget(active)
+        jobs = [(slot.job, num_rows) for (_, slot), num_rows in shares if slot.job is not None]
+        error: PacelineError | None = None
+        try:
+            self._runner.step(jobs)
+        except Exception:
+            # A fault in here must not leave clients waiting: the jobs of this step fail, all others go on.
+            log.exception("engine step failed")
+            error = Unavailable("the engine failed on this command; see the server's log")
+        self._steps += 1
+        duration_s = time.perf_counter() - started_s
+        self._gathering.count_step(duration_s, sum(num_rows for _, num_rows in jobs))
+        for job, _ in jobs:
+            job.count_step(duration_s)
+        num_handed_over = 0
+        for (session, slot), _ in shares:
+            if error is not None:
+                session.fail_job(slot, error)
+            elif slot.job is not None and slot.job.is_done:
+                num_handed_over += slot.job.leads_to_neighbour
+                session.finish_job(slot)
+        return num_handed_over
+
+    def _share_budget(self, active: list[tuple[Session, Slot]]) -> list[tuple[tuple[Session, Slot], int]]:
+        """How many rows each job gets: the fewest pending first, and turns where not all fit."""
+        self._turn += 1
+        first = self._turn % len(active)
+        budget = self._max_batch_tokens
+        shares = []
+        for entry in sorted(active[first:] + active[:first], key=_pending_rows):
+            num_rows = min(_pending_rows(entry), budget)
+            if num_rows == 0:
+                break
+            shares.append((entry, num_rows))
+            budget -= num_rows
+        return shares
+
+    def _make_room(self, slot: Slot, length: int) -> None:
+        reserve(self._pool, slot, length, (other for session in self._clients for other in session.slots))
+
+    def _deliver(self) -> None:
+        """Hands all answers over in one crossing, and a tick to sessions that have waited long."""
+        now_s = time.perf_counter()
+        ready: list[tuple[Deliver, list[Answer]]] = []
+        for client in self._clients.values():
+            answers = client.session.answers
+            has_job = any(slot.job is not None for slot in client.session.slots)
+            if answers or (has_job and now_s - client.last_delivery_s > TICK_S):
+                client.session.answers = []
+                client.last_delivery_s = now_s
+                ready.append((client.deliver, answers))
+        if ready:
+            self._loop.call_soon_threadsafe(_hand_over, ready, self._steps)
+
+
+def _pending_rows(entry: tuple[Session, Slot]) -> int:
+    job = entry[1].job
+    return len(job.pending) if job is not None else 0
+
+
+def _hand_over(ready: list[tuple[Deliver, list[Answer]]], steps: int) -> None:
+    for deliver, answers in ready:
+        deliver(answers, steps)
