@@ -73,7 +73,7 @@ def _placing(device: str) -> Place:
     if device == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError("device is 'cuda'; torch finds no such device here")
-        from paceline.engine.cuda.placing import place_on_gpu
+        from paceline.engine.cuda.backend import place_on_gpu
 
         return place_on_gpu
     return place_on_cpu

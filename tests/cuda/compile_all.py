@@ -22,10 +22,15 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from paceline.engine.cuda import attention, choosing, following, products, ranking, rows, weighing
-from paceline.engine.cuda.attention import CHUNK_TOKENS
-from paceline.engine.cuda.plan import PART_TOKENS
+from paceline.engine.cuda import paged_attention as attention
+from paceline.engine.cuda import products, rows
+from paceline.engine.cuda.forward_plan import PART_TOKENS
+from paceline.engine.cuda.graphs import next_step as following
+from paceline.engine.cuda.paged_attention import CHUNK_TOKENS
 from paceline.engine.cuda.products import TILE_DEPTH, TILE_FEATURES, TILE_ROWS
+from paceline.engine.cuda.sampling import partial_softmax as weighing
+from paceline.engine.cuda.sampling import ranking
+from paceline.engine.cuda.sampling import token_selection as choosing
 
 HOPPER = GPUTarget("cuda", 90, 32)
 # Of these numbers, and of arrays' addresses, a launch finds that they are multiples of 16, in Llama's shapes: so much

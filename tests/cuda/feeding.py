@@ -3,9 +3,9 @@
 import torch
 
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.cuda.attention import PagedAttention
+from paceline.engine.cuda.forward_plan import Shape
 from paceline.engine.cuda.model import GpuLlama
-from paceline.engine.cuda.plan import Shape
+from paceline.engine.cuda.paged_attention import PagedAttention
 from paceline.engine.cuda.staging import Staging
 from paceline.engine.models.weights import load_model
 from tests.cuda.device import DEVICE

@@ -3,8 +3,8 @@
 import pytest
 
 from paceline.engine.batch import Batch, BatchBuilder
-from paceline.engine.cuda.captures import AHEAD, AHEAD_ROWS, Captures
-from paceline.engine.cuda.plan import Shape
+from paceline.engine.cuda.forward_plan import Shape
+from paceline.engine.cuda.graphs.shapes import AHEAD, AHEAD_ROWS, Captures
 
 CAPTURES = Captures(num_rows=64, num_tokens=8192, num_ahead=7)
 

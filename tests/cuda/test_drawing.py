@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.cuda.choosing import draw_all
-from paceline.engine.cuda.drawing import Results, decode, encode, is_codable
-from paceline.engine.cuda.table import MOST, Column, DrawnTable, DrawTable, Found
+from paceline.engine.cuda.sampling.encoding import Results, decode, encode, is_codable
+from paceline.engine.cuda.sampling.table import MOST, Column, DrawnTable, DrawTable, Found
+from paceline.engine.cuda.sampling.token_selection import draw_all
 from paceline.engine.sampling.specs import (
     Draw,
     Drawn,

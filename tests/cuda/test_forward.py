@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.cuda import attention
-from paceline.engine.cuda.plan import Plan, Shape
+from paceline.engine.cuda import paged_attention as attention
+from paceline.engine.cuda.forward_plan import Plan, Shape
 from tests.cuda.feeding import GpuFeeder
 from tests.engine.feeding import Feeder, Rows, load_llama
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.engine.config import EngineConfig
+from paceline.engine.cuda.backend import place
 from paceline.engine.cuda.budget import MIB
-from paceline.engine.cuda.placing import place
 from paceline.engine.models.weights import LoadedModel, load_model
 from paceline.errors import ConfigError
 from tests.cuda.device import DEVICE

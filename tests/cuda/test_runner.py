@@ -12,7 +12,7 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cpu.paged_attention import PagedAttention
 from paceline.engine.cpu.runner import Runner
-from paceline.engine.cuda.captures import Captures
+from paceline.engine.cuda.graphs.shapes import Captures
 from paceline.engine.cuda.runner import GpuRunner
 from paceline.engine.scheduling.job import Job
 from paceline.sampling import Drawing, Rule, SamplingParams

@@ -7,8 +7,8 @@ from torch.nn import functional
 
 from paceline.engine.config import ModelConfig
 from paceline.engine.cpu.head import UNKNOWN
-from paceline.engine.cuda.attention import PagedAttention
-from paceline.engine.cuda.plan import Plan
+from paceline.engine.cuda.forward_plan import Plan
+from paceline.engine.cuda.paged_attention import PagedAttention
 from paceline.engine.cuda.products import Linear, make_linear
 from paceline.engine.cuda.rows import Rotation, add_and_norm, rotate_and_place, silu_gate
 from paceline.engine.models.rope import rope_tables

@@ -13,12 +13,12 @@ import torch
 
 from paceline.engine.batch import Batch, BatchBuilder
 from paceline.engine.cpu.paged_attention import Span
-from paceline.engine.cuda.attention import PagedAttention
-from paceline.engine.cuda.captures import Captures
-from paceline.engine.cuda.drawing import Results, decode, is_codable
+from paceline.engine.cuda.forward_plan import Shape
+from paceline.engine.cuda.graphs.program import Program
+from paceline.engine.cuda.graphs.shapes import Captures
 from paceline.engine.cuda.model import GpuLlama
-from paceline.engine.cuda.plan import Shape
-from paceline.engine.cuda.program import Program
+from paceline.engine.cuda.paged_attention import PagedAttention
+from paceline.engine.cuda.sampling.encoding import Results, decode, is_codable
 from paceline.engine.sampling.logprobs import Observation, observe
 from paceline.engine.sampling.sampler import Sampler
 from paceline.engine.sampling.specs import Draw, Drawn

@@ -13,7 +13,7 @@ import torch
 from paceline.engine.batch import Batch
 from paceline.engine.cpu.kernels.scalars import Array
 from paceline.engine.cpu.paged_attention import Span
-from paceline.engine.cuda.plan import Plan, Shape
+from paceline.engine.cuda.forward_plan import Plan, Shape
 
 NOWHERE = -1
 

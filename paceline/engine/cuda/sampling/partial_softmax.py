@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.cuda.table import (
+from paceline.engine.cuda.sampling.table import (
     FEW,
     GUMBEL,
     KEY_HIGH,

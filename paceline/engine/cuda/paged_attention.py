@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.cuda.plan import PART_TOKENS, Plan, Shape
+from paceline.engine.cuda.forward_plan import PART_TOKENS, Plan, Shape
 
 # The most that results of stretches take at once; a chunk of a prompt behind a long context takes several turns.
 RESULT_BYTES = 256 << 20

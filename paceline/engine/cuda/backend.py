@@ -9,11 +9,11 @@ import torch
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.config import EngineConfig
 from paceline.engine.cpu.backend import Placed, Progress
-from paceline.engine.cuda.attention import PagedAttention, tiles_at_once
+from paceline.engine.cuda.batch_invariance import find_dependent_parts
 from paceline.engine.cuda.budget import Budget
+from paceline.engine.cuda.forward_plan import Shape
 from paceline.engine.cuda.model import GpuLlama
-from paceline.engine.cuda.plan import Shape
-from paceline.engine.cuda.row_invariance import find_dependent_parts
+from paceline.engine.cuda.paged_attention import PagedAttention, tiles_at_once
 from paceline.engine.cuda.runner import Captures, GpuRunner
 from paceline.engine.cuda.staging import Staging
 from paceline.engine.models.weights import LoadedModel

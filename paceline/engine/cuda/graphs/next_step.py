@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.cuda.plan import Plan
-from paceline.engine.cuda.table import NUM_FOUND, TOKEN, DrawnTable
+from paceline.engine.cuda.forward_plan import Plan
+from paceline.engine.cuda.sampling.table import NUM_FOUND, TOKEN, DrawnTable
 
 
 @triton.jit(do_not_specialize=["step", "table_width"])

@@ -4,8 +4,17 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.cuda.ranking import CHUNK, Few, rank
-from paceline.engine.cuda.table import (
+from paceline.engine.cuda.sampling.partial_softmax import (
+    NUM_WARPS,
+    PART_TOKENS,
+    gumbel,
+    load_parts,
+    outside_of,
+    weigh,
+    weights_of,
+)
+from paceline.engine.cuda.sampling.ranking import CHUNK, Few, rank
+from paceline.engine.cuda.sampling.table import (
     FEW,
     GUMBEL,
     IS_CUT,
@@ -24,7 +33,6 @@ from paceline.engine.cuda.table import (
     DrawnTable,
     DrawTable,
 )
-from paceline.engine.cuda.weighing import NUM_WARPS, PART_TOKENS, gumbel, load_parts, outside_of, weigh, weights_of
 
 NOWHERE = tl.constexpr(0x7FFFFFFF)
 

@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.cuda.table import (
+from paceline.engine.cuda.sampling.partial_softmax import NUM_WARPS, Parts, load_parts, weights_of
+from paceline.engine.cuda.sampling.table import (
     FEW,
     IS_COMPLETE,
     IS_CUT,
@@ -29,7 +30,6 @@ from paceline.engine.cuda.table import (
     DrawnTable,
     DrawTable,
 )
-from paceline.engine.cuda.weighing import NUM_WARPS, Parts, load_parts, weights_of
 
 # Tokens in a part: fewer parts than for weighing, for each leaves MOST.
 PART_TOKENS = 8192

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.engine.cpu.kernels.scalars import Array
-from paceline.engine.cuda.table import MOST, Column, Found, Kind
+from paceline.engine.cuda.sampling.table import MOST, Column, Found, Kind
 from paceline.engine.sampling.specs import (
     Draw,
     Drawn,

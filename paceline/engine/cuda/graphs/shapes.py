@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from paceline.engine.batch import Batch
-from paceline.engine.cuda.plan import FEW_ROWS, PART_TOKENS, Shape
+from paceline.engine.cuda.forward_plan import FEW_ROWS, PART_TOKENS, Shape
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 # Stretches of positions: what a longer table costs is programs that find nothing to do.

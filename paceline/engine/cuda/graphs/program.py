@@ -11,14 +11,14 @@ import torch
 
 from paceline.engine.batch import Batch
 from paceline.engine.cpu.kernels.scalars import Array
-from paceline.engine.cuda.attention import PagedAttention
-from paceline.engine.cuda.choosing import draw_all
-from paceline.engine.cuda.drawing import Results, encode
-from paceline.engine.cuda.following import follow
+from paceline.engine.cuda.forward_plan import Shape
+from paceline.engine.cuda.graphs.next_step import follow
 from paceline.engine.cuda.model import GpuLlama
-from paceline.engine.cuda.plan import Shape
+from paceline.engine.cuda.paged_attention import PagedAttention
+from paceline.engine.cuda.sampling.encoding import Results, encode
+from paceline.engine.cuda.sampling.table import MOST, Column, DrawnTable, DrawTable, Found
+from paceline.engine.cuda.sampling.token_selection import draw_all
 from paceline.engine.cuda.staging import Staging
-from paceline.engine.cuda.table import MOST, Column, DrawnTable, DrawTable, Found
 from paceline.engine.sampling.specs import Draw
 
 # Forwards before a capture: Triton compiles, the library chooses its kernels.
