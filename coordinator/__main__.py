@@ -6,7 +6,7 @@ from coordinator.admission import Admission
 from coordinator.config import CoordinatorSettings
 from coordinator.drafting.choice import Drafters
 from coordinator.drafting.custom import load_drafter
-from coordinator.links import Link, LinkKind
+from coordinator.remote.link import Link, LinkKind
 from coordinator.servicer import GenerationServicer
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer

@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Callable
 
 from coordinator.acceptance import Outcome, Proposal, RoundNoise, accept
 from coordinator.context import Context, Emission
+from coordinator.draft_length import LengthRule
 from coordinator.drafting import Drafter
-from coordinator.lengths import LengthRule
-from coordinator.rounds import Round
+from coordinator.remote.target import RemoteTarget
+from coordinator.round import Round
 from coordinator.stats import GenerationStats
-from coordinator.verifying import RemoteTarget
 
 # `accept`, or what stands for it in a benchmark (see `synthetic`).
 Decide = Callable[..., Outcome]

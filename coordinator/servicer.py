@@ -14,15 +14,15 @@ from coordinator.acceptance import Origin, accept
 from coordinator.admission import Admission
 from coordinator.context import Context, Emission, FinishReason, Request
 from coordinator.decoding import generate
+from coordinator.draft_length.active_generations import Company
+from coordinator.draft_length.choice import Lengths
 from coordinator.drafting.choice import Drafters
-from coordinator.lengths.choice import Lengths
-from coordinator.lengths.company import Company
-from coordinator.links import Link
 from coordinator.logprobs import TokenLogprobs
+from coordinator.remote.link import Link
+from coordinator.remote.target import RemoteTarget
 from coordinator.stats import GenerationStats
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer
-from coordinator.verifying import RemoteTarget
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import sampling_from_message, speculation_from_message, speculation_to_message

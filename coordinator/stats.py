@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from coordinator.context import Emission
-from coordinator.rounds import Round
+from coordinator.round import Round
 
 
 @dataclass(slots=True)

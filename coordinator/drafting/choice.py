@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from coordinator.context import Request
+from coordinator.draft_length import LengthRule
+from coordinator.draft_length.hybrid import HybridLength
 from coordinator.drafting import Drafter, NoDrafter
 from coordinator.drafting.hybrid import HybridDrafter
 from coordinator.drafting.ngram import NgramDrafter
 from coordinator.drafting.remote_model import RemoteDrafter
 from coordinator.drafting.standby import StandbyDrafter
-from coordinator.lengths import LengthRule
-from coordinator.lengths.hybrid import HybridLength
-from coordinator.links import Link
+from coordinator.remote.link import Link
 from paceline.sampling import Drafter as DrafterName
 from paceline.sampling import require
 

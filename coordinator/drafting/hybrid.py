@@ -2,9 +2,9 @@
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
+from coordinator.draft_length.hybrid import HybridLength
 from coordinator.drafting import Drafter
 from coordinator.drafting.ngram import NgramDrafter
-from coordinator.lengths.hybrid import HybridLength
 
 # Tokens of context that must have been seen before; once is enough. Measured with SmolLM2-135M on half of the
 # project's prompts, 200 tokens each: of 4 n-gram drafts the target accepts, greedy and at temperature 0.8,

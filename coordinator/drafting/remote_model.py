@@ -12,8 +12,8 @@ import numpy as np
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
-from coordinator.links import Link
-from coordinator.remote import RemoteSequence
+from coordinator.remote.link import Link
+from coordinator.remote.sequence import RemoteSequence
 from paceline.errors import PacelineError
 from paceline.rpc.messages import drawing_to_message, entropy_rule_to_message, floats_from_bytes
 from paceline.sampling import EntropyAdaptive

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context, Emission, FinishReason, Request
-from coordinator.rounds import Round
+from coordinator.round import Round
 from coordinator.stats import GenerationStats
 from coordinator.text import Tokenizer
 from paceline.client import AsyncClient

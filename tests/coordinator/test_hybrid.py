@@ -5,11 +5,11 @@ import pytest
 
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context
+from coordinator.draft_length import FixedLength
+from coordinator.draft_length.hybrid import HybridLength
 from coordinator.drafting.hybrid import HybridDrafter
 from coordinator.drafting.ngram import NgramDrafter
-from coordinator.lengths import FixedLength
-from coordinator.lengths.hybrid import HybridLength
-from coordinator.rounds import Round
+from coordinator.round import Round
 from tests.coordinator.contexts import decide, make_context
 
 BY_MODEL = Proposal([50, 51], [np.array([50]), np.array([51])], [np.ones(1), np.ones(1)])

@@ -7,13 +7,13 @@ import pytest
 
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context
-from coordinator.lengths import LengthRule
-from coordinator.lengths.choice import Lengths
-from coordinator.lengths.company import Company
-from coordinator.lengths.costs import Costs
-from coordinator.lengths.estimates import LinearCost
-from coordinator.lengths.goodput import GoodputLength
-from coordinator.rounds import Round
+from coordinator.draft_length import LengthRule
+from coordinator.draft_length.active_generations import Company
+from coordinator.draft_length.choice import Lengths
+from coordinator.draft_length.costs import Costs
+from coordinator.draft_length.estimates import LinearCost
+from coordinator.draft_length.goodput import GoodputLength
+from coordinator.round import Round
 from paceline.sampling import Bounds, EntropyAdaptive, SpeculationParams
 from paceline.theory import best_k, speedup
 from tests.coordinator.contexts import make_context

@@ -7,9 +7,9 @@ import numpy as np
 
 from coordinator.acceptance import Proposal, Verdict
 from coordinator.context import Context, Request
-from coordinator.links import Link
 from coordinator.logprobs import unpack_logprobs
-from coordinator.remote import RemoteSequence, with_patience
+from coordinator.remote.link import Link
+from coordinator.remote.sequence import RemoteSequence, with_patience
 from paceline.rpc.messages import floats_from_bytes, rule_to_message
 from paceline.sampling import Rule
 

@@ -10,8 +10,8 @@ without drafts.
 import math
 
 from coordinator.context import Context
-from coordinator.lengths.costs import Costs
-from coordinator.rounds import Round
+from coordinator.draft_length.costs import Costs
+from coordinator.round import Round
 from paceline.sampling import Bounds
 
 # A request starts from the acceptance of all requests, which counts as this many of its own decided drafts.

@@ -7,7 +7,7 @@ dropped: that would bias the output. Times change where a round begins, never it
 from typing import Protocol
 
 from coordinator.context import Context
-from coordinator.rounds import Round
+from coordinator.round import Round
 
 
 class LengthRule(Protocol):

@@ -1,10 +1,10 @@
 """Which length rule a request gets."""
 
-from coordinator.lengths import FixedLength, LengthRule
-from coordinator.lengths.company import Company
-from coordinator.lengths.costs import Costs
-from coordinator.lengths.goodput import GoodputLength
-from coordinator.lengths.hybrid import HybridLength
+from coordinator.draft_length import FixedLength, LengthRule
+from coordinator.draft_length.active_generations import Company
+from coordinator.draft_length.costs import Costs
+from coordinator.draft_length.goodput import GoodputLength
+from coordinator.draft_length.hybrid import HybridLength
 from paceline.sampling import Bounds, Drafter, SpeculationParams
 
 

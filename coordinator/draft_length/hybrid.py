@@ -4,8 +4,8 @@ What one of them costs, and how often it is right, says nothing of the other.
 """
 
 from coordinator.context import Context
-from coordinator.lengths import LengthRule
-from coordinator.rounds import Round
+from coordinator.draft_length import LengthRule
+from coordinator.round import Round
 
 
 class HybridLength:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from coordinator.context import Request
-from coordinator.links import CacheError, Link
+from coordinator.remote.link import CacheError, Link
 from paceline.errors import PacelineError, ResourceExhausted, Unavailable
 from paceline.rpc.messages import open_to_message
 

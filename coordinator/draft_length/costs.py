@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from statistics import fmean
 
-from coordinator.lengths.company import Company
-from coordinator.lengths.estimates import LinearCost, ReadingCost
-from coordinator.rounds import Round
+from coordinator.draft_length.active_generations import Company
+from coordinator.draft_length.estimates import LinearCost, ReadingCost
+from coordinator.round import Round
 
 # Hopeful: too low a guess would stop drafting, and with it what could correct the guess. It counts as so many drafts.
 FIRST_ALPHA = 0.95
