@@ -24,8 +24,8 @@ import torch  # noqa: E402
 from benchmarks.deployment import DRAFT, MODEL, embedded_pair  # noqa: E402
 from benchmarks.services import OWN_PROMPTS  # noqa: E402
 from paceline.client import Completion  # noqa: E402
-from paceline.engine.sampling.sampler import Sampler  # noqa: E402
-from paceline.engine.sampling.specs import FromSupport, Supported  # noqa: E402
+from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler  # noqa: E402
+from paceline.engine.sampling.specs import SampleTruncated, TruncatedSample  # noqa: E402
 from paceline.engine.sampling.torch_sampler import probabilities  # noqa: E402
 from paceline.sampling import Drawing, Rule, SamplingParams, SpeculationParams  # noqa: E402
 from tests.engine.feeding import Feeder, load_llama  # noqa: E402
@@ -60,7 +60,7 @@ class Judge:
         self._target = Feeder(load_llama(MODEL, torch.bfloat16, max_model_len=2048))
         draft = load_llama(DRAFT, torch.bfloat16, "int8", max_model_len=2048)
         self._draft, self._draft_head = Feeder(draft), draft.head
-        self._sampler = Sampler()
+        self._sampler = CpuSampler()
 
     @torch.inference_mode()
     def tally(self, prompt: list[int], completion: Completion, sampling: SamplingParams, into: Tally) -> None:
@@ -72,9 +72,9 @@ class Judge:
         for index in rows:
             row = len(prompt) + index - 1
             p, q = (probabilities(logits[row : row + 1].clone(), [sampling])[0] for logits in (p_logits, q_logits))
-            draw = FromSupport(sampling, (), 0.5, SUPPORT_SIZE, SUPPORT_MASS)
-            [supported] = self._sampler.sample(q_logits[row : row + 1].clone(), [draw])
-            assert isinstance(supported, Supported)
+            spec = SampleTruncated(sampling, (), 0.5, SUPPORT_SIZE, SUPPORT_MASS)
+            [supported] = self._sampler.sample(q_logits[row : row + 1].clone(), [spec])
+            assert isinstance(supported, TruncatedSample)
             on_support = np.minimum(p.numpy()[supported.support], supported.probs).sum()
             into.decided += 1
             into.accepted += completion.origins[index] == "A"

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from draft_server.entropy import EntropyStop
 from paceline.engine.cache.sequence import Sequence
-from paceline.engine.sampling.logprobs import Observation
-from paceline.engine.sampling.specs import Draw, Drawn, FromSupport, GumbelMax, Likeliest, Supported
+from paceline.engine.sampling.logprobs import RowLogprobs
+from paceline.engine.sampling.specs import Argmax, GumbelMax, Sample, SampleSpec, SampleTruncated, TruncatedSample
 from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.sampling import Drawing
@@ -61,40 +61,40 @@ class ProposeJob(Job):
         self._wish = wish
         # The position of the first draft, and the noise's round_start.
         self._round_start = sequence.length + len(tail)
-        self._drawn: list[Drawn] = []
+        self._samples: list[Sample] = []
 
-    def draws(self, num_rows: int) -> list[Draw | None]:
+    def specs(self, num_rows: int) -> list[SampleSpec | None]:
         is_last = num_rows == len(self.pending)
-        return [None] * (num_rows - 1) + [self._draw(num_rows - 1, len(self._drawn)) if is_last else None]
+        return [None] * (num_rows - 1) + [self._spec(num_rows - 1, len(self._samples)) if is_last else None]
 
-    def coming_draws(self) -> list[Draw]:
+    def multi_step_specs(self) -> list[SampleSpec]:
         if self._wish.entropy is not None or self.sequence.options.sampling.has_penalties:
             return []
-        return [self._draw(0, index) for index in range(len(self._drawn) + 1, self._wish.num_draft_tokens)]
+        return [self._spec(0, index) for index in range(len(self._samples) + 1, self._wish.num_draft_tokens)]
 
-    def observe(self, observations: list[Observation]) -> None:
-        for observation in observations:
+    def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
+        for row in row_logprobs:
             assert self._wish.entropy is not None, "entropy is observed for the rule alone"
-            self._wish.entropy.see(observation.entropy)
+            self._wish.entropy.see(row.entropy)
 
-    def absorb(self, drawn: list[Drawn]) -> None:
-        if not drawn:
+    def absorb(self, samples: list[Sample]) -> None:
+        if not samples:
             return
-        if self._wish.entropy is not None and not self._wish.entropy.allows(len(self._drawn)):
+        if self._wish.entropy is not None and not self._wish.entropy.allows(len(self._samples)):
             # Decided by the distribution alone; whatever was drawn with it has not been looked at.
             return
-        self._drawn += drawn
-        if len(self._drawn) < self._wish.num_draft_tokens:
-            self.pending = [_token(drawn[0])]
+        self._samples += samples
+        if len(self._samples) < self._wish.num_draft_tokens:
+            self.pending = [_token(samples[0])]
 
     @property
     def result(self) -> Proposal:
-        supported = [drawn for drawn in self._drawn if isinstance(drawn, Supported)]
+        truncated = [sample for sample in self._samples if isinstance(sample, TruncatedSample)]
         entropy = self._wish.entropy
         return Proposal(
-            tokens=[_token(drawn) for drawn in self._drawn],
-            supports=[drawn.support for drawn in supported],
-            support_probs=[drawn.probs for drawn in supported],
+            tokens=[_token(sample) for sample in self._samples],
+            supports=[sample.support for sample in truncated],
+            support_probs=[sample.probs for sample in truncated],
             entropies=entropy.entropies if entropy is not None else [],
             entropy_emas=entropy.emas if entropy is not None else [],
             cached_tokens=self.num_cached_tokens,
@@ -102,20 +102,20 @@ class ProposeJob(Job):
             computed_us=self.computed_us,
         )
 
-    def _draw(self, row: int, index: int) -> Draw:
+    def _spec(self, row: int, index: int) -> SampleSpec:
         """The draw of draft `index`, from the logits of pending row `row`."""
         options, wish = self.sequence.options, self._wish
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
         extra: Any = {"before": self.tokens_before(row), "wants_entropy": wish.entropy is not None}
         if wish.drawing is Drawing.GREEDY or options.sampling.is_greedy:
-            return Likeliest(*common, **extra)
+            return Argmax(*common, **extra)
         if wish.drawing is Drawing.COUPLED:
             return GumbelMax(*common, match_key(options.seed, position), **extra)
         key = make_key(options.seed, self._round_start, position, Purpose.DRAFT)
-        return FromSupport(*common, uniform(key), wish.support.max_size, wish.support.min_mass, **extra)
+        return SampleTruncated(*common, uniform(key), wish.support.max_size, wish.support.min_mass, **extra)
 
 
-def _token(drawn: Drawn) -> int:
-    assert isinstance(drawn, int | Supported)
-    return drawn if isinstance(drawn, int) else drawn.token
+def _token(sample: Sample) -> int:
+    assert isinstance(sample, int | TruncatedSample)
+    return sample if isinstance(sample, int) else sample.token

@@ -101,7 +101,7 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
-    def is_only_tempered(self) -> bool:
+    def is_untruncated(self) -> bool:
         """Whether the distribution is the softmax at a temperature, with no token left out for being unlikely."""
         return not (self.is_greedy or self.top_k or self.top_p < 1 or self.min_p)
 

@@ -7,7 +7,7 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.sampling.logprobs import Observation
+from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.scheduling.session import Command, Start
 from paceline.rpc.channel import SPLIT_BYTES
 from paceline.rpc.messages import floats_to_bytes, rule_from_message
@@ -58,12 +58,14 @@ class TargetServicer(ModelServicer):
     def fill_answer(self, message: Any, result: Verdict) -> None:
         verdict = message.verdict
         verdict.tokens.extend(result.tokens)
-        if result.outsides:
+        if result.complements:
             verdict.support_probs = floats_to_bytes(
-                np.concatenate([outside.support_probs for outside in result.outsides])
+                np.concatenate([complement.support_probs for complement in result.complements])
             )
-            verdict.outside_masses = floats_to_bytes(np.array([outside.mass for outside in result.outsides]), "<f8")
-            verdict.outside_tokens.extend(outside.token for outside in result.outsides)
+            verdict.outside_masses = floats_to_bytes(
+                np.array([complement.mass for complement in result.complements]), "<f8"
+            )
+            verdict.outside_tokens.extend(complement.token for complement in result.complements)
         verdict.lenient_accepts.extend(result.lenient_accepts)
         _fill_logprobs(verdict.logprobs, result.logprobs)
         _fill_logprobs(verdict.prompt_logprobs, result.prompt_logprobs)
@@ -106,8 +108,8 @@ def _num_logprobs(verify: Any, name: str) -> int | None:
     return wanted
 
 
-def _fill_logprobs(message: Any, observations: list[Observation]) -> None:
-    if observations:
-        message.chosen = floats_to_bytes(np.concatenate([each.chosen for each in observations]))
-        message.top_token_ids.extend(np.concatenate([each.top_ids for each in observations]).tolist())
-        message.top = floats_to_bytes(np.concatenate([each.top for each in observations]))
+def _fill_logprobs(message: Any, row_logprobs: list[RowLogprobs]) -> None:
+    if row_logprobs:
+        message.chosen = floats_to_bytes(np.concatenate([each.chosen for each in row_logprobs]))
+        message.top_token_ids.extend(np.concatenate([each.top_ids for each in row_logprobs]).tolist())
+        message.top = floats_to_bytes(np.concatenate([each.top for each in row_logprobs]))

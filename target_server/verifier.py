@@ -7,16 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.engine.cache.sequence import Sequence
-from paceline.engine.sampling.logprobs import Observation
+from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import (
-    Draw,
-    Drawn,
-    FromOutside,
+    Argmax,
+    ArgmaxWithLenience,
+    ComplementSample,
     GumbelMax,
-    Judged,
-    Likeliest,
-    LikeliestJudging,
-    Outside,
+    LenientSample,
+    Sample,
+    SampleComplement,
+    SampleSpec,
     Score,
 )
 from paceline.engine.scheduling.job import Job
@@ -45,12 +45,12 @@ class Verdict:
     """Under `match` k + 1 tokens. Under `rejection` the bonus token, and per draft p on its support and outside it."""
 
     tokens: list[int]
-    outsides: list[Outside]
+    complements: list[ComplementSample]
     # With lenience, per draft.
     lenient_accepts: list[bool]
     # Where asked for: per position, and per tail token from the second on.
-    logprobs: list[Observation]
-    prompt_logprobs: list[Observation]
+    logprobs: list[RowLogprobs]
+    prompt_logprobs: list[RowLogprobs]
     # Tail tokens that the cache held already.
     cached_tokens: int
     queued_us: int
@@ -67,22 +67,22 @@ class VerifyJob(Job):
         self._supports = [*check.supports, _NO_SUPPORT]
         # The position of the first draft, and the noise's round_start.
         self._round_start = sequence.length + len(tail)
-        self._drawn: list[Drawn] = []
-        self._observations: list[Observation] = []
+        self._samples: list[Sample] = []
+        self._row_logprobs: list[RowLogprobs] = []
         self._num_scored = 0 if check.num_prompt_logprobs is None else len(tail) - 1
 
-    def draws(self, num_rows: int) -> list[Draw | None]:
-        first_drawn = len(self.pending) - (self._num_drafts + 1 - len(self._drawn))
+    def specs(self, num_rows: int) -> list[SampleSpec | None]:
+        first_sampled = len(self.pending) - (self._num_drafts + 1 - len(self._samples))
         return [
-            self._draw(len(self._drawn) + row - first_drawn, row) if row >= first_drawn else self._score(row)
+            self._spec(len(self._samples) + row - first_sampled, row) if row >= first_sampled else self._score(row)
             for row in range(num_rows)
         ]
 
-    def observe(self, observations: list[Observation]) -> None:
-        self._observations += observations
+    def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
+        self._row_logprobs += row_logprobs
 
-    def absorb(self, drawn: list[Drawn]) -> None:
-        self._drawn += [each for each in drawn if each is not None]
+    def absorb(self, samples: list[Sample]) -> None:
+        self._samples += [each for each in samples if each is not None]
 
     @property
     def leads_to_neighbour(self) -> bool:
@@ -91,28 +91,30 @@ class VerifyJob(Job):
 
     @property
     def result(self) -> Verdict:
-        outsides = [drawn for drawn in self._drawn if isinstance(drawn, Outside)]
-        judged = [drawn for drawn in self._drawn if isinstance(drawn, Judged)]
-        tokens = [drawn.token if isinstance(drawn, Judged | Outside) else drawn for drawn in self._drawn]
+        complements = [sample for sample in self._samples if isinstance(sample, ComplementSample)]
+        lenient = [sample for sample in self._samples if isinstance(sample, LenientSample)]
+        tokens = [
+            sample.token if isinstance(sample, LenientSample | ComplementSample) else sample for sample in self._samples
+        ]
         return Verdict(
-            tokens=[token for token in tokens if isinstance(token, int)][-1 if outsides else 0 :],
-            outsides=outsides[:-1],
-            lenient_accepts=[each.accepts for each in judged],
-            logprobs=self._observations[self._num_scored :],
-            prompt_logprobs=self._observations[: self._num_scored],
+            tokens=[token for token in tokens if isinstance(token, int)][-1 if complements else 0 :],
+            complements=complements[:-1],
+            lenient_accepts=[each.accepts for each in lenient],
+            logprobs=self._row_logprobs[self._num_scored :],
+            prompt_logprobs=self._row_logprobs[: self._num_scored],
             cached_tokens=self.num_cached_tokens,
             queued_us=self.queued_us,
             computed_us=self.computed_us,
         )
 
-    def _score(self, row: int) -> Draw | None:
+    def _score(self, row: int) -> SampleSpec | None:
         """The prompt's own log-probabilities: a row sees the token behind it."""
         options, wanted = self.sequence.options, self._check.num_prompt_logprobs
         if wanted is None:
             return None
         return Score(options.sampling, (), self.pending[row + 1], num_logprobs=wanted)
 
-    def _draw(self, index: int, row: int) -> Draw:
+    def _spec(self, index: int, row: int) -> SampleSpec:
         """The draw that judges draft `index`, or gives the bonus token after the last."""
         options, check = self.sequence.options, self._check
         position = self._round_start + index
@@ -121,9 +123,9 @@ class VerifyJob(Job):
         if check.rule is Rule.MATCH and not options.sampling.is_greedy:
             return GumbelMax(*common, match_key(options.seed, position), **extra)
         if check.rule is Rule.MATCH and check.lenience < 1 and index < self._num_drafts:
-            return LikeliestJudging(*common, check.drafts[index], check.lenience, **extra)
+            return ArgmaxWithLenience(*common, check.drafts[index], check.lenience, **extra)
         if check.rule is Rule.MATCH:
-            return Likeliest(*common, **extra)
+            return Argmax(*common, **extra)
         purpose = Purpose.OUTSIDE if index < self._num_drafts else Purpose.BONUS
         key = make_key(options.seed, self._round_start, position, purpose)
-        return FromOutside(*common, self._supports[index], uniform(key), **extra)
+        return SampleComplement(*common, self._supports[index], uniform(key), **extra)

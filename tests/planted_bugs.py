@@ -11,8 +11,15 @@ from numpy.typing import NDArray
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
 from paceline import noise
-from paceline.engine.sampling.sampler import Sampler
-from paceline.engine.sampling.specs import Draw, Drawn, FromSupport, Outside, Supported, TokensBefore
+from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
+from paceline.engine.sampling.specs import (
+    ComplementSample,
+    Sample,
+    SampleSpec,
+    SampleTruncated,
+    TokensBefore,
+    TruncatedSample,
+)
 from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose
 from paceline.sampling import Drawing, Rule, SamplingParams
@@ -45,11 +52,11 @@ class CarriedEma(Rounds):
             generation.ema = generation.emas[-1]
 
 
-class ArgmaxSampler(Sampler):
-    def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
+class ArgmaxSampler(CpuSampler):
+    def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:
         """Sends q, but takes its likeliest token."""
-        drawn = super().sample(logits, draws)
-        return [replace(one, token=int(one.support[0])) for one in drawn if isinstance(one, Supported)]
+        samples = super().sample(logits, specs)
+        return [replace(one, token=int(one.support[0])) for one in samples if isinstance(one, TruncatedSample)]
 
 
 class DenseGreedy(Rounds):
@@ -154,21 +161,21 @@ class RecoveredFromP(Rounds):
         return replace(outcome, tokens=[*outcome.tokens[:-1], choices[chosen]])
 
 
-class MisreportingSampler(Sampler):
+class MisreportingSampler(CpuSampler):
     """Samples from q as `change` makes it, and sends q as it was before."""
 
     def __init__(self, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> None:
         super().__init__()
         self._change = change
 
-    def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
-        results: list[Drawn] = []
-        for draw, drawn in zip(draws, super().sample(logits, draws), strict=True):
-            assert isinstance(draw, FromSupport)
-            assert isinstance(drawn, Supported)
-            sums = self._change(drawn.probs.astype(np.float64)).cumsum()
-            chosen = np.searchsorted(sums, draw.uniform * sums[-1], side="right")
-            results.append(replace(drawn, token=int(drawn.support[chosen])))
+    def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:
+        results: list[Sample] = []
+        for spec, samples in zip(specs, super().sample(logits, specs), strict=True):
+            assert isinstance(spec, SampleTruncated)
+            assert isinstance(samples, TruncatedSample)
+            sums = self._change(samples.probs.astype(np.float64)).cumsum()
+            chosen = np.searchsorted(sums, spec.uniform * sums[-1], side="right")
+            results.append(replace(samples, token=int(samples.support[chosen])))
         return results
 
 
@@ -223,18 +230,18 @@ class AtTheTop(Rounds):
         return TopOfTheResidual(generation.seed, len(generation.tokens))
 
 
-class OneMinusSampler(Sampler):
+class OneMinusSampler(CpuSampler):
     """The mass outside as 1 - the float32 mass inside; where nothing is there to draw, the last token."""
 
-    def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
-        drawn = [one for one in super().sample(logits, draws) if isinstance(one, Outside)]
+    def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:
+        samples = [one for one in super().sample(logits, specs) if isinstance(one, ComplementSample)]
         return [
             replace(
                 one,
                 mass=max(0.0, float(1 - one.support_probs.sum())),
                 token=one.token if one.mass > 0 else logits.shape[1] - 1,
             )
-            for one in drawn
+            for one in samples
         ]
 
 

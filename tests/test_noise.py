@@ -58,11 +58,11 @@ def test_every_part_of_the_key_gives_independent_noise(changed: str) -> None:
 
 def test_gumbel_max_follows_a_distribution_with_a_long_tail() -> None:
     # 128,256 ids: 256 likely ones hold 0.9, the rest share 0.1. Coarse uniforms spoil exactly this tail.
-    vocab_size, draws = 128256, 1500
+    vocab_size, specs = 128256, 1500
     log_p = np.log(np.concatenate((np.full(256, 0.9 / 256), np.full(vocab_size - 256, 0.1 / (vocab_size - 256)))))
-    tail = sum(int(np.argmax(log_p + noise.gumbel(noise.match_key(1, i), vocab_size)) >= 256) for i in range(draws))
+    tail = sum(int(np.argmax(log_p + noise.gumbel(noise.match_key(1, i), vocab_size)) >= 256) for i in range(specs))
     # Five standard deviations of a binomial(1500, 0.1).
-    assert abs(tail - 0.1 * draws) < 5 * np.sqrt(draws * 0.09)
+    assert abs(tail - 0.1 * specs) < 5 * np.sqrt(specs * 0.09)
 
 
 def test_the_winner_among_128256_ids_is_one_and_as_large_as_due() -> None:

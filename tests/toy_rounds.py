@@ -23,8 +23,7 @@ from draft_server.drafter import ProposeJob, Support, Wish
 from draft_server.entropy import EntropyStop
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.sampling.logprobs import observe
-from paceline.engine.sampling.sampler import Sampler
+from paceline.engine.sampling.logprobs import compute_logprobs
 from paceline.engine.scheduling.job import Job
 from paceline.sampling import Drawing, EntropyAdaptive, Rule, SamplingParams
 from target_server.verifier import Check, VerifyJob
@@ -97,8 +96,8 @@ class Rounds:
 
     propose_job: type[ProposeJob] = ProposeJob
     verify_job: type[VerifyJob] = VerifyJob
-    draft_sampler: Callable[[], Sampler] = Sampler
-    target_sampler: type[Sampler] = Sampler
+    draft_sampler: Callable[[], CpuSampler] = CpuSampler
+    target_sampler: type[CpuSampler] = CpuSampler
 
     def __init__(self, toy: Toy) -> None:
         self.toy = toy
@@ -191,27 +190,27 @@ class Rounds:
         """What the model says at one of a job's pending rows: [vocab_size]."""
         return table[job.pending[row]]
 
-    def run(self, jobs: Seq[ProposeJob | VerifyJob], table: Table, sampler: Sampler) -> None:
+    def run(self, jobs: Seq[ProposeJob | VerifyJob], table: Table, sampler: CpuSampler) -> None:
         """Engine steps until all jobs are done, all rows pending in one step, as a runner does."""
         while jobs:
-            wanted = [job.draws(len(job.pending)) for job in jobs]
-            flat = [draw for of_job in wanted for draw in of_job if draw is not None]
+            wanted = [job.specs(len(job.pending)) for job in jobs]
+            flat = [spec for of_job in wanted for spec in of_job if spec is not None]
             rows = [
                 self.logits(job, row, table)
                 for job, of_job in zip(jobs, wanted, strict=True)
-                for row, draw in enumerate(of_job)
-                if draw is not None
+                for row, spec in enumerate(of_job)
+                if spec is not None
             ]
             logits = torch.from_numpy(np.stack(rows))  # [num_draws, vocab_size]
-            drawn = sampler.sample(logits, flat)
-            results = iter(zip(drawn, observe(logits, flat, drawn), strict=True))
+            samples = sampler.sample(logits, flat)
+            results = iter(zip(samples, compute_logprobs(logits, flat, samples), strict=True))
             for job, of_job in zip(jobs, wanted, strict=True):
                 job.sequence.tokens += job.pending
                 job.pending.clear()
-                mine = [next(results) for draw in of_job if draw is not None]
-                seen = [observation for _, observation in mine if observation is not None]
+                mine = [next(results) for spec in of_job if spec is not None]
+                seen = [logprobs for _, logprobs in mine if logprobs is not None]
                 if seen:
-                    job.observe(seen)
+                    job.absorb_logprobs(seen)
                 job.absorb([value for value, _ in mine])
             jobs = [job for job in jobs if not job.is_done]
 

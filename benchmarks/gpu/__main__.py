@@ -47,7 +47,7 @@ def run_part(name: str, arguments: argparse.Namespace, figures: dict[str, Any]) 
             if costs is not None:
                 services.beside_theory(rows, *costs)
             if arguments.png:
-                services.draw(rows, costs, arguments.png)
+                services.sample(rows, costs, arguments.png)
             return rows
         case "memory":
             return asyncio.run(services.memory(target, draft))

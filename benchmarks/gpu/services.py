@@ -116,7 +116,7 @@ def beside_theory(rows: list[dict[str, Any]], draft_cost: float, wire: float) ->
             print(f"alpha {row['alpha']}, k {row['k']}: {row['of_theory']:.1%} of theory ({expected:.2f} x)")
 
 
-def draw(rows: list[dict[str, Any]], costs: tuple[float, float] | None, path: Path) -> None:
+def sample(rows: list[dict[str, Any]], costs: tuple[float, float] | None, path: Path) -> None:
     """Speed over plain by alpha, a picture for each number at once; with costs (draft step, wire) theory beside it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -27,7 +27,7 @@ class EngineConfig:
     device: str = "cpu"
     # Of a GPU's memory.
     gpu_memory_fraction: float = 0.45
-    # On a GPU: most steps of a job that run in one go (see `Job.coming_draws`).
+    # On a GPU: most steps of a job that run in one go (see `Job.multi_step_specs`).
     steps_ahead: int = 0
     # Most tokens in a sequence; None takes the model's own limit.
     max_model_len: int | None = None

@@ -117,10 +117,10 @@ def plain(*tokens: int) -> Opening:
 
 def test_users_turns_are_prompts_openings_and_the_targets_own() -> None:
     prompts, openings = [[1, 2], [3], [4, 5, 6]], [plain(7), plain(8, 9)]
-    drawn = list(itertools.islice(Questions(prompts, openings, [EOS], 0), 200))
-    assert all(each.is_whole and each.tokens in prompts for each in drawn[0::2])
-    assert all(not each.is_whole and each.tokens in [[], [7], [8, 9]] for each in drawn[1::2])
-    counts = Counter(map(repr, drawn))
+    samples = list(itertools.islice(Questions(prompts, openings, [EOS], 0), 200))
+    assert all(each.is_whole and each.tokens in prompts for each in samples[0::2])
+    assert all(not each.is_whole and each.tokens in [[], [7], [8, 9]] for each in samples[1::2])
+    counts = Counter(map(repr, samples))
     assert min(counts.values()) >= 10
     assert len(counts) == 6
     assert set(map(repr, itertools.islice(Questions([], [], [EOS], 0), 3))) == {repr(OWN)}

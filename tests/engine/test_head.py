@@ -5,8 +5,15 @@ import torch
 
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.linear import PlainLinear
-from paceline.engine.sampling.sampler import Sampler
-from paceline.engine.sampling.specs import Draw, FromOutside, FromSupport, GumbelMax, Likeliest, Supported
+from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
+from paceline.engine.sampling.specs import (
+    Argmax,
+    GumbelMax,
+    SampleComplement,
+    SampleSpec,
+    SampleTruncated,
+    TruncatedSample,
+)
 from paceline.sampling import SamplingParams
 
 VOCAB_SIZE = 50
@@ -31,14 +38,14 @@ def test_known_logits_stand_at_their_ids() -> None:
 
 def test_draws_from_known_logits_are_those_from_all() -> None:
     head, known = make_head()
-    draws: list[Draw] = [Likeliest(HOT, ()), Likeliest(HOT, ())]
-    draws += [FromSupport(HOT, (), uniform, 3, 1.0) for uniform in (0.1, 0.9)]
-    whole = Sampler().sample(head.over_vocabulary(known), draws)
-    narrow = head.with_ids(Sampler().sample(known.clone(), draws))
+    specs: list[SampleSpec] = [Argmax(HOT, ()), Argmax(HOT, ())]
+    specs += [SampleTruncated(HOT, (), uniform, 3, 1.0) for uniform in (0.1, 0.9)]
+    whole = CpuSampler().sample(head.over_vocabulary(known), specs)
+    narrow = head.with_ids(CpuSampler().sample(known.clone(), specs))
     assert whole[:2] == narrow[:2]
     for one, other in zip(whole[2:], narrow[2:], strict=True):
-        assert isinstance(one, Supported)
-        assert isinstance(other, Supported)
+        assert isinstance(one, TruncatedSample)
+        assert isinstance(other, TruncatedSample)
         assert one.support.tolist() == other.support.tolist()
         np.testing.assert_allclose(one.probs, other.probs, rtol=1e-6)
         assert one.token in one.support
@@ -47,16 +54,16 @@ def test_draws_from_known_logits_are_those_from_all() -> None:
 
 
 def test_draws_that_name_tokens_do_not_take_any_order() -> None:
-    banned = Likeliest(HOT, (3,))
-    biased = Likeliest(SamplingParams(logit_bias={3: 1.0}), ())
-    observed = Likeliest(HOT, (), num_logprobs=0)
-    named: list[Draw] = [
+    banned = Argmax(HOT, (3,))
+    biased = Argmax(SamplingParams(logit_bias={3: 1.0}), ())
+    observed = Argmax(HOT, (), num_logprobs=0)
+    named: list[SampleSpec] = [
         banned,
         biased,
         observed,
         GumbelMax(HOT, (), 5),
-        FromOutside(HOT, (), IDS.astype(np.int64), 0.5),
+        SampleComplement(HOT, (), IDS.astype(np.int64), 0.5),
     ]
-    assert not any(draw.takes_any_order for draw in named)
-    assert Likeliest(HOT, ()).takes_any_order
-    assert FromSupport(HOT, (), 0.5, 3, 1.0).takes_any_order
+    assert not any(spec.needs_no_token_ids for spec in named)
+    assert Argmax(HOT, ()).needs_no_token_ids
+    assert SampleTruncated(HOT, (), 0.5, 3, 1.0).needs_no_token_ids

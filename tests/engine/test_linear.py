@@ -54,9 +54,9 @@ def test_padding_is_enough_and_stays_what_it_is(kind: MakeLinear) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_adds_bias_and_residual(kind: MakeLinear, dtype: torch.dtype) -> None:
-    if kind is Bfloat16Linear and not Bfloat16Linear.takes(torch.empty(2, 2, dtype=dtype)):
+    if kind is Bfloat16Linear and not Bfloat16Linear.supports(torch.empty(2, 2, dtype=dtype)):
         pytest.skip("for bfloat16 weights, on processors with AVX512-BF16")
-    if kind is MatrixUnitLinear and not MatrixUnitLinear.takes(torch.empty(2, 32, dtype=dtype)):
+    if kind is MatrixUnitLinear and not MatrixUnitLinear.supports(torch.empty(2, 32, dtype=dtype)):
         pytest.skip("for bfloat16 weights, on processors with AMX")
     if kind is Int8Linear and not int8.DOT.is_available:
         pytest.skip("for processors with AVX512-VNNI")
@@ -82,7 +82,7 @@ def test_a_packed_linear_meets_few_counts_and_pads_few_rows() -> None:
     assert all(linear.padded(num_rows) <= num_rows * 17 / 16 for num_rows in range(4, MAX_ROWS + 1))
 
 
-@pytest.mark.skipif(not MatrixUnitLinear.takes(torch.empty(0, 32).bfloat16()), reason="for processors with AMX")
+@pytest.mark.skipif(not MatrixUnitLinear.supports(torch.empty(0, 32).bfloat16()), reason="for processors with AMX")
 @pytest.mark.parametrize(
     ("in_features", "out_features"), [(32, 1), (64, 128), (576, 960), (1536, 576), (576, 4096), (576, 33)]
 )
@@ -103,7 +103,7 @@ def test_on_a_matrix_unit_products_are_exact_and_each_row_has_its_own_bits(in_fe
             assert torch.equal(few, together[-num_rows:])
 
 
-@pytest.mark.skipif(not MatrixUnitLinear.takes(torch.empty(0, 32).bfloat16()), reason="for processors with AMX")
+@pytest.mark.skipif(not MatrixUnitLinear.supports(torch.empty(0, 32).bfloat16()), reason="for processors with AMX")
 def test_a_thread_finds_the_matrix_unit_as_it_left_it() -> None:
     """Whoever divided its registers before may rely on it."""
     linear = MatrixUnitLinear(torch.randn(64, 576).bfloat16(), None)
@@ -121,7 +121,7 @@ def test_a_thread_finds_the_matrix_unit_as_it_left_it() -> None:
     assert found.tolist() == left.tolist()
 
 
-@pytest.mark.skipif(not DraftInt8Linear.takes(torch.empty(0, 32).bfloat16()), reason="for processors with AMX")
+@pytest.mark.skipif(not DraftInt8Linear.supports(torch.empty(0, 32).bfloat16()), reason="for processors with AMX")
 def test_a_drafts_int8_reads_many_rows_on_the_matrix_unit() -> None:
     weight, x = torch.randn(64, 576).bfloat16(), torch.randn(40, 576).bfloat16()
     both = make_linear(weight, None, "int8", same_bits=False)

@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from paceline.engine.sampling.sampler import Sampler
+from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
 from paceline.engine.sampling.specs import (
-    Draw,
-    Drawn,
-    FromOutside,
-    FromSupport,
+    Argmax,
+    ComplementSample,
     GumbelMax,
-    Likeliest,
-    Outside,
-    Supported,
+    Sample,
+    SampleComplement,
+    SampleSpec,
+    SampleTruncated,
+    TruncatedSample,
 )
 from paceline.engine.sampling.torch_sampler import CANDIDATES, probabilities
 from paceline.noise import Purpose, make_key, match_key, uniform
@@ -44,14 +44,14 @@ def uniforms(count: int) -> list[float]:
     return [uniform(make_key(1, 0, position, Purpose.DRAFT)) for position in range(count)]
 
 
-def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Drawn]:
-    return Sampler().sample(logits.clone(), draws)
+def sample(logits: torch.Tensor, specs: list[SampleSpec]) -> list[Sample]:
+    return CpuSampler().sample(logits.clone(), specs)
 
 
-def sample_row(logits: torch.Tensor, draws: list[Draw], batch: int = 64) -> list[Drawn]:
+def sample_row(logits: torch.Tensor, specs: list[SampleSpec], batch: int = 64) -> list[Sample]:
     """Many draws from one row of logits: [vocab_size]."""
-    parts = [draws[start : start + batch] for start in range(0, len(draws), batch)]
-    return [drawn for part in parts for drawn in sample(logits.expand(len(part), -1), part)]
+    parts = [specs[start : start + batch] for start in range(0, len(specs), batch)]
+    return [samples for part in parts for samples in sample(logits.expand(len(part), -1), part)]
 
 
 def softmax(logits: torch.Tensor, temperature: float = 1.0) -> NDArray[np.float64]:
@@ -126,24 +126,24 @@ def check_frequencies(tokens: list[int], probs: NDArray[np.float64]) -> None:
     assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > FALSE_ALARM
 
 
-def draws_of(kind: str, count: int, params: SamplingParams) -> list[Draw]:
+def draws_of(kind: str, count: int, params: SamplingParams) -> list[SampleSpec]:
     if kind == "gumbel":
         return [GumbelMax(params, (), match_key(1, position)) for position in range(count)]
     if kind == "support":
-        return [FromSupport(params, (), number, 4096, 1.0) for number in uniforms(count)]
-    return [FromOutside(params, (), NOTHING, number) for number in uniforms(count)]
+        return [SampleTruncated(params, (), number, 4096, 1.0) for number in uniforms(count)]
+    return [SampleComplement(params, (), NOTHING, number) for number in uniforms(count)]
 
 
-def token_of(drawn: Drawn) -> int:
-    return drawn if isinstance(drawn, int) else drawn.token
+def token_of(samples: Sample) -> int:
+    return samples if isinstance(samples, int) else samples.token
 
 
 @pytest.mark.parametrize("kind", ["gumbel", "support", "outside"])
 @pytest.mark.parametrize("params", [PLAIN, replace(PLAIN, temperature=0.5, top_p=0.9)], ids=["plain", "top-p"])
 def test_draws_follow_the_distribution(kind: str, params: SamplingParams) -> None:
     logits = random_logits(1, 60, 3, spread=1.0)[0]
-    drawn = sample_row(logits, draws_of(kind, 20000, params), batch=5000)
-    check_frequencies([token_of(one) for one in drawn], reference(logits, params))
+    samples = sample_row(logits, draws_of(kind, 20000, params), batch=5000)
+    check_frequencies([token_of(one) for one in samples], reference(logits, params))
 
 
 @pytest.mark.parametrize("kind", ["gumbel", "outside"])
@@ -161,29 +161,29 @@ def test_the_tail_of_a_large_vocabulary_is_drawn_as_often_as_due(kind: str) -> N
 def test_a_supports_distribution_is_exactly_what_was_sampled_from() -> None:
     """Rounded to float32 before the draw, not after: so the line between two tokens lies where what is sent says."""
     logits = random_logits(1, VOCAB_SIZE, 5, spread=3.0)[0]
-    (sent,) = sample_row(logits, [FromSupport(PLAIN, (), 0.5, 256, 0.995)])
-    assert isinstance(sent, Supported)
+    (sent,) = sample_row(logits, [SampleTruncated(PLAIN, (), 0.5, 256, 0.995)])
+    assert isinstance(sent, TruncatedSample)
     assert sent.probs.dtype == np.float32
     assert abs(sent.probs.sum(dtype=np.float64) - 1) < 1e-5
     lines = np.cumsum(sent.probs.astype(np.float64))
     lines /= lines[-1]
     for shift, behind in ((-1e-12, 0), (1e-12, 1)):
-        draws: list[Draw] = [FromSupport(PLAIN, (), line + shift, 256, 0.995) for line in lines[:-1]]
-        tokens = [token_of(drawn) for drawn in sample_row(logits, draws)]
+        specs: list[SampleSpec] = [SampleTruncated(PLAIN, (), line + shift, 256, 0.995) for line in lines[:-1]]
+        tokens = [token_of(samples) for samples in sample_row(logits, specs)]
         assert tokens == sent.support[behind : len(tokens) + behind].tolist()
 
 
 @pytest.mark.parametrize(("max_size", "min_mass"), [(7, 1.0), (256, 0.5), (256, 0.995), (1, 0.1), (4096, 1.0)])
 def test_a_support_is_the_fewest_likeliest_tokens_that_hold_the_mass(max_size: int, min_mass: float) -> None:
     logits = random_logits(1, 2000, 6)[0]
-    (drawn,) = sample_row(logits, [FromSupport(PLAIN, (), 0.3, max_size, min_mass)])
-    assert isinstance(drawn, Supported)
+    (samples,) = sample_row(logits, [SampleTruncated(PLAIN, (), 0.3, max_size, min_mass)])
+    assert isinstance(samples, TruncatedSample)
     probs = softmax(logits)
     order = np.argsort(-probs)
     reached = int(np.searchsorted(np.cumsum(probs[order]), min_mass)) + 1
     size = min(reached, max_size, len(probs))
-    assert drawn.support.tolist() == order[:size].tolist()
-    np.testing.assert_allclose(drawn.probs, probs[order[:size]] / probs[order[:size]].sum(), rtol=1e-6)
+    assert samples.support.tolist() == order[:size].tolist()
+    np.testing.assert_allclose(samples.probs, probs[order[:size]] / probs[order[:size]].sum(), rtol=1e-6)
 
 
 OUTSIDES = {
@@ -205,15 +205,15 @@ def test_outside_draws_leave_out_the_support_and_the_banned(name: str) -> None:
     complement = probs.copy()
     complement[support] = 0
     numbers = [*uniforms(3000), *EXTREMES]
-    drawn = sample_row(logits, [FromOutside(PLAIN, banned, support, number) for number in numbers], batch=1000)
-    for outside in drawn:
-        assert isinstance(outside, Outside)
+    samples = sample_row(logits, [SampleComplement(PLAIN, banned, support, number) for number in numbers], batch=1000)
+    for outside in samples:
+        assert isinstance(outside, ComplementSample)
         assert complement[outside.token] > 0
         # Weights are float32.
         assert outside.mass == pytest.approx(complement.sum(), rel=1e-6)
         np.testing.assert_allclose(outside.support_probs, probs[support], rtol=1e-6)
     if np.count_nonzero(complement) > 5:
-        check_frequencies([outside.token for outside in drawn[:3000]], complement / complement.sum())
+        check_frequencies([outside.token for outside in samples[:3000]], complement / complement.sum())
 
 
 def test_no_extreme_number_draws_a_token_of_no_probability() -> None:
@@ -221,7 +221,7 @@ def test_no_extreme_number_draws_a_token_of_no_probability() -> None:
     logits = random_logits(400, 300, 8)
     support = np.concatenate((np.arange(20), np.arange(280, 300)))
     for number in EXTREMES:
-        for outside in sample(logits, [FromOutside(PLAIN, (), support, number)] * len(logits)):
+        for outside in sample(logits, [SampleComplement(PLAIN, (), support, number)] * len(logits)):
             assert 20 <= outside.token < 280
 
 
@@ -232,19 +232,19 @@ def test_next_to_no_temperature_is_the_likeliest_token(temperature: float, top_p
     params = SamplingParams(temperature=temperature, top_p=top_p)
     likeliest = logits.argmax(dim=-1).tolist()
     for kind in ("gumbel", "support", "outside"):
-        drawn = sample(logits, draws_of(kind, len(logits), params))
-        assert [token_of(each) for each in drawn] == likeliest
+        samples = sample(logits, draws_of(kind, len(logits), params))
+        assert [token_of(each) for each in samples] == likeliest
 
 
 def test_an_empty_complement_has_no_mass_at_all() -> None:
     """Not a rounding error's worth: it would let a token out that can't be."""
     logits = random_logits(1, 500, 9)[0]
     likeliest = logits.argsort(descending=True)[:3].numpy()
-    cases: list[Draw] = [
-        FromOutside(PLAIN, (), np.arange(500), 0.5),
-        FromOutside(replace(PLAIN, top_k=3), (), likeliest, 0.5),
-        FromOutside(PLAIN, tuple(range(10, 500)), np.arange(10), 0.5),
-        FromOutside(GREEDY, (), likeliest[:1], 0.5),
+    cases: list[SampleSpec] = [
+        SampleComplement(PLAIN, (), np.arange(500), 0.5),
+        SampleComplement(replace(PLAIN, top_k=3), (), likeliest, 0.5),
+        SampleComplement(PLAIN, tuple(range(10, 500)), np.arange(10), 0.5),
+        SampleComplement(GREEDY, (), likeliest[:1], 0.5),
     ]
     assert [outside.mass for outside in sample_row(logits, cases)] == [0, 0, 0, 0]
 
@@ -252,33 +252,36 @@ def test_an_empty_complement_has_no_mass_at_all() -> None:
 def test_greedy_is_one_hot_at_the_likeliest_token_that_is_not_banned() -> None:
     logits = random_logits(1, 500, 10)[0]
     first, second = logits.argsort(descending=True)[:2].tolist()
-    likeliest = [Likeliest(GREEDY, ()), Likeliest(GREEDY, (first,)), GumbelMax(GREEDY, (), 77)]
+    likeliest = [Argmax(GREEDY, ()), Argmax(GREEDY, (first,)), GumbelMax(GREEDY, (), 77)]
     assert sample_row(logits, likeliest) == [first, second, first]
-    asked: list[Draw] = [FromOutside(GREEDY, (), np.array([second]), 0.9), FromSupport(GREEDY, (), 0.9, 256, 0.995)]
+    asked: list[SampleSpec] = [
+        SampleComplement(GREEDY, (), np.array([second]), 0.9),
+        SampleTruncated(GREEDY, (), 0.9, 256, 0.995),
+    ]
     outside, supported = sample_row(logits, asked)
     assert (outside.token, outside.mass, outside.support_probs.tolist()) == (first, 1.0, [0.0])
     assert (supported.support.tolist(), supported.probs.tolist()) == ([first], [1.0])
 
 
-def contents(drawn: Drawn) -> tuple[object, ...]:
-    if isinstance(drawn, Supported):
-        return drawn.token, drawn.support.tolist(), drawn.probs.tolist()
-    if isinstance(drawn, Outside):
-        return drawn.token, drawn.mass, drawn.support_probs.tolist()
-    return (drawn,)
+def contents(samples: Sample) -> tuple[object, ...]:
+    if isinstance(samples, TruncatedSample):
+        return samples.token, samples.support.tolist(), samples.probs.tolist()
+    if isinstance(samples, ComplementSample):
+        return samples.token, samples.mass, samples.support_probs.tolist()
+    return (samples,)
 
 
 def test_a_draw_does_not_depend_on_the_draws_beside_it() -> None:
     """Also where logits tie, as they do at bfloat16, and where one row alone is summed by several threads."""
     logits = random_logits(40, VOCAB_SIZE, 11).bfloat16().float()
     kinds = list(TRANSFORMS.values())
-    draws: list[Draw] = []
+    specs: list[SampleSpec] = []
     for row in range(len(logits)):
         params = GREEDY if row % 7 == 0 else replace(PLAIN, **kinds[row % len(kinds)])
         common, number = (params, tuple(range(row % 3))), uniforms(40)[row]
         support = logits[row].argsort(descending=True)[: row % 5].numpy()
-        supported, outside = FromSupport(*common, number, 256, 0.995), FromOutside(*common, support, number)
-        draws.append([Likeliest(*common), GumbelMax(*common, match_key(2, row)), supported, outside][row % 4])
-    together = [contents(one) for one in sample(logits, draws)]
-    alone = [contents(sample(logits[row : row + 1], [draw])[0]) for row, draw in enumerate(draws)]
+        supported, outside = SampleTruncated(*common, number, 256, 0.995), SampleComplement(*common, support, number)
+        specs.append([Argmax(*common), GumbelMax(*common, match_key(2, row)), supported, outside][row % 4])
+    together = [contents(one) for one in sample(logits, specs)]
+    alone = [contents(sample(logits[row : row + 1], [spec])[0]) for row, spec in enumerate(specs)]
     assert together == alone

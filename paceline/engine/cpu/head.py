@@ -8,7 +8,7 @@ import torch
 
 from paceline.engine.cpu.kernels.scalars import Array, tensor_of
 from paceline.engine.cpu.linear import Linear
-from paceline.engine.sampling.specs import Drawn, Supported
+from paceline.engine.sampling.specs import Sample, TruncatedSample
 
 # The logit of a token that the head does not know: finite, so that a request that allows no other tokens still
 # has a distribution to draw from.
@@ -45,14 +45,14 @@ class Head:
         logits[:, self._ids] = known.numpy()
         return torch.from_numpy(logits)
 
-    def with_ids(self, drawn: Sequence[Drawn]) -> list[Drawn]:
+    def with_ids(self, samples: Sequence[Sample]) -> list[Sample]:
         """What was drawn from the known logits, with tokens' ids for their places."""
         assert self._ids is not None, "places are ids"
-        return [_with_ids(each, self._ids) for each in drawn]
+        return [_with_ids(each, self._ids) for each in samples]
 
 
-def _with_ids(drawn: Drawn, ids: Array) -> Drawn:
-    if isinstance(drawn, Supported):
-        return replace(drawn, token=int(ids[drawn.token]), support=ids[drawn.support].astype(np.int64))
-    assert isinstance(drawn, int), "other draws ask for tokens by their ids"
-    return int(ids[drawn])
+def _with_ids(sample: Sample, ids: Array) -> Sample:
+    if isinstance(sample, TruncatedSample):
+        return replace(sample, token=int(ids[sample.token]), support=ids[sample.support].astype(np.int64))
+    assert isinstance(sample, int), "other draws ask for tokens by their ids"
+    return int(ids[sample])

@@ -99,7 +99,7 @@ class MatrixUnitLinear:
         return _cut(multiply_on_matrix_unit(x, self._packed, self._bias, added), self._out_features)
 
     @staticmethod
-    def takes(weight: torch.Tensor) -> bool:
+    def supports(weight: torch.Tensor) -> bool:
         return weight.dtype is torch.bfloat16 and weight.shape[1] % DEPTH == 0 and matrix_unit.is_available()
 
 
@@ -120,7 +120,7 @@ class Bfloat16Linear:
         return _cut(multiply_bfloat16(x, self._packed, self._bias, added), self._out_features)
 
     @staticmethod
-    def takes(weight: torch.Tensor) -> bool:
+    def supports(weight: torch.Tensor) -> bool:
         return weight.dtype is torch.bfloat16 and weight.shape[1] % 2 == 0 and bfloat16.DOT.is_available
 
 
@@ -163,8 +163,8 @@ class DraftInt8Linear:
         return linear(x, residual)
 
     @staticmethod
-    def takes(weight: torch.Tensor) -> bool:
-        return int8.DOT.is_available and MatrixUnitLinear.takes(weight)
+    def supports(weight: torch.Tensor) -> bool:
+        return int8.DOT.is_available and MatrixUnitLinear.supports(weight)
 
 
 class Int8WeightLinear:
@@ -200,13 +200,13 @@ def _cut(y: Array, out_features: int) -> Array:
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, same_bits: bool = True) -> Linear:
     """The fastest way to multiply by `weight` on this processor; with `same_bits` each row has those it has alone."""
-    if quantization == "int8" and not same_bits and DraftInt8Linear.takes(weight):
+    if quantization == "int8" and not same_bits and DraftInt8Linear.supports(weight):
         return DraftInt8Linear(weight, bias)
     if quantization == "int8":
         return Int8Linear(weight, bias) if int8.DOT.is_available else Int8WeightLinear(weight, bias)
-    if MatrixUnitLinear.takes(weight):
+    if MatrixUnitLinear.supports(weight):
         return MatrixUnitLinear(weight, bias)
-    if Bfloat16Linear.takes(weight):
+    if Bfloat16Linear.supports(weight):
         return Bfloat16Linear(weight, bias)
     if PackedLinear.is_available():
         return PackedLinear(weight, bias)

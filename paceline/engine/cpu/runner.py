@@ -7,9 +7,9 @@ import torch
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.llama import Llama
 from paceline.engine.cpu.paged_attention import PagedAttention
-from paceline.engine.sampling.logprobs import Observation, observe
-from paceline.engine.sampling.sampler import Sampler
-from paceline.engine.sampling.specs import Draw, Drawn
+from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
+from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs
+from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.scheduling.job import Job
 
 # Plain rounds and rounds with drafts; they fit into the smallest block.
@@ -22,7 +22,7 @@ class Runner:
     def __init__(self, model: Llama, attention: PagedAttention) -> None:
         self._model = model
         self._attention = attention
-        self._sampler = Sampler()
+        self._sampler = CpuSampler()
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -38,29 +38,29 @@ class Runner:
     def step(self, shares: list[tuple[Job, int]]) -> None:
         """Feeds the first so many pending rows of each job, and lets each absorb its results."""
         builder = BatchBuilder()
-        draws = []
+        specs = []
         for job, num_rows in shares:
             tokens = job.pending[:num_rows]
-            wanted = job.draws(num_rows)
+            wanted = job.specs(num_rows)
             sequence = job.sequence
-            builder.add(tokens, sequence.length, sequence.blocks, [draw is not None for draw in wanted])
-            draws.append([draw for draw in wanted if draw is not None])
+            builder.add(tokens, sequence.length, sequence.blocks, [spec is not None for spec in wanted])
+            specs.append([spec for spec in wanted if spec is not None])
         batch = builder.build(self._model.padded(builder.num_rows))
         plan = self._attention.plan(batch.spans)
-        flat = [draw for of_job in draws for draw in of_job]
+        flat = [spec for of_job in specs for spec in of_job]
         known = self._model.forward(batch, self._attention, plan)  # [num_wanted, head_size]
-        results = iter(self._draw(known, flat) if flat else [])
-        for (job, num_rows), of_job in zip(shares, draws, strict=True):
+        results = iter(self._sample(known, flat) if flat else [])
+        for (job, num_rows), of_job in zip(shares, specs, strict=True):
             job.sequence.tokens += job.pending[:num_rows]
             del job.pending[:num_rows]
             mine = [next(results) for _ in of_job]
-            job.observe([observation for _, observation in mine if observation is not None])
+            job.absorb_logprobs([logprobs for _, logprobs in mine if logprobs is not None])
             job.absorb([value for value, _ in mine])
 
-    def _draw(self, known: torch.Tensor, draws: list[Draw]) -> Iterable[tuple[Drawn, Observation | None]]:
+    def _sample(self, known: torch.Tensor, specs: list[SampleSpec]) -> Iterable[tuple[Sample, RowLogprobs | None]]:
         head = self._model.head
-        if not head.knows_all and all(draw.takes_any_order for draw in draws):
-            return ((each, None) for each in head.with_ids(self._sampler.sample(known, draws)))
+        if not head.knows_all and all(spec.needs_no_token_ids for spec in specs):
+            return ((each, None) for each in head.with_ids(self._sampler.sample(known, specs)))
         logits = head.over_vocabulary(known)
-        drawn = self._sampler.sample(logits, draws)
-        return zip(drawn, observe(logits, draws, drawn), strict=True)
+        samples = self._sampler.sample(logits, specs)
+        return zip(samples, compute_logprobs(logits, specs, samples), strict=True)

@@ -19,9 +19,10 @@ from paceline.engine.cuda.graphs.shapes import Captures
 from paceline.engine.cuda.model import GpuLlama
 from paceline.engine.cuda.paged_attention import PagedAttention
 from paceline.engine.cuda.sampling.encoding import Results, decode, is_codable
-from paceline.engine.sampling.logprobs import Observation, observe
+from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs
 from paceline.engine.sampling.sampler import Sampler
-from paceline.engine.sampling.specs import Draw, Drawn
+from paceline.engine.sampling.specs import Sample, SampleSpec
+from paceline.engine.sampling.torch_sampler import TorchSampler
 from paceline.engine.scheduling.job import Job
 
 # Graphs between two lines in the log.
@@ -35,9 +36,9 @@ class _Row:
     job: Job
     # Of the job's sequence in the batch.
     rank: int
-    draw: Draw
+    spec: SampleSpec
     # The draws of the steps ahead.
-    coming: list[Draw]
+    coming: list[SampleSpec]
 
 
 class GpuRunner:
@@ -54,7 +55,7 @@ class GpuRunner:
         """`captures`: where there are no graphs, shapes are rounded up all the same."""
         self._model, self._attention = model, attention
         self._same_bits, self._device, self._captures = same_bits, device, captures
-        self._sampler = Sampler()
+        self._sampler = Sampler(TorchSampler())
         self._programs: dict[tuple[Shape, int], Program] = {}
         # The last step's.
         self.last: Program | None = None
@@ -87,20 +88,20 @@ class GpuRunner:
         builder = BatchBuilder()
         rows: list[_Row] = []
         for rank, (job, num_rows) in enumerate(shares):
-            wanted = job.draws(num_rows)
+            wanted = job.specs(num_rows)
             builder.add(
-                job.pending[:num_rows], job.sequence.length, job.sequence.blocks, [draw is not None for draw in wanted]
+                job.pending[:num_rows], job.sequence.length, job.sequence.blocks, [spec is not None for spec in wanted]
             )
-            coming = job.coming_draws() if num_rows == len(job.pending) else []
-            drawn = [draw for draw in wanted if draw is not None]
+            coming = job.multi_step_specs() if num_rows == len(job.pending) else []
+            samples = [spec for spec in wanted if spec is not None]
             # Only the last draw of a job is of a token that it feeds.
-            rows += [_Row(job, rank, draw, coming if draw is drawn[-1] else []) for draw in drawn]
+            rows += [_Row(job, rank, spec, coming if spec is samples[-1] else []) for spec in samples]
         batch = builder.build(builder.num_rows)
         program = self.last = self._program_for(batch, self._steps_ahead(rows))
         ahead = [row.coming[: program.num_ahead] for row in rows]
-        program.fill(batch, [row.draw for row in rows], [row.rank for row in rows], ahead)
+        program.fill(batch, [row.spec for row in rows], [row.rank for row in rows], ahead)
         results = program.run()
-        first = iter(zip(rows, self._decoded([row.draw for row in rows], program, results, 0), strict=True))
+        first = iter(zip(rows, self._decoded([row.spec for row in rows], program, results, 0), strict=True))
         for job, num_rows in shares:
             job.sequence.tokens += job.pending[:num_rows]
             del job.pending[:num_rows]
@@ -109,7 +110,7 @@ class GpuRunner:
 
     def _steps_ahead(self, rows: Seq[_Row]) -> int:
         """How many more steps may run in one go: as many as any job wants, if tables can say all their draws."""
-        if not all(map(is_codable, (draw for row in rows for draw in (row.draw, *row.coming)))):
+        if not all(map(is_codable, (spec for row in rows for spec in (row.spec, *row.coming)))):
             return 0
         return self._captures.steps_ahead(max((len(row.coming) for row in rows), default=0))
 
@@ -120,29 +121,29 @@ class GpuRunner:
         for step in range(1, 1 + program.num_ahead):
             going = [(place, row) for place, row in going if len(row.coming) >= step and row.job.pending]
             of_rows = results.of_step(step).at([place for place, _ in going])
-            drawn = decode([row.coming[step - 1] for _, row in going], of_rows)
-            going = [entry for entry, value in zip(going, drawn, strict=True) if value is not None]
-            for (_, row), value in zip(going, filter(lambda each: each is not None, drawn), strict=True):
+            samples = decode([row.coming[step - 1] for _, row in going], of_rows)
+            going = [entry for entry, value in zip(going, samples, strict=True) if value is not None]
+            for (_, row), value in zip(going, filter(lambda each: each is not None, samples), strict=True):
                 row.job.sequence.tokens += row.job.pending
                 row.job.pending.clear()
                 row.job.absorb([value])
 
     def _decoded(
-        self, draws: list[Draw], program: Program, results: Results, step: int
-    ) -> list[tuple[Drawn, Observation | None]]:
+        self, specs: list[SampleSpec], program: Program, results: Results, step: int
+    ) -> list[tuple[Sample, RowLogprobs | None]]:
         """All draws of a step, those that the table could not make drawn again from its logits."""
-        drawn = decode(draws, results.of_step(step))
-        observations: list[Observation | None] = [None] * len(draws)
-        left = [row for row, draw in enumerate(draws) if drawn[row] is None or draw.is_observed]
+        samples = decode(specs, results.of_step(step))
+        row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
+        left = [row for row, spec in enumerate(specs) if samples[row] is None or spec.wants_logprobs]
         if left:
-            logits, others = program.logits[step][left], [draws[row] for row in left]
+            logits, others = program.logits[step][left], [specs[row] for row in left]
             again = self._sampler.sample(logits, others)
-            for row, value, seen in zip(left, again, observe(logits, others, again), strict=True):
-                drawn[row], observations[row] = value, seen
-        return list(zip(drawn, observations, strict=True))
+            for row, value, seen in zip(left, again, compute_logprobs(logits, others, again), strict=True):
+                samples[row], row_logprobs[row] = value, seen
+        return list(zip(samples, row_logprobs, strict=True))
 
-    def _hand_over(self, job: Job, mine: list[tuple[Drawn, Observation | None]]) -> None:
-        job.observe([observation for _, observation in mine if observation is not None])
+    def _hand_over(self, job: Job, mine: list[tuple[Sample, RowLogprobs | None]]) -> None:
+        job.absorb_logprobs([logprobs for _, logprobs in mine if logprobs is not None])
         job.absorb([value for value, _ in mine])
 
     def _program_for(self, batch: Batch, num_ahead: int) -> Program:

@@ -1,4 +1,4 @@
-"""What the ways to make draws have in common (see `sampler`)."""
+"""What the sampler backends have in common (see `sampler`)."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -6,31 +6,33 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.engine.sampling.specs import Draw, Drawn
+from paceline.engine.sampling.specs import Sample, SampleSpec
 
-# Draws of one kind, from as many rows of logits: [num_draws, vocab_size].
-Maker = Callable[[torch.Tensor, list[Any]], Seq[Drawn]]
+# Samples rows whose specs are all of one kind; logits: [num_specs, vocab_size].
+SampleAlike = Callable[[torch.Tensor, list[Any]], Seq[Sample]]
 
 
-class Way(Protocol):
-    """One way to make draws."""
+class SamplerBackend(Protocol):
+    """One way to sample from logits."""
 
-    def takes(self, logits: torch.Tensor, draw: Draw) -> bool:
-        """Whether it may make this draw from such logits."""
+    def supports(self, spec: SampleSpec) -> bool:
+        """Whether the backend knows this kind of spec."""
         ...
 
-    def draw(self, logits: torch.Tensor, draws: Seq[Any]) -> Seq[Drawn]:
-        """logits: [num_draws, vocab_size] float32. None for a draw that must be left to the next way."""
+    def sample(self, logits: torch.Tensor, specs: Seq[Any]) -> Seq[Sample]:
+        """logits: [num_specs, vocab_size] float32. None for a row that must be left to the next backend."""
         ...
 
 
-def draw_by_kind(makers: Mapping[type[Draw], Maker], logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
-    """Each kind's draws together."""
-    results: list[Drawn] = [None] * len(draws)
-    for kind, make in makers.items():
-        rows = [row for row, draw in enumerate(draws) if type(draw) is kind]
+def sample_by_kind(
+    samplers: Mapping[type[SampleSpec], SampleAlike], logits: torch.Tensor, specs: Seq[SampleSpec]
+) -> list[Sample]:
+    """Samples the rows of each kind of spec together."""
+    results: list[Sample] = [None] * len(specs)
+    for kind, sample_alike in samplers.items():
+        rows = [row for row, spec in enumerate(specs) if type(spec) is kind]
         if rows:
-            chosen = logits if len(rows) == len(draws) else logits[rows]
-            for row, drawn in zip(rows, make(chosen, [draws[row] for row in rows]), strict=True):
-                results[row] = drawn
+            chosen = logits if len(rows) == len(specs) else logits[rows]
+            for row, sample in zip(rows, sample_alike(chosen, [specs[row] for row in rows]), strict=True):
+                results[row] = sample
     return results

@@ -4,22 +4,22 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from paceline.engine.sampling.specs import Draw, TokensBefore
+from paceline.engine.sampling.specs import SampleSpec, TokensBefore
 from paceline.sampling import SamplingParams
 
 
-def adjust(logits: torch.Tensor, draws: Seq[Draw]) -> None:
+def process_logits(logits: torch.Tensor, specs: Seq[SampleSpec]) -> None:
     """Changes logits: [num_draws, vocab_size] float32 in place, each row by its own draw alone."""
-    for row, draw in enumerate(draws):
-        if draw.is_adjusted:
-            _adjust_row(logits[row], draw)
+    for row, spec in enumerate(specs):
+        if spec.is_processed:
+            _process_row(logits[row], spec)
 
 
-def _adjust_row(logits: torch.Tensor, draw: Draw) -> None:
+def _process_row(logits: torch.Tensor, spec: SampleSpec) -> None:
     """logits: [vocab_size]."""
-    sampling, device = draw.sampling, logits.device
-    if draw.before is not None:
-        _penalise(logits, sampling, draw.before)
+    sampling, device = spec.sampling, logits.device
+    if spec.before is not None:
+        _penalise(logits, sampling, spec.before)
     if sampling.logit_bias:
         ids = torch.tensor(list(sampling.logit_bias), device=device)
         logits[ids] += torch.tensor(list(sampling.logit_bias.values()), device=device)
@@ -28,7 +28,7 @@ def _adjust_row(logits: torch.Tensor, draw: Draw) -> None:
         allowed = logits[ids]
         logits.fill_(-torch.inf)
         logits[ids] = allowed
-    banned = (*sampling.banned_token_ids, *draw.banned)
+    banned = (*sampling.banned_token_ids, *spec.banned)
     if banned:
         logits[torch.tensor(banned, device=device)] = -torch.inf
 

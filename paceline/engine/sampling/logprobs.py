@@ -12,61 +12,70 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.engine.sampling.specs import Draw, Drawn, FromOutside, Judged, LikeliestJudging, Outside, Score, Supported
+from paceline.engine.sampling.specs import (
+    ArgmaxWithLenience,
+    ComplementSample,
+    LenientSample,
+    Sample,
+    SampleComplement,
+    SampleSpec,
+    Score,
+    TruncatedSample,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class RowLogprobs:
     """Of one row."""
 
     # Entropy over ln(vocabulary), in [0, 1].
     entropy: float
-    # Log-probabilities of the tokens a draw is asked about (see `asked_tokens`).
+    # Log-probabilities of the tokens a draw is asked about (see `scored_tokens`).
     chosen: NDArray[np.float32]
     # The likeliest tokens and their log-probabilities, likeliest first: [num_logprobs].
     top_ids: NDArray[np.int64]
     top: NDArray[np.float32]
 
 
-def observe(logits: torch.Tensor, draws: Seq[Draw], drawn: Seq[Drawn]) -> list[Observation | None]:
+def compute_logprobs(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[Sample]) -> list[RowLogprobs | None]:
     """logits: [num_draws, vocab_size] float32, adjusted. None for draws that want no observation."""
-    rows = [row for row, draw in enumerate(draws) if draw.is_observed]
-    observations: list[Observation | None] = [None] * len(draws)
+    rows = [row for row, spec in enumerate(specs) if spec.wants_logprobs]
+    row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
     if rows:
         log_probs = torch.log_softmax(logits[rows].double(), dim=-1)  # [num_observed, vocab_size]
         for index, row in enumerate(rows):
-            observations[row] = _observe_row(log_probs[index], draws[row], drawn[row])
-    return observations
+            row_logprobs[row] = _compute_row(log_probs[index], specs[row], samples[row])
+    return row_logprobs
 
 
-def asked_tokens(draw: Draw, drawn: Drawn) -> list[int]:
+def scored_tokens(spec: SampleSpec, sample: Sample) -> list[int]:
     """All tokens that may be emitted here: the support and the token drawn outside it, a draft that is
     judged, the token drawn; or the one to score."""
-    match drawn:
-        case Outside():
-            assert isinstance(draw, FromOutside)
-            return [*draw.support.tolist(), drawn.token]
-        case Judged():
-            assert isinstance(draw, LikeliestJudging)
-            return [drawn.token, draw.draft]
-        case Supported():
-            return [drawn.token]
+    match sample:
+        case ComplementSample():
+            assert isinstance(spec, SampleComplement)
+            return [*spec.support.tolist(), sample.token]
+        case LenientSample():
+            assert isinstance(spec, ArgmaxWithLenience)
+            return [sample.token, spec.draft]
+        case TruncatedSample():
+            return [sample.token]
         case None:
-            assert isinstance(draw, Score)
-            return [draw.token]
-    return [drawn]
+            assert isinstance(spec, Score)
+            return [spec.token]
+    return [sample]
 
 
-def _observe_row(log_probs: torch.Tensor, draw: Draw, drawn: Drawn) -> Observation:
+def _compute_row(log_probs: torch.Tensor, spec: SampleSpec, sample: Sample) -> RowLogprobs:
     """log_probs: [vocab_size] float64."""
     entropy = 0.0
-    if draw.wants_entropy:
+    if spec.wants_entropy:
         # By cumulative sum: the library may split a plain sum over one row between threads.
         parts = torch.special.entr(log_probs.exp()).cumsum(dim=-1)
         entropy = float(parts[-1]) / math.log(len(log_probs))
-    chosen: list[int] = [] if draw.num_logprobs is None else asked_tokens(draw, drawn)
-    top, top_ids = log_probs.topk(draw.num_logprobs or 0)
-    return Observation(
+    chosen: list[int] = [] if spec.num_logprobs is None else scored_tokens(spec, sample)
+    top, top_ids = log_probs.topk(spec.num_logprobs or 0)
+    return RowLogprobs(
         entropy=entropy,
         chosen=log_probs[torch.tensor(chosen, dtype=torch.int64, device=log_probs.device)].float().cpu().numpy(),
         top_ids=top_ids.cpu().numpy(),

@@ -1,38 +1,36 @@
-"""A batch of logits and draw specifications -> small results, computed where the logits are.
+"""A batch of logits and sample specs -> samples, computed where the logits are.
 
-Each row's result depends on that row alone, so that a draw does not change with what is
-drawn beside it: also who makes a draw is decided by the row and the draw.
+Each row's sample depends on that row alone, so that it does not change with the rows beside it. Which backend
+samples a row is decided by the row and its spec as well.
 """
 
 from collections.abc import Sequence as Seq
 
 import torch
 
-from paceline.engine.cpu.sampling.gumbel_sampler import Tempered
-from paceline.engine.cpu.sampling.top_k_sampler import Ranked
-from paceline.engine.sampling.backends import Way
-from paceline.engine.sampling.logits_processors import adjust
-from paceline.engine.sampling.specs import Draw, Drawn
-from paceline.engine.sampling.torch_sampler import TensorDraws
+from paceline.engine.sampling.backends import SamplerBackend
+from paceline.engine.sampling.logits_processors import process_logits
+from paceline.engine.sampling.specs import Sample, SampleSpec
 
 
 class Sampler:
-    """Has each draw made by the first way that takes it, the fastest ones first."""
+    """Samples each row with the first of its backends that supports the row's spec."""
 
-    def __init__(self) -> None:
-        self._ways: tuple[Way, ...] = (Tempered(), Ranked(), TensorDraws())
+    def __init__(self, *backends: SamplerBackend) -> None:
+        """`backends`: the fastest first; the last one must support every spec."""
+        self._backends = backends
 
-    def sample(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
-        """logits: [num_draws, vocab_size] float32, changed in place to those drawn from."""
-        adjust(logits, draws)
-        results: list[Drawn] = [None] * len(draws)
-        left = list(range(len(draws)))
-        for way in self._ways:
-            rows = [row for row in left if way.takes(logits, draws[row])]
+    def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:
+        """logits: [num_specs, vocab_size] float32, changed in place to those sampled from."""
+        process_logits(logits, specs)
+        results: list[Sample] = [None] * len(specs)
+        left = list(range(len(specs)))
+        for backend in self._backends:
+            rows = [row for row in left if backend.supports(specs[row])]
             if rows:
-                chosen = logits if len(rows) == len(draws) else logits[rows]
-                for row, drawn in zip(rows, way.draw(chosen, [draws[row] for row in rows]), strict=True):
-                    results[row] = drawn
+                chosen = logits if len(rows) == len(specs) else logits[rows]
+                for row, sample in zip(rows, backend.sample(chosen, [specs[row] for row in rows]), strict=True):
+                    results[row] = sample
             left = [row for row in left if results[row] is None]
             if not left:
                 break

@@ -17,7 +17,7 @@ class TokensBefore:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SampleSpec:
     """What all draws have in common."""
 
     sampling: SamplingParams
@@ -30,62 +30,62 @@ class Draw:
     wants_entropy: bool = field(default=False, kw_only=True)
 
     @property
-    def is_observed(self) -> bool:
+    def wants_logprobs(self) -> bool:
         return self.wants_entropy or self.num_logprobs is not None
 
     @property
-    def is_adjusted(self) -> bool:
+    def is_processed(self) -> bool:
         """Whether the model's own logits are not the ones to draw from."""
         sampling = self.sampling
         lists = sampling.allowed_token_ids or sampling.banned_token_ids or self.banned
         return bool(lists or sampling.logit_bias) or self.before is not None
 
     @property
-    def takes_any_order(self) -> bool:
+    def needs_no_token_ids(self) -> bool:
         """Whether it draws by the logits alone, whichever tokens they are of."""
         return False
 
 
 @dataclass(frozen=True, slots=True)
-class Likeliest(Draw):
+class Argmax(SampleSpec):
     """The likeliest token. Gives int."""
 
     @property
-    def takes_any_order(self) -> bool:
-        return not (self.is_adjusted or self.is_observed)
+    def needs_no_token_ids(self) -> bool:
+        return not (self.is_processed or self.wants_logprobs)
 
 
 @dataclass(frozen=True, slots=True)
-class LikeliestJudging(Draw):
-    """The likeliest token, and whether `draft` is at least `lenience` times as likely. Gives Judged."""
+class ArgmaxWithLenience(SampleSpec):
+    """The likeliest token, and whether `draft` is at least `lenience` times as likely. Gives LenientSample."""
 
     draft: int
     lenience: float
 
 
 @dataclass(frozen=True, slots=True)
-class GumbelMax(Draw):
+class GumbelMax(SampleSpec):
     """A token by Gumbel-max with the noise of `key`: who shares the key shares the noise. Gives int."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True)
-class FromSupport(Draw):
-    """A token sampled from the likeliest few, and the distribution it was sampled from. Gives Supported."""
+class SampleTruncated(SampleSpec):
+    """A token sampled from the likeliest few, and the distribution it was sampled from. Gives TruncatedSample."""
 
     uniform: float
     max_size: int
     min_mass: float
 
     @property
-    def takes_any_order(self) -> bool:
-        return not (self.is_adjusted or self.is_observed)
+    def needs_no_token_ids(self) -> bool:
+        return not (self.is_processed or self.wants_logprobs)
 
 
 @dataclass(frozen=True, slots=True)
-class FromOutside(Draw):
-    """A token sampled from outside `support`, and the probabilities inside. Gives Outside.
+class SampleComplement(SampleSpec):
+    """A token sampled from outside `support`, and the probabilities inside. Gives ComplementSample.
 
     With an empty support: a token from the whole distribution.
     """
@@ -95,19 +95,19 @@ class FromOutside(Draw):
 
 
 @dataclass(frozen=True, slots=True)
-class Score(Draw):
+class Score(SampleSpec):
     """No token: the observation of `token` alone, by the model's own distribution. Gives None."""
 
     token: int
 
     @property
-    def is_adjusted(self) -> bool:
+    def is_processed(self) -> bool:
         return False
 
 
 @dataclass(frozen=True, slots=True)
-class Supported:
-    """Result of FromSupport: `token` was sampled from exactly `probs` (over their sum)."""
+class TruncatedSample:
+    """Result of SampleTruncated: `token` was sampled from exactly `probs` (over their sum)."""
 
     token: int
     support: NDArray[np.int64]  # [support_size]
@@ -115,8 +115,8 @@ class Supported:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
-    """Result of FromOutside. `token` means nothing where `mass` is 0."""
+class ComplementSample:
+    """Result of SampleComplement. `token` means nothing where `mass` is 0."""
 
     token: int
     mass: float
@@ -124,11 +124,11 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """Result of LikeliestJudging."""
+class LenientSample:
+    """Result of ArgmaxWithLenience."""
 
     token: int
     accepts: bool
 
 
-Drawn = int | Supported | Outside | Judged | None
+Sample = int | TruncatedSample | ComplementSample | LenientSample | None

@@ -7,19 +7,19 @@ import torch
 from torch.nn import functional
 
 from paceline.engine.sampling import noise
-from paceline.engine.sampling.backends import Maker, draw_by_kind
+from paceline.engine.sampling.backends import SampleAlike, sample_by_kind
 from paceline.engine.sampling.specs import (
-    Draw,
-    Drawn,
-    FromOutside,
-    FromSupport,
+    Argmax,
+    ArgmaxWithLenience,
+    ComplementSample,
     GumbelMax,
-    Judged,
-    Likeliest,
-    LikeliestJudging,
-    Outside,
+    LenientSample,
+    Sample,
+    SampleComplement,
+    SampleSpec,
+    SampleTruncated,
     Score,
-    Supported,
+    TruncatedSample,
 )
 from paceline.sampling import SamplingParams
 
@@ -27,77 +27,77 @@ from paceline.sampling import SamplingParams
 CANDIDATES = (256, 4096)
 
 
-class TensorDraws:
+class TorchSampler:
     """Groups draws by kind and makes each group in a few tensor operations, on any device."""
 
     def __init__(self) -> None:
-        self._makers: dict[type[Draw], Maker] = {
-            Likeliest: self._likeliest,
-            LikeliestJudging: self._likeliest_judging,
+        self._makers: dict[type[SampleSpec], SampleAlike] = {
+            Argmax: self._argmax_specs,
+            ArgmaxWithLenience: self._argmax_with_lenience,
             GumbelMax: self._gumbel_max,
-            FromSupport: self._from_support,
-            FromOutside: self._from_outside,
-            Score: lambda logits, draws: [None] * len(draws),
+            SampleTruncated: self._sample_truncated,
+            SampleComplement: self._sample_complement,
+            Score: lambda logits, specs: [None] * len(specs),
         }
 
-    def takes(self, logits: torch.Tensor, draw: Draw) -> bool:
+    def supports(self, spec: SampleSpec) -> bool:
         """Every one."""
         return True
 
-    def draw(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Drawn]:
+    def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:
         """logits: [num_draws, vocab_size] float32."""
-        return draw_by_kind(self._makers, logits, draws)
+        return sample_by_kind(self._makers, logits, specs)
 
-    def _likeliest(self, logits: torch.Tensor, draws: list[Likeliest]) -> list[int]:
+    def _argmax_specs(self, logits: torch.Tensor, specs: list[Argmax]) -> list[int]:
         return _argmax(logits).tolist()
 
-    def _likeliest_judging(self, logits: torch.Tensor, draws: list[LikeliestJudging]) -> list[Judged]:
+    def _argmax_with_lenience(self, logits: torch.Tensor, specs: list[ArgmaxWithLenience]) -> list[LenientSample]:
         """p(draft) >= lenience max p (2211.17192, A.5), by the logits: the softmax's total cancels."""
         tokens = _argmax(logits)
         best = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
-        drafts = torch.tensor([draw.draft for draw in draws], device=logits.device).unsqueeze(1)
+        drafts = torch.tensor([spec.draft for spec in specs], device=logits.device).unsqueeze(1)
         margins = (best - logits.gather(1, drafts).squeeze(1)).tolist()
-        accepts = [margin <= -math.log(draw.lenience) for margin, draw in zip(margins, draws, strict=True)]
-        return [Judged(*pair) for pair in zip(tokens.tolist(), accepts, strict=True)]
+        accepts = [margin <= -math.log(spec.lenience) for margin, spec in zip(margins, specs, strict=True)]
+        return [LenientSample(*pair) for pair in zip(tokens.tolist(), accepts, strict=True)]
 
-    def _gumbel_max(self, logits: torch.Tensor, draws: list[GumbelMax]) -> list[int]:
+    def _gumbel_max(self, logits: torch.Tensor, specs: list[GumbelMax]) -> list[int]:
         """argmax(log p + Gumbel noise) follows p."""
-        log_probs = probabilities(logits, [draw.sampling for draw in draws]).log()
-        keys = [draw.key for draw in draws]
+        log_probs = probabilities(logits, [spec.sampling for spec in specs]).log()
+        keys = [spec.key for spec in specs]
         return _argmax(log_probs + noise.gumbel(keys, logits.shape[-1], logits.device)).tolist()
 
-    def _from_support(self, logits: torch.Tensor, draws: list[FromSupport]) -> list[Supported]:
-        probs = probabilities(logits, [draw.sampling for draw in draws])
-        size = min(max(draw.max_size for draw in draws), logits.shape[-1])
+    def _sample_truncated(self, logits: torch.Tensor, specs: list[SampleTruncated]) -> list[TruncatedSample]:
+        probs = probabilities(logits, [spec.sampling for spec in specs])
+        size = min(max(spec.max_size for spec in specs), logits.shape[-1])
         top, ids = probs.topk(size, dim=-1)  # [num_draws, size]
         before = top.cumsum(dim=-1) - top  # mass of likelier tokens
-        limit = torch.tensor([[draw.max_size, draw.min_mass] for draw in draws], dtype=torch.float64, device=top.device)
+        limit = torch.tensor([[spec.max_size, spec.min_mass] for spec in specs], dtype=torch.float64, device=top.device)
         rank = torch.arange(size, device=top.device)
         keep = (rank < limit[:, :1]) & (before < limit[:, 1:]) & (top > 0)
         kept = top * keep
         kept = (kept / kept.cumsum(dim=-1)[:, -1:]).to(torch.float32)
         # What is sent must be what was sampled from: float32, rounded before the draw.
-        token_rank, _ = _invert(kept.double(), [draw.uniform for draw in draws])
+        token_rank, _ = _invert(kept.double(), [spec.uniform for spec in specs])
         sizes = keep.sum(dim=-1).tolist()
         tokens = ids.gather(1, token_rank.unsqueeze(1)).squeeze(1).tolist()
         ids_out, probs_out = ids.cpu().numpy(), kept.cpu().numpy()
         return [
-            Supported(token, ids_out[row, :size], probs_out[row, :size])
+            TruncatedSample(token, ids_out[row, :size], probs_out[row, :size])
             for row, (token, size) in enumerate(zip(tokens, sizes, strict=True))
         ]
 
-    def _from_outside(self, logits: torch.Tensor, draws: list[FromOutside]) -> list[Outside]:
-        probs = probabilities(logits, [draw.sampling for draw in draws])
-        sizes = [len(draw.support) for draw in draws]
-        row_of = torch.arange(len(draws)).repeat_interleave(torch.tensor(sizes)).to(logits.device)
-        ids = torch.cat([torch.from_numpy(draw.support) for draw in draws]).to(logits.device)
+    def _sample_complement(self, logits: torch.Tensor, specs: list[SampleComplement]) -> list[ComplementSample]:
+        probs = probabilities(logits, [spec.sampling for spec in specs])
+        sizes = [len(spec.support) for spec in specs]
+        row_of = torch.arange(len(specs)).repeat_interleave(torch.tensor(sizes)).to(logits.device)
+        ids = torch.cat([torch.from_numpy(spec.support) for spec in specs]).to(logits.device)
         inside = probs[row_of, ids]  # [sum of support sizes]
         # Summed over the complement: 1 - sum(inside) would let a banned token out by rounding.
         probs[row_of, ids] = 0
-        tokens, masses = _invert(probs, [draw.uniform for draw in draws])
+        tokens, masses = _invert(probs, [spec.uniform for spec in specs])
         parts = inside.to(torch.float32).cpu().split(sizes)
         rows = zip(tokens.tolist(), masses.tolist(), parts, strict=True)
-        return [Outside(token, mass, part.numpy()) for token, mass, part in rows]
+        return [ComplementSample(token, mass, part.numpy()) for token, mass, part in rows]
 
 
 def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:

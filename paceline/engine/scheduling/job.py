@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from paceline.engine.cache.sequence import Sequence
-from paceline.engine.sampling.logprobs import Observation
-from paceline.engine.sampling.specs import Draw, Drawn, TokensBefore
+from paceline.engine.sampling.logprobs import RowLogprobs
+from paceline.engine.sampling.specs import Sample, SampleSpec, TokensBefore
 
 
 class Job(ABC):
@@ -29,20 +29,20 @@ class Job(ABC):
         self._computed_s = 0.0
 
     @abstractmethod
-    def draws(self, num_rows: int) -> list[Draw | None]:
+    def specs(self, num_rows: int) -> list[SampleSpec | None]:
         """What is wanted of the first `num_rows` pending rows; None where logits do not matter."""
 
-    def coming_draws(self) -> list[Draw]:
+    def multi_step_specs(self) -> list[SampleSpec]:
         """The draws of the steps after the one that feeds all of `pending`, where each of those feeds just what was
         drawn before it, and draws by nothing else: they may then run in one go. Empty where that is not so."""
         return []
 
     @abstractmethod
-    def observe(self, observations: list[Observation]) -> None:
+    def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
         """Takes what draws of this step asked to observe, before `absorb`."""
 
     @abstractmethod
-    def absorb(self, drawn: list[Drawn]) -> None:
+    def absorb(self, samples: list[Sample]) -> None:
         """Takes the results of the rows whose draws were not None, after these rows left `pending`."""
 
     @property

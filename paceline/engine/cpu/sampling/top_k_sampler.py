@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from paceline.engine.cpu.kernels.choosing import PART
 from paceline.engine.cpu.kernels.ranking import rank_tokens
 from paceline.engine.cpu.sampling.scratch import Scratch
-from paceline.engine.sampling.specs import Draw, Drawn, FromOutside, FromSupport, GumbelMax, Outside, Supported
+from paceline.engine.sampling.specs import (
+    ComplementSample,
+    GumbelMax,
+    Sample,
+    SampleComplement,
+    SampleSpec,
+    SampleTruncated,
+    TruncatedSample,
+)
 from paceline.noise import gumbel
 from paceline.sampling import SamplingParams
 
@@ -52,66 +60,66 @@ class Ranking:
         return Ranking(self.ids[: len(top)][keep], kept / kept.sum(), is_whole=True)
 
 
-class Ranked:
+class TopKKernelSampler:
     """Ranks rows by a kernel and draws from what it found."""
 
     def __init__(self) -> None:
         self._scratch = Scratch()
 
     @staticmethod
-    def takes(logits: torch.Tensor, draw: Draw) -> bool:
+    def supports(spec: SampleSpec) -> bool:
         """Whether a few tokens may decide it."""
-        if draw.sampling.is_greedy or logits.device.type != "cpu":
+        if spec.sampling.is_greedy:
             return False
-        if isinstance(draw, FromSupport):
-            return draw.max_size <= MOST
-        return isinstance(draw, GumbelMax | FromOutside) and not draw.sampling.is_only_tempered
+        if isinstance(spec, SampleTruncated):
+            return spec.max_size <= MOST
+        return isinstance(spec, GumbelMax | SampleComplement) and not spec.sampling.is_untruncated
 
-    def draw(self, logits: torch.Tensor, draws: Seq[Any]) -> list[Drawn]:
+    def sample(self, logits: torch.Tensor, specs: Seq[Any]) -> list[Sample]:
         """None for a row that needs more tokens. logits: [num_draws, vocab_size] float32."""
-        return [self._draw(*each) for each in zip(self._rank(logits, draws), draws, strict=True)]
+        return [self._sample(*each) for each in zip(self._rank(logits, specs), specs, strict=True)]
 
-    def _rank(self, logits: torch.Tensor, draws: Seq[Draw]) -> list[Ranking]:
+    def _rank(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Ranking]:
         num_rows, vocab_size = logits.shape
         ids, probs = np.empty((num_rows, MOST), np.int64), np.empty((num_rows, MOST))
         sums, counts = np.empty((num_rows, -(-vocab_size // PART))), np.empty(num_rows, np.int64)
-        temperatures, rows = np.array([draw.sampling.temperature for draw in draws]), logits.numpy()
+        temperatures, rows = np.array([spec.sampling.temperature for spec in specs]), logits.numpy()
         rank_tokens(rows, temperatures, self._scratch.like(rows), sums, ids, probs, counts)
         return [
             Ranking(ids[row, :count], probs[row, :count], is_whole=count < MOST or count == vocab_size)
             for row, count in enumerate(counts.tolist())
         ]
 
-    def _draw(self, ranking: Ranking, draw: Draw) -> Drawn:
-        kept = ranking if draw.sampling.is_only_tempered else ranking.truncated(draw.sampling)
+    def _sample(self, ranking: Ranking, spec: SampleSpec) -> Sample:
+        kept = ranking if spec.sampling.is_untruncated else ranking.truncated(spec.sampling)
         if kept is None:
             return None
-        if isinstance(draw, FromSupport):
-            return _from_support(kept, draw)
-        if isinstance(draw, GumbelMax):
-            return int(kept.ids[np.argmax(np.log(kept.probs) + gumbel(draw.key, kept.ids))])
-        assert isinstance(draw, FromOutside)
-        return _from_outside(kept, draw)
+        if isinstance(spec, SampleTruncated):
+            return _sample_truncated(kept, spec)
+        if isinstance(spec, GumbelMax):
+            return int(kept.ids[np.argmax(np.log(kept.probs) + gumbel(spec.key, kept.ids))])
+        assert isinstance(spec, SampleComplement)
+        return _sample_complement(kept, spec)
 
 
-def _from_support(kept: Ranking, draw: FromSupport) -> Supported:
+def _sample_truncated(kept: Ranking, spec: SampleTruncated) -> TruncatedSample:
     """From the likeliest few that hold the mass."""
     sums = kept.probs.cumsum()
-    size = int(np.searchsorted(sums, draw.min_mass)) + 1
-    size = min(size, draw.max_size, int(np.count_nonzero(kept.probs)))
+    size = int(np.searchsorted(sums, spec.min_mass)) + 1
+    size = min(size, spec.max_size, int(np.count_nonzero(kept.probs)))
     # What is sent must be what was sampled from: float32, rounded before the draw.
     probs = (kept.probs[:size] / sums[size - 1]).astype(np.float32)
-    return Supported(int(kept.ids[_invert(probs.astype(np.float64), draw.uniform)]), kept.ids[:size], probs)
+    return TruncatedSample(int(kept.ids[_invert(probs.astype(np.float64), spec.uniform)]), kept.ids[:size], probs)
 
 
-def _from_outside(kept: Ranking, draw: FromOutside) -> Outside:
+def _sample_complement(kept: Ranking, spec: SampleComplement) -> ComplementSample:
     order = np.argsort(kept.ids)
     ids, left = kept.ids[order], kept.probs[order]
-    places = np.minimum(np.searchsorted(ids, draw.support), len(ids) - 1)
-    is_kept = ids[places] == draw.support
+    places = np.minimum(np.searchsorted(ids, spec.support), len(ids) - 1)
+    is_kept = ids[places] == spec.support
     inside = np.where(is_kept, left[places], 0.0).astype(np.float32)
     left[places[is_kept]] = 0
-    return Outside(int(ids[_invert(left, draw.uniform)]), float(left.sum()), inside)
+    return ComplementSample(int(ids[_invert(left, spec.uniform)]), float(left.sum()), inside)
 
 
 def _invert(probs: Floats, uniform: float) -> int:

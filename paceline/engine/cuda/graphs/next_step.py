@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 
 from paceline.engine.cuda.forward_plan import Plan
-from paceline.engine.cuda.sampling.table import NUM_FOUND, TOKEN, DrawnTable
+from paceline.engine.cuda.sampling.table import NUM_FOUND, TOKEN, SampleTable
 
 
 @triton.jit(do_not_specialize=["step", "table_width"])
 def _follow(
-    drawn, ranks, num_steps, first_positions, wanted, tables, tokens, positions, slots, rows, tiles,
+    samples, ranks, num_steps, first_positions, wanted, tables, tokens, positions, slots, rows, tiles,
     step, table_width, trash_slot, BLOCK_TOKENS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -21,7 +21,7 @@ def _follow(
     position = tl.where(goes_on, tl.load(first_positions + tl.load(wanted + row)) + step, -1)
     at = tl.maximum(position, 0)
     block = tl.load(tables + rank.to(tl.int64) * table_width + at // BLOCK_TOKENS)
-    tl.store(tokens + row, tl.load(drawn + row * NUM_FOUND + TOKEN).to(tl.int32))
+    tl.store(tokens + row, tl.load(samples + row * NUM_FOUND + TOKEN).to(tl.int32))
     tl.store(positions + row, position)
     tl.store(slots + row, tl.where(goes_on, block * BLOCK_TOKENS + at % BLOCK_TOKENS, trash_slot))
     tl.store(rows + row, row)
@@ -33,7 +33,7 @@ def _follow(
 
 
 def follow(
-    first: Plan, drawn: DrawnTable, ranks: torch.Tensor, num_steps: torch.Tensor, step: int,
+    first: Plan, samples: SampleTable, ranks: torch.Tensor, num_steps: torch.Tensor, step: int,
     block_size: int, trash_slot: int,
 ) -> Plan:  # fmt: skip
     """The plan of the `step`-th step behind `first`, feeding the tokens drawn.
@@ -44,7 +44,7 @@ def follow(
     tokens, positions, slots, rows = (torch.empty(count, dtype=torch.int32, device=ranks.device) for _ in range(4))
     tiles = torch.empty((count, 4), dtype=torch.int32, device=ranks.device)
     _follow[(count,)](
-        drawn.numbers, ranks, num_steps, first.positions, first.wanted, first.tables, tokens, positions, slots, rows,
+        samples.numbers, ranks, num_steps, first.positions, first.wanted, first.tables, tokens, positions, slots, rows,
         tiles, step, first.tables.shape[1], trash_slot, BLOCK_TOKENS=block_size,
     )  # fmt: skip
     return replace(first, tokens=tokens, positions=positions, slots=slots, wanted=rows, tiles=tiles)

@@ -16,10 +16,10 @@ from paceline.engine.cuda.graphs.next_step import follow
 from paceline.engine.cuda.model import GpuLlama
 from paceline.engine.cuda.paged_attention import PagedAttention
 from paceline.engine.cuda.sampling.encoding import Results, encode
-from paceline.engine.cuda.sampling.table import MOST, Column, DrawnTable, DrawTable, Found
-from paceline.engine.cuda.sampling.token_selection import draw_all
+from paceline.engine.cuda.sampling.table import MOST, Column, Found, SampleTable, SpecTable
+from paceline.engine.cuda.sampling.token_selection import sample_all
 from paceline.engine.cuda.staging import Staging
-from paceline.engine.sampling.specs import Draw
+from paceline.engine.sampling.specs import SampleSpec
 
 # Forwards before a capture: Triton compiles, the library chooses its kernels.
 WARM_UPS = 2
@@ -48,20 +48,20 @@ class Program:
         # Of each wanted row its sequence's rank, and in how many of the steps ahead it goes on.
         self._followers = _Pair((2, wanted), torch.int32, device)
         self.logits = logits[: steps * wanted].view(steps, wanted, -1)
-        self._drawn = (
+        self._samples = (
             _Pair((steps, wanted, len(Found)), torch.float64, device),
             _Pair((steps, wanted, MOST), torch.int32, device),
             _Pair((steps, wanted, MOST), torch.float32, device),
         )
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def fill(self, batch: Batch, draws: Seq[Draw], ranks: Seq[int], coming: Seq[Seq[Draw]]) -> None:
+    def fill(self, batch: Batch, specs: Seq[SampleSpec], ranks: Seq[int], coming: Seq[Seq[SampleSpec]]) -> None:
         """Sends a batch off. For each wanted row: its draw, its sequence's rank, and the draws of the steps ahead."""
         vocab_size = self._model.config.vocab_size
         self.staging.fill(batch)
         for step in range(1 + self.num_ahead):
             # Where a sequence does not go on, any draw will do.
-            of_step = [([first, *each] + [first] * step)[step] for first, each in zip(draws, coming, strict=True)]
+            of_step = [([first, *each] + [first] * step)[step] for first, each in zip(specs, coming, strict=True)]
             encode(of_step, vocab_size, self._numbers.here[step], self._supports.here[step])
         self._followers.here[:] = 0
         self._followers.here[0, : len(ranks)] = ranks
@@ -74,7 +74,7 @@ class Program:
         self.launch()
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        return Results(*(pair.here for pair in self._drawn))
+        return Results(*(pair.here for pair in self._samples))
 
     def launch(self) -> None:
         """Has the device compute, and does not wait for it."""
@@ -98,13 +98,13 @@ class Program:
         first = plan = self.staging.plan
         ranks, num_steps = self._followers.there
         for step in range(1 + self.num_ahead):
-            drawn = DrawnTable(*(pair.there[step] for pair in self._drawn))
+            samples = SampleTable(*(pair.there[step] for pair in self._samples))
             logits = self._model.forward(plan, self._attention, self.logits[step])
-            draw_all(logits, DrawTable(self._numbers.there[step], self._supports.there[step]), drawn)
+            sample_all(logits, SpecTable(self._numbers.there[step], self._supports.there[step]), samples)
             if step < self.num_ahead:
                 size = self._attention.block_size
-                plan = follow(first, drawn, ranks, num_steps, step + 1, size, self._trash_slot)
-        for pair in self._drawn:
+                plan = follow(first, samples, ranks, num_steps, step + 1, size, self._trash_slot)
+        for pair in self._samples:
             pair.fetch()
 
 

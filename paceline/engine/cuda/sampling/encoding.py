@@ -1,6 +1,6 @@
 """Draws as rows of a table for the GPU, and back.
 
-top-k, top-p and min-p look at the MOST likeliest tokens; a row that needs more says so, and is drawn again by `TensorDraws`, as
+top-k, top-p and min-p look at the MOST likeliest tokens; a row that needs more says so, and is drawn again by `TorchSampler`, as
 are draws with no code.
 """
 
@@ -12,20 +12,20 @@ import numpy as np
 from paceline.engine.cpu.kernels.scalars import Array
 from paceline.engine.cuda.sampling.table import MOST, Column, Found, Kind
 from paceline.engine.sampling.specs import (
-    Draw,
-    Drawn,
-    FromOutside,
-    FromSupport,
+    Argmax,
+    ComplementSample,
     GumbelMax,
-    Likeliest,
-    Outside,
-    Supported,
+    Sample,
+    SampleComplement,
+    SampleSpec,
+    SampleTruncated,
+    TruncatedSample,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A `DrawnTable` on the host, perhaps of several steps: [num_steps, num_draws, ...]."""
+    """A `SampleTable` on the host, perhaps of several steps: [num_steps, num_draws, ...]."""
 
     numbers: Array
     ids: Array
@@ -45,57 +45,57 @@ class Results:
         return self.numbers[..., Found.IS_COMPLETE] > 0
 
 
-def is_codable(draw: Draw) -> bool:
+def is_codable(spec: SampleSpec) -> bool:
     """Whether a row of a table can say it."""
-    if draw.is_adjusted or draw.is_observed:
+    if spec.is_processed or spec.wants_logprobs:
         return False
-    match draw:
-        case Likeliest() | GumbelMax():
+    match spec:
+        case Argmax() | GumbelMax():
             return True
-        case FromSupport():
-            return draw.max_size <= MOST and not draw.sampling.is_greedy
-        case FromOutside():
-            return len(draw.support) <= MOST and not draw.sampling.is_greedy
+        case SampleTruncated():
+            return spec.max_size <= MOST and not spec.sampling.is_greedy
+        case SampleComplement():
+            return len(spec.support) <= MOST and not spec.sampling.is_greedy
     return False
 
 
-def encode(draws: Seq[Draw], vocab_size: int, numbers: Array, supports: Array) -> None:
+def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Array) -> None:
     """Writes draws that are codable into the first rows of a table's arrays; the others become padding."""
     numbers[:], supports[:] = 0, vocab_size
     numbers[:, Column.TEMPERATURE] = numbers[:, Column.TOP_P] = 1
-    for row, draw in enumerate(draws):
-        sampling, own = draw.sampling, numbers[row]
-        if sampling.is_greedy or not is_codable(draw):
+    for row, spec in enumerate(specs):
+        sampling, own = spec.sampling, numbers[row]
+        if sampling.is_greedy or not is_codable(spec):
             continue
         own[Column.TEMPERATURE], own[Column.TOP_K] = sampling.temperature, sampling.top_k
         own[Column.TOP_P], own[Column.MIN_P] = sampling.top_p, sampling.min_p
         own[Column.IS_CUT] = 0 < sampling.top_k < vocab_size or sampling.top_p < 1 or sampling.min_p > 0
-        match draw:
+        match spec:
             case GumbelMax(key=key):
                 own[Column.KIND] = Kind.GUMBEL
                 own[Column.KEY_LOW], own[Column.KEY_HIGH] = key & 0xFFFFFFFF, key >> 32
-            case FromSupport(uniform=uniform, max_size=max_size, min_mass=min_mass):
+            case SampleTruncated(uniform=uniform, max_size=max_size, min_mass=min_mass):
                 own[Column.KIND], own[Column.UNIFORM] = Kind.SUPPORT, uniform
                 own[Column.MAX_SIZE], own[Column.MIN_MASS] = max_size, min_mass
-            case FromOutside(support=support, uniform=uniform):
+            case SampleComplement(support=support, uniform=uniform):
                 own[Column.KIND], own[Column.UNIFORM] = Kind.OUTSIDE, uniform
                 own[Column.SUPPORT_SIZE] = len(support)
                 supports[row, : len(support)] = support
 
 
-def decode(draws: Seq[Draw], drawn: Results) -> list[Drawn]:
-    """`drawn`: one step's. None for a row that must be drawn another way."""
-    found: list[Drawn] = []
-    for row, draw in enumerate(draws):
-        own, probs = drawn.numbers[row], drawn.probs[row]
+def decode(specs: Seq[SampleSpec], samples: Results) -> list[Sample]:
+    """`samples`: one step's. None for a row that must be drawn another way."""
+    found: list[Sample] = []
+    for row, spec in enumerate(specs):
+        own, probs = samples.numbers[row], samples.probs[row]
         token = int(own[Found.TOKEN])
-        if not (is_codable(draw) and own[Found.IS_COMPLETE]):
+        if not (is_codable(spec) and own[Found.IS_COMPLETE]):
             found.append(None)
-        elif isinstance(draw, FromSupport):
+        elif isinstance(spec, SampleTruncated):
             size = int(own[Found.SIZE])
-            found.append(Supported(token, drawn.ids[row, :size].astype(np.int64), probs[:size].copy()))
-        elif isinstance(draw, FromOutside):
-            found.append(Outside(token, float(own[Found.MASS]), probs[: len(draw.support)].copy()))
+            found.append(TruncatedSample(token, samples.ids[row, :size].astype(np.int64), probs[:size].copy()))
+        elif isinstance(spec, SampleComplement):
+            found.append(ComplementSample(token, float(own[Found.MASS]), probs[: len(spec.support)].copy()))
         else:
             found.append(token)
     return found

@@ -20,7 +20,7 @@ from paceline.engine.cuda.sampling.table import (
     OUTSIDE,
     SUPPORT_SIZE,
     TEMPERATURE,
-    DrawTable,
+    SpecTable,
 )
 from paceline.noise import MIX_1 as _MIX_1
 from paceline.noise import MIX_2 as _MIX_2
@@ -125,7 +125,7 @@ class Parts:
         return triton.next_power_of_2(self.num_parts)
 
 
-def weigh(logits: torch.Tensor, table: DrawTable) -> Parts:
+def weigh(logits: torch.Tensor, table: SpecTable) -> Parts:
     """logits: [num_draws, vocab_size] float32."""
     num_draws, vocab_size = logits.shape
     size = (num_draws, triton.cdiv(vocab_size, PART_TOKENS))

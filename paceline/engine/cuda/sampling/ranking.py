@@ -27,8 +27,8 @@ from paceline.engine.cuda.sampling.table import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
-    DrawnTable,
-    DrawTable,
+    SampleTable,
+    SpecTable,
 )
 
 # Tokens in a part: fewer parts than for weighing, for each leaves MOST.
@@ -115,10 +115,10 @@ def _rank_among(keys, key, peak, temperature, whole):
 
 @triton.jit
 def _cut(
-    merged, numbers, peaks, totals, ids, kept, drawn, drawn_ids, vocab_size, num_parts, PADDED: tl.constexpr,
+    merged, numbers, peaks, totals, ids, kept, samples, drawn_ids, vocab_size, num_parts, PADDED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    its, found = numbers + row * NUM_COLUMNS, drawn + row * NUM_FOUND
+    its, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
     if needs_ranking(its):
         peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
         whole = tl.sum(load_parts(totals, row, num_parts, 0.0, PADDED), 0)
@@ -165,8 +165,8 @@ class Few:
     probs: torch.Tensor  # [num_draws, MOST] float64
 
 
-def rank(logits: torch.Tensor, table: DrawTable, parts: Parts, drawn: DrawnTable) -> Few:
-    """logits: [num_draws, vocab_size] float32. Says in `drawn` which rows are complete, and what supports hold."""
+def rank(logits: torch.Tensor, table: SpecTable, parts: Parts, samples: SampleTable) -> Few:
+    """logits: [num_draws, vocab_size] float32. Says in `samples` which rows are complete, and what supports hold."""
     num_draws, vocab_size = logits.shape
     size = (num_draws, triton.cdiv(vocab_size, PART_TOKENS))
     lists = logits.new_empty((*size, MOST), dtype=torch.int64)
@@ -176,7 +176,7 @@ def rank(logits: torch.Tensor, table: DrawTable, parts: Parts, drawn: DrawnTable
     padded = triton.next_power_of_2(size[1])
     _merge[(num_draws,)](lists, table.numbers, merged, size[1], PADDED=padded, num_warps=NUM_WARPS)
     _cut[(num_draws,)](
-        merged, table.numbers, parts.peaks, parts.totals, few.ids, few.probs, drawn.numbers, drawn.ids,
+        merged, table.numbers, parts.peaks, parts.totals, few.ids, few.probs, samples.numbers, samples.ids,
         vocab_size, parts.num_parts, PADDED=parts.padded, num_warps=NUM_WARPS,
     )  # fmt: skip
     return few

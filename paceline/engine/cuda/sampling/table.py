@@ -52,7 +52,7 @@ class Found(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DrawTable:
+class SpecTable:
     """What to draw."""
 
     numbers: torch.Tensor  # [num_draws, len(Column)] float64
@@ -60,7 +60,7 @@ class DrawTable:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnTable:
+class SampleTable:
     """What was drawn."""
 
     numbers: torch.Tensor  # [num_draws, len(Found)] float64

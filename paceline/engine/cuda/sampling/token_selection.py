@@ -30,8 +30,8 @@ from paceline.engine.cuda.sampling.table import (
     TEMPERATURE,
     TOKEN,
     UNIFORM,
-    DrawnTable,
-    DrawTable,
+    SampleTable,
+    SpecTable,
 )
 
 NOWHERE = tl.constexpr(0x7FFFFFFF)
@@ -49,11 +49,11 @@ def _first_above(sums, weights, target, place):
 
 @triton.jit
 def _from_whole(
-    logits, numbers, supports, peaks, totals, outsides, drawn, drawn_probs, row, vocab_size, num_parts,
+    logits, numbers, supports, peaks, totals, outsides, samples, drawn_probs, row, vocab_size, num_parts,
     PART: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """A token from outside a support, the mass out there, the probabilities inside; nothing is cut off."""
-    its, found = numbers + row * NUM_COLUMNS, drawn + row * NUM_FOUND
+    its, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
     peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
     whole = tl.sum(load_parts(totals, row, num_parts, 0.0, PADDED), 0)
     temperature, size = tl.load(its + TEMPERATURE), tl.load(its + SUPPORT_SIZE).to(tl.int32)
@@ -76,9 +76,9 @@ def _from_whole(
 
 
 @triton.jit
-def _from_few(numbers, supports, ids, kept, drawn, drawn_probs, row):
+def _from_few(numbers, supports, ids, kept, samples, drawn_probs, row):
     """The same from what was not cut off. Tokens stand by likelihood, and are gone through by their ids."""
-    its, found = numbers + row * NUM_COLUMNS, drawn + row * NUM_FOUND
+    its, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
     place = tl.arange(0, FEW)
     token, support = tl.load(ids + row * FEW + place), tl.load(supports + row * FEW + place)
     is_inside = tl.zeros([FEW], tl.int32)
@@ -101,11 +101,11 @@ def _from_few(numbers, supports, ids, kept, drawn, drawn_probs, row):
 
 @triton.jit
 def _choose(
-    logits, numbers, supports, peaks, places, totals, outsides, scores, choices, ids, kept, drawn, drawn_probs,
+    logits, numbers, supports, peaks, places, totals, outsides, scores, choices, ids, kept, samples, drawn_probs,
     vocab_size, num_parts, PART: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    its, found = numbers + row * NUM_COLUMNS, drawn + row * NUM_FOUND
+    its, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
     kind, is_cut = tl.load(its + KIND), tl.load(its + IS_CUT) > 0
     few = row * FEW + tl.arange(0, FEW)
     if kind == LIKELIEST:
@@ -128,21 +128,21 @@ def _choose(
             best = tl.argmax(load_parts(scores, row, num_parts, -float("inf"), PADDED), 0)
             tl.store(found + TOKEN, tl.load(choices + row * num_parts + best).to(tl.float64))
     elif is_cut:
-        _from_few(numbers, supports, ids, kept, drawn, drawn_probs, row)
+        _from_few(numbers, supports, ids, kept, samples, drawn_probs, row)
     else:
         _from_whole(
-            logits, numbers, supports, peaks, totals, outsides, drawn, drawn_probs, row, vocab_size, num_parts,
+            logits, numbers, supports, peaks, totals, outsides, samples, drawn_probs, row, vocab_size, num_parts,
             PART, PADDED,
         )  # fmt: skip
 
 
-def draw_all(logits: torch.Tensor, table: DrawTable, drawn: DrawnTable) -> None:
-    """Writes into `drawn`. logits: [num_draws, vocab_size] float32."""
+def sample_all(logits: torch.Tensor, table: SpecTable, samples: SampleTable) -> None:
+    """Writes into `samples`. logits: [num_draws, vocab_size] float32."""
     num_draws, vocab_size = logits.shape
     parts = weigh(logits, table)
-    few: Few = rank(logits, table, parts, drawn)
+    few: Few = rank(logits, table, parts, samples)
     _choose[(num_draws,)](
         logits, table.numbers, table.supports, parts.peaks, parts.places, parts.totals, parts.outsides, parts.scores,
-        parts.choices, few.ids, few.probs, drawn.numbers, drawn.probs, vocab_size, parts.num_parts,
+        parts.choices, few.ids, few.probs, samples.numbers, samples.probs, vocab_size, parts.num_parts,
         PART=PART_TOKENS, PADDED=parts.padded, num_warps=NUM_WARPS,
     )  # fmt: skip

@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.cpu.sampling.top_k_sampler import MOST, Ranked
-from paceline.engine.sampling.specs import FromOutside, FromSupport, GumbelMax, Outside, Supported
-from paceline.engine.sampling.torch_sampler import TensorDraws
+from paceline.engine.cpu.sampling.top_k_sampler import MOST, TopKKernelSampler
+from paceline.engine.sampling.specs import (
+    ComplementSample,
+    GumbelMax,
+    SampleComplement,
+    SampleTruncated,
+    TruncatedSample,
+)
+from paceline.engine.sampling.torch_sampler import TorchSampler
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.sampling import SamplingParams
 
@@ -39,12 +45,12 @@ def test_few_tokens_decide_as_all_do(vocab_size: int, spread: float, name: str) 
     logits, sampling = make_logits(vocab_size, spread), SamplingParams(temperature=0.8, **TRANSFORMS[name])  # type: ignore[arg-type]
     gumbels = [GumbelMax(sampling, (), match_key(1, row)) for row in range(NUM_ROWS)]
     compare(logits, gumbels)
-    compare(logits, [FromSupport(sampling, (), number, 64, 0.995) for number in numbers(Purpose.DRAFT)])
+    compare(logits, [SampleTruncated(sampling, (), number, 64, 0.995) for number in numbers(Purpose.DRAFT)])
     likeliest = logits.argsort(dim=-1, descending=True).numpy()
     supports = [likeliest[row, : row % min(vocab_size, 12)] for row in range(NUM_ROWS)]
     compare(
         logits,
-        [FromOutside(sampling, (), *each) for each in zip(supports, numbers(Purpose.OUTSIDE), strict=True)],
+        [SampleComplement(sampling, (), *each) for each in zip(supports, numbers(Purpose.OUTSIDE), strict=True)],
     )
 
 
@@ -53,21 +59,23 @@ def test_few_tokens_decide_as_all_do(vocab_size: int, spread: float, name: str) 
 def test_supports_of_whole_distributions_are_the_same(vocab_size: int, spread: float) -> None:
     logits, sampling = make_logits(vocab_size, spread), SamplingParams(temperature=1.0)
     for max_size, min_mass in ((256, 0.995), (5, 0.995), (256, 0.3), (256, 0.9999)):
-        compare(logits, [FromSupport(sampling, (), number, max_size, min_mass) for number in numbers(Purpose.DRAFT)])
+        compare(
+            logits, [SampleTruncated(sampling, (), number, max_size, min_mass) for number in numbers(Purpose.DRAFT)]
+        )
 
 
-def compare(logits: torch.Tensor, draws: list[GumbelMax] | list[FromSupport] | list[FromOutside]) -> None:
-    exact = TensorDraws().draw(logits, draws)
-    for index, (found, wanted) in enumerate(zip(Ranked().draw(logits, draws), exact, strict=True)):
+def compare(logits: torch.Tensor, specs: list[GumbelMax] | list[SampleTruncated] | list[SampleComplement]) -> None:
+    exact = TorchSampler().sample(logits, specs)
+    for index, (found, wanted) in enumerate(zip(TopKKernelSampler().sample(logits, specs), exact, strict=True)):
         if found is None:
-            assert draws[0].sampling.top_k == 0 or draws[0].sampling.top_k > MOST
-        elif isinstance(found, Outside):
-            assert isinstance(wanted, Outside)
+            assert specs[0].sampling.top_k == 0 or specs[0].sampling.top_k > MOST
+        elif isinstance(found, ComplementSample):
+            assert isinstance(wanted, ComplementSample)
             np.testing.assert_allclose(found.support_probs, wanted.support_probs, rtol=1e-5)
             assert found.mass == pytest.approx(wanted.mass, rel=1e-5)
             assert found.token == wanted.token or wanted.mass == 0, index
-        elif isinstance(found, Supported):
-            assert isinstance(wanted, Supported)
+        elif isinstance(found, TruncatedSample):
+            assert isinstance(wanted, TruncatedSample)
             # In any order of equals.
             assert (found.token, sorted(found.support)) == (wanted.token, sorted(wanted.support))
             np.testing.assert_allclose(found.probs, wanted.probs, rtol=1e-5)
@@ -78,8 +86,8 @@ def compare(logits: torch.Tensor, draws: list[GumbelMax] | list[FromSupport] | l
 def test_who_needs_more_tokens_is_left_to_others() -> None:
     """Flat rows keep thousands of tokens at top-p 0.9, steep ones a few."""
     logits = torch.cat([make_logits(49_152, 0.5), make_logits(49_152, 8.0)])
-    draws = [GumbelMax(SamplingParams(temperature=1.0, top_p=0.9), (), match_key(1, row)) for row in range(len(logits))]
-    found = Ranked().draw(logits, draws)
+    specs = [GumbelMax(SamplingParams(temperature=1.0, top_p=0.9), (), match_key(1, row)) for row in range(len(logits))]
+    found = TopKKernelSampler().sample(logits, specs)
     assert found[:NUM_ROWS] == [None] * NUM_ROWS
     assert None not in found[NUM_ROWS:]
 
@@ -88,14 +96,14 @@ def test_of_equals_the_first_come_first() -> None:
     """Also where more are equal than are looked at."""
     logits = torch.zeros(1, 1000)
     logits[0, 700] = 1.0
-    [found] = Ranked().draw(logits, [FromSupport(SamplingParams(temperature=1.0), (), 0.5, 4, 1.0)])
-    assert isinstance(found, Supported)
+    [found] = TopKKernelSampler().sample(logits, [SampleTruncated(SamplingParams(temperature=1.0), (), 0.5, 4, 1.0)])
+    assert isinstance(found, TruncatedSample)
     assert found.support.tolist() == [700, 0, 1, 2]
 
 
 def test_banned_tokens_are_in_no_support() -> None:
     logits = torch.zeros(1, 1000)
     logits[0, 3:] = -torch.inf
-    [found] = Ranked().draw(logits, [FromSupport(SamplingParams(temperature=1.0), (), 0.5, 64, 1.0)])
-    assert isinstance(found, Supported)
+    [found] = TopKKernelSampler().sample(logits, [SampleTruncated(SamplingParams(temperature=1.0), (), 0.5, 64, 1.0)])
+    assert isinstance(found, TruncatedSample)
     assert found.support.tolist() == [0, 1, 2]

@@ -14,16 +14,16 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from paceline.engine.sampling.logits_processors import adjust
-from paceline.engine.sampling.logprobs import Observation, observe
-from paceline.engine.sampling.sampler import Sampler
+from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
+from paceline.engine.sampling.logits_processors import process_logits
+from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs
 from paceline.engine.sampling.specs import (
-    Draw,
-    FromOutside,
-    FromSupport,
+    Argmax,
+    ArgmaxWithLenience,
     GumbelMax,
-    Likeliest,
-    LikeliestJudging,
+    SampleComplement,
+    SampleSpec,
+    SampleTruncated,
     Score,
     TokensBefore,
 )
@@ -45,15 +45,15 @@ def random_logits(rows: int, seed: int = 1) -> torch.Tensor:
 
 def draw_with(
     sampling: SamplingParams, prompt: list[int] = PROMPT, output: list[int] = OUTPUT, banned: tuple[int, ...] = ()
-) -> Draw:
+) -> SampleSpec:
     before = TokensBefore(prompt, output) if sampling.has_penalties else None
-    return Likeliest(sampling, banned, before=before)
+    return Argmax(sampling, banned, before=before)
 
 
-def adjust_row(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
+def adjust_row(logits: torch.Tensor, spec: SampleSpec) -> torch.Tensor:
     """logits: [vocab_size]."""
     rows = logits[None].clone()
-    adjust(rows, [draw])
+    process_logits(rows, [spec])
     return rows[0]
 
 
@@ -138,16 +138,16 @@ MANY = [
 
 def test_rows_are_adjusted_each_by_its_own_draw_alone() -> None:
     logits = random_logits(2 * len(MANY))
-    draws = []
+    specs = []
     for row in range(len(logits)):
         context = torch.randint(VOCAB_SIZE, (2, 30), generator=torch.Generator().manual_seed(row)).tolist()
-        draws.append(draw_with(MANY[row % len(MANY)], *context))
+        specs.append(draw_with(MANY[row % len(MANY)], *context))
     together = logits.clone()
-    adjust(together, draws)
-    for row, draw in enumerate(draws):
-        assert torch.equal(together[row], adjust_row(logits[row], draw))
-        prompt, output = (draw.before.prompt, draw.before.output) if draw.before else ([], [])
-        expected = adjusted(logits[row].double().numpy(), draw.sampling, prompt, output)
+    process_logits(together, specs)
+    for row, spec in enumerate(specs):
+        assert torch.equal(together[row], adjust_row(logits[row], spec))
+        prompt, output = (spec.before.prompt, spec.before.output) if spec.before else ([], [])
+        expected = adjusted(logits[row].double().numpy(), spec.sampling, prompt, output)
         np.testing.assert_allclose(together[row].numpy(), expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(together[3], logits[3]), "nothing asked, nothing changed"
 
@@ -158,18 +158,18 @@ def test_scoring_looks_at_the_models_own_distribution() -> None:
     np.testing.assert_allclose(seen.chosen, [log_softmax(logits[0].double().numpy())[17]], rtol=1e-6)
 
 
-def see(logits: torch.Tensor, draws: list[Draw]) -> list[Observation | None]:
+def see(logits: torch.Tensor, specs: list[SampleSpec]) -> list[RowLogprobs | None]:
     """As a step of the engine does it: the sampler's adjusted logits are what is looked at."""
     logits = logits.clone()
-    return observe(logits, draws, Sampler().sample(logits, draws))
+    return compute_logprobs(logits, specs, CpuSampler().sample(logits, specs))
 
 
 def test_entropy_is_scipys_of_the_adjusted_distribution_over_the_vocabularys_logarithm() -> None:
     logits = random_logits(len(MANY))
     # Temperature and truncation do not touch it.
     shaped = [replace(sampling, temperature=0.3, top_k=2, seed=1) for sampling in MANY]
-    draws = [replace(draw_with(sampling), wants_entropy=True) for sampling in (*MANY, *shaped)]
-    for row, seen in enumerate(see(torch.cat([logits, logits]), draws)):
+    specs = [replace(draw_with(sampling), wants_entropy=True) for sampling in (*MANY, *shaped)]
+    for row, seen in enumerate(see(torch.cat([logits, logits]), specs)):
         row %= len(MANY)
         law = softmax(adjusted(logits[row].double().numpy(), MANY[row], PROMPT, OUTPUT))
         assert seen is not None
@@ -178,8 +178,8 @@ def test_entropy_is_scipys_of_the_adjusted_distribution_over_the_vocabularys_log
 
 def test_entropy_of_one_certain_token_is_0_and_of_all_alike_is_1() -> None:
     logits = torch.zeros(2, VOCAB_SIZE)
-    certain = Likeliest(SamplingParams(allowed_token_ids=(9,)), (), wants_entropy=True)
-    alike = Likeliest(SamplingParams(), (), wants_entropy=True)
+    certain = Argmax(SamplingParams(allowed_token_ids=(9,)), (), wants_entropy=True)
+    alike = Argmax(SamplingParams(), (), wants_entropy=True)
     assert [seen.entropy for seen in see(logits, [certain, alike]) if seen] == pytest.approx([0, 1], abs=1e-12)
 
 
@@ -187,19 +187,19 @@ def test_logprobs_are_of_all_tokens_that_may_be_emitted_with_the_likeliest_sorte
     sampling = replace(MANY[-1], temperature=0.5, top_p=0.9, seed=1)
     support = np.array([11, 5, 150])
     options = {"before": TokensBefore(PROMPT, OUTPUT), "num_logprobs": 4}
-    draws: list[Draw] = [
-        Likeliest(replace(sampling, temperature=0), (3,), **options),
-        LikeliestJudging(replace(sampling, temperature=0), (3,), 44, 0.5, **options),
+    specs: list[SampleSpec] = [
+        Argmax(replace(sampling, temperature=0), (3,), **options),
+        ArgmaxWithLenience(replace(sampling, temperature=0), (3,), 44, 0.5, **options),
         GumbelMax(sampling, (3,), 1234, **options),
-        FromSupport(sampling, (3,), 0.4, 16, 0.9, **options),
-        FromOutside(sampling, (3,), support, 0.4, **options),
-        Likeliest(sampling, (3,)),
+        SampleTruncated(sampling, (3,), 0.4, 16, 0.9, **options),
+        SampleComplement(sampling, (3,), support, 0.4, **options),
+        Argmax(sampling, (3,)),
     ]
-    logits = random_logits(len(draws))
-    drawn = Sampler().sample(logits.clone(), draws)
-    seen = see(logits, draws)
-    tokens = [drawn[0], drawn[1].token, drawn[2], drawn[3].token]
-    asked = [[tokens[0]], [tokens[1], 44], [tokens[2]], [tokens[3]], [*support, drawn[4].token]]
+    logits = random_logits(len(specs))
+    samples = CpuSampler().sample(logits.clone(), specs)
+    seen = see(logits, specs)
+    tokens = [samples[0], samples[1].token, samples[2], samples[3].token]
+    asked = [[tokens[0]], [tokens[1], 44], [tokens[2]], [tokens[3]], [*support, samples[4].token]]
     assert seen[5] is None
     for row, ids in enumerate(asked):
         law = log_softmax(
@@ -213,10 +213,10 @@ def test_logprobs_are_of_all_tokens_that_may_be_emitted_with_the_likeliest_sorte
 
 def test_observing_does_not_depend_on_the_rows_beside() -> None:
     logits = random_logits(len(MANY))
-    draws = [replace(draw_with(sampling), wants_entropy=True, num_logprobs=2) for sampling in MANY]
-    together = see(logits, draws)
-    for row, draw in enumerate(draws):
-        [alone] = see(logits[row : row + 1], [draw])
+    specs = [replace(draw_with(sampling), wants_entropy=True, num_logprobs=2) for sampling in MANY]
+    together = see(logits, specs)
+    for row, spec in enumerate(specs):
+        [alone] = see(logits[row : row + 1], [spec])
         assert alone.entropy == together[row].entropy
         assert alone.chosen.tolist() == together[row].chosen.tolist()
         assert (alone.top_ids.tolist(), alone.top.tolist()) == (

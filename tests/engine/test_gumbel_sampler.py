@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from paceline.engine.cpu.kernels.choosing import PART
-from paceline.engine.cpu.sampling.gumbel_sampler import Tempered
-from paceline.engine.sampling.specs import FromOutside, GumbelMax
+from paceline.engine.cpu.sampling.gumbel_sampler import GumbelKernelSampler
+from paceline.engine.sampling.specs import GumbelMax, SampleComplement
 from paceline.noise import Purpose, gumbel, make_key, match_key, uniform
 from paceline.sampling import SamplingParams
 
@@ -26,7 +26,7 @@ def test_gumbel_max_chooses_what_exact_noise_chooses(vocab_size: int, temperatur
     for spread in (0.1, 2.0, 8.0):
         logits = make_logits(60, vocab_size, spread, seed=vocab_size)
         keys = [match_key(3, row) for row in range(len(logits))]
-        chosen = Tempered().draw(logits, [GumbelMax(sampling, (), key) for key in keys])
+        chosen = GumbelKernelSampler().sample(logits, [GumbelMax(sampling, (), key) for key in keys])
         exact = [
             int(np.argmax(row / temperature + gumbel(key, vocab_size)))
             for row, key in zip(logits.numpy().astype(np.float64), keys, strict=True)
@@ -41,15 +41,15 @@ def test_a_race_that_is_close_is_decided_by_exact_noise() -> None:
     noise = np.stack([gumbel(key, vocab_size) for key in keys])
     close = np.random.default_rng(0).normal(0, 1e-4, noise.shape)
     logits = (0.5 * (close - noise)).astype(np.float32)
-    chosen = Tempered().draw(torch.from_numpy(logits), [GumbelMax(sampling, (), key) for key in keys])
+    chosen = GumbelKernelSampler().sample(torch.from_numpy(logits), [GumbelMax(sampling, (), key) for key in keys])
     assert chosen == (logits.astype(np.float64) / 0.5 + noise).argmax(axis=1).tolist()
 
 
 def test_banned_tokens_never_win() -> None:
     logits = make_logits(50, 200, 0.1)
     logits[:, 3:] = -torch.inf
-    draws = [GumbelMax(SamplingParams(temperature=5.0), (), match_key(1, row)) for row in range(50)]
-    assert set(Tempered().draw(logits, draws)) == {0, 1, 2}
+    specs = [GumbelMax(SamplingParams(temperature=5.0), (), match_key(1, row)) for row in range(50)]
+    assert set(GumbelKernelSampler().sample(logits, specs)) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -60,8 +60,8 @@ def test_outside_draws_invert_the_cumulative_sum(vocab_size: int, temperature: f
     likeliest = logits.argsort(dim=-1, descending=True).numpy()
     supports = [np.sort(likeliest[row, : min(row, vocab_size - 1)]) for row in range(num_rows)]
     numbers = [uniform(make_key(1, 0, row, Purpose.OUTSIDE)) for row in range(num_rows)]
-    draws = [FromOutside(sampling, (), *each) for each in zip(supports, numbers, strict=True)]
-    found = Tempered().draw(logits, draws)
+    specs = [SampleComplement(sampling, (), *each) for each in zip(supports, numbers, strict=True)]
+    found = GumbelKernelSampler().sample(logits, specs)
     exact = torch.softmax(logits.double() / temperature, dim=-1).numpy()
     for row, outside in enumerate(found):
         inside = exact[row, supports[row]]
@@ -80,8 +80,8 @@ def test_outside_draws_invert_the_cumulative_sum(vocab_size: int, temperature: f
 
 def test_rows_of_another_size_and_number_find_room() -> None:
     """The memory that the kernels work in is kept from one step to the next."""
-    tempered, sampling = Tempered(), SamplingParams(temperature=1.0)
+    tempered, sampling = GumbelKernelSampler(), SamplingParams(temperature=1.0)
     for num_rows, vocab_size in ((2, 300), (5, 300), (1, 300), (3, 512)):
         logits = make_logits(num_rows, vocab_size, 2.0, seed=vocab_size)
-        draws = [GumbelMax(sampling, (), match_key(1, row)) for row in range(num_rows)]
-        assert tempered.draw(logits, draws) == Tempered().draw(logits, draws)
+        specs = [GumbelMax(sampling, (), match_key(1, row)) for row in range(num_rows)]
+        assert tempered.sample(logits, specs) == GumbelKernelSampler().sample(logits, specs)
