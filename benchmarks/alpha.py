@@ -67,7 +67,7 @@ class Judge:
         """Adds each decided draft of a completion: those accepted, and those replaced by a recovered token."""
         tokens = prompt + completion.token_ids
         p_logits, known = (feeder.feed_split(tokens, [len(tokens)]) for feeder in (self._target, self._draft))
-        q_logits = self._draft_head.over_vocabulary(known)
+        q_logits = self._draft_head.to_full_vocab(known)
         rows = [i for i, origin in enumerate(completion.origins) if origin in "AR"]
         for index in rows:
             row = len(prompt) + index - 1

@@ -24,7 +24,7 @@ CHARACTERS_PER_TOKEN = 3.6
 
 
 @dataclass(slots=True)
-class Turns:
+class ComputeLock:
     """First and second turns of all conversations of a kind."""
 
     first_ms: list[float] = field(default_factory=list)
@@ -50,7 +50,9 @@ async def timed_turn(
     return completion, first_ms
 
 
-async def converse(client: AsyncClient, text: str, tokens: int, speculation: SpeculationParams, turns: Turns) -> None:
+async def converse(
+    client: AsyncClient, text: str, tokens: int, speculation: SpeculationParams, turns: ComputeLock
+) -> None:
     messages = [{"role": "user", "content": text}]
     answer, first_ms = await timed_turn(client, messages, tokens, speculation)
     messages += [
@@ -65,7 +67,7 @@ async def converse(client: AsyncClient, text: str, tokens: int, speculation: Spe
     turns.count(again)
 
 
-def report(name: str, turns: Turns) -> None:
+def report(name: str, turns: ComputeLock) -> None:
     first, second = np.median(turns.first_ms), np.median(turns.second_ms)
     ratio = np.median(np.divide(turns.second_ms, turns.first_ms))
     acceptance = f"; accepted {turns.accepted} of {turns.proposed}" if turns.proposed else ""
@@ -85,7 +87,7 @@ async def main() -> None:
     own = " ".join(json.loads(line)["turns"][0] for line in OWN_PROMPTS.read_text().splitlines())
     length = int(arguments.prompt_tokens * CHARACTERS_PER_TOKEN)
     kinds = {"plain": PLAIN, "k = 4": SPECULATIVE}
-    results = {(kind, cache): Turns() for kind in kinds for cache in ("cached", "uncached")}
+    results = {(kind, cache): ComputeLock() for kind in kinds for cache in ("cached", "uncached")}
     async with embedded_pair() as (_, cached), embedded_pair("--no-prefix-caching") as (_, uncached):
         for number in range(arguments.count):
             for place, (kind, speculation) in enumerate(kinds.items()):

@@ -7,7 +7,7 @@ from paceline.settings import parse_settings
 from paceline.v1 import draft_pb2
 
 # Of eight tokens, as many as adaptive k drafts at most, one is drawn by the step that reads the tail.
-STEPS_AHEAD = 7
+MULTI_STEPS = 7
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
         return DraftServicer(engine, support)
 
     # What is proposed changes no output: here the same bits are worth nothing.
-    run(lambda: serve_model(settings, descriptor, make, "draft", same_bits=False, steps_ahead=STEPS_AHEAD))
+    run(lambda: serve_model(settings, descriptor, make, "draft", batch_invariant=False, multi_steps=MULTI_STEPS))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class Support:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ProposeSpec:
     """What to propose."""
 
     num_draft_tokens: int
@@ -56,9 +56,9 @@ class ProposeJob(Job):
     k tokens need k draws but feed only k - 1 of them: the last is the target's to judge first.
     """
 
-    def __init__(self, sequence: Sequence, tail: list[int], wish: Wish) -> None:
+    def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec) -> None:
         super().__init__(sequence, tail)
-        self._wish = wish
+        self._propose_spec = spec
         # The position of the first draft, and the noise's round_start.
         self._round_start = sequence.length + len(tail)
         self._samples: list[Sample] = []
@@ -68,29 +68,29 @@ class ProposeJob(Job):
         return [None] * (num_rows - 1) + [self._spec(num_rows - 1, len(self._samples)) if is_last else None]
 
     def multi_step_specs(self) -> list[SampleSpec]:
-        if self._wish.entropy is not None or self.sequence.options.sampling.has_penalties:
+        if self._propose_spec.entropy is not None or self.sequence.options.sampling.has_penalties:
             return []
-        return [self._spec(0, index) for index in range(len(self._samples) + 1, self._wish.num_draft_tokens)]
+        return [self._spec(0, index) for index in range(len(self._samples) + 1, self._propose_spec.num_draft_tokens)]
 
     def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
         for row in row_logprobs:
-            assert self._wish.entropy is not None, "entropy is observed for the rule alone"
-            self._wish.entropy.see(row.entropy)
+            assert self._propose_spec.entropy is not None, "entropy is observed for the rule alone"
+            self._propose_spec.entropy.see(row.entropy)
 
     def absorb(self, samples: list[Sample]) -> None:
         if not samples:
             return
-        if self._wish.entropy is not None and not self._wish.entropy.allows(len(self._samples)):
+        if self._propose_spec.entropy is not None and not self._propose_spec.entropy.allows(len(self._samples)):
             # Decided by the distribution alone; whatever was drawn with it has not been looked at.
             return
         self._samples += samples
-        if len(self._samples) < self._wish.num_draft_tokens:
+        if len(self._samples) < self._propose_spec.num_draft_tokens:
             self.pending = [_token(samples[0])]
 
     @property
     def result(self) -> Proposal:
         truncated = [sample for sample in self._samples if isinstance(sample, TruncatedSample)]
-        entropy = self._wish.entropy
+        entropy = self._propose_spec.entropy
         return Proposal(
             tokens=[_token(sample) for sample in self._samples],
             supports=[sample.support for sample in truncated],
@@ -104,16 +104,16 @@ class ProposeJob(Job):
 
     def _spec(self, row: int, index: int) -> SampleSpec:
         """The draw of draft `index`, from the logits of pending row `row`."""
-        options, wish = self.sequence.options, self._wish
+        options, wanted = self.sequence.options, self._propose_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
-        extra: Any = {"before": self.tokens_before(row), "wants_entropy": wish.entropy is not None}
-        if wish.drawing is Drawing.GREEDY or options.sampling.is_greedy:
+        extra: Any = {"before": self.tokens_before(row), "wants_entropy": wanted.entropy is not None}
+        if wanted.drawing is Drawing.GREEDY or options.sampling.is_greedy:
             return Argmax(*common, **extra)
-        if wish.drawing is Drawing.COUPLED:
+        if wanted.drawing is Drawing.COUPLED:
             return GumbelMax(*common, match_key(options.seed, position), **extra)
         key = make_key(options.seed, self._round_start, position, Purpose.DRAFT)
-        return SampleTruncated(*common, uniform(key), wish.support.max_size, wish.support.min_mass, **extra)
+        return SampleTruncated(*common, uniform(key), wanted.support.max_size, wanted.support.min_mass, **extra)
 
 
 def _token(sample: Sample) -> int:

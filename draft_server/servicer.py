@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from draft_server.drafter import Proposal, ProposeJob, Support, Wish
+from draft_server.drafter import Proposal, ProposeJob, ProposeSpec, Support
 from draft_server.entropy import EntropyStop
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.engine import Engine
@@ -37,7 +37,7 @@ class DraftServicer(ModelServicer):
 
         def make_job(sequence: Sequence, rest: list[int]) -> ProposeJob:
             stop = None if rule is None else EntropyStop(rule, ema)
-            return ProposeJob(sequence, rest, Wish(wanted, drawing, self._support, stop))
+            return ProposeJob(sequence, rest, ProposeSpec(wanted, drawing, self._support, stop))
 
         return Start(
             command.command_id,

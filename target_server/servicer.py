@@ -14,7 +14,7 @@ from paceline.rpc.messages import floats_to_bytes, rule_from_message
 from paceline.sampling import MAX_DRAFT_TOKENS, MAX_LOGPROBS, Rule, require
 from paceline.serving.servicer import ModelServicer
 from paceline.v1 import target_pb2
-from target_server.verifier import Check, Verdict, VerifyJob
+from target_server.verifier import Verdict, VerifyJob, VerifySpec
 
 
 class TargetServicer(ModelServicer):
@@ -35,7 +35,7 @@ class TargetServicer(ModelServicer):
         self.check_tokens("tail_tokens", tail)
         self.check_tokens("draft_tokens", drafts)
         rule = rule_from_message(verify)
-        check = Check(
+        spec = VerifySpec(
             drafts=drafts,
             supports=self._parse_supports(verify, len(drafts)) if rule is Rule.REJECTION else [],
             rule=rule,
@@ -43,7 +43,7 @@ class TargetServicer(ModelServicer):
             num_logprobs=_num_logprobs(verify, "logprobs"),
             num_prompt_logprobs=_num_logprobs(verify, "prompt_logprobs"),
         )
-        require(0 < check.lenience <= 1, "lenience", check.lenience, "in (0, 1]")
+        require(0 < spec.lenience <= 1, "lenience", spec.lenience, "in (0, 1]")
         return Start(
             command.command_id,
             command.sequence_id,
@@ -51,8 +51,8 @@ class TargetServicer(ModelServicer):
             tail=tail,
             num_more=len(drafts),
             # The last tail token's logits are wanted; all of them to score the prompt.
-            num_reusable=len(tail) - 1 if check.num_prompt_logprobs is None else 0,
-            make_job=lambda sequence, rest: VerifyJob(sequence, rest, check),
+            num_reusable=len(tail) - 1 if spec.num_prompt_logprobs is None else 0,
+            make_job=lambda sequence, rest: VerifyJob(sequence, rest, spec),
         )
 
     def fill_answer(self, message: Any, result: Verdict) -> None:

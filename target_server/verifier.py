@@ -27,7 +27,7 @@ _NO_SUPPORT: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class VerifySpec:
     """What to check, and how."""
 
     drafts: list[int]
@@ -60,16 +60,16 @@ class Verdict:
 class VerifyJob(Job):
     """Draws at the last tail token and at each draft: row i sees the drafts before it as context."""
 
-    def __init__(self, sequence: Sequence, tail: list[int], check: Check) -> None:
-        super().__init__(sequence, tail + check.drafts)
-        self._check = check
-        self._num_drafts = len(check.drafts)
-        self._supports = [*check.supports, _NO_SUPPORT]
+    def __init__(self, sequence: Sequence, tail: list[int], spec: VerifySpec) -> None:
+        super().__init__(sequence, tail + spec.drafts)
+        self._verify_spec = spec
+        self._num_drafts = len(spec.drafts)
+        self._supports = [*spec.supports, _NO_SUPPORT]
         # The position of the first draft, and the noise's round_start.
         self._round_start = sequence.length + len(tail)
         self._samples: list[Sample] = []
         self._row_logprobs: list[RowLogprobs] = []
-        self._num_scored = 0 if check.num_prompt_logprobs is None else len(tail) - 1
+        self._num_scored = 0 if spec.num_prompt_logprobs is None else len(tail) - 1
 
     def specs(self, num_rows: int) -> list[SampleSpec | None]:
         first_sampled = len(self.pending) - (self._num_drafts + 1 - len(self._samples))
@@ -85,7 +85,7 @@ class VerifyJob(Job):
         self._samples += [each for each in samples if each is not None]
 
     @property
-    def leads_to_neighbour(self) -> bool:
+    def expects_peer_work(self) -> bool:
         """Who has drafts verified will have more drafted."""
         return self._num_drafts > 0
 
@@ -109,22 +109,22 @@ class VerifyJob(Job):
 
     def _score(self, row: int) -> SampleSpec | None:
         """The prompt's own log-probabilities: a row sees the token behind it."""
-        options, wanted = self.sequence.options, self._check.num_prompt_logprobs
-        if wanted is None:
+        options, num_logprobs = self.sequence.options, self._verify_spec.num_prompt_logprobs
+        if num_logprobs is None:
             return None
-        return Score(options.sampling, (), self.pending[row + 1], num_logprobs=wanted)
+        return Score(options.sampling, (), self.pending[row + 1], num_logprobs=num_logprobs)
 
     def _spec(self, index: int, row: int) -> SampleSpec:
         """The draw that judges draft `index`, or gives the bonus token after the last."""
-        options, check = self.sequence.options, self._check
+        options, wanted = self.sequence.options, self._verify_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
-        extra: Any = {"before": self.tokens_before(row), "num_logprobs": check.num_logprobs}
-        if check.rule is Rule.MATCH and not options.sampling.is_greedy:
+        extra: Any = {"before": self.tokens_before(row), "num_logprobs": wanted.num_logprobs}
+        if wanted.rule is Rule.MATCH and not options.sampling.is_greedy:
             return GumbelMax(*common, match_key(options.seed, position), **extra)
-        if check.rule is Rule.MATCH and check.lenience < 1 and index < self._num_drafts:
-            return ArgmaxWithLenience(*common, check.drafts[index], check.lenience, **extra)
-        if check.rule is Rule.MATCH:
+        if wanted.rule is Rule.MATCH and wanted.lenience < 1 and index < self._num_drafts:
+            return ArgmaxWithLenience(*common, wanted.drafts[index], wanted.lenience, **extra)
+        if wanted.rule is Rule.MATCH:
             return Argmax(*common, **extra)
         purpose = Purpose.OUTSIDE if index < self._num_drafts else Purpose.BONUS
         key = make_key(options.seed, self._round_start, position, purpose)

@@ -101,7 +101,7 @@ def start_trio(
     with contextlib.ExitStack() as stack:
         started = []
         for module, flags in (("draft_server", draft), ("target_server", target)):
-            started.append(spawn_service(module, folder, "--turns-file", f"{folder}/turns", *flags))
+            started.append(spawn_service(module, folder, "--compute-lock-file", f"{folder}/compute.lock", *flags))
             stack.enter_context(running(started[-1]))
         for service in started:
             service.wait_serving()

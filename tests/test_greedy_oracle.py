@@ -21,7 +21,7 @@ from tests.services import Trio
 MODEL = "smollm2-135m"
 OWN_PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"
 PLAIN = SpeculationParams(enabled=False)
-AHEAD = {k: SpeculationParams(num_draft_tokens=k) for k in (1, 4, 7)}
+MULTI_STEPS = {k: SpeculationParams(num_draft_tokens=k) for k in (1, 4, 7)}
 
 
 @functools.cache
@@ -55,7 +55,7 @@ async def check_same_ids(trio: Trio, num_prompts: int, max_tokens: int) -> None:
     pairs = await asyncio.to_thread(expected_ids, spread(num_prompts), max_tokens)
     sampling = SamplingParams(max_tokens=max_tokens)
     async with AsyncClient(trio.address) as client:
-        for speculation in (PLAIN, *AHEAD.values()):
+        for speculation in (PLAIN, *MULTI_STEPS.values()):
             done = await asyncio.gather(*(client.complete(ids, sampling, speculation) for ids, _ in pairs))
             for (_, expected), completion in zip(pairs, done, strict=True):
                 assert completion.token_ids == expected, speculation

@@ -19,14 +19,15 @@ from scipy.special import softmax
 from scipy.stats import chi2
 
 from coordinator.acceptance import Outcome, Proposal, RoundNoise, Verdict, accept
-from draft_server.drafter import ProposeJob, Support, Wish
+from draft_server.drafter import ProposeJob, ProposeSpec, Support
 from draft_server.entropy import EntropyStop
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
+from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
 from paceline.engine.sampling.logprobs import compute_logprobs
 from paceline.engine.scheduling.job import Job
 from paceline.sampling import Drawing, EntropyAdaptive, Rule, SamplingParams
-from target_server.verifier import Check, VerifyJob
+from target_server.verifier import VerifyJob, VerifySpec
 
 Table = NDArray[np.float32]  # [vocab_size, vocab_size]: the next token's logits by the last token
 # Cells that expect fewer are pooled: far out in its tail chi-square is right for full cells alone.
@@ -125,8 +126,8 @@ class Rounds:
             wanted = min(toy.num_draft_tokens, toy.num_tokens - num_generated - 1)
             if num_generated > 0 and wanted > 0:
                 stop = None if toy.entropy is None else EntropyStop(toy.entropy, generation.ema)
-                wish = Wish(wanted, toy.drawing, toy.support, stop)
-                jobs[generation] = self.propose_job(generation.draft, self.draft_tail(generation), wish)
+                propose_spec = ProposeSpec(wanted, toy.drawing, toy.support, stop)
+                jobs[generation] = self.propose_job(generation.draft, self.draft_tail(generation), propose_spec)
         self.run(list(jobs.values()), toy.draft, self._draft_sampler)
         proposals = []
         for generation in generations:
@@ -146,7 +147,7 @@ class Rounds:
             self.verify_job(
                 generation.target,
                 self.target_tail(generation),
-                Check(list(proposal.tokens), proposal.supports, self.toy.rule),
+                VerifySpec(list(proposal.tokens), proposal.supports, self.toy.rule),
             )
             for generation, proposal in zip(generations, proposals, strict=True)
         ]

@@ -12,7 +12,7 @@ import torch
 from draft_server.drafter import ProposeJob, Support, Wish
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.config import EngineConfig
-from paceline.engine.cuda.runner import GpuRunner
+from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.engine import Engine, build_engine
 from paceline.engine.scheduling.job import Job
 from paceline.sampling import Drawing, Rule, SamplingParams
@@ -57,7 +57,7 @@ class Step:
 def time_steps(engine: Engine, make_job: Any, length: int) -> Step:
     """`make_job(sequence)`: after a context of `length` tokens."""
     runner = engine.worker._runner
-    assert isinstance(runner, GpuRunner)
+    assert isinstance(runner, CudaRunner)
     sequence = Sequence(SequenceOptions(SamplingParams(seed=0), length, ()), engine.pool)
     sequence.reserve(length + 32)
     prompt: Job = VerifyJob(sequence, list(range(100, 100 + length)), Check([], [], Rule.MATCH))
@@ -87,12 +87,12 @@ def measure(target: str, draft: str, deterministic: bool = False) -> dict[str, A
         ("target", target, "none"), ("draft", draft, "none"), ("draft int8", draft, "int8"),
     ):  # fmt: skip
         config = EngineConfig(
-            model, quantization=quantization, same_bits=deterministic, device="cuda", gpu_memory_fraction=0.5,
-            max_model_len=4096, steps_ahead=0 if name == "target" else 7,
+            model, quantization=quantization, batch_invariant=deterministic, device="cuda", gpu_memory_fraction=0.5,
+            max_model_len=4096, multi_steps=0 if name == "target" else 7,
         )  # fmt: skip
         engine = build_engine(config, asyncio.new_event_loop(), lambda line: print(f"  {line}"))
         runner = engine.worker._runner
-        assert isinstance(runner, GpuRunner)
+        assert isinstance(runner, CudaRunner)
         reading_s = runner.model_bytes / bandwidth
         jobs = {"one row": lambda s: VerifyJob(s, [7], Check([], [], Rule.MATCH))}
         if name == "target":

@@ -34,7 +34,7 @@ DEFAULT_MAX_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """What to do, checked as far as it can be without a server."""
 
     addresses: list[str]
@@ -100,7 +100,7 @@ def bench(
         require(ok, name, str(path), "a file in a folder that exists")
     require(0 < timeout < math.inf, "--timeout", timeout, "a finite number of seconds > 0")
     lengths, sampling = check_lengths(prompts, synthetic, max_tokens, temperature, seed, ignore_eos)
-    plan = Plan(
+    plan = BenchPlan(
         addresses=address or [DEFAULT_ADDRESS],
         loads=choose_loads(concurrency, rate, sweep),
         variants=parse_variants(compare),
@@ -169,7 +169,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         raise InvalidArgument(f"--prompts {path}: not UTF-8 text") from None
 
 
-async def measure(plan: Plan, settings: dict[str, str]) -> Report:
+async def measure(plan: BenchPlan, settings: dict[str, str]) -> Report:
     """Runs every load. Raises Unavailable naming a coordinator that is not there."""
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(AsyncClient(each)) for each in plan.addresses]
@@ -190,7 +190,7 @@ async def measure(plan: Plan, settings: dict[str, str]) -> Report:
     return Report(began, _deployment(cards[0]), settings, plan.slo, points)
 
 
-def described(plan: Plan, prompts: Path | None) -> dict[str, str]:
+def described(plan: BenchPlan, prompts: Path | None) -> dict[str, str]:
     """What was asked, for the report's reader."""
     extent, sampling = plan.extent, plan.sampling
     counts = [f"{extent.requests} requests"] if extent.requests != UNLIMITED else []
@@ -221,7 +221,7 @@ def _deployment(card: Any) -> dict[str, str]:
     return {**shown, "version": card.version}
 
 
-def _prompts_of(plan: Plan, cards: list[Any]) -> Callable[[int, str], Prompt]:
+def _prompts_of(plan: BenchPlan, cards: list[Any]) -> Callable[[int, str], Prompt]:
     """The prompt of request i to a variant. Raises InvalidArgument where synthetic lengths don't fit the model."""
     if plan.prompts is not None:
         listed = plan.prompts

@@ -72,8 +72,8 @@ def distill(
     from paceline.distillation.budget import Budget
     from paceline.distillation.command import run
     from paceline.distillation.loss import Divergence
-    from paceline.distillation.run import Wish
-    from paceline.distillation.trainer import Plan
+    from paceline.distillation.run import DistillConfig
+    from paceline.distillation.trainer import TrainingPlan
 
     if hours is not None:
         writing = Budget(seconds=hours * 3600 * WRITING_SHARE)
@@ -84,10 +84,12 @@ def distill(
     if corpus_tokens is not None:
         writing = Budget(corpus_tokens)
     first, _, last = divergence.partition("-")
-    plan = Plan(training, batch_tokens, learning_rate, Divergence(first), OVERLAP_FROM if last else math.inf, seed)
+    plan = TrainingPlan(
+        training, batch_tokens, learning_rate, Divergence(first), OVERLAP_FROM if last else math.inf, seed
+    )
     run(
         out,
-        Wish(target, layers, begin_with or target, writing, plan, device, head_size, at_once),
+        DistillConfig(target, layers, begin_with or target, writing, plan, device, head_size, at_once),
         prompts,
         held_out,
         threads,

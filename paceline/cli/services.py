@@ -94,10 +94,10 @@ class Services:
             return f"unix:{Path(self._folder.name) / name}.sock"
 
         draft, target = socket("draft"), socket("target")
-        turns = ["--turns-file", str(Path(self._folder.name) / "turns")]
-        processes = [Process("target", ["target_server", "--listen", target, *turns, *deployment.target], target)]
+        lock = ["--compute-lock-file", str(Path(self._folder.name) / "compute.lock")]
+        processes = [Process("target", ["target_server", "--listen", target, *lock, *deployment.target], target)]
         if deployment.draft is not None:
-            processes.append(Process("draft", ["draft_server", "--listen", draft, *turns, *deployment.draft], draft))
+            processes.append(Process("draft", ["draft_server", "--listen", draft, *lock, *deployment.draft], draft))
         addresses = ["--target", target, "--draft", draft if deployment.draft is not None else "none"]
         front = ["coordinator", "--listen", deployment.listen, *addresses, *deployment.coordinator]
         return [*processes, Process("coordinator", front, deployment.listen)]

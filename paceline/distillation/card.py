@@ -19,24 +19,26 @@ def table(found: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
 
 def write_card(folder: Path, work: Distillation, trained: Trained, found: Mapping[str, Agreement]) -> None:
     """`found`: what it is worth on each kind of text."""
-    wish, plan = work.wish, work.wish.plan
-    layers = ", ".join(map(str, chosen_layers(wish.num_layers, work.beginning.config.num_layers)))
+    config, plan = work.config, work.config.plan
+    layers = ", ".join(map(str, chosen_layers(config.num_layers, work.beginning.config.num_layers)))
     command = (
-        f"paceline distill --target {wish.target} --layers {wish.num_layers} --begin-with {wish.begin_with} --head-size {wish.head_size} "
+        f"paceline distill --target {config.target} --layers {config.num_layers} --begin-with {config.begin_with} --head-size {config.head_size} "
         f"--corpus-tokens {work.corpus.num_written} --tokens {trained.trainer.seen} --divergence {plan.divergence}{'-overlap' if plan.overlap_from < 1 else ''} "
         f"--learning-rate {plan.learning_rate} --batch-tokens {plan.batch_tokens} --seed {plan.seed}"
     )
     facts = {
-        "target": wish.target,
-        "layers": f"{wish.num_layers}, begun as {layers} of {wish.begin_with}; stored as int8",
-        "head": f"the target's, for the {wish.head_size:,} tokens that came most often" if wish.head_size else "whole",
+        "target": config.target,
+        "layers": f"{config.num_layers}, begun as {layers} of {config.begin_with}; stored as int8",
+        "head": f"the target's, for the {config.head_size:,} tokens that came most often"
+        if config.head_size
+        else "whole",
         "text": f"{work.corpus.num_written:,} tokens, all written by the target in conversations with itself",
         "training": f"{trained.trainer.seen:,} tokens, repeats counted, in {trained.trainer.spent_s / 60:.0f} minutes",
         "like it": f"`{command}`",
         "licence": "that of the target, whose weights it was made from",
     }
     lines = [
-        f"# A draft for {wish.target}", "",
+        f"# A draft for {config.target}", "",
         "Made by `paceline distill`. Embedding, head and tokenizer are the target's own, and not in here.", "",
         *_markdown([("", ""), *facts.items()]), "",
         *_markdown([TITLES, *table(found)]), "",

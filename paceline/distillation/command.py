@@ -10,9 +10,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from paceline.distillation.card import TITLES, table, write_card
-from paceline.distillation.run import Distillation, Wish
-from paceline.engine.cpu.kernels.scalars import CORES, set_num_workers
+from paceline.distillation.run import Distillation, DistillConfig
 from paceline.engine.models.weights import load_model
+from paceline.engine.threads import CORES, set_num_workers
 from paceline.errors import ConfigError
 
 
@@ -40,18 +40,18 @@ def read_prompts(name: str, path: Path | None) -> list[Prompt]:
     return found
 
 
-def run(folder: Path, wish: Wish, prompts: Path | None, held_out: Path | None, threads: int | None) -> None:
+def run(folder: Path, config: DistillConfig, prompts: Path | None, held_out: Path | None, threads: int | None) -> None:
     """Writes, trains, evaluates; shows how it goes on stderr and what came of it on stdout."""
     asked, questions = read_prompts("prompts", prompts), read_prompts("held_out", held_out)
-    if wish.device == "cuda" and not torch.cuda.is_available():
+    if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda'; torch finds no such device here")
     num_threads = threads or len(CORES)
     torch.set_num_threads(num_threads)
     set_num_workers(num_threads)
     console = Console(stderr=True)
-    target = load_model(wish.target, torch.bfloat16, console.print)
-    is_new = wish.begin_with == wish.target
-    beginning = target if is_new else load_model(wish.begin_with, torch.float32, console.print)
+    target = load_model(config.target, torch.bfloat16, console.print)
+    is_new = config.begin_with == config.target
+    beginning = target if is_new else load_model(config.begin_with, torch.float32, console.print)
     tokens = TextColumn("{task.fields[tokens]:,} tokens")
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), tokens, TimeRemainingColumn())
     with Progress(*columns, console=console) as bars:
@@ -60,7 +60,7 @@ def run(folder: Path, wish: Wish, prompts: Path | None, held_out: Path | None, t
         def progress(name: str, share: float, tokens: int) -> None:
             bars.update(shown[name], completed=share, tokens=tokens)
 
-        work = Distillation(folder, wish, target, beginning, progress)
+        work = Distillation(folder, config, target, beginning, progress)
         work.write([each.text for each in asked])
         trained = work.train()
     rows = {"its own conversations, held out": trained.held_out}

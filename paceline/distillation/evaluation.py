@@ -8,13 +8,13 @@ from paceline.distillation.frame import ChatFrame
 from paceline.distillation.loss import Agreement
 from paceline.distillation.trainer import Trainer
 from paceline.distillation.writer import Writer
-from paceline.engine.cpu.llama import Llama
+from paceline.engine.cpu.llama import CpuLlama
 
 GREEDY = Style(temperature=0.0, top_p=1.0, max_tokens=80)
 
 
 def answer_greedily(
-    model: Llama, frame: ChatFrame, questions: Sequence[list[int]], at_once: int, top: int
+    model: CpuLlama, frame: ChatFrame, questions: Sequence[list[int]], at_once: int, top: int
 ) -> list[Record]:
     """The target's answers, in the order of the questions."""
     longest = max(map(len, questions), default=0)

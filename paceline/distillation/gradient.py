@@ -3,7 +3,8 @@
 import numpy as np
 from numba import prange
 
-from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, Array, compiled, exp_of_negative, put, widen
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, compiled, exp_of_negative, put, widen
 
 TINY = np.float32(1e-9)
 # What the draft must leave for "anything else", to divide by.

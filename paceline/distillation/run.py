@@ -28,9 +28,9 @@ from paceline.distillation.frame import ChatFrame, read_tokenizer
 from paceline.distillation.head import HeadIndex, frequent_ids
 from paceline.distillation.loss import Agreement, FrozenHead
 from paceline.distillation.questions import Questions, read_openings
-from paceline.distillation.trainer import Plan, Trainer
+from paceline.distillation.trainer import Trainer, TrainingPlan
 from paceline.distillation.writer import Writer
-from paceline.engine.cpu.llama import Llama
+from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
@@ -49,7 +49,7 @@ Progress = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DistillConfig:
     """What draft is wanted."""
 
     target: str
@@ -58,7 +58,7 @@ class Wish:
     begin_with: str
     # For the target's writing; the plan has that of training.
     writing: Budget
-    plan: Plan
+    plan: TrainingPlan
     # Where training runs: cpu or cuda.
     device: str = "cpu"
     head_size: int = 16_384
@@ -96,7 +96,7 @@ class Distillation:
     """One folder's work."""
 
     folder: Path
-    wish: Wish
+    config: DistillConfig
     target: LoadedModel
     # What its layers begin as some of.
     beginning: LoadedModel
@@ -107,21 +107,21 @@ class Distillation:
     def __post_init__(self) -> None:
         """Raises ConfigError for a beginning that is no draft of this target."""
         require_alike(self.target, self.beginning)
-        chosen_layers(self.wish.num_layers, self.beginning.config.num_layers)
+        chosen_layers(self.config.num_layers, self.beginning.config.num_layers)
         self.corpus = Corpus(self.folder / "corpus")
         self._tokenizer = read_tokenizer(self.target.tokenizer_files)
 
     def write(self, prompts: Sequence[str] = ()) -> None:
         """Has the target write until there is enough; every second user's turn is one of `prompts`."""
-        wish = self.wish
+        config = self.config
         written, spent_s = self.corpus.num_written, self.corpus.seconds
-        if wish.writing.share(written, spent_s) >= 1:
+        if config.writing.share(written, spent_s) >= 1:
             return
         # Each time another seed: a resumed run must not write the same again.
-        seed = wish.plan.seed + 1000 * len(self.corpus.shards)
+        seed = config.plan.seed + 1000 * len(self.corpus.shards)
         openings, ends = read_openings(self._encode), self.target.config.eos_token_ids
         questions = Questions(self._tokens_of(prompts), openings, ends, seed)
-        writer = Writer(self._model(), self._frame(), wish.at_once, wish.top, seed, questions, questions.longest)
+        writer = Writer(self._model(), self._frame(), config.at_once, config.top, seed, questions, questions.longest)
         records: list[Record] = []
         since_s = time.monotonic()
         for _, record in writer.records():
@@ -129,7 +129,7 @@ class Distillation:
             questions.keep(record)
             written += record.num_written
             took_s = time.monotonic() - since_s
-            share = wish.writing.share(written, spent_s + took_s)
+            share = config.writing.share(written, spent_s + took_s)
             self.progress("writing", share, written)
             if len(records) == SHARD_CONVERSATIONS or share >= 1:
                 self.corpus.add(records, took_s)
@@ -139,7 +139,7 @@ class Distillation:
 
     def train(self) -> Trained:
         """Trains, from the checkpoint if there is one, and writes the draft."""
-        wish = self.wish
+        config = self.config
         records = [record for shard in self.corpus.shards for record in read_shard(shard)]
         if len(records) < MIN_CONVERSATIONS:
             raise ConfigError(
@@ -153,9 +153,11 @@ class Distillation:
         head_ids = self._head_ids(records)
         embedding = self.target.tensors["model.embed_tokens.weight"]
         head = self.target.tensors.get("lm_head.weight", embedding).to(torch.bfloat16)
-        backbone = make_backbone(self.beginning.config.source, self.beginning.tensors, wish.num_layers).to(wish.device)
-        frozen = FrozenHead(head[torch.from_numpy(head_ids)].to(wish.device))
-        trainer = Trainer(backbone, frozen, HeadIndex(head_ids, vocab_size), wish.plan, wish.device)
+        backbone = make_backbone(self.beginning.config.source, self.beginning.tensors, config.num_layers).to(
+            config.device
+        )
+        frozen = FrozenHead(head[torch.from_numpy(head_ids)].to(config.device))
+        trainer = Trainer(backbone, frozen, HeadIndex(head_ids, vocab_size), config.plan, config.device)
         checkpoint, curve = self.folder / "checkpoint.pt", Curve(self.folder)
         if checkpoint.exists():
             trainer.load(checkpoint)
@@ -178,20 +180,20 @@ class Distillation:
             if saved.is_over(CHECKPOINT_S):
                 saved.measure(lambda: trainer.save(checkpoint))
         trainer.save(checkpoint)
-        save_draft(self.folder / "draft", trainer.backbone, wish.target, torch.from_numpy(head_ids))
+        save_draft(self.folder / "draft", trainer.backbone, config.target, torch.from_numpy(head_ids))
         return Trained(trainer, evaluate())
 
     def evaluate(self, trained: Trained, questions: Sequence[str], categories: Sequence[str]) -> dict[str, Agreement]:
         """On the target's greedy answers to prompts that are not its own, by category."""
         asked = self._tokens_of(questions)
-        answers = answer_greedily(self._model(), self._frame(), asked, self.wish.at_once, self.wish.top)
+        answers = answer_greedily(self._model(), self._frame(), asked, self.config.at_once, self.config.top)
         return by_category(trained.trainer, answers, categories)
 
     def _head_ids(self, records: Sequence[Record]) -> NDArray[np.int64]:
         """Chosen once: a checkpoint belongs to its head."""
         path = self.folder / "head_ids.npy"
         if not path.exists():
-            np.save(path, frequent_ids(records, self.target.config.vocab_size, self.wish.head_size))
+            np.save(path, frequent_ids(records, self.target.config.vocab_size, self.config.head_size))
         ids: NDArray[np.int64] = np.load(path)
         return ids
 
@@ -205,6 +207,6 @@ class Distillation:
     def _frame(self) -> ChatFrame:
         return ChatFrame.of(self._tokenizer)
 
-    def _model(self) -> Llama:
+    def _model(self) -> CpuLlama:
         # It takes the tensors out of what it is given; the trainer needs them too.
-        return Llama(self.target.config, dict(self.target.tensors), "none", self.target.config.max_model_len)
+        return CpuLlama(self.target.config, dict(self.target.tensors), "none", self.target.config.max_model_len)

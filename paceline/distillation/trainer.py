@@ -23,7 +23,7 @@ MAX_GRADIENT_NORM = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """How a training goes."""
 
     # Tokens of the target's seen in all, repeats counted, or time spent on training.
@@ -53,7 +53,7 @@ class Trainer:
     """One draft in training; its state can be saved after any step."""
 
     def __init__(
-        self, backbone: PreTrainedModel, head: FrozenHead, index: HeadIndex, plan: Plan, device: str = "cpu"
+        self, backbone: PreTrainedModel, head: FrozenHead, index: HeadIndex, plan: TrainingPlan, device: str = "cpu"
     ) -> None:
         """`backbone` and `head` are on `device`; "cpu" or "cuda"."""
         self.backbone = backbone

@@ -11,8 +11,8 @@ import torch
 from paceline.distillation.conversation import Conversation, Question, Record, Style
 from paceline.distillation.frame import ChatFrame
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.cpu.llama import Llama
-from paceline.engine.cpu.paged_attention import PagedAttention
+from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.paged_attention import CpuPagedAttention
 
 BLOCK_SIZE = 64
 # Drawn from so many likeliest tokens: the text is material, its law need not be exact.
@@ -28,7 +28,7 @@ class Writer:
     """`records` yields conversations as they are finished, while there are users' turns to answer."""
 
     def __init__(
-        self, model: Llama, frame: ChatFrame, at_once: int, top: int, seed: int,
+        self, model: CpuLlama, frame: ChatFrame, at_once: int, top: int, seed: int,
         questions: Iterable[Question], longest_question: int = 0,
         answers: Sequence[Style] = ANSWERS,
     ) -> None:  # fmt: skip
@@ -41,7 +41,7 @@ class Writer:
         self._blocks_each = -(-longest // BLOCK_SIZE)
         self._model = model
         # The last place holds what all conversations begin with.
-        self._attention = PagedAttention(model.config, (at_once + 1) * self._blocks_each, BLOCK_SIZE)
+        self._attention = CpuPagedAttention(model.config, (at_once + 1) * self._blocks_each, BLOCK_SIZE)
         self._frame = frame
         self._frame_blocks = self._blocks(at_once)
         self._top = top

@@ -4,8 +4,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.engine.cpu.kernels.scalars import Array
-from paceline.engine.cpu.paged_attention import Span
+from paceline.engine.arrays import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive rows of one sequence in a batch."""
+
+    first_row: int
+    num_rows: int
+    # Position of the first row in its sequence: tokens in the cache before it.
+    position: int
+    blocks: list[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.engine.backend import BuildBackend
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.config import EngineConfig, ModelConfig
-from paceline.engine.cpu.backend import Place, place_on_cpu
-from paceline.engine.cpu.kernels.scalars import CORES, set_num_workers
+from paceline.engine.config import EngineConfig
+from paceline.engine.cpu.backend import build_cpu
+from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.weights import load_model
-from paceline.engine.scheduling.batching_policy import Gathering
-from paceline.engine.scheduling.compute_lock import Turns
+from paceline.engine.scheduling.batching_policy import BatchingPolicy
+from paceline.engine.scheduling.compute_lock import ComputeLock
 from paceline.engine.scheduling.worker import Worker
+from paceline.engine.threads import CORES, set_num_workers
 from paceline.errors import ConfigError
 
 
@@ -30,7 +32,7 @@ class Engine:
     tokenizer_fingerprint: str
     weights_fingerprint: str
     # Parts whose rows depend on the rows beside them; empty where the same bits are assured.
-    dependent_parts: list[str]
+    batch_variant_parts: list[str]
 
 
 def build_engine(
@@ -51,29 +53,29 @@ def build_engine(
         )
     # Before it takes its time to place: a tokenizer that can't be read is found here.
     fingerprint = loaded.tokenizer_fingerprint
-    placed = _placing(config.device)(config, loaded, max_model_len, progress)
-    pool = BlockPool(placed.num_blocks, placed.block_size, placed.copy_blocks, config.prefix_caching)
-    turns, gathering = Turns(config.turns_file), Gathering(config.waiting)
-    worker = Worker(placed.runner, pool, turns, gathering, max_model_len, config.max_batch_tokens, loop)
+    backend = _backend_builder(config.device)(config, loaded, max_model_len, progress)
+    pool = BlockPool(backend.num_blocks, backend.block_size, backend.copy_blocks, config.prefix_caching)
+    compute_lock, batching_policy = ComputeLock(config.compute_lock_file), BatchingPolicy(config.waiting)
+    worker = Worker(backend.runner, pool, compute_lock, batching_policy, max_model_len, config.max_batch_tokens, loop)
     return Engine(
         config=config,
         model=loaded.config,
         worker=worker,
         pool=pool,
-        max_model_len=min(max_model_len, placed.num_blocks * placed.block_size),
+        max_model_len=min(max_model_len, backend.num_blocks * backend.block_size),
         tokenizer_files=loaded.tokenizer_files,
         tokenizer_fingerprint=fingerprint,
         weights_fingerprint=loaded.weights_fingerprint,
-        dependent_parts=placed.dependent_parts,
+        batch_variant_parts=backend.batch_variant_parts,
     )
 
 
-def _placing(device: str) -> Place:
+def _backend_builder(device: str) -> BuildBackend:
     """Where the model goes. A GPU's needs Triton, which machines without one do not have."""
     if device == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError("device is 'cuda'; torch finds no such device here")
-        from paceline.engine.cuda.backend import place_on_gpu
+        from paceline.engine.cuda.backend import build_cuda
 
-        return place_on_gpu
-    return place_on_cpu
+        return build_cuda
+    return build_cpu

@@ -30,10 +30,10 @@ async def serve_model(
     descriptor: ServiceDescriptor,
     make_servicer: Callable[[Any], Any],
     name: str,
-    same_bits: bool = True,
-    steps_ahead: int = 0,
+    batch_invariant: bool = True,
+    multi_steps: int = 0,
 ) -> None:
-    """Loads the model, serves until SIGTERM or SIGINT, then drains. `same_bits`, `steps_ahead`: see EngineConfig."""
+    """Loads the model, serves until SIGTERM or SIGINT, then drains. `batch_invariant`, `multi_steps`: see EngineConfig."""
     prepare_process()
     from paceline.engine.config import EngineConfig
     from paceline.engine.engine import Engine, build_engine
@@ -42,17 +42,17 @@ async def serve_model(
         model=settings.model,
         dtype=settings.dtype,
         quantization=settings.quantization,
-        same_bits=same_bits and (settings.device == "cpu" or settings.deterministic),
+        batch_invariant=batch_invariant and (settings.device == "cpu" or settings.deterministic),
         device=settings.device,
         gpu_memory_fraction=settings.gpu_memory_fraction,
-        steps_ahead=steps_ahead,
+        multi_steps=multi_steps,
         max_model_len=settings.max_model_len,
         kv_cache_bytes=None if settings.kv_cache_memory is None else int(settings.kv_cache_memory),
         block_size=settings.block_size,
         prefix_caching=settings.prefix_caching,
         max_batch_tokens=settings.max_batch_tokens,
         threads=settings.threads,
-        turns_file=settings.turns_file,
+        compute_lock_file=settings.compute_lock_file,
         waiting=settings.waiting,
     )
     # Loading before listening: an address that answers is an address that serves.
@@ -63,10 +63,10 @@ async def serve_model(
         return build_engine(config, loop, lambda text: log.info("%s: %s", name, text))
 
     engine = await loop.run_in_executor(device_thread, build)
-    if engine.dependent_parts and same_bits:
+    if engine.batch_variant_parts and batch_invariant:
         log.warning(
             "rows depend on the rows beside them (%s): output may differ with and without speculation",
-            ", ".join(engine.dependent_parts),
+            ", ".join(engine.batch_variant_parts),
         )
     server = Server(settings.listen)
     servicer = make_servicer(engine)
@@ -77,7 +77,7 @@ async def serve_model(
         log.info(
             "%s: %s (%s, %s) on %s, KV cache %d blocks of %d tokens, rows independent: %s",
             name, settings.model, settings.dtype, settings.quantization, address,
-            engine.pool.num_blocks, engine.pool.block_size, not engine.dependent_parts,
+            engine.pool.num_blocks, engine.pool.block_size, not engine.batch_variant_parts,
         )  # fmt: skip
         await _wait_for_end(engine.worker.wait_stopped())
         log.info("%s: draining for up to %.0f s", name, DRAIN_S)

@@ -32,8 +32,8 @@ class ModelServerSettings(Settings):
     )
     max_batch_tokens: int = Field(512, ge=32, description="most rows (tokens) in one forward")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: all cores this process may use")
-    turns_file: str | None = Field(
-        None, description="file by which model servers on the same cores take turns at computing; default: no turns"
+    compute_lock_file: str | None = Field(
+        None, description="lock file of model servers on the same cores: one computes at a time; default: none"
     )
     waiting: bool = Field(True, description="wait for a fuller batch where that pays")
     gpu_memory_fraction: float = Field(0.45, gt=0, le=1, description="share of a GPU's memory this server may take")

@@ -3,9 +3,9 @@
 import torch
 
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.cuda.forward_plan import Shape
-from paceline.engine.cuda.model import GpuLlama
-from paceline.engine.cuda.paged_attention import PagedAttention
+from paceline.engine.cuda.forward_plan import ForwardShape
+from paceline.engine.cuda.model import CudaLlama
+from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.staging import Staging
 from paceline.engine.models.weights import load_model
 from tests.cuda.device import DEVICE
@@ -16,25 +16,32 @@ class GpuFeeder:
     """A model with a cache of its own."""
 
     def __init__(
-        self, name: str, dtype: torch.dtype, quantization: str = "none", same_bits: bool = True, block_size: int = 16
+        self,
+        name: str,
+        dtype: torch.dtype,
+        quantization: str = "none",
+        batch_invariant: bool = True,
+        block_size: int = 16,
     ) -> None:
         loaded = load_model(name, dtype)
         config = loaded.config
         self.num_blocks = 32
-        self.same_bits = same_bits
-        self.model = GpuLlama(config, loaded.tensors, quantization, config.max_model_len, same_bits, DEVICE)
-        self.attention = PagedAttention(
+        self.batch_invariant = batch_invariant
+        self.model = CudaLlama(config, loaded.tensors, quantization, config.max_model_len, batch_invariant, DEVICE)
+        self.attention = CudaPagedAttention(
             config.num_layers, self.num_blocks, block_size, config.num_kv_heads, config.head_dim, dtype, DEVICE
         )
 
     @torch.inference_mode()
-    def feed(self, *shares: Rows, shape: Shape | None = None) -> list[torch.Tensor]:
+    def feed(self, *shares: Rows, shape: ForwardShape | None = None) -> list[torch.Tensor]:
         """One forward over all shares; returns each one's logits: [num_tokens, vocab_size]. `shape`: with padding."""
         builder = BatchBuilder()
         for share in shares:
             builder.add(share.tokens, share.position, share.blocks, [True] * len(share.tokens))
         batch = builder.build(builder.num_rows)
-        staging = Staging(shape or Shape.of(batch, self.same_bits), self.num_blocks, self.attention.block_size, DEVICE)
+        staging = Staging(
+            shape or ForwardShape.of(batch, self.batch_invariant), self.num_blocks, self.attention.block_size, DEVICE
+        )
         staging.fill(batch)
         out = self.model.new_logits(len(staging.plan.wanted))
         logits = self.model.forward(staging.plan, self.attention, out)[: batch.num_rows]

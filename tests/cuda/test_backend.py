@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 from tests.cuda.device import DEVICE
 
 CONFIG = EngineConfig(
-    "dummy:tiny", dtype="float32", device="cuda", gpu_memory_fraction=0.5, max_batch_tokens=32, steps_ahead=1
+    "dummy:tiny", dtype="float32", device="cuda", gpu_memory_fraction=0.5, max_batch_tokens=32, multi_steps=1
 )
 
 
@@ -37,18 +37,18 @@ def load() -> LoadedModel:
 
 def test_the_cache_takes_what_its_share_leaves() -> None:
     said: list[str] = []
-    placed = place(CONFIG, load(), 40, said.append, DEVICE, CountedMemory(1024 * MIB))
+    backend = place(CONFIG, load(), 40, said.append, DEVICE, CountedMemory(1024 * MIB))
     [budget] = [line for line in said if line.startswith("budget: ")]
-    assert f"({placed.num_blocks} blocks of 0.01 MiB), activations 1 MiB" in budget
+    assert f"({backend.num_blocks} blocks of 0.01 MiB), activations 1 MiB" in budget
     assert budget.endswith("reserve 256 MiB: 512 MiB of 512 (0.5 of 1,024)")
-    assert placed.block_size == 16
-    assert placed.dependent_parts == []
+    assert backend.block_size == 16
+    assert backend.batch_variant_parts == []
 
 
 def test_what_it_was_given_it_takes() -> None:
-    placed = place(replace(CONFIG, kv_cache_bytes=MIB, block_size=32), load(), 40, lambda line: None, DEVICE,
+    backend = place(replace(CONFIG, kv_cache_bytes=MIB, block_size=32), load(), 40, lambda line: None, DEVICE,
                    CountedMemory(1024 * MIB))  # fmt: skip
-    assert (placed.num_blocks, placed.block_size) == (64, 32)
+    assert (backend.num_blocks, backend.block_size) == (64, 32)
 
 
 def test_what_does_not_fit_is_refused() -> None:

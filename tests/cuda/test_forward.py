@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paceline.engine.cuda import paged_attention as attention
-from paceline.engine.cuda.forward_plan import Plan, Shape
+from paceline.engine.cuda.forward_plan import ForwardPlan, ForwardShape
 from tests.cuda.feeding import GpuFeeder
 from tests.engine.feeding import Feeder, Rows, load_llama
 
@@ -29,12 +29,12 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("same_bits", "sizes"), [(True, [260, 1, 5, 34]), (False, [290, 10])])
+@pytest.mark.parametrize(("batch_invariant", "sizes"), [(True, [260, 1, 5, 34]), (False, [290, 10])])
 def test_logits_are_the_cpu_engines(
-    feeder: GpuFeeder, expected: torch.Tensor, same_bits: bool, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+    feeder: GpuFeeder, expected: torch.Tensor, batch_invariant: bool, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also across stretches of 256 positions, and in the tiles that a long chunk has."""
-    monkeypatch.setattr(feeder, "same_bits", same_bits)
+    monkeypatch.setattr(feeder, "batch_invariant", batch_invariant)
     done = 0
     for size in sizes:
         [logits] = feeder.feed(Rows(TOKENS[done : done + size], done, BLOCKS))
@@ -51,7 +51,7 @@ def test_a_row_has_the_bits_it_has_alone(feeder: GpuFeeder) -> None:
     spare = [block for block in range(31) if block not in BLOCKS]
     beside, _ = feeder.feed(Rows(TOKENS[254:259], 254, BLOCKS), Rows(TOKENS[:20], 0, spare))
     assert torch.equal(alone, beside)
-    [padded] = feeder.feed(Rows(TOKENS[254:259], 254, BLOCKS), shape=Shape(8, 8, 8, 4))
+    [padded] = feeder.feed(Rows(TOKENS[254:259], 254, BLOCKS), shape=ForwardShape(8, 8, 8, 4))
     assert torch.equal(alone, padded)
 
 
@@ -69,19 +69,19 @@ def test_padding_rows_attend_to_nothing(feeder: GpuFeeder) -> None:
     taken = []
     attend = feeder.attention.attend
 
-    def spy(layer: int, queries: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def spy(layer: int, queries: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
         taken.append(attend(layer, queries, plan))
         return taken[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feeder.attention, "attend", spy)
-        feeder.feed(Rows(TOKENS[:3], 0, BLOCKS), Rows(TOKENS[:2], 0, BLOCKS[1:]), shape=Shape(8, 8, 8, 1))
+        feeder.feed(Rows(TOKENS[:3], 0, BLOCKS), Rows(TOKENS[:2], 0, BLOCKS[1:]), shape=ForwardShape(8, 8, 8, 1))
     assert all((each[5:] == 0).all() and (each[:5] != 0).any(dim=(1, 2)).all() for each in taken)
 
 
 def test_padding_rows_write_where_nobody_reads(feeder: GpuFeeder) -> None:
     before = feeder.attention.keys.clone()
-    feeder.feed(Rows(TOKENS[:1], 0, BLOCKS), shape=Shape(8, 8, 8, 1))
+    feeder.feed(Rows(TOKENS[:1], 0, BLOCKS), shape=ForwardShape(8, 8, 8, 1))
     changed = (feeder.attention.keys != before).any(dim=(0, 2, 3, 4)).nonzero().flatten().tolist()
     assert set(changed) <= {BLOCKS[0], feeder.num_blocks - 1}
 

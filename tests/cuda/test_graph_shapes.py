@@ -3,10 +3,10 @@
 import pytest
 
 from paceline.engine.batch import Batch, BatchBuilder
-from paceline.engine.cuda.forward_plan import Shape
-from paceline.engine.cuda.graphs.shapes import AHEAD, AHEAD_ROWS, Captures
+from paceline.engine.cuda.forward_plan import ForwardShape
+from paceline.engine.cuda.graphs.shapes import MULTI_STEP_ROWS, MULTI_STEPS, GraphShapes
 
-CAPTURES = Captures(num_rows=64, num_tokens=8192, num_ahead=7)
+CAPTURES = GraphShapes(num_rows=64, num_tokens=8192, num_ahead=7)
 
 
 def batch_of(*spans: tuple[int, int]) -> Batch:
@@ -23,15 +23,15 @@ def batch_of(*spans: tuple[int, int]) -> Batch:
 def test_every_round_has_a_graph_that_holds_it(num_sequences: int, num_rows: int, position: int) -> None:
     batch = batch_of(*[(num_rows, position)] * num_sequences)
     for wanted in range(10):
-        num_ahead = CAPTURES.steps_ahead(wanted)
+        num_ahead = CAPTURES.multi_steps(wanted)
         assert num_ahead <= wanted
         found = CAPTURES.rounded(batch, False, num_ahead)
         assert found is not None
         assert found in set(CAPTURES.shapes())
-        exact = Shape.of(batch, False, num_ahead)
+        exact = ForwardShape.of(batch, False, num_ahead)
         assert (found[0].num_rows, found[0].num_parts) >= (exact.num_rows, exact.num_parts)
         assert found[0].num_tiles >= exact.num_tiles
-        assert found[1] == (num_ahead if found[0].num_rows <= AHEAD_ROWS else 0)
+        assert found[1] == (num_ahead if found[0].num_rows <= MULTI_STEP_ROWS else 0)
 
 
 def test_chunks_and_long_contexts_have_none() -> None:
@@ -44,10 +44,10 @@ def test_the_largest_come_first_and_there_are_not_too_many() -> None:
     shapes = list(CAPTURES.shapes())
     assert shapes[0][0].num_rows == 64
     assert len(shapes) == len(set(shapes)) < 500
-    assert len(list(Captures(64, 8192, 0).shapes())) < 80
+    assert len(list(GraphShapes(64, 8192, 0).shapes())) < 80
 
 
 def test_steps_ahead_are_as_many_as_there_are_graphs_for() -> None:
-    assert [CAPTURES.steps_ahead(wanted) for wanted in (0, 4, 6, 20)] == [0, 4, 5, 7]
-    assert Captures(8, 256, 2).steps_ahead(5) == 2
-    assert max(AHEAD) == 7
+    assert [CAPTURES.multi_steps(wanted) for wanted in (0, 4, 6, 20)] == [0, 4, 5, 7]
+    assert GraphShapes(8, 256, 2).multi_steps(5) == 2
+    assert max(MULTI_STEPS) == 7

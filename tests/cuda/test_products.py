@@ -34,8 +34,8 @@ def test_int8_weights_are_the_rounded_weights(num_rows: int) -> None:
     weight, x = random(50, 70), random(num_rows, 70, seed=2)
     quantised, scale = quantise(weight)
     exact = x.double() @ (quantised.double() * scale.double()[:, None]).T
-    for same_bits in (True, False):
-        ours = Int8Linear(quantised, scale, None, same_bits)(x)
+    for batch_invariant in (True, False):
+        ours = Int8Linear(quantised, scale, None, batch_invariant)(x)
         torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4)
     assert (exact - x.double() @ weight.double().T).abs().max() > 1e-3
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from draft_server.drafter import ProposeJob, Support, Wish
+from draft_server.drafter import ProposeJob, ProposeSpec, Support
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.cpu.paged_attention import PagedAttention
+from paceline.engine.cpu.paged_attention import CudaPagedAttention
 from paceline.engine.cpu.runner import Runner
-from paceline.engine.cuda.graphs.shapes import Captures
-from paceline.engine.cuda.runner import GpuRunner
+from paceline.engine.cuda.graphs.shapes import GraphShapes
+from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.scheduling.job import Job
 from paceline.sampling import Drawing, Rule, SamplingParams
-from target_server.verifier import Check, VerifyJob
+from target_server.verifier import VerifyJob, VerifySpec
 from tests.cuda.device import DEVICE
 from tests.cuda.feeding import GpuFeeder
 from tests.engine.feeding import load_llama
@@ -24,7 +24,7 @@ from tests.engine.feeding import load_llama
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(512, size=60)]
 SUPPORT = Support(64, 0.995)
 SAMPLED = SamplingParams(temperature=0.9, seed=7)
-CAPTURES = Captures(num_rows=8, num_tokens=256, num_ahead=3)
+CAPTURES = GraphShapes(num_rows=8, num_tokens=256, num_ahead=3)
 
 
 class Engine:
@@ -38,7 +38,7 @@ class Engine:
         """With `tokens` in the cache and room for more."""
         made = Sequence(SequenceOptions(sampling, len(tokens), ()), self._pool)
         made.reserve(len(tokens) + 24)
-        self.run([VerifyJob(made, list(tokens), Check([], [], Rule.MATCH))])
+        self.run([VerifyJob(made, list(tokens), VerifySpec([], [], Rule.MATCH))])
         return made
 
     def run(self, jobs: list[Job]) -> list[Any]:
@@ -50,39 +50,39 @@ class Engine:
 
 def make_gpu(num_ahead: int = 3) -> Engine:
     feeder = GpuFeeder("dummy:tiny", torch.float32)
-    captures = Captures(CAPTURES.num_rows, CAPTURES.num_tokens, num_ahead)
-    runner = GpuRunner(feeder.model, feeder.attention, True, captures, DEVICE)
+    graph_shapes = GraphShapes(CAPTURES.num_rows, CAPTURES.num_tokens, num_ahead)
+    runner = CudaRunner(feeder.model, feeder.attention, True, graph_shapes, DEVICE)
     runner.warm_up()
     return Engine(runner, feeder.attention.copy_blocks)
 
 
 def make_cpu() -> Engine:
     model = load_llama("dummy:tiny")
-    attention = PagedAttention(model.config, 32, 16)
+    attention = CudaPagedAttention(model.config, 32, 16)
     return Engine(Runner(model, attention), attention.copy_blocks)
 
 
 WISHES = {
-    "greedy": (SamplingParams(seed=1), Wish(4, Drawing.GREEDY, SUPPORT)),
-    "sampled": (SAMPLED, Wish(4, Drawing.SAMPLED, SUPPORT)),
-    "coupled": (SAMPLED, Wish(3, Drawing.COUPLED, SUPPORT)),
-    "top-p": (SamplingParams(temperature=0.9, seed=7, top_p=0.8, top_k=100), Wish(4, Drawing.SAMPLED, SUPPORT)),
+    "greedy": (SamplingParams(seed=1), ProposeSpec(4, Drawing.GREEDY, SUPPORT)),
+    "sampled": (SAMPLED, ProposeSpec(4, Drawing.SAMPLED, SUPPORT)),
+    "coupled": (SAMPLED, ProposeSpec(3, Drawing.COUPLED, SUPPORT)),
+    "top-p": (SamplingParams(temperature=0.9, seed=7, top_p=0.8, top_k=100), ProposeSpec(4, Drawing.SAMPLED, SUPPORT)),
     "more tokens than are looked at": (
-        SamplingParams(temperature=3.0, seed=7, top_p=0.995), Wish(4, Drawing.SAMPLED, SUPPORT)
+        SamplingParams(temperature=3.0, seed=7, top_p=0.995), ProposeSpec(4, Drawing.SAMPLED, SUPPORT)
     ),
     "with penalties": (
-        SamplingParams(temperature=0.9, seed=7, repetition_penalty=1.5), Wish(4, Drawing.SAMPLED, SUPPORT)
+        SamplingParams(temperature=0.9, seed=7, repetition_penalty=1.5), ProposeSpec(4, Drawing.SAMPLED, SUPPORT)
     ),
-    "one token": (SAMPLED, Wish(1, Drawing.SAMPLED, SUPPORT)),
+    "one token": (SAMPLED, ProposeSpec(1, Drawing.SAMPLED, SUPPORT)),
 }  # fmt: skip
 
 
 def propose_all(engine: Engine) -> list[Any]:
     """All wishes at once, from contexts of different lengths."""
     jobs: list[Job] = []
-    for index, (sampling, wish) in enumerate(WISHES.values()):
+    for index, (sampling, propose_spec) in enumerate(WISHES.values()):
         sequence = engine.sequence(sampling, TOKENS[: 10 + 5 * index])
-        jobs.append(ProposeJob(sequence, TOKENS[50:52], wish))
+        jobs.append(ProposeJob(sequence, TOKENS[50:52], propose_spec))
     return engine.run(jobs)
 
 
@@ -97,37 +97,37 @@ def test_proposals_are_the_cpu_engines() -> None:
 
 @pytest.mark.parametrize("num_ahead", [3, 0])
 def test_what_a_table_can_not_draw_is_drawn_step_by_step(num_ahead: int) -> None:
-    sampling, wish = WISHES["more tokens than are looked at"]
+    sampling, propose_spec = WISHES["more tokens than are looked at"]
     expected = make_cpu()
-    [theirs] = expected.run([ProposeJob(expected.sequence(sampling, TOKENS[:20]), TOKENS[50:52], wish)])
+    [theirs] = expected.run([ProposeJob(expected.sequence(sampling, TOKENS[:20]), TOKENS[50:52], propose_spec)])
     engine = make_gpu(num_ahead)
     sequence = engine.sequence(sampling, TOKENS[:20])
     engine.num_steps = 0
-    [ours] = engine.run([ProposeJob(sequence, TOKENS[50:52], wish)])
-    assert (ours.tokens, engine.num_steps) == (theirs.tokens, wish.num_draft_tokens)
+    [ours] = engine.run([ProposeJob(sequence, TOKENS[50:52], propose_spec)])
+    assert (ours.tokens, engine.num_steps) == (theirs.tokens, propose_spec.num_draft_tokens)
 
 
 @pytest.mark.parametrize("name", ["greedy", "sampled", "coupled", "top-p"])
 def test_steps_in_one_go_are_those_one_by_one(name: str) -> None:
     """And leave the same cache behind: what is drafted after them is the same too."""
-    sampling, wish = WISHES[name]
+    sampling, propose_spec = WISHES[name]
     results = []
-    for num_ahead, num_steps in ((3, 1), (1, 2), (0, wish.num_draft_tokens)):
+    for num_ahead, num_steps in ((3, 1), (1, 2), (0, propose_spec.num_draft_tokens)):
         engine = make_gpu(num_ahead)
         sequence = engine.sequence(sampling, TOKENS[:20])
         engine.num_steps = 0
-        [first] = engine.run([ProposeJob(sequence, TOKENS[50:52], wish)])
+        [first] = engine.run([ProposeJob(sequence, TOKENS[50:52], propose_spec)])
         assert engine.num_steps == num_steps
         sequence.truncate(23)
-        [second] = engine.run([ProposeJob(sequence, TOKENS[52:53], wish)])
+        [second] = engine.run([ProposeJob(sequence, TOKENS[52:53], propose_spec)])
         results.append((first.tokens, second.tokens, sequence.tokens))
     assert results[0] == results[1] == results[2]
 
 
-def check_of(rule: Rule) -> Check:
+def check_of(rule: Rule) -> VerifySpec:
     drafts = TOKENS[40:44]
     supports = [np.unique([draft, 3, 200 + draft // 4]) for draft in drafts] if rule is Rule.REJECTION else []
-    return Check(drafts, supports, rule)
+    return VerifySpec(drafts, supports, rule)
 
 
 CHECKS = {
@@ -135,9 +135,9 @@ CHECKS = {
     "coupled": (SAMPLED, check_of(Rule.MATCH)),
     "rejection": (SAMPLED, check_of(Rule.REJECTION)),
     "rejection, top-p": (SamplingParams(temperature=0.9, seed=7, top_p=0.8), check_of(Rule.REJECTION)),
-    "plain": (SAMPLED, Check([], [], Rule.REJECTION)),
-    "with log-probabilities": (SamplingParams(seed=1), Check(TOKENS[40:43], [], Rule.MATCH, num_logprobs=3)),
-    "lenient": (SamplingParams(seed=1), Check(TOKENS[40:43], [], Rule.MATCH, lenience=0.1)),
+    "plain": (SAMPLED, VerifySpec([], [], Rule.REJECTION)),
+    "with log-probabilities": (SamplingParams(seed=1), VerifySpec(TOKENS[40:43], [], Rule.MATCH, num_logprobs=3)),
+    "lenient": (SamplingParams(seed=1), VerifySpec(TOKENS[40:43], [], Rule.MATCH, lenience=0.1)),
 }
 
 
@@ -167,7 +167,7 @@ def test_shapes_are_rounded_up() -> None:
     engine = make_gpu()
     for length in (5, 9, 14):
         sequence = engine.sequence(SAMPLED, TOKENS[:length])
-        engine.run([VerifyJob(sequence, TOKENS[50:51], Check(TOKENS[40:45], [], Rule.MATCH))])
+        engine.run([VerifyJob(sequence, TOKENS[50:51], VerifySpec(TOKENS[40:45], [], Rule.MATCH))])
     rounds = [shape for shape, _ in engine.runner._programs]
     # The shortest prompt, and the rounds of all three; the longer prompts run in shapes of their own.
     assert [(shape.num_rows, shape.num_parts) for shape in rounds] == [(5, 1), (6, 1)]

@@ -15,7 +15,7 @@ from paceline.distillation.curve import Curve
 from paceline.distillation.draft import chosen_layers, make_backbone
 from paceline.distillation.head import HeadIndex, frequent_ids
 from paceline.distillation.loss import Agreement, Divergence, FrozenHead
-from paceline.distillation.trainer import Plan, Trainer
+from paceline.distillation.trainer import Trainer, TrainingPlan
 from paceline.errors import ConfigError
 
 VOCAB, TOP = 64, 4
@@ -55,7 +55,7 @@ def make_trainer(target: LlamaForCausalLM, budget: Budget, overlap_from: float =
     backbone = make_backbone(target.config, target.state_dict(), 2)
     head = FrozenHead(target.get_input_embeddings().weight.detach().to(torch.bfloat16))
     return Trainer(
-        backbone, head, HeadIndex(np.arange(VOCAB), VOCAB), Plan(budget, 256, 1e-2, overlap_from=overlap_from)
+        backbone, head, HeadIndex(np.arange(VOCAB), VOCAB), TrainingPlan(budget, 256, 1e-2, overlap_from=overlap_from)
     )
 
 
@@ -82,11 +82,11 @@ def test_training_raises_alpha(target: LlamaForCausalLM, records: list[Record]) 
 
 
 def test_the_overlap_may_come_last(target: LlamaForCausalLM, records: list[Record]) -> None:
-    plan = Plan(Budget(2000), 256, 1e-2, overlap_from=0.75)
+    plan = TrainingPlan(Budget(2000), 256, 1e-2, overlap_from=0.75)
     assert [plan.divergence_at(share) for share in (0.0, 0.74, 0.75, 1.0)] == [Divergence.KL] * 2 + [
         Divergence.OVERLAP
     ] * 2
-    assert Plan(Budget(2000)).divergence_at(1.0) is Divergence.KL
+    assert TrainingPlan(Budget(2000)).divergence_at(1.0) is Divergence.KL
     trainer = make_trainer(target, Budget(8000), overlap_from=0.5)
     losses = list(trainer.run(records))
     # An overlap's loss is at most 1; the draft knows little yet where KL ends.

@@ -13,7 +13,7 @@ from paceline.distillation.corpus import Corpus, read_shard
 from paceline.distillation.frame import ChatFrame, read_tokenizer
 from paceline.distillation.questions import MAX_TEXT_TOKENS, OWN, Opening, Questions, read_openings
 from paceline.distillation.writer import Writer
-from paceline.engine.cpu.llama import Llama
+from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.models.weights import LoadedModel, load_model
 from paceline.errors import ConfigError
 from tests.engine.feeding import Feeder
@@ -30,8 +30,8 @@ def loaded() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def model(loaded: LoadedModel) -> Llama:
-    return Llama(loaded.config, dict(loaded.tensors), "none", 512)
+def model(loaded: LoadedModel) -> CpuLlama:
+    return CpuLlama(loaded.config, dict(loaded.tensors), "none", 512)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def frame(loaded: LoadedModel) -> ChatFrame:
     return ChatFrame.of(read_tokenizer(loaded.tokenizer_files))
 
 
-def test_a_conversation_is_framed_by_the_chat_template(model: Llama, frame: ChatFrame) -> None:
+def test_a_conversation_is_framed_by_the_chat_template(model: CpuLlama, frame: ChatFrame) -> None:
     questions = [[1780, 314, 260, 3575, 282, 4649, 47], [504, 6220, 359]]
     writer = Writer(model, frame, 1, TOP, 0, [Question(each, is_whole=True) for each in questions], answers=SHORT)
     found = dict(writer.records())
@@ -53,7 +53,7 @@ def test_a_conversation_is_framed_by_the_chat_template(model: Llama, frame: Chat
         assert record.num_written == 12 or record.tokens[-1] == EOS
 
 
-def test_what_is_kept_is_the_targets_own_distribution(model: Llama, frame: ChatFrame) -> None:
+def test_what_is_kept_is_the_targets_own_distribution(model: CpuLlama, frame: ChatFrame) -> None:
     """Of both sides, for conversations written side by side, begun and ended at different times."""
     questions = Questions([], [Opening(OPENING, [], is_about_text=False, is_whole=False)], [EOS], 0)
     records = Writer(model, frame, 3, TOP, 1, questions, 2, answers=SHORT).records()
@@ -76,7 +76,7 @@ def test_what_is_kept_is_the_targets_own_distribution(model: Llama, frame: ChatF
         assert (np.diff(record.top_logprobs.astype(np.float32), axis=1) <= 0).all()
 
 
-def test_at_temperature_0_the_answer_is_the_likeliest(model: Llama, frame: ChatFrame) -> None:
+def test_at_temperature_0_the_answer_is_the_likeliest(model: CpuLlama, frame: ChatFrame) -> None:
     writer = Writer(model, frame, 2, TOP, 2, [Question([504], is_whole=True)] * 2, answers=(SHORT[0],))
     for _, record in writer.records():
         assert record.tokens[record.num_prompt_tokens :].tolist() == record.top_ids[:, 0].tolist()

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import torch
 
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.cpu.llama import Llama
-from paceline.engine.cpu.paged_attention import PagedAttention
+from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.models.weights import load_model
 
 
 def load_llama(
     name: str, dtype: torch.dtype = torch.float32, quantization: str = "none", max_model_len: int | None = None
-) -> Llama:
+) -> CpuLlama:
     """A model as the engine builds it, by folder or name."""
     loaded = load_model(name, dtype)
-    return Llama(loaded.config, loaded.tensors, quantization, max_model_len or loaded.config.max_model_len)
+    return CpuLlama(loaded.config, loaded.tensors, quantization, max_model_len or loaded.config.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Rows:
 class Feeder:
     """A model with a cache of its own."""
 
-    def __init__(self, model: Llama, num_blocks: int = 64, block_size: int = 64) -> None:
+    def __init__(self, model: CpuLlama, num_blocks: int = 64, block_size: int = 64) -> None:
         self.num_blocks = num_blocks
         self._model = model
-        self._attention = PagedAttention(model.config, num_blocks, block_size)
+        self._attention = CpuPagedAttention(model.config, num_blocks, block_size)
 
     @torch.inference_mode()
     def feed(self, *shares: Rows) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Turns at computing: exclusive while neighbours behave, never a reason to stop."""
+"""The lock between servers: exclusive while both behave, never a reason to stop."""
 
 import fcntl
 import subprocess
@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engine.scheduling import compute_lock as turns
-from paceline.engine.scheduling.compute_lock import Turns
+from paceline.engine.scheduling import compute_lock
+from paceline.engine.scheduling.compute_lock import ComputeLock
 from paceline.errors import ConfigError
 
-HOLD = "import sys, time; from paceline.engine.scheduling.compute_lock import Turns\nwith Turns(sys.argv[1]).take(): print(flush=True); time.sleep(600)"
+HOLD = "import sys, time; from paceline.engine.scheduling.compute_lock import ComputeLock\nwith ComputeLock(sys.argv[1]).lease(): print(flush=True); time.sleep(600)"
 
 
 def test_two_servers_never_compute_at_once(tmp_path: Path) -> None:
-    path = str(tmp_path / "turns")
+    path = str(tmp_path / "lock")
     computing = 0
     seen: set[int] = set()
 
     def serve() -> None:
         nonlocal computing
-        own = Turns(path)
+        own = ComputeLock(path)
         for _ in range(300):
-            with own.take():
+            with own.lease():
                 computing += 1
                 seen.add(computing)
                 sum(range(2000))  # long enough for the other to look
@@ -41,19 +41,19 @@ def test_two_servers_never_compute_at_once(tmp_path: Path) -> None:
 
 def test_who_waits_is_next(tmp_path: Path) -> None:
     """However fast the one who just computed comes back."""
-    path, order = str(tmp_path / "turns"), []
-    own, other = Turns(path), Turns(path)
+    path, order = str(tmp_path / "lock"), []
+    own, other = ComputeLock(path), ComputeLock(path)
 
     def wait_and_compute() -> None:
-        with other.take():
+        with other.lease():
             order.append("other")
 
     thread = threading.Thread(target=wait_and_compute)
-    with own.take(), open(f"{path}.next") as place:
+    with own.lease(), open(f"{path}.next") as place:
         thread.start()
         while not is_held(place.fileno()):
             time.sleep(0.001)
-    with own.take():
+    with own.lease():
         order.append("own")
     thread.join()
     assert order == ["other", "own"]
@@ -70,83 +70,79 @@ def is_held(file: int) -> bool:
 
 @pytest.fixture(autouse=True)
 def _short_patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a neighbour hangs; the others must not lose patience on a busy machine."""
-    if "neighbour" in request.fixturenames:
-        monkeypatch.setattr(turns, "PATIENCE_S", 0.2)
+    """Where a peer hangs; the others must not lose patience on a busy machine."""
+    if "peer" in request.fixturenames:
+        monkeypatch.setattr(compute_lock, "PATIENCE_S", 0.2)
 
 
 @pytest.fixture
-def neighbour(tmp_path: Path):
-    """A process that took its turn and keeps it."""
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "turns")], stdout=subprocess.PIPE) as process:
+def peer(tmp_path: Path):
+    """A process that took the lock and keeps it."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         yield process
         process.kill()
 
 
-def test_a_neighbour_that_hangs_is_not_waited_for_again(
-    tmp_path: Path, neighbour: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+def test_a_peer_that_hangs_is_not_waited_for_again(
+    tmp_path: Path, peer: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, waits = Turns(str(tmp_path / "turns")), []
-    monkeypatch.setattr(turns.time, "sleep", waits.append)
-    with own.take():
+    own, waits = ComputeLock(str(tmp_path / "lock")), []
+    monkeypatch.setattr(compute_lock.time, "sleep", waits.append)
+    with own.lease():
         assert waits
     waits.clear()
-    with own.take():
+    with own.lease():
         assert not waits
 
 
-def test_the_turn_of_a_process_that_dies_is_free(tmp_path: Path, neighbour: subprocess.Popen[bytes]) -> None:
-    neighbour.kill()
-    neighbour.wait()
-    own, other = Turns(str(tmp_path / "turns")), Turns(str(tmp_path / "turns"))
-    with own.take():
+def test_the_lease_of_a_process_that_dies_is_free(tmp_path: Path, peer: subprocess.Popen[bytes]) -> None:
+    peer.kill()
+    peer.wait()
+    own, other = ComputeLock(str(tmp_path / "lock")), ComputeLock(str(tmp_path / "lock"))
+    with own.lease():
         assert other._acquire() is False  # held, hence by `own`
 
 
-def test_without_a_file_every_turn_is_free() -> None:
-    with Turns(None).take(), Turns(None).take():
+def test_without_a_file_every_lease_is_free() -> None:
+    with ComputeLock(None).lease(), ComputeLock(None).lease():
         pass
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"turns_file .*nowhere/turns"):
-        Turns(str(tmp_path / "nowhere" / "turns"))
+    with pytest.raises(ConfigError, match=r"compute_lock_file .*nowhere/lock"):
+        ComputeLock(str(tmp_path / "nowhere" / "lock"))
 
 
-def test_a_turn_lasts_as_long_as_the_neighbours_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_lasts_as_long_as_the_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(turns.time, "perf_counter", lambda: now_s)
-    path = str(tmp_path / "turns")
-    own = Turns(path)
-    with own.take() as turn:
-        assert turn.is_over, "nobody was here before"
-    monkeypatch.setattr(turns.os, "getpid", lambda: 4711)
-    with Turns(path).take():
+    monkeypatch.setattr(compute_lock.time, "perf_counter", lambda: now_s)
+    path = str(tmp_path / "lock")
+    own = ComputeLock(path)
+    with own.lease() as lease:
+        assert lease.is_over, "nobody was here before"
+    with ComputeLock(path).lease():
         now_s += 1.4
-    monkeypatch.undo()
-    monkeypatch.setattr(turns.time, "perf_counter", lambda: now_s)
-    with own.take() as turn:
+    with own.lease() as lease:
         now_s += 1.3
-        assert not turn.is_over
+        assert not lease.is_over
         now_s += 0.2
-        assert turn.is_over
-    with own.take() as turn:
-        assert turn.is_over, "the neighbour had no turn since"
+        assert lease.is_over
+    with own.lease() as lease:
+        assert lease.is_over, "the peer had no lease since"
 
 
-def test_the_neighbour_learns_whom_it_may_expect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = str(tmp_path / "turns")
-    own = Turns(path)
-    with own.take() as turn:
-        assert turn.before is None
-        turn.num_handed_over = 3
-    with own.take() as turn:
-        assert turn.before is None, "it was our own"
-        turn.num_handed_over = 5
-    monkeypatch.setattr(turns.os, "getpid", lambda: 4711)
-    with Turns(path).take() as turn:
-        assert turn.before is not None
-        assert turn.before.num_handed_over == 5
-        assert turn.before.started_s <= turn.before.ended_s <= time.perf_counter()
+def test_the_peer_learns_whom_it_may_expect_even_with_the_same_process_id(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    own = ComputeLock(path)
+    with own.lease() as lease:
+        assert lease.before is None
+        lease.num_handed_over = 3
+    with own.lease() as lease:
+        assert lease.before is None, "it was our own"
+        lease.num_handed_over = 5
+    with ComputeLock(path).lease() as lease:
+        assert lease.before is not None
+        assert lease.before.num_handed_over == 5
+        assert lease.before.started_s <= lease.before.ended_s <= time.perf_counter()

@@ -7,7 +7,7 @@ import pytest
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.scheduling.eviction import LONG_S, reserve
-from paceline.engine.scheduling.session import Slot
+from paceline.engine.scheduling.session import SequenceState
 from paceline.errors import ResourceExhausted
 from paceline.sampling import SamplingParams
 
@@ -19,21 +19,21 @@ class Cache:
 
     def __init__(self, *num_blocks: int) -> None:
         self.pool = BlockPool(8, BLOCK_SIZE, lambda sources, destinations: None)
-        self.slots: list[Slot] = []
-        for birth, count in enumerate(num_blocks):
+        self.states: list[SequenceState] = []
+        for opened_order, count in enumerate(num_blocks):
             options = SequenceOptions(SamplingParams(temperature=0, seed=0), 1, ())
-            slot = Slot(Sequence(options, self.pool), birth)
-            slot.sequence.reserve(count * BLOCK_SIZE)
-            slot.sequence.tokens = [1] * (count * BLOCK_SIZE)
-            slot.absence.leave(time.perf_counter())
-            self.slots.append(slot)
+            state = SequenceState(Sequence(options, self.pool), opened_order)
+            state.sequence.reserve(count * BLOCK_SIZE)
+            state.sequence.tokens = [1] * (count * BLOCK_SIZE)
+            state.return_time.leave(time.perf_counter())
+            self.states.append(state)
 
     def grow(self, number: int, num_blocks: int) -> None:
-        reserve(self.pool, self.slots[number], num_blocks * BLOCK_SIZE, self.slots)
+        reserve(self.pool, self.states[number], num_blocks * BLOCK_SIZE, self.states)
 
     @property
     def held(self) -> list[int]:
-        return [len(slot.sequence.blocks) for slot in self.slots]
+        return [len(state.sequence.blocks) for state in self.states]
 
 
 def test_the_youngest_gives_way_first_and_no_more_than_needed() -> None:
@@ -53,7 +53,7 @@ def test_the_young_take_nothing_from_the_old() -> None:
 
 def test_who_has_been_away_for_long_gives_way_to_anyone() -> None:
     cache = Cache(3, 3, 2)
-    cache.slots[0].absence.leave(time.perf_counter() - 2 * LONG_S)
+    cache.states[0].return_time.leave(time.perf_counter() - 2 * LONG_S)
     cache.grow(2, 4)
     assert cache.held == [0, 3, 4]
 

@@ -30,7 +30,7 @@ def make_head() -> tuple[Head, torch.Tensor]:
 
 def test_known_logits_stand_at_their_ids() -> None:
     head, known = make_head()
-    logits = head.over_vocabulary(known)
+    logits = head.to_full_vocab(known)
     assert logits.shape == (4, VOCAB_SIZE)
     assert torch.equal(logits[:, torch.from_numpy(IDS).long()], known)
     assert (logits.softmax(dim=-1) > 0).sum() == 4 * len(IDS)
@@ -40,7 +40,7 @@ def test_draws_from_known_logits_are_those_from_all() -> None:
     head, known = make_head()
     specs: list[SampleSpec] = [Argmax(HOT, ()), Argmax(HOT, ())]
     specs += [SampleTruncated(HOT, (), uniform, 3, 1.0) for uniform in (0.1, 0.9)]
-    whole = CpuSampler().sample(head.over_vocabulary(known), specs)
+    whole = CpuSampler().sample(head.to_full_vocab(known), specs)
     narrow = head.with_ids(CpuSampler().sample(known.clone(), specs))
     assert whole[:2] == narrow[:2]
     for one, other in zip(whole[2:], narrow[2:], strict=True):

@@ -8,21 +8,14 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig
 
-from paceline.engine.config import ModelConfig
+from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels import bfloat16, int8, rows, tiles
 from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
-from paceline.engine.cpu.kernels.scalars import (
-    Array,
-    bits_of,
-    compiled,
-    exp_of_negative,
-    put,
-    set_num_workers,
-    tensor_of,
-    widen,
-)
-from paceline.engine.cpu.linear import Bfloat16Linear, Int8Linear, Int8WeightLinear, Linear, make_linear
-from paceline.engine.cpu.paged_attention import HeadRotation, PagedAttention, Span
+from paceline.engine.cpu.kernels.scalars import bits_of, compiled, exp_of_negative, put, tensor_of, widen
+from paceline.engine.cpu.linear import Bfloat16Linear, CpuLinear, Int8Linear, Int8WeightLinear, make_cpu_linear
+from paceline.engine.cpu.paged_attention import CpuPagedAttention, HeadRotation, Span
+from paceline.engine.models.config import ModelConfig
+from paceline.engine.threads import set_num_workers
 from paceline.errors import ConfigError
 from tests.engine.feeding import load_llama
 
@@ -44,11 +37,11 @@ def close(ours: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(ours.float(), expected, rtol=tolerance, atol=tolerance * 1e-1)
 
 
-def multiplied(linear: Linear, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+def multiplied(linear: CpuLinear, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
     return tensor_of(linear(bits_of(x), None if residual is None else bits_of(residual)))
 
 
-def check_rows_alone(linear: Linear, x: torch.Tensor, residual: torch.Tensor | None, together: torch.Tensor) -> None:
+def check_rows_alone(linear: CpuLinear, x: torch.Tensor, residual: torch.Tensor | None, together: torch.Tensor) -> None:
     """Any number of the last rows have the bits they have among all."""
     for num_rows in range(1, x.shape[0] + 1):
         of_these = None if residual is None else residual[-num_rows:]
@@ -150,7 +143,7 @@ def test_int8_products_are_those_of_the_rounded_weights_and_each_row_has_its_own
     bias = torch.randn(out_features, generator=generator) if has_bias else None
     x = torch.randn(2 * tiles.TILE_ROWS + 5, in_features, generator=generator).to(dtype)
     residual = torch.randn(x.shape[0], out_features, generator=generator).to(dtype)
-    linear = make_linear(weight, bias, "int8")
+    linear = make_cpu_linear(weight, bias, "int8")
     assert isinstance(linear, Int8Linear)
     scale = weight.abs().amax(dim=1, keepdim=True) / 127
     rounded_weight = (weight / scale).round().double() * scale.double()
@@ -214,7 +207,7 @@ def test_attention_over_a_scattered_cache_is_the_librarys(dtype: torch.dtype, bl
     qkv = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected = Reference(config, rotation, qkv).out
     num_blocks = -(-num_rows // block_size)
-    attention = PagedAttention(config, 2 * num_blocks, block_size, num_layers=1)
+    attention = CpuPagedAttention(config, 2 * num_blocks, block_size, num_layers=1)
     blocks = list(range(2 * num_blocks))[::-2]
     parts, done = [], 0
     for size in (100, 1, 5, 44):
@@ -230,10 +223,10 @@ def test_the_kernel_reads_no_key_behind_a_row() -> None:
     config, rotation = model.config, model.layers[0].rotation
     qkv = torch.randn(20, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
 
-    def attend(attention: PagedAttention) -> Array:
+    def attend(attention: CpuPagedAttention) -> Array:
         return attention.forward(0, bits_of(qkv), attention.plan([Span(0, 20, 0, [1, 3])]), rotation)
 
-    clean, dirty = (PagedAttention(config, 4, 16, num_layers=1) for _ in range(2))
+    clean, dirty = (CpuPagedAttention(config, 4, 16, num_layers=1) for _ in range(2))
     for side in dirty._cache[0]:
         side[:] = 1e30
     assert np.array_equal(attend(clean), attend(dirty))

@@ -6,22 +6,24 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels import int8, matrix_unit
-from paceline.engine.cpu.kernels.scalars import Array, bits_of, compiled, pad_rows, set_num_workers, tensor_of
+from paceline.engine.cpu.kernels.scalars import bits_of, compiled, pad_rows, tensor_of
 from paceline.engine.cpu.linear import (
     Bfloat16Linear,
+    CpuLinear,
     DraftInt8Linear,
     Int8Linear,
     Int8WeightLinear,
-    Linear,
     MatrixUnitLinear,
     PackedLinear,
     PlainLinear,
-    make_linear,
+    make_cpu_linear,
 )
+from paceline.engine.threads import set_num_workers
 
 MAX_ROWS = 2048
-MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], CpuLinear]
 KINDS: list[MakeLinear] = [PlainLinear, PackedLinear, MatrixUnitLinear, Bfloat16Linear, Int8Linear, Int8WeightLinear]
 
 
@@ -35,7 +37,7 @@ def read_registers(config: Array) -> None:
     matrix_unit.save_config(config)
 
 
-def multiplied(linear: Linear, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+def multiplied(linear: CpuLinear, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
     """With the rows that padding takes, and without their products."""
     num_rows = linear.padded(x.shape[0])
     added = None if residual is None else pad_rows(bits_of(residual), num_rows)
@@ -92,7 +94,7 @@ def test_on_a_matrix_unit_products_are_exact_and_each_row_has_its_own_bits(in_fe
     bias = torch.randn(out_features, generator=generator).bfloat16()
     x = torch.randn(200, in_features, generator=generator).bfloat16()
     residual = torch.randn(200, out_features, generator=generator).bfloat16()
-    linear = make_linear(weight, bias, "none")
+    linear = make_cpu_linear(weight, bias, "none")
     assert isinstance(linear, MatrixUnitLinear)
     for added in (None, residual):
         together = multiplied(linear, x, added)
@@ -124,9 +126,9 @@ def test_a_thread_finds_the_matrix_unit_as_it_left_it() -> None:
 @pytest.mark.skipif(not DraftInt8Linear.supports(torch.empty(0, 32).bfloat16()), reason="for processors with AMX")
 def test_a_drafts_int8_reads_many_rows_on_the_matrix_unit() -> None:
     weight, x = torch.randn(64, 576).bfloat16(), torch.randn(40, 576).bfloat16()
-    both = make_linear(weight, None, "int8", same_bits=False)
+    both = make_cpu_linear(weight, None, "int8", batch_invariant=False)
     assert isinstance(both, DraftInt8Linear)
     for num_rows in range(1, 41):
         expected = (Int8Linear if num_rows <= 8 else MatrixUnitLinear)(weight, None)
         assert torch.equal(multiplied(both, x[:num_rows]), multiplied(expected, x[:num_rows]))
-    assert isinstance(make_linear(weight, None, "int8"), Int8Linear), "a target's rows keep their bits"
+    assert isinstance(make_cpu_linear(weight, None, "int8"), Int8Linear), "a target's rows keep their bits"

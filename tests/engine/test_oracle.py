@@ -16,7 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from paceline.engine.config import ModelConfig
+from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.engine.models.weights import find_folder
 from tests.engine.feeding import Feeder, load_llama

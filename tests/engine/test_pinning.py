@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from paceline.engine.cpu.kernels.scalars import CORES
+from paceline.engine.threads import CORES
 
 needs_two = pytest.mark.skipif(len(CORES) < 2, reason="one core leaves nothing to share")
 
@@ -15,7 +15,7 @@ import os, sys, threading
 import numpy as np
 from numba import njit, prange, types
 from paceline.engine.cpu.kernels.pinning import SET_BYTES, pin_workers
-from paceline.engine.cpu.kernels.scalars import set_num_workers
+from paceline.engine.threads import set_num_workers
 
 get_affinity = types.ExternalFunction("sched_getaffinity", types.int32(types.int32, types.uintp, types.uintp))
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.cpu.batch_invariance import find_dependent_parts
-from paceline.engine.cpu.kernels.scalars import Array
-from paceline.engine.cpu.linear import Linear
-from paceline.engine.cpu.llama import Llama
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.batch_invariance import find_batch_variant_parts
+from paceline.engine.cpu.linear import CpuLinear
+from paceline.engine.cpu.llama import CpuLlama
 from tests.engine.feeding import Feeder, Rows, load_llama
 
 BLOCK_SIZE = 64
@@ -28,13 +28,13 @@ KINDS = {
 
 # int8 is the draft's: other bits there change no output, only how often a draft is accepted. And it is slow.
 @pytest.fixture(scope="module", params=["bfloat16", "float32", pytest.param("int8", marks=pytest.mark.slow)])
-def model(request: pytest.FixtureRequest) -> Llama:
+def model(request: pytest.FixtureRequest) -> CpuLlama:
     """The real model, not a tiny one: the library picks its kernels by the shapes."""
     return load_llama("smollm2-135m", *KINDS[request.param])
 
 
 @pytest.fixture(scope="module")
-def whole(model: Llama) -> torch.Tensor:
+def whole(model: CpuLlama) -> torch.Tensor:
     """Logits of the long sequence fed in one forward: [LONG, vocab_size]."""
     return Feeder(model, 10).feed_split(tokens_of(0, LONG), [LONG])
 
@@ -63,13 +63,13 @@ SPLITS = {
 
 
 @pytest.mark.parametrize("name", SPLITS)
-def test_rows_fed_in_parts_have_the_bits_of_one_forward(model: Llama, whole: torch.Tensor, name: str) -> None:
+def test_rows_fed_in_parts_have_the_bits_of_one_forward(model: CpuLlama, whole: torch.Tensor, name: str) -> None:
     assert sum(SPLITS[name]) == LONG
     logits = Feeder(model, 10).feed_split(tokens_of(0, LONG), SPLITS[name])
     assert torch.equal(logits, whole), first_difference(logits, whole)
 
 
-def test_rows_fed_again_after_a_truncate_have_the_same_bits(model: Llama, whole: torch.Tensor) -> None:
+def test_rows_fed_again_after_a_truncate_have_the_same_bits(model: CpuLlama, whole: torch.Tensor) -> None:
     """What a rejected draft left behind in the cache must not be seen."""
     tokens, blocks = tokens_of(0, LONG), list(range(10))
     feeder = Feeder(model, 10)
@@ -104,7 +104,7 @@ class Member:
             start += size
 
 
-def run_together(model: Llama, members: list[Member]) -> None:
+def run_together(model: CpuLlama, members: list[Member]) -> None:
     """Feeds all of them, each at its own pace, until the last is through."""
     feeder = Feeder(model, 64, BLOCK_SIZE)
     running = {id(member): (member, member.shares()) for member in members}
@@ -152,7 +152,7 @@ ARRANGEMENTS: dict[str, Callable[[], list[Member]]] = {
 
 @pytest.mark.parametrize("name", ARRANGEMENTS)
 def test_rows_beside_other_sequences_have_the_bits_they_have_alone(
-    model: Llama, whole: torch.Tensor, name: str
+    model: CpuLlama, whole: torch.Tensor, name: str
 ) -> None:
     members = ARRANGEMENTS[name]()
     run_together(model, members)
@@ -164,7 +164,7 @@ def test_rows_beside_other_sequences_have_the_bits_they_have_alone(
 
 
 @pytest.mark.slow
-def test_rows_far_into_a_long_context_have_the_same_bits(model: Llama) -> None:
+def test_rows_far_into_a_long_context_have_the_same_bits(model: CpuLlama) -> None:
     length = 2100
     tokens = tokens_of(4, length)
     feeder = Feeder(model, 40)
@@ -175,14 +175,14 @@ def test_rows_far_into_a_long_context_have_the_same_bits(model: Llama) -> None:
         assert torch.equal(logits, reference), f"{sizes[:3]} …: {first_difference(logits, reference)}"
 
 
-def test_the_check_at_load_finds_nothing_on_this_machine(model: Llama) -> None:
-    assert find_dependent_parts(model, BLOCK_SIZE) == []
+def test_the_check_at_load_finds_nothing_on_this_machine(model: CpuLlama) -> None:
+    assert find_batch_variant_parts(model, BLOCK_SIZE) == []
 
 
 class RowDependent:
     """A linear whose results depend on how many rows it is given: what the check is there to find."""
 
-    def __init__(self, inner: Linear) -> None:
+    def __init__(self, inner: CpuLinear) -> None:
         self.padded = inner.padded
         self._inner = inner
 
@@ -193,17 +193,17 @@ class RowDependent:
 @pytest.mark.parametrize("block_size", [8, 16, 64])
 @pytest.mark.parametrize("max_model_len", [5, 100, 512])
 def test_the_check_at_load_fits_any_block_size_and_maximum_length(block_size: int, max_model_len: int) -> None:
-    assert find_dependent_parts(load_llama("dummy:tiny", max_model_len=max_model_len), block_size) == []
+    assert find_batch_variant_parts(load_llama("dummy:tiny", max_model_len=max_model_len), block_size) == []
 
 
 @pytest.mark.parametrize("part", ["qkv", "output", "gate_up", "down"])
 def test_the_check_at_load_finds_a_row_dependent_linear(part: str) -> None:
     model = load_llama("dummy:tiny")
     setattr(model.layers[0], part, RowDependent(getattr(model.layers[0], part)))
-    assert find_dependent_parts(model, 16) == ["decoder layer"]
+    assert find_batch_variant_parts(model, 16) == ["decoder layer"]
 
 
 def test_the_check_at_load_finds_a_row_dependent_head() -> None:
     model = load_llama("dummy:tiny")
     model.head.linear = RowDependent(model.head.linear)
-    assert find_dependent_parts(model, 16) == ["head"]
+    assert find_batch_variant_parts(model, 16) == ["head"]

@@ -11,15 +11,20 @@ import pytest
 from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine, build_engine
-from paceline.engine.scheduling.compute_lock import LAST_TURN
+from paceline.engine.scheduling.compute_lock import LAST_LEASE
 from paceline.engine.scheduling.session import Answer, Command, Open, Start
 from paceline.sampling import Rule, SamplingParams
-from target_server.verifier import Check, VerifyJob
+from target_server.verifier import VerifyJob, VerifySpec
 
 
-async def build_tiny(device_thread: ThreadPoolExecutor, turns_file: str | None = None) -> Engine:
+async def build_tiny(device_thread: ThreadPoolExecutor, compute_lock_file: str | None = None) -> Engine:
     config = EngineConfig(
-        model="dummy:tiny", dtype="float32", kv_cache_bytes=1 << 20, block_size=16, threads=1, turns_file=turns_file
+        model="dummy:tiny",
+        dtype="float32",
+        kv_cache_bytes=1 << 20,
+        block_size=16,
+        threads=1,
+        compute_lock_file=compute_lock_file,
     )
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(device_thread, lambda: build_engine(config, loop))
@@ -45,24 +50,24 @@ async def test_books_that_do_not_balance_end_the_worker_and_say_so() -> None:
 
 
 @pytest.fixture
-async def neighbourly(tmp_path: Path) -> AsyncIterator[Engine]:
-    """A worker that would wait for ten seconds for whom the neighbour hands over."""
+async def with_peer(tmp_path: Path) -> AsyncIterator[Engine]:
+    """A worker that would wait for ten seconds for whom the peer hands over."""
     with ThreadPoolExecutor(max_workers=1) as device_thread:
-        engine = await build_tiny(device_thread, str(tmp_path / "turns"))
-        engine.worker._gathering.count_step(20.0, num_rows=1)
+        engine = await build_tiny(device_thread, str(tmp_path / "lock"))
+        engine.worker._batching_policy.count_step(20.0, num_rows=1)
         engine.worker.start(device_thread)
         yield engine
         engine.worker.stop()
 
 
 def hand_over(path: Path, count: int) -> None:
-    """What a neighbour leaves behind that answered `count` sequences just now."""
+    """What a peer leaves behind that answered `count` sequences just now."""
     now_s = time.perf_counter()
-    path.write_bytes(LAST_TURN.pack(4711, now_s - 0.01, now_s, count))
+    path.write_bytes(LAST_LEASE.pack(4711, now_s - 0.01, now_s, count))
 
 
 def verify(sequence_id: int) -> list[Command]:
-    check = Check(drafts=[], supports=[], rule=Rule.MATCH)
+    check = VerifySpec(drafts=[], supports=[], rule=Rule.MATCH)
     options = SequenceOptions(SamplingParams(temperature=0, seed=0), 2, ())
     return [
         Open(2 * sequence_id, sequence_id, options),
@@ -70,21 +75,21 @@ def verify(sequence_id: int) -> list[Command]:
     ]
 
 
-async def test_whom_the_neighbour_handed_over_is_in_the_same_step(neighbourly: Engine, tmp_path: Path) -> None:
+async def test_whom_the_peer_handed_over_is_in_the_same_step(with_peer: Engine, tmp_path: Path) -> None:
     answered: asyncio.Queue[tuple[list[Answer], int]] = asyncio.Queue()
-    session = neighbourly.worker.open_session(lambda answers, steps: answered.put_nowait((answers, steps)))
-    hand_over(tmp_path / "turns", 2)
-    neighbourly.worker.submit(session, verify(1))
-    await neighbourly.worker.call(lambda: None)
-    neighbourly.worker.submit(session, verify(2))
+    session = with_peer.worker.open_session(lambda answers, steps: answered.put_nowait((answers, steps)))
+    hand_over(tmp_path / "lock", 2)
+    with_peer.worker.submit(session, verify(1))
+    await with_peer.worker.call(lambda: None)
+    with_peer.worker.submit(session, verify(2))
     answers, steps = await answered.get()
     assert (len(answers), steps) == (4, 1)
 
 
-async def test_nobody_is_waited_for_when_all_have_come(neighbourly: Engine, tmp_path: Path) -> None:
+async def test_nobody_is_waited_for_when_all_have_come(with_peer: Engine, tmp_path: Path) -> None:
     answered: asyncio.Queue[tuple[list[Answer], int]] = asyncio.Queue()
-    session = neighbourly.worker.open_session(lambda answers, steps: answered.put_nowait((answers, steps)))
-    hand_over(tmp_path / "turns", 1)
-    neighbourly.worker.submit(session, verify(1))
+    session = with_peer.worker.open_session(lambda answers, steps: answered.put_nowait((answers, steps)))
+    hand_over(tmp_path / "lock", 1)
+    with_peer.worker.submit(session, verify(1))
     async with asyncio.timeout(5):
         await answered.get()

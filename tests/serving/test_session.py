@@ -204,7 +204,7 @@ def test_describe_health_and_reflection(target_server: Service, target: RawSessi
     assert card.row_invariant
     health = health_pb2_grpc.HealthStub(target.channel)
     for name in ("", "paceline.v1.Target"):
-        status = health.Check(health_pb2.HealthCheckRequest(service=name)).status
+        status = health.VerifySpec(health_pb2.HealthCheckRequest(service=name)).status
         assert status == health_pb2.HealthCheckResponse.SERVING
     reflection = reflection_pb2_grpc.ServerReflectionStub(target.channel)
     request = reflection_pb2.ServerReflectionRequest(list_services="")

@@ -1,18 +1,16 @@
-"""A loaded model's place on a device: its forward, its cache, and how much of that fits."""
+"""Builds the CPU backend: forward, cache, and how much of that fits into memory."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
-from paceline.engine.config import EngineConfig, ModelConfig
-from paceline.engine.cpu.batch_invariance import find_dependent_parts
+from paceline.engine.backend import Backend, Progress
+from paceline.engine.config import EngineConfig
+from paceline.engine.cpu.batch_invariance import find_batch_variant_parts
 from paceline.engine.cpu.kernels.pinning import pin_workers
-from paceline.engine.cpu.llama import Llama
-from paceline.engine.cpu.paged_attention import PagedAttention
-from paceline.engine.cpu.runner import Runner
+from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.paged_attention import CpuPagedAttention
+from paceline.engine.cpu.runner import CpuRunner
+from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.weights import LoadedModel
-from paceline.engine.scheduling.job import Job
 from paceline.errors import ConfigError
 
 # Keys and values are float32 on CPU (see `attention`).
@@ -25,44 +23,20 @@ CPU_BLOCK_SIZE = 64
 RESERVE_BYTES = 512 << 20
 
 
-class StepRunner(Protocol):
-    """What the worker drives."""
-
-    def step(self, shares: list[tuple[Job, int]]) -> None:
-        """Feeds the first so many pending rows of each job, and lets each absorb its results."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A model ready to run."""
-
-    runner: StepRunner
-    copy_blocks: Callable[[list[int], list[int]], None]
-    num_blocks: int
-    block_size: int
-    # See `Engine`.
-    dependent_parts: list[str]
-
-
-Progress = Callable[[str], None]
-Place = Callable[[EngineConfig, LoadedModel, int, Progress], Placed]
-
-
-def place_on_cpu(config: EngineConfig, loaded: LoadedModel, max_model_len: int, progress: Progress) -> Placed:
+def build_cpu(config: EngineConfig, loaded: LoadedModel, max_model_len: int, progress: Progress) -> Backend:
     """Raises ConfigError where it does not fit."""
     weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.tensors.values())
     block_size = config.block_size or CPU_BLOCK_SIZE
     num_blocks = _fit_cache(config.kv_cache_bytes or CPU_CACHE_BYTES, block_size, loaded.config, weights_bytes)
-    model = Llama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.same_bits)
+    model = CpuLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.batch_invariant)
     progress("checking row invariance")
-    dependent = find_dependent_parts(model, block_size)
-    attention = PagedAttention(loaded.config, num_blocks, block_size)
-    runner = Runner(model, attention)
+    dependent = find_batch_variant_parts(model, block_size)
+    attention = CpuPagedAttention(loaded.config, num_blocks, block_size)
+    runner = CpuRunner(model, attention)
     pin_workers()
     progress("warming up")
     runner.warm_up()
-    return Placed(runner, attention.copy_blocks, num_blocks, block_size, dependent)
+    return Backend(runner, attention.copy_blocks, num_blocks, block_size, dependent)
 
 
 def _fit_cache(cache_bytes: int, block_size: int, model: ModelConfig, weights_bytes: int) -> int:

@@ -7,10 +7,11 @@ facts differ between processors and library versions, so they are measured, not 
 import numpy as np
 import torch
 
+from paceline.engine.arrays import Array
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.cpu.kernels.scalars import Array, bits_of, pad_rows
-from paceline.engine.cpu.llama import Llama
-from paceline.engine.cpu.paged_attention import PagedAttention
+from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
+from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.paged_attention import CpuPagedAttention
 
 # Split sizes tried against one run of all rows.
 SPLITS = (1, 5, 17, 40, 100)
@@ -20,7 +21,7 @@ NUM_BLOCKS = 9
 
 
 @torch.inference_mode()
-def find_dependent_parts(model: Llama, block_size: int) -> list[str]:
+def find_batch_variant_parts(model: CpuLlama, block_size: int) -> list[str]:
     """Names of the parts whose rows depend on the rows beside them; empty if the same bits are assured.
 
     Runs the first layer (all layers have its shapes) and the head on random rows, together and split.
@@ -45,10 +46,10 @@ def _parts(x: Array, split: int) -> list[Array]:
     return [x[first : first + split] for first in range(0, x.shape[0], split)]
 
 
-def _run_layer(model: Llama, x: Array, split: int, block_size: int) -> Array:
+def _run_layer(model: CpuLlama, x: Array, split: int, block_size: int) -> Array:
     """The first layer's output for the rows of one sequence, fed `split` rows at a time."""
     num_blocks = -(-x.shape[0] // block_size)
-    attention = PagedAttention(model.config, num_blocks, block_size, num_layers=1)
+    attention = CpuPagedAttention(model.config, num_blocks, block_size, num_layers=1)
     outputs, position = [], 0
     for part in _parts(x, split):
         builder = BatchBuilder()

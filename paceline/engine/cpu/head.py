@@ -6,26 +6,24 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from paceline.engine.cpu.kernels.scalars import Array, tensor_of
-from paceline.engine.cpu.linear import Linear
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.scalars import tensor_of
+from paceline.engine.cpu.linear import CpuLinear
+from paceline.engine.models.config import UNKNOWN_LOGIT
 from paceline.engine.sampling.specs import Sample, TruncatedSample
-
-# The logit of a token that the head does not know: finite, so that a request that allows no other tokens still
-# has a distribution to draw from.
-UNKNOWN = -1e9
 
 
 class Head:
     """Logits of the tokens it knows."""
 
-    def __init__(self, linear: Linear, ids: Array | None, vocab_size: int) -> None:
+    def __init__(self, linear: CpuLinear, ids: Array | None, vocab_size: int) -> None:
         """`linear`: by [head_size, hidden_size]; `ids`: whose rows these are, [head_size], None for all in order."""
         self.linear = linear
         self._ids = ids
         self._vocab_size = vocab_size
 
     @property
-    def knows_all(self) -> bool:
+    def is_full_vocab(self) -> bool:
         """Whether a token's place among the logits is its id."""
         return self._ids is None
 
@@ -37,11 +35,11 @@ class Head:
         """x: [num_rows, hidden_size], normed -> [num_rows, head_size] float32."""
         return tensor_of(self.linear(x)).float()
 
-    def over_vocabulary(self, known: torch.Tensor) -> torch.Tensor:
+    def to_full_vocab(self, known: torch.Tensor) -> torch.Tensor:
         """known: [num_rows, head_size] -> [num_rows, vocab_size]."""
         if self._ids is None:
             return known
-        logits = np.full((known.shape[0], self._vocab_size), UNKNOWN, np.float32)
+        logits = np.full((known.shape[0], self._vocab_size), UNKNOWN_LOGIT, np.float32)
         logits[:, self._ids] = known.numpy()
         return torch.from_numpy(logits)
 

@@ -11,16 +11,17 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels import bfloat16, int8, matrix_unit
 from paceline.engine.cpu.kernels.bfloat16 import multiply_bfloat16, pack_bfloat16
 from paceline.engine.cpu.kernels.int8 import multiply_int8, pack_int8
 from paceline.engine.cpu.kernels.matrix_unit import DEPTH, UNIT_ROWS, multiply_on_matrix_unit, pack_for_matrix_unit
 from paceline.engine.cpu.kernels.products import multiply_int8_weights, pack_int8_weights
-from paceline.engine.cpu.kernels.scalars import Array, bits_of, tensor_of
+from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.kernels.tiles import no_residual, pad_features
 
 
-class Linear(Protocol):
+class CpuLinear(Protocol):
     """y = x W^T + b for x: [rows, in_features], plus `residual`: [rows, out_features] if there is one.
 
     Rows are arrays as the kernels take them: float32, or bfloat16 as uint16.
@@ -198,9 +199,11 @@ def _cut(y: Array, out_features: int) -> Array:
     return y if y.shape[1] == out_features else np.ascontiguousarray(y[:, :out_features])
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, same_bits: bool = True) -> Linear:
-    """The fastest way to multiply by `weight` on this processor; with `same_bits` each row has those it has alone."""
-    if quantization == "int8" and not same_bits and DraftInt8Linear.supports(weight):
+def make_cpu_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, batch_invariant: bool = True
+) -> CpuLinear:
+    """The fastest way to multiply by `weight` on this processor; with `batch_invariant` each row has those it has alone."""
+    if quantization == "int8" and not batch_invariant and DraftInt8Linear.supports(weight):
         return DraftInt8Linear(weight, bias)
     if quantization == "int8":
         return Int8Linear(weight, bias) if int8.DOT.is_available else Int8WeightLinear(weight, bias)

@@ -8,17 +8,18 @@ from functools import partial
 
 import torch
 
+from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
-from paceline.engine.config import ModelConfig
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
-from paceline.engine.cpu.kernels.scalars import Array, bits_of, pad_rows
-from paceline.engine.cpu.linear import Linear, make_linear
-from paceline.engine.cpu.paged_attention import AttentionPlan, HeadRotation, PagedAttention
+from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
+from paceline.engine.cpu.linear import CpuLinear, make_cpu_linear
+from paceline.engine.cpu.paged_attention import AttentionPlan, CpuPagedAttention, HeadRotation
+from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.shapes import Tensors, check_shapes, fused
 
-MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], CpuLinear]
 
 
 class Layer:
@@ -27,7 +28,7 @@ class Layer:
     def __init__(
         self, tensors: Tensors, prefix: str, config: ModelConfig, make: MakeLinear, rope: tuple[Array, Array]
     ) -> None:
-        def linear(*names: str) -> Linear:
+        def linear(*names: str) -> CpuLinear:
             return make(*fused(tensors, prefix, *names))
 
         def norm(name: str) -> Array:  # [hidden_size] float32
@@ -46,20 +47,20 @@ class Layer:
         self.rotation = HeadRotation(*rope, query_norm, key_norm, config.norm_eps)
 
 
-class Llama:
+class CpuLlama:
     """Embedding, decoder layers, head."""
 
     def __init__(
-        self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, same_bits: bool = True
+        self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool = True
     ) -> None:
-        """Takes the tensors out of `tensors`; `same_bits`: see EngineConfig. Raises ConfigError if one is missing or has another shape."""
+        """Takes the tensors out of `tensors`; `batch_invariant`: see EngineConfig. Raises ConfigError if one is missing or has another shape."""
         self.config = config
         self.max_model_len = max_model_len
         check_shapes(config, tensors)
         embedding = tensors["model.embed_tokens.weight"]
         self._embedding = bits_of(embedding)  # [vocab_size, hidden_size]
         head = embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
-        make = partial(make_linear, quantization=quantization, same_bits=same_bits)
+        make = partial(make_cpu_linear, quantization=quantization, batch_invariant=batch_invariant)
         cos, sin = rope_tables(config, max_model_len)
         rope = cos.numpy(), sin.numpy()
         self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, rope) for i in range(config.num_layers)]
@@ -75,14 +76,14 @@ class Llama:
         layer = self.layers[0]
         return max(linear.padded(num_rows) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down))
 
-    def forward(self, batch: Batch, attention: PagedAttention, plan: AttentionPlan) -> torch.Tensor:
+    def forward(self, batch: Batch, attention: CpuPagedAttention, plan: AttentionPlan) -> torch.Tensor:
         """Feeds the batch's rows into the cache; returns the wanted rows' logits: [num_wanted, head_size] float32."""
         x = self._embedding[batch.tokens]  # [num_rows, hidden_size]
         for index in range(len(self.layers)):
             x = self.run_layer(index, x, attention, plan)
         return self.run_head(x[batch.wanted])
 
-    def run_layer(self, index: int, x: Array, attention: PagedAttention, plan: AttentionPlan) -> Array:
+    def run_layer(self, index: int, x: Array, attention: CpuPagedAttention, plan: AttentionPlan) -> Array:
         """One layer over x: [num_rows, hidden_size]."""
         layer, eps = self.layers[index], self.config.norm_eps
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]

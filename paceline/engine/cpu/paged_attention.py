@@ -12,20 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.engine.config import ModelConfig
+from paceline.engine.arrays import Array
+from paceline.engine.batch import Span
 from paceline.engine.cpu.kernels.attention import PRODUCTS_TO_SHARE, TILE_ROWS, attend, attend_shared
-from paceline.engine.cpu.kernels.scalars import Array, num_workers
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Consecutive rows of one sequence in a batch."""
-
-    first_row: int
-    num_rows: int
-    # Position of the first row in its sequence: tokens in the cache before it.
-    position: int
-    blocks: list[int]
+from paceline.engine.models.config import ModelConfig
+from paceline.engine.threads import num_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +54,7 @@ def _make_zeros(shape: tuple[int, ...]) -> Array:
     return np.frombuffer(memory, dtype=np.float32).reshape(shape)
 
 
-class PagedAttention:
+class CpuPagedAttention:
     """The cache's arrays, and attention over them."""
 
     def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, num_layers: int | None = None) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import torch
 
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.cpu.llama import Llama
-from paceline.engine.cpu.paged_attention import PagedAttention
+from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
 from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec
@@ -16,10 +16,10 @@ from paceline.engine.scheduling.job import Job
 WARM_UP_ROWS = 8
 
 
-class Runner:
+class CpuRunner:
     """Runs engine steps. Belongs to the worker's thread."""
 
-    def __init__(self, model: Llama, attention: PagedAttention) -> None:
+    def __init__(self, model: CpuLlama, attention: CpuPagedAttention) -> None:
         self._model = model
         self._attention = attention
         self._sampler = CpuSampler()
@@ -59,8 +59,8 @@ class Runner:
 
     def _sample(self, known: torch.Tensor, specs: list[SampleSpec]) -> Iterable[tuple[Sample, RowLogprobs | None]]:
         head = self._model.head
-        if not head.knows_all and all(spec.needs_no_token_ids for spec in specs):
+        if not head.is_full_vocab and all(spec.needs_no_token_ids for spec in specs):
             return ((each, None) for each in head.with_ids(self._sampler.sample(known, specs)))
-        logits = head.over_vocabulary(known)
+        logits = head.to_full_vocab(known)
         samples = self._sampler.sample(logits, specs)
         return zip(samples, compute_logprobs(logits, specs, samples), strict=True)

@@ -6,15 +6,15 @@ from typing import Protocol
 
 import torch
 
+from paceline.engine.backend import Backend, Progress
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.config import EngineConfig
-from paceline.engine.cpu.backend import Placed, Progress
-from paceline.engine.cuda.batch_invariance import find_dependent_parts
+from paceline.engine.cuda.batch_invariance import find_batch_variant_parts
 from paceline.engine.cuda.budget import Budget
-from paceline.engine.cuda.forward_plan import Shape
-from paceline.engine.cuda.model import GpuLlama
-from paceline.engine.cuda.paged_attention import PagedAttention, tiles_at_once
-from paceline.engine.cuda.runner import Captures, GpuRunner
+from paceline.engine.cuda.forward_plan import ForwardShape
+from paceline.engine.cuda.model import CudaLlama
+from paceline.engine.cuda.paged_attention import CudaPagedAttention, tiles_at_once
+from paceline.engine.cuda.runner import CudaRunner, GraphShapes
 from paceline.engine.cuda.staging import Staging
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
@@ -39,7 +39,7 @@ class Memory(Protocol):
         ...
 
 
-class GpuMemory:
+class CudaMemory:
     """By torch's own count."""
 
     def __init__(self, device: torch.device) -> None:
@@ -58,53 +58,62 @@ class GpuMemory:
         return peak
 
 
-def place_on_gpu(config: EngineConfig, loaded: LoadedModel, max_model_len: int, progress: Progress) -> Placed:
+def build_cuda(config: EngineConfig, loaded: LoadedModel, max_model_len: int, progress: Progress) -> Backend:
     """Raises ConfigError where the kernels can't take the model, and with the budget where it does not fit."""
     device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.set_per_process_memory_fraction(config.gpu_memory_fraction, device)
     progress(f"device: {torch.cuda.get_device_name(device)}")
-    return place(config, loaded, max_model_len, progress, device, GpuMemory(device))
+    return build_on(config, loaded, max_model_len, progress, device, CudaMemory(device))
 
 
-def place(
+def build_on(
     config: EngineConfig,
     loaded: LoadedModel,
     max_model_len: int,
     progress: Progress,
     device: torch.device,
     memory: Memory,
-) -> Placed:
+) -> Backend:
     """The same on any device."""
     head_dim = loaded.config.head_dim
     if head_dim & (head_dim - 1):
         raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
     block_size = config.block_size or BLOCK_SIZE
-    captures = Captures(GRAPH_ROWS, min(max_model_len, GRAPH_TOKENS), config.steps_ahead)
+    graph_shapes = GraphShapes(GRAPH_ROWS, min(max_model_len, GRAPH_TOKENS), config.multi_steps)
     with torch.inference_mode():
-        model = GpuLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.same_bits, device)
-    budget = _fit(config, model, captures, block_size, device, memory)
+        model = CudaLlama(
+            loaded.config, loaded.tensors, config.quantization, max_model_len, config.batch_invariant, device
+        )
+    budget = _fit(config, model, graph_shapes, block_size, device, memory)
     progress(f"budget: {budget}")
     # One block more: nobody's (see `staging`).
     attention = _cache(model, budget.num_blocks + 1, block_size, config.torch_dtype, device)
     progress("checking row invariance")
-    dependent = find_dependent_parts(model, attention, config.same_bits, device)
-    runner = GpuRunner(model, attention, config.same_bits, captures, device)
+    dependent = find_batch_variant_parts(model, attention, config.batch_invariant, device)
+    runner = CudaRunner(model, attention, config.batch_invariant, graph_shapes, device)
     started_s = time.monotonic()
     runner.warm_up(progress)
     progress(f"graphs captured in {time.monotonic() - started_s:.1f} s")
-    return Placed(runner, attention.copy_blocks, budget.num_blocks, block_size, dependent)
+    return Backend(runner, attention.copy_blocks, budget.num_blocks, block_size, dependent)
 
 
 def _cache(
-    model: GpuLlama, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> PagedAttention:
+    model: CudaLlama, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> CudaPagedAttention:
     shape = model.config
-    return PagedAttention(shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim, dtype, device)
+    return CudaPagedAttention(
+        shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim, dtype, device
+    )
 
 
 @torch.inference_mode()
 def _fit(
-    config: EngineConfig, model: GpuLlama, captures: Captures, block_size: int, device: torch.device, memory: Memory
+    config: EngineConfig,
+    model: CudaLlama,
+    graph_shapes: GraphShapes,
+    block_size: int,
+    device: torch.device,
+    memory: Memory,
 ) -> Budget:
     """Weights are in place; activations are measured in the largest batch, at the end of the longest context, on a
     cache of its own."""
@@ -117,18 +126,18 @@ def _fit(
     blocks = [place % num_blocks for place in range(-(-model.max_model_len // block_size))]
     builder.add([0] * num_rows, model.max_model_len - num_rows, blocks, [False] * (num_rows - 1) + [True])
     batch = builder.build(num_rows)
-    staging = Staging(Shape.of(batch, config.same_bits), num_blocks + 1, block_size, device)
+    staging = Staging(ForwardShape.of(batch, config.batch_invariant), num_blocks + 1, block_size, device)
     staging.fill(batch)
     logits = model.new_logits(1)
     activations = memory.peak_of(lambda: model.forward(staging.plan, trial, logits))
-    largest, _ = next(captures.shapes())
+    largest, _ = next(graph_shapes.shapes())
     _, result_bytes = tiles_at_once(largest, model.config.num_heads, model.config.head_dim)
     return Budget.fit(
         total=memory.total,
         fraction=config.gpu_memory_fraction,
         weights=weights,
         activations=activations,
-        graphs=captures.bytes(model.config.vocab_size) + result_bytes,
+        graphs=graph_shapes.bytes(model.config.vocab_size) + result_bytes,
         block=block_size * model.config.kv_bytes_per_token(config.torch_dtype.itemsize),
         cache=config.kv_cache_bytes,
     )

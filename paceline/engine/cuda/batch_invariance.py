@@ -3,9 +3,9 @@
 import torch
 
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.cuda.forward_plan import Shape
-from paceline.engine.cuda.model import GpuLlama
-from paceline.engine.cuda.paged_attention import PagedAttention
+from paceline.engine.cuda.forward_plan import ForwardShape
+from paceline.engine.cuda.model import CudaLlama
+from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.staging import Staging
 
 # Split sizes tried against one run of all rows: those of rounds, and of chunks.
@@ -14,8 +14,8 @@ NUM_ROWS = 80
 
 
 @torch.inference_mode()
-def find_dependent_parts(
-    model: GpuLlama, attention: PagedAttention, same_bits: bool, device: torch.device
+def find_batch_variant_parts(
+    model: CudaLlama, attention: CudaPagedAttention, batch_invariant: bool, device: torch.device
 ) -> list[str]:
     """["forward"] where logits of some tokens differ with how they are split; empty if the same bits are assured.
 
@@ -31,7 +31,9 @@ def find_dependent_parts(
             builder, part = BatchBuilder(), tokens[done : done + split]
             builder.add(part, done, list(range(attention.num_blocks - 1)), [True] * len(part))
             batch = builder.build(len(part))
-            staging = Staging(Shape.of(batch, same_bits), attention.num_blocks, attention.block_size, device)
+            staging = Staging(
+                ForwardShape.of(batch, batch_invariant), attention.num_blocks, attention.block_size, device
+            )
             staging.fill(batch)
             parts.append(model.forward(staging.plan, attention, model.new_logits(len(part))))
         return torch.cat(parts)

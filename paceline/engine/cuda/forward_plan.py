@@ -13,7 +13,7 @@ FEW_ROWS, MANY_ROWS = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ForwardShape:
     """Sizes of a forward's arrays."""
 
     num_rows: int
@@ -25,10 +25,10 @@ class Shape:
     tile_rows: int = FEW_ROWS
 
     @classmethod
-    def of(cls, batch: Batch, same_bits: bool, num_ahead: int = 0) -> "Shape":
-        """The least that holds a batch and the steps ahead; `same_bits`: a row's tile has the same size in any company."""
+    def of(cls, batch: Batch, batch_invariant: bool, num_ahead: int = 0) -> "ForwardShape":
+        """The least that holds a batch and the steps ahead; `batch_invariant`: a row's tile has the same size in any company."""
         longest = max(span.position + span.num_rows for span in batch.spans) + num_ahead
-        has_chunk = not same_bits and any(span.num_rows > FEW_ROWS for span in batch.spans)
+        has_chunk = not batch_invariant and any(span.num_rows > FEW_ROWS for span in batch.spans)
         tile_rows = MANY_ROWS if has_chunk else FEW_ROWS
         num_tiles = sum(-(-span.num_rows // tile_rows) for span in batch.spans)
         return cls(batch.num_rows, len(batch.wanted), num_tiles, -(-longest // PART_TOKENS), tile_rows)
@@ -39,7 +39,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ForwardPlan:
     """Views of one array, on the GPU."""
 
     tokens: torch.Tensor  # [num_rows]

@@ -5,12 +5,11 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from paceline.engine.config import ModelConfig
-from paceline.engine.cpu.head import UNKNOWN
-from paceline.engine.cuda.forward_plan import Plan
-from paceline.engine.cuda.paged_attention import PagedAttention
-from paceline.engine.cuda.products import Linear, make_linear
+from paceline.engine.cuda.forward_plan import ForwardPlan
+from paceline.engine.cuda.paged_attention import CudaPagedAttention
+from paceline.engine.cuda.products import CudaLinear, make_cuda_linear
 from paceline.engine.cuda.rows import Rotation, add_and_norm, rotate_and_place, silu_gate
+from paceline.engine.models.config import UNKNOWN_LOGIT, ModelConfig
 from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.shapes import Tensors, check_shapes, fused
 
@@ -23,12 +22,12 @@ class Layer:
         tensors: Tensors,
         prefix: str,
         config: ModelConfig,
-        make: partial[Linear],
+        make: partial[CudaLinear],
         rope: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         device = rope[0].device
 
-        def linear(*names: str) -> Linear:
+        def linear(*names: str) -> CudaLinear:
             return make(*fused(tensors, prefix, *names))
 
         def norm(name: str) -> torch.Tensor:
@@ -48,18 +47,18 @@ class Layer:
         self.rotation = Rotation(*rope, *norms, config.norm_eps)
 
 
-class GpuLlama:
+class CudaLlama:
     """Embedding, decoder layers, head."""
 
     def __init__(
-        self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, same_bits: bool,
+        self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool,
         device: torch.device,
     ) -> None:  # fmt: skip
         """Takes the tensors out of `tensors`, each to the GPU as it comes. Raises ConfigError if one is missing or has another shape."""
         self.config = config
         self.max_model_len = max_model_len
         check_shapes(config, tensors)
-        make = partial(make_linear, quantization=quantization, same_bits=same_bits, device=device)
+        make = partial(make_cuda_linear, quantization=quantization, batch_invariant=batch_invariant, device=device)
         cos, sin = (table.to(device) for table in rope_tables(config, max_model_len))
         self._embedding = tensors["model.embed_tokens.weight"].to(device)  # [vocab_size, hidden_size]
         head = tensors["model.embed_tokens.weight"] if config.tied_embeddings else tensors.pop("lm_head.weight")
@@ -76,7 +75,7 @@ class GpuLlama:
         products = [each for layer in self.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return sum(each.num_bytes for each in (*products, self._head))
 
-    def forward(self, plan: Plan, attention: PagedAttention, out: torch.Tensor) -> torch.Tensor:
+    def forward(self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor) -> torch.Tensor:
         """Feeds the plan's rows into the cache; the wanted rows' logits go to `out`: [num_wanted, vocab_size] float32."""
         eps = self.config.norm_eps
         x = functional.embedding(plan.tokens, self._embedding)  # [num_rows, hidden_size]
@@ -95,7 +94,7 @@ class GpuLlama:
         logits = self._head(add_and_norm(x[wanted], added[wanted], self._norm, eps))
         if self._head_ids is None:
             return out.copy_(logits)
-        return out.fill_(UNKNOWN).index_copy_(1, self._head_ids, logits.float())
+        return out.fill_(UNKNOWN_LOGIT).index_copy_(1, self._head_ids, logits.float())
 
     def new_logits(self, num_rows: int) -> torch.Tensor:
         """[num_rows, vocab_size] float32, for `forward` to write to."""

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.cuda.forward_plan import PART_TOKENS, Plan, Shape
+from paceline.engine.cuda.forward_plan import PART_TOKENS, ForwardPlan, ForwardShape
 
 # The most that results of stretches take at once; a chunk of a prompt behind a long context takes several turns.
 RESULT_BYTES = 256 << 20
@@ -106,7 +106,7 @@ def _add_parts(
         )
 
 
-def tiles_at_once(plan: Plan | Shape, num_heads: int, head_dim: int) -> tuple[int, int]:
+def tiles_at_once(plan: ForwardPlan | ForwardShape, num_heads: int, head_dim: int) -> tuple[int, int]:
     """Of how many tiles the stretches' results are kept at once, and the bytes they take."""
     num_tiles = plan.num_tiles
     tile_bytes = 4 * plan.tile_rows * num_heads * plan.num_parts * (head_dim + 2)
@@ -114,7 +114,7 @@ def tiles_at_once(plan: Plan | Shape, num_heads: int, head_dim: int) -> tuple[in
     return at_once, at_once * tile_bytes
 
 
-class PagedAttention:
+class CudaPagedAttention:
     """The cache's tensors, and attention over them."""
 
     def __init__(
@@ -133,7 +133,7 @@ class PagedAttention:
         for cache in (self.keys, self.values):
             cache[:, destinations] = cache[:, sources]
 
-    def attend(self, layer: int, queries: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def attend(self, layer: int, queries: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
         """queries: [num_rows, heads, head_dim], rotated, their keys and values in the cache. Returns the same shape."""
         num_heads, head_dim = queries.shape[1:]
         kv_heads = self.keys.shape[3]

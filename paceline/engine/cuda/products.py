@@ -24,7 +24,7 @@ SUM_FEATURES = 512
 FEW_ROWS = 64
 
 
-class Linear(Protocol):
+class CudaLinear(Protocol):
     """y = x W^T + b for x: [num_rows, in_features]."""
 
     # What a product reads of weights.
@@ -142,14 +142,16 @@ class TiledLinear:
 class Int8Linear:
     """int8 weights: tiles for few rows; for many, whose time is that of multiplying, the library, on weights widened."""
 
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, same_bits: bool) -> None:
+    def __init__(
+        self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, batch_invariant: bool
+    ) -> None:
         self._weight, self._scale, self._bias = weight, scale, bias
         self._tiled = TiledLinear(weight, scale, bias)
         self.num_bytes = weight.nbytes
-        self._same_bits = same_bits
+        self._batch_invariant = batch_invariant
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._same_bits or x.shape[0] <= FEW_ROWS:
+        if self._batch_invariant or x.shape[0] <= FEW_ROWS:
             return self._tiled(x)
         widened = (self._weight.to(x.dtype) * self._scale.to(x.dtype)[:, None]).to(x.dtype)
         return functional.linear(x, widened, self._bias)
@@ -161,13 +163,13 @@ def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (weight.float() / scale.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8), scale
 
 
-def make_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, same_bits: bool, device: torch.device
-) -> Linear:
-    """`quantization`: none or int8; `same_bits`: each row those it has alone."""
+def make_cuda_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, batch_invariant: bool, device: torch.device
+) -> CudaLinear:
+    """`quantization`: none or int8; `batch_invariant`: each row those it has alone."""
     placed_bias = None if bias is None else bias.to(device)
     if quantization == "int8":
         quantised, scale = (each.to(device) for each in quantise(weight.to(device)))
-        return Int8Linear(quantised, scale, placed_bias, same_bits)
+        return Int8Linear(quantised, scale, placed_bias, batch_invariant)
     placed = weight.to(device)
-    return TiledLinear(placed, None, placed_bias) if same_bits else LibraryLinear(placed, placed_bias)
+    return TiledLinear(placed, None, placed_bias) if batch_invariant else LibraryLinear(placed, placed_bias)

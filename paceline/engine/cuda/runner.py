@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.engine.batch import Batch, BatchBuilder
-from paceline.engine.cpu.paged_attention import Span
-from paceline.engine.cuda.forward_plan import Shape
+from paceline.engine.batch import Batch, BatchBuilder, Span
+from paceline.engine.cuda.forward_plan import ForwardShape
 from paceline.engine.cuda.graphs.program import Program
-from paceline.engine.cuda.graphs.shapes import Captures
-from paceline.engine.cuda.model import GpuLlama
-from paceline.engine.cuda.paged_attention import PagedAttention
+from paceline.engine.cuda.graphs.shapes import GraphShapes
+from paceline.engine.cuda.model import CudaLlama
+from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.sampling.encoding import Results, decode, is_codable
 from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs
 from paceline.engine.sampling.sampler import Sampler
@@ -41,26 +40,26 @@ class _Row:
     coming: list[SampleSpec]
 
 
-class GpuRunner:
+class CudaRunner:
     """Runs engine steps. Belongs to the worker's thread."""
 
     def __init__(
         self,
-        model: GpuLlama,
-        attention: PagedAttention,
-        same_bits: bool,
-        captures: Captures,
+        model: CudaLlama,
+        attention: CudaPagedAttention,
+        batch_invariant: bool,
+        graph_shapes: GraphShapes,
         device: torch.device,
     ) -> None:
-        """`captures`: where there are no graphs, shapes are rounded up all the same."""
+        """`graph_shapes`: where there are no graphs, shapes are rounded up all the same."""
         self._model, self._attention = model, attention
-        self._same_bits, self._device, self._captures = same_bits, device, captures
+        self._batch_invariant, self._device, self._graph_shapes = batch_invariant, device, graph_shapes
         self._sampler = Sampler(TorchSampler())
-        self._programs: dict[tuple[Shape, int], Program] = {}
+        self._programs: dict[tuple[ForwardShape, int], Program] = {}
         # The last step's.
         self.last: Program | None = None
         # Programs run one at a time, and the largest of their arrays is the same for all.
-        self._logits = torch.zeros((captures.most_logits(), model.config.vocab_size), device=device)
+        self._logits = torch.zeros((graph_shapes.most_logits(), model.config.vocab_size), device=device)
 
     @property
     def model_bytes(self) -> int:
@@ -72,7 +71,7 @@ class GpuRunner:
         """Captures all graphs."""
         if self._device.type != "cuda":
             return
-        shapes, pool = list(self._captures.shapes()), torch.cuda.graph_pool_handle()
+        shapes, pool = list(self._graph_shapes.shapes()), torch.cuda.graph_pool_handle()
         # Nobody's block: what is written there belongs to no sequence.
         nowhere = [Span(0, 1, 0, [self._attention.num_blocks - 1])]
         for done, (shape, num_ahead) in enumerate(shapes):
@@ -112,7 +111,7 @@ class GpuRunner:
         """How many more steps may run in one go: as many as any job wants, if tables can say all their draws."""
         if not all(map(is_codable, (spec for row in rows for spec in (row.spec, *row.coming)))):
             return 0
-        return self._captures.steps_ahead(max((len(row.coming) for row in rows), default=0))
+        return self._graph_shapes.multi_steps(max((len(row.coming) for row in rows), default=0))
 
     def _follow(self, rows: Seq[_Row], program: Program, results: Results) -> None:
         """What was drawn in the steps ahead, as if each had been a step of its own."""
@@ -147,10 +146,10 @@ class GpuRunner:
         job.absorb([value for value, _ in mine])
 
     def _program_for(self, batch: Batch, num_ahead: int) -> Program:
-        rounded = self._captures.rounded(batch, self._same_bits, num_ahead)
+        rounded = self._graph_shapes.rounded(batch, self._batch_invariant, num_ahead)
         if rounded is not None:
             return self._program(*rounded)
-        shape = Shape.of(batch, self._same_bits)
+        shape = ForwardShape.of(batch, self._batch_invariant)
         logits = (
             self._logits
             if shape.num_wanted <= len(self._logits)
@@ -158,7 +157,7 @@ class GpuRunner:
         )
         return Program(self._model, self._attention, shape, 0, logits, self._device)
 
-    def _program(self, shape: Shape, num_ahead: int) -> Program:
+    def _program(self, shape: ForwardShape, num_ahead: int) -> Program:
         key = shape, num_ahead
         if key not in self._programs:
             self._programs[key] = Program(self._model, self._attention, shape, num_ahead, self._logits, self._device)

@@ -10,10 +10,9 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
-from paceline.engine.batch import Batch
-from paceline.engine.cpu.kernels.scalars import Array
-from paceline.engine.cpu.paged_attention import Span
-from paceline.engine.cuda.forward_plan import Plan, Shape
+from paceline.engine.arrays import Array
+from paceline.engine.batch import Batch, Span
+from paceline.engine.cuda.forward_plan import ForwardPlan, ForwardShape
 
 NOWHERE = -1
 
@@ -21,7 +20,7 @@ NOWHERE = -1
 class Staging:
     """The array of one shape, here and on the GPU."""
 
-    def __init__(self, shape: Shape, num_blocks: int, block_size: int, device: torch.device) -> None:
+    def __init__(self, shape: ForwardShape, num_blocks: int, block_size: int, device: torch.device) -> None:
         self.shape = shape
         self._block_size = block_size
         self._trash_slot = (num_blocks - 1) * block_size
@@ -35,7 +34,7 @@ class Staging:
         self._there = torch.zeros(total, dtype=torch.int32, device=device)
         self._arrays: list[Array] = [part.numpy() for part in self._split(self._here)]
         tokens, positions, slots, wanted, tiles, tables = self._split(self._there)
-        self.plan = Plan(tokens, positions, slots, wanted, tiles, tables, shape.num_parts, shape.tile_rows)
+        self.plan = ForwardPlan(tokens, positions, slots, wanted, tiles, tables, shape.num_parts, shape.tile_rows)
 
     def fill(self, batch: Batch) -> None:
         """Writes a batch that the shape holds, and sends it off; nothing waits for it to arrive."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig
 
-from paceline.engine.config import ModelConfig
+from paceline.engine.models.config import ModelConfig
 from paceline.errors import ConfigError
 
 _LLAMA3_ROPE: dict[str, Any] = {

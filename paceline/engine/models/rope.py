@@ -3,7 +3,7 @@
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from paceline.engine.config import ModelConfig
+from paceline.engine.models.config import ModelConfig
 from paceline.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.engine.config import ModelConfig
+from paceline.engine.models.config import ModelConfig
 from paceline.errors import ConfigError
 
 Tensors = dict[str, torch.Tensor]

@@ -22,7 +22,7 @@ from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedConfig
 
-from paceline.engine.config import ModelConfig
+from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.dummy import dummy_tokenizer_files, make_dummy
 from paceline.errors import ConfigError
 

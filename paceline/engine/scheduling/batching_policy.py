@@ -28,12 +28,12 @@ FORGETTING = 0.001
 LATENESS = 1.5
 LATENESS_S = 0.5e-3
 # Longest time to come through from the neighbour, in fixed costs.
-TRANSIT = 0.5
+PEER_WAIT = 0.5
 # From so many rows on a step is a chunk, in which all wait for the rows of one.
 CHUNK_ROWS = 64
 
 
-class Absence:
+class ReturnTime:
     """How long a sequence is usually away between an answer and its next job."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Absence:
         return max(now_s, self._left_s + self._usual_s)
 
 
-class Gathering:
+class BatchingPolicy:
     """One worker's policy."""
 
     def __init__(self, waits: bool) -> None:
@@ -83,7 +83,7 @@ class Gathering:
         if num_rows >= CHUNK_ROWS:
             self._row_s += SMOOTHING * ((duration_s - self._fixed_s) / num_rows - self._row_s)
 
-    def wait_s(self, ready_s: float, num_ready: int, num_rows: int, absences: Iterable[Absence]) -> float:
+    def wait_s(self, ready_s: float, num_ready: int, num_rows: int, return_times: Iterable[ReturnTime]) -> float:
         """Seconds from now that a wait would pay off at most, 0 for none.
 
         `ready_s`: since when the worker is free and has jobs; `num_ready`: how many; `num_rows`: of the step
@@ -93,7 +93,7 @@ class Gathering:
             return 0.0
         lost_s = self._fixed_s + (self._row_s * num_rows if num_rows >= CHUNK_ROWS else 0.0)
         now_s = time.perf_counter()
-        expected = sorted(at for absence in absences if (at := absence.expected_s(now_s)) is not None)
+        expected = sorted(at for return_time in return_times if (at := return_time.expected_s(now_s)) is not None)
         best_s = now_s
         for num_back, at_s in enumerate(expected, start=1):
             wait_s = at_s - ready_s
@@ -101,8 +101,8 @@ class Gathering:
                 best_s = at_s + LATENESS_S
         return best_s - now_s
 
-    def transit_s(self, ended_s: float) -> float:
+    def peer_wait_s(self, ended_s: float) -> float:
         """Seconds from now that those whom the neighbour answered, in its turn until `ended_s`, are waited for."""
         if not self._waits or self._fixed_s is None:
             return 0.0
-        return max(0.0, ended_s + TRANSIT * self._fixed_s - time.perf_counter())
+        return max(0.0, ended_s + PEER_WAIT * self._fixed_s - time.perf_counter())

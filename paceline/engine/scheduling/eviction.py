@@ -11,26 +11,28 @@ import time
 from collections.abc import Iterable
 
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.scheduling.session import Slot
+from paceline.engine.scheduling.session import SequenceState
 from paceline.errors import ResourceExhausted
 
 # Idle for so long, a sequence gives way to younger ones too.
 LONG_S = 10.0
 
 
-def reserve(pool: BlockPool, slot: Slot, length: int, everyone: Iterable[Slot]) -> None:
-    """Reserves blocks for `length` tokens of `slot`, evicting of `everyone` whom it must.
+def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]) -> None:
+    """Reserves blocks for `length` tokens of `state`, evicting of `everyone` whom it must.
 
     Raises ResourceExhausted, and evicts nobody, where even that is not enough.
     """
-    for victim in _victims(pool, slot, length, everyone):
+    for victim in _victims(pool, state, length, everyone):
         victim.sequence.truncate(0)
-    slot.sequence.reserve(length)
+    state.sequence.reserve(length)
 
 
-def _victims(pool: BlockPool, slot: Slot, length: int, everyone: Iterable[Slot]) -> list[Slot]:
+def _victims(
+    pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]
+) -> list[SequenceState]:
     """The youngest idle ones whose blocks, together, are room enough."""
-    missing = slot.sequence.missing_blocks(length) - pool.num_free
+    missing = state.sequence.missing_blocks(length) - pool.num_free
     if missing <= 0:
         return []
     now_s = time.perf_counter()
@@ -39,10 +41,13 @@ def _victims(pool: BlockPool, slot: Slot, length: int, everyone: Iterable[Slot])
         for other in everyone
         if other.job is None
         and other.sequence.blocks
-        and (other.birth > slot.birth or (other is not slot and other.absence.is_longer(LONG_S, now_s)))
+        and (
+            other.opened_order > state.opened_order
+            or (other is not state and other.return_time.is_longer(LONG_S, now_s))
+        )
     ]
-    idle.sort(key=lambda other: other.birth, reverse=True)
-    victims: list[Slot] = []
+    idle.sort(key=lambda other: other.opened_order, reverse=True)
+    victims: list[SequenceState] = []
     while pool.count_freed(victim.sequence.blocks for victim in victims) < missing:
         if not idle:
             raise ResourceExhausted(

@@ -63,8 +63,8 @@ class Job(ABC):
         return not self.pending
 
     @property
-    def leads_to_neighbour(self) -> bool:
-        """Whether the sequence's next job is likely to be the other model's."""
+    def expects_peer_work(self) -> bool:
+        """Whether the sequence's next job is likely to be with the other model server."""
         return True
 
     def count_step(self, duration_s: float) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.scheduling.batching_policy import Absence
+from paceline.engine.scheduling.batching_policy import ReturnTime
 from paceline.engine.scheduling.job import Job
 from paceline.errors import (
     Aborted,
@@ -92,17 +92,17 @@ class Answer:
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class SequenceState:
     """A sequence with its queue."""
 
     sequence: Sequence
     # Order of arrival across all streams: the youngest is evicted first.
-    birth: int
+    opened_order: int
     waiting: deque[Command] = field(default_factory=deque)
     job: Job | None = None
     job_command_id: int = 0
     failure: PacelineError | None = None
-    absence: Absence = field(default_factory=Absence)
+    return_time: ReturnTime = field(default_factory=ReturnTime)
 
 
 class Session:
@@ -110,65 +110,65 @@ class Session:
 
     def __init__(
         self, pool: BlockPool, max_model_len: int,
-        make_room: Callable[[Slot, int], None], next_birth: Callable[[], int],
+        make_room: Callable[[SequenceState, int], None], next_order: Callable[[], int],
     ) -> None:  # fmt: skip
         """`make_room(slot, length)` reserves blocks, evicting others if it must."""
         self._pool = pool
         self._max_model_len = max_model_len
         self._make_room = make_room
-        self._next_birth = next_birth
-        self._slots: dict[int, Slot] = {}
+        self._next_order = next_order
+        self._states: dict[int, SequenceState] = {}
         self._last_id = -1
         self.answers: list[Answer] = []
         self.is_closed = False
 
     @property
-    def slots(self) -> list[Slot]:
-        return list(self._slots.values())
+    def states(self) -> list[SequenceState]:
+        return list(self._states.values())
 
     def execute(self, command: Command) -> None:
         """Carries a command out, or queues it behind the sequence's running job."""
         if self.is_closed:
             return
-        slot = self._slots.get(command.sequence_id)
+        state = self._states.get(command.sequence_id)
         if isinstance(command, Open):
-            self._attempt(command, slot)
-        elif slot is None and isinstance(command, Refuse):
+            self._attempt(command, state)
+        elif state is None and isinstance(command, Refuse):
             self._fail(command, command.error, None)
-        elif slot is None:
+        elif state is None:
             self._fail(command, NotFound(f"sequence {command.sequence_id} is not open"), None)
         elif isinstance(command, Release):
-            self._release(slot, command.sequence_id)
-        elif isinstance(command, Truncate) and slot.job is not None and command.length < slot.job.start:
-            self._drop_work(slot, "dropped by a Truncate")
-            self._attempt(command, slot)
+            self._release(state, command.sequence_id)
+        elif isinstance(command, Truncate) and state.job is not None and command.length < state.job.start:
+            self._drop_work(state, "dropped by a Truncate")
+            self._attempt(command, state)
         else:
-            slot.waiting.append(command)
-            self._advance(slot)
+            state.waiting.append(command)
+            self._advance(state)
 
-    def finish_job(self, slot: Slot) -> None:
+    def finish_job(self, state: SequenceState) -> None:
         """Answers the slot's job, which is done, and goes on with what waits behind it."""
-        assert slot.job is not None
-        self.answers.append(Answer(slot.job_command_id, slot.job.result))
-        slot.job = None
-        slot.absence.leave(time.perf_counter())
-        self._advance(slot)
+        assert state.job is not None
+        self.answers.append(Answer(state.job_command_id, state.job.result))
+        state.job = None
+        state.return_time.leave(time.perf_counter())
+        self._advance(state)
 
-    def fail_job(self, slot: Slot, error: PacelineError) -> None:
+    def fail_job(self, state: SequenceState, error: PacelineError) -> None:
         """The slot's job failed in the engine: takes back what it fed."""
-        assert slot.job is not None
-        slot.sequence.truncate(min(slot.job.start, slot.sequence.length))
-        slot.job = None
-        self._fail_id(slot.job_command_id, error, slot)
-        self._advance(slot)
+        assert state.job is not None
+        state.sequence.truncate(min(state.job.start, state.sequence.length))
+        state.job = None
+        self._fail_id(state.job_command_id, error, state)
+        self._advance(state)
 
     def truncate_now(self, sequence_id: int, length: int) -> int:
         """The unary Truncate: returns the cache's length. Raises NotFound, OutOfRange."""
-        slot = self._require(sequence_id)
-        self._drop_work(slot, "dropped by a Truncate")
-        slot.sequence.truncate(length)
-        slot.failure = None
-        return slot.sequence.length
+        state = self._require(sequence_id)
+        self._drop_work(state, "dropped by a Truncate")
+        state.sequence.truncate(length)
+        state.failure = None
+        return state.sequence.length
 
     def release_now(self, sequence_id: int) -> None:
         """The unary Release. Raises NotFound."""
@@ -176,39 +176,39 @@ class Session:
 
     def close(self) -> None:
         """Releases everything; nobody is left to answer."""
-        for sequence_id, slot in list(self._slots.items()):
-            self._release(slot, sequence_id)
+        for sequence_id, state in list(self._states.items()):
+            self._release(state, sequence_id)
         self.answers.clear()
         self.is_closed = True
 
-    def _require(self, sequence_id: int) -> Slot:
-        if sequence_id not in self._slots:
+    def _require(self, sequence_id: int) -> SequenceState:
+        if sequence_id not in self._states:
             raise NotFound(f"sequence {sequence_id} is not open")
-        return self._slots[sequence_id]
+        return self._states[sequence_id]
 
-    def _advance(self, slot: Slot) -> None:
-        while slot.waiting and slot.job is None:
-            self._attempt(slot.waiting.popleft(), slot)
+    def _advance(self, state: SequenceState) -> None:
+        while state.waiting and state.job is None:
+            self._attempt(state.waiting.popleft(), state)
 
-    def _attempt(self, command: Command, slot: Slot | None) -> None:
+    def _attempt(self, command: Command, state: SequenceState | None) -> None:
         """Carries out one command whose turn it is."""
         try:
             if isinstance(command, Open):
                 self._open(command)
                 return
-            assert slot is not None
+            assert state is not None
             if isinstance(command, Truncate):
-                slot.sequence.truncate(command.length)
-                slot.failure = None
+                state.sequence.truncate(command.length)
+                state.failure = None
                 return
-            if slot.failure is not None:
-                raise Aborted(f"an earlier command of this sequence failed: {slot.failure}")
+            if state.failure is not None:
+                raise Aborted(f"an earlier command of this sequence failed: {state.failure}")
             if isinstance(command, Refuse):
                 raise command.error
             assert isinstance(command, Start)
-            self._start(command, slot)
+            self._start(command, state)
         except PacelineError as error:
-            self._fail(command, error, slot)
+            self._fail(command, error, state)
 
     def _open(self, command: Open) -> None:
         if command.sequence_id <= self._last_id:
@@ -216,11 +216,11 @@ class Session:
                 "sequence_id", command.sequence_id, f"larger than {self._last_id}, the last opened"
             )
         self._last_id = command.sequence_id
-        self._slots[command.sequence_id] = Slot(Sequence(command.options, self._pool), self._next_birth())
+        self._states[command.sequence_id] = SequenceState(Sequence(command.options, self._pool), self._next_order())
         self.answers.append(Answer(command.command_id, Opened()))
 
-    def _start(self, command: Start, slot: Slot) -> None:
-        sequence = slot.sequence
+    def _start(self, command: Start, state: SequenceState) -> None:
+        sequence = state.sequence
         if command.position != sequence.length:
             raise PositionMismatch(command.position, sequence.length)
         length = sequence.length + len(command.tail) + command.num_more
@@ -230,41 +230,41 @@ class Session:
         sequence.confirm(sequence.length)
         num_cached = sequence.adopt(command.tail[: command.num_reusable]) if sequence.length == 0 else 0
         try:
-            self._make_room(slot, length)
+            self._make_room(state, length)
         except ResourceExhausted:
             sequence.truncate(command.position)
             raise
-        slot.job = command.make_job(sequence, command.tail[num_cached:])
-        slot.job.num_cached_tokens = num_cached
-        slot.job.arrived_s = command.arrived_s
-        slot.job_command_id = command.command_id
-        slot.absence.arrive(command.arrived_s)
+        state.job = command.make_job(sequence, command.tail[num_cached:])
+        state.job.num_cached_tokens = num_cached
+        state.job.arrived_s = command.arrived_s
+        state.job_command_id = command.command_id
+        state.return_time.arrive(command.arrived_s)
 
-    def _drop_work(self, slot: Slot, why: str) -> None:
+    def _drop_work(self, state: SequenceState, why: str) -> None:
         """Cancels what is queued and running; the cache keeps what the job had fed."""
-        if slot.job is not None:
-            self._fail_id(slot.job_command_id, Cancelled(why), slot, poison=False)
-            slot.job = None
-        while slot.waiting:
-            waiting = slot.waiting.popleft()
+        if state.job is not None:
+            self._fail_id(state.job_command_id, Cancelled(why), state, poison=False)
+            state.job = None
+        while state.waiting:
+            waiting = state.waiting.popleft()
             if isinstance(waiting, Start | Refuse):
-                self._fail_id(waiting.command_id, Cancelled(why), slot, poison=False)
+                self._fail_id(waiting.command_id, Cancelled(why), state, poison=False)
 
-    def _release(self, slot: Slot, sequence_id: int) -> None:
-        if slot.job is None:
+    def _release(self, state: SequenceState, sequence_id: int) -> None:
+        if state.job is None:
             # For the next turn of a conversation. With a job some of it might be drafts.
-            slot.sequence.confirm(slot.sequence.length)
-        self._drop_work(slot, "dropped by a Release")
-        slot.sequence.truncate(0)
-        self._pool.release(slot.sequence.blocks)
-        slot.sequence.blocks.clear()
-        del self._slots[sequence_id]
+            state.sequence.confirm(state.sequence.length)
+        self._drop_work(state, "dropped by a Release")
+        state.sequence.truncate(0)
+        self._pool.release(state.sequence.blocks)
+        state.sequence.blocks.clear()
+        del self._states[sequence_id]
 
-    def _fail(self, command: Command, error: PacelineError, slot: Slot | None) -> None:
-        self._fail_id(command.command_id, error, slot)
+    def _fail(self, command: Command, error: PacelineError, state: SequenceState | None) -> None:
+        self._fail_id(command.command_id, error, state)
 
-    def _fail_id(self, command_id: int, error: PacelineError, slot: Slot | None, poison: bool = True) -> None:
-        if slot is not None and poison and slot.failure is None:
-            slot.failure = error
-        length = None if slot is None else slot.sequence.length
+    def _fail_id(self, command_id: int, error: PacelineError, state: SequenceState | None, poison: bool = True) -> None:
+        if state is not None and poison and state.failure is None:
+            state.failure = error
+        length = None if state is None else state.sequence.length
         self.answers.append(Answer(command_id, error, length))

@@ -5,7 +5,7 @@
         └───────────────── one call_soon_threadsafe a step ◀── answers ◀───────┘
 
 Batches form from the jobs that wait when the model is free (continuous batching), and from
-those that `gathering` finds worth waiting for; a long prompt is fed in chunks of the token
+those that `batching_policy` finds worth waiting for; a long prompt is fed in chunks of the token
 budget that shorter jobs leave it.
 """
 
@@ -19,12 +19,12 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TypeVar
 
+from paceline.engine.backend import StepRunner
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.cpu.backend import StepRunner
-from paceline.engine.scheduling.batching_policy import Gathering
-from paceline.engine.scheduling.compute_lock import Turn, Turns
+from paceline.engine.scheduling.batching_policy import BatchingPolicy
+from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
 from paceline.engine.scheduling.eviction import reserve
-from paceline.engine.scheduling.session import Answer, Command, Session, Slot
+from paceline.engine.scheduling.session import Answer, Command, SequenceState, Session
 from paceline.errors import PacelineError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -49,21 +49,21 @@ class Worker:
     """Owns the model, the block pool and all sessions; everything but the public methods runs on its thread."""
 
     def __init__(
-        self, runner: StepRunner, pool: BlockPool, turns: Turns, gathering: Gathering,
+        self, runner: StepRunner, pool: BlockPool, compute_lock: ComputeLock, batching_policy: BatchingPolicy,
         max_model_len: int, max_batch_tokens: int, loop: asyncio.AbstractEventLoop,
     ) -> None:  # fmt: skip
         self._runner = runner
         self._pool = pool
-        self._turns = turns
-        self._gathering = gathering
+        self._compute_lock = compute_lock
+        self._batching_policy = batching_policy
         self._max_model_len = max_model_len
         self._max_batch_tokens = max_batch_tokens
         self._loop = loop
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._births = itertools.count()
+        self._orders = itertools.count()
         self._clients: dict[Session, Client] = {}
         self._steps = 0
-        self._turn = 0
+        self._rotation = 0
         self._checks_integrity = False
         self._running: Future[None] | None = None
 
@@ -85,7 +85,7 @@ class Worker:
 
     def open_session(self, deliver: Deliver) -> Session:
         """A new session; `deliver` gets its answers on the event loop."""
-        session = Session(self._pool, self._max_model_len, self._make_room, lambda: next(self._births))
+        session = Session(self._pool, self._max_model_len, self._make_room, lambda: next(self._orders))
         self._inbox.put(lambda: self._clients.__setitem__(session, Client(session, deliver)))
         return session
 
@@ -127,26 +127,26 @@ class Worker:
     @property
     def is_busy(self) -> bool:
         """Whether any job is running. Read it through `call`."""
-        return any(slot.job is not None for session in self._clients for slot in session.slots)
+        return any(state.job is not None for session in self._clients for state in session.states)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the pool and the sequences disagree. Call it through `call`."""
-        self._pool.check_integrity(slot.sequence.blocks for session in self._clients for slot in session.slots)
+        self._pool.check_integrity(state.sequence.blocks for session in self._clients for state in session.states)
 
     def _run(self) -> None:
         while self._take_inbox(wait_s=0.0 if self._active() else None):
             if self._active():
-                if not self._gather():
+                if not self._wait_for_batch():
                     return
-                with self._turns.take() as turn:
-                    if not self._use(turn):
+                with self._compute_lock.lease() as lease:
+                    if not self._compute_under(lease):
                         return
             self._deliver()
             if self._checks_integrity and not self._active():
                 self.check_integrity()
 
-    def _active(self) -> list[tuple[Session, Slot]]:
-        return [(session, slot) for session in self._clients for slot in session.slots if slot.job is not None]
+    def _active(self) -> list[tuple[Session, SequenceState]]:
+        return [(session, state) for session in self._clients for state in session.states if state.job is not None]
 
     def _take_inbox(self, wait_s: float | None) -> bool:
         """Runs what was submitted, waiting for the first of it (None: for ever); False when told to stop."""
@@ -160,39 +160,41 @@ class Worker:
             item()
             wait_s = 0.0
 
-    def _gather(self) -> bool:
+    def _wait_for_batch(self) -> bool:
         """Waits for a fuller batch while that pays; False when told to stop."""
         ready_s = time.perf_counter()
         while active := self._active():
-            absences = [slot.absence for session in self._clients for slot in session.slots if slot.job is None]
+            return_times = [
+                state.return_time for session in self._clients for state in session.states if state.job is None
+            ]
             num_rows = min(sum(map(_pending_rows, active)), self._max_batch_tokens)
-            wait_s = self._gathering.wait_s(ready_s, len(active), num_rows, absences)
+            wait_s = self._batching_policy.wait_s(ready_s, len(active), num_rows, return_times)
             if wait_s == 0:
                 break
             if not self._take_inbox(wait_s):
                 return False
         return True
 
-    def _use(self, turn: Turn) -> bool:
-        """One step, and more while the turn lasts; False when told to stop."""
-        if not self._meet(turn):
+    def _compute_under(self, lease: Lease) -> bool:
+        """One step, and more while the lease lasts; False when told to stop."""
+        if not self._wait_for_peer_work(lease):
             return False
         while True:
-            # Who came while a neighbour computed is in this batch too.
+            # Who came while the peer computed is in this batch too.
             if not self._take_inbox(wait_s=0.0):
                 return False
-            turn.num_handed_over += self._step()
-            # Before the turn ends: what the neighbour needs for its own should be on its way.
+            lease.num_handed_over += self._step()
+            # Before the lease ends: what the peer needs for its own should be on its way.
             self._deliver()
-            if turn.is_over or not self._active():
+            if lease.is_over or not self._active():
                 return True
 
-    def _meet(self, turn: Turn) -> bool:
-        """Waits for those whom the neighbour answered, on their way here; False when told to stop."""
-        if (before := turn.before) is None:
+    def _wait_for_peer_work(self, lease: Lease) -> bool:
+        """Waits for those whom the peer answered, on their way here; False when told to stop."""
+        if (before := lease.before) is None:
             return True
-        while (wait_s := self._gathering.transit_s(before.ended_s)) > 0:
-            jobs = [slot.job for _, slot in self._active()]
+        while (wait_s := self._batching_policy.peer_wait_s(before.ended_s)) > 0:
+            jobs = [state.job for _, state in self._active()]
             if sum(job is not None and job.arrived_s >= before.started_s for job in jobs) >= before.num_handed_over:
                 break
             if not self._take_inbox(wait_s):
@@ -200,12 +202,12 @@ class Worker:
         return True
 
     def _step(self) -> int:
-        """One forward; returns how many sequences it hands over to the neighbour."""
+        """One forward; returns how many sequences it hands over to the peer."""
         if not (active := self._active()):
             return 0
         started_s = time.perf_counter()
         shares = self._share_budget(active)
-        jobs = [(slot.job, num_rows) for (_, slot), num_rows in shares if slot.job is not None]
+        jobs = [(state.job, num_rows) for (_, state), num_rows in shares if state.job is not None]
         error: PacelineError | None = None
         try:
             self._runner.step(jobs)
@@ -215,22 +217,24 @@ class Worker:
             error = Unavailable("the engine failed on this command; see the server's log")
         self._steps += 1
         duration_s = time.perf_counter() - started_s
-        self._gathering.count_step(duration_s, sum(num_rows for _, num_rows in jobs))
+        self._batching_policy.count_step(duration_s, sum(num_rows for _, num_rows in jobs))
         for job, _ in jobs:
             job.count_step(duration_s)
         num_handed_over = 0
-        for (session, slot), _ in shares:
+        for (session, state), _ in shares:
             if error is not None:
-                session.fail_job(slot, error)
-            elif slot.job is not None and slot.job.is_done:
-                num_handed_over += slot.job.leads_to_neighbour
-                session.finish_job(slot)
+                session.fail_job(state, error)
+            elif state.job is not None and state.job.is_done:
+                num_handed_over += state.job.expects_peer_work
+                session.finish_job(state)
         return num_handed_over
 
-    def _share_budget(self, active: list[tuple[Session, Slot]]) -> list[tuple[tuple[Session, Slot], int]]:
+    def _share_budget(
+        self, active: list[tuple[Session, SequenceState]]
+    ) -> list[tuple[tuple[Session, SequenceState], int]]:
         """How many rows each job gets: the fewest pending first, and turns where not all fit."""
-        self._turn += 1
-        first = self._turn % len(active)
+        self._rotation += 1
+        first = self._rotation % len(active)
         budget = self._max_batch_tokens
         shares = []
         for entry in sorted(active[first:] + active[:first], key=_pending_rows):
@@ -241,8 +245,8 @@ class Worker:
             budget -= num_rows
         return shares
 
-    def _make_room(self, slot: Slot, length: int) -> None:
-        reserve(self._pool, slot, length, (other for session in self._clients for other in session.slots))
+    def _make_room(self, state: SequenceState, length: int) -> None:
+        reserve(self._pool, state, length, (other for session in self._clients for other in session.states))
 
     def _deliver(self) -> None:
         """Hands all answers over in one crossing, and a tick to sessions that have waited long."""
@@ -250,7 +254,7 @@ class Worker:
         ready: list[tuple[Deliver, list[Answer]]] = []
         for client in self._clients.values():
             answers = client.session.answers
-            has_job = any(slot.job is not None for slot in client.session.slots)
+            has_job = any(state.job is not None for state in client.session.states)
             if answers or (has_job and now_s - client.last_delivery_s > TICK_S):
                 client.session.answers = []
                 client.last_delivery_s = now_s
@@ -259,7 +263,7 @@ class Worker:
             self._loop.call_soon_threadsafe(_hand_over, ready, self._steps)
 
 
-def _pending_rows(entry: tuple[Session, Slot]) -> int:
+def _pending_rows(entry: tuple[Session, SequenceState]) -> int:
     job = entry[1].job
     return len(job.pending) if job is not None else 0
 

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.products import add_products
 from paceline.engine.cpu.kernels.rows import norm_row
-from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, Array, compiled, exp_of_negative, put, widen
+from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, compiled, exp_of_negative, put, widen
 
 # Rows of one sequence that go through its blocks together.
 TILE_ROWS = 8

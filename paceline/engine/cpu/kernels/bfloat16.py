@@ -12,7 +12,8 @@ from llvmlite import ir
 from numba import prange
 from numba.extending import intrinsic
 
-from paceline.engine.cpu.kernels.scalars import Array, compiled
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.scalars import compiled
 from paceline.engine.cpu.kernels.tiles import (
     FLOATS,
     LANES,

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from paceline.engine.cpu.kernels.scalars import IN_LANES, LOWEST, Array, compiled, exp_of_negative
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.scalars import IN_LANES, LOWEST, compiled, exp_of_negative
 from paceline.noise import MIX_1, MIX_2
 
 # Weights in a partial sum.

@@ -13,7 +13,8 @@ from llvmlite import ir
 from numba import prange
 from numba.extending import intrinsic
 
-from paceline.engine.cpu.kernels.scalars import IN_LANES, Array, compiled, widen
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.scalars import IN_LANES, compiled, widen
 from paceline.engine.cpu.kernels.tiles import (
     FLOATS,
     LANES,

@@ -16,9 +16,11 @@ from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.bfloat16 import pack_bfloat16
-from paceline.engine.cpu.kernels.scalars import Array, compiled, num_workers
+from paceline.engine.cpu.kernels.scalars import compiled
 from paceline.engine.cpu.kernels.tiles import INDEX, TILE_ROWS, WIDTH, Rows, TileWriter, counted_code, tile_code
+from paceline.engine.threads import num_workers
 
 # A tile register: 16 rows of 64 bytes.
 UNIT_ROWS = 16

@@ -9,7 +9,7 @@ import mmap
 
 import numpy as np
 
-from paceline.engine.cpu.kernels.scalars import Array
+from paceline.engine.arrays import Array
 
 # Of a large page, of what arrays begin at, and the least that the system is asked for.
 PAGE_BYTES = 2 << 20

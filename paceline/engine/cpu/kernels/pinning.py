@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from numba import prange, types
 
-from paceline.engine.cpu.kernels.scalars import CORES, Array, compiled, num_workers
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.scalars import compiled
+from paceline.engine.threads import CORES, num_workers
 
 # Of the calling thread, which is number 0: int sched_setaffinity(pid_t, size_t, const cpu_set_t *).
 _set_affinity: Any = types.ExternalFunction("sched_setaffinity", types.int32(types.int32, types.uintp, types.uintp))

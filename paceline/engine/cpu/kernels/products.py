@@ -3,7 +3,8 @@
 import numpy as np
 from numba import prange
 
-from paceline.engine.cpu.kernels.scalars import Array, compiled, put, widen
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.scalars import compiled, put, widen
 
 # Terms taken at a time by the inner loops.
 STEP = 4

@@ -3,8 +3,9 @@
 import numpy as np
 from numba import prange
 
+from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.choosing import find_largest, weigh_row
-from paceline.engine.cpu.kernels.scalars import Array, compiled
+from paceline.engine.cpu.kernels.scalars import compiled
 
 # Nats below the likeliest within which the tokens are sought first, and how often another distance is tried.
 FIRST_DEPTH = np.float32(6.0)

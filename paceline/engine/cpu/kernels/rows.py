@@ -3,16 +3,9 @@
 import numpy as np
 from numba import prange
 
-from paceline.engine.cpu.kernels.scalars import (
-    IN_LANES,
-    ONE,
-    Array,
-    compiled,
-    exp_of_negative,
-    num_workers,
-    put,
-    widen,
-)
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, compiled, exp_of_negative, put, widen
+from paceline.engine.threads import num_workers
 
 # Rows from which the cores share the work.
 ROWS_TO_SHARE = 16

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numba import njit, types
 from numba.core import config
 from numba.extending import overload
-from numpy.typing import NDArray
+
+from paceline.engine.arrays import Array
 
 # Multiplying and adding may be one operation; sums keep their order, so that a row's bits are its own.
 IN_ORDER = {"contract"}
@@ -30,10 +30,6 @@ ONE = np.float32(1.0)
 # e^x - 1 - x over x^2, on [-ln(2)/2, ln(2)/2] (Cephes, expf).
 E0, E1, E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 E3, E4, E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
-
-Array = NDArray[Any]
-# Cores that this process may use, as it began: threads that were pinned later see fewer.
-CORES = sorted(os.sched_getaffinity(0))
 
 
 def _find_cache_folder() -> str:
@@ -61,17 +57,6 @@ def compiled(order: set[str] = IN_ORDER, parallel: bool = False, inline: bool = 
         inline="always" if inline else "never",
     )
     return decorate
-
-
-def num_workers() -> int:
-    """Threads that a kernel may share its work among: as many as the library's products take."""
-    return torch.get_num_threads()
-
-
-def set_num_workers(count: int) -> None:
-    """For kernels called from this thread, and for the library's products."""
-    torch.set_num_threads(count)
-    numba.set_num_threads(min(count, len(CORES)))
 
 
 def bits_of(tensor: torch.Tensor) -> Array:

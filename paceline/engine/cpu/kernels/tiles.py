@@ -15,8 +15,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels import memory
-from paceline.engine.cpu.kernels.scalars import Array
 
 # Output features of one instruction, and the instructions that share a row's word.
 LANES = 16

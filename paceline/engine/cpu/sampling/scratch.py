@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.engine.cpu.kernels.scalars import Array
+from paceline.engine.arrays import Array
 
 
 class Scratch:

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.cuda.forward_plan import Plan
+from paceline.engine.cuda.forward_plan import ForwardPlan
 from paceline.engine.cuda.sampling.table import NUM_FOUND, TOKEN, SampleTable
 
 
@@ -33,9 +33,9 @@ def _follow(
 
 
 def follow(
-    first: Plan, samples: SampleTable, ranks: torch.Tensor, num_steps: torch.Tensor, step: int,
+    first: ForwardPlan, samples: SampleTable, ranks: torch.Tensor, num_steps: torch.Tensor, step: int,
     block_size: int, trash_slot: int,
-) -> Plan:  # fmt: skip
+) -> ForwardPlan:  # fmt: skip
     """The plan of the `step`-th step behind `first`, feeding the tokens drawn.
 
     For each row that was wanted: ranks, of its sequence; num_steps, in how many steps ahead it goes on: both [num_wanted] int32.

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
-from paceline.engine.cpu.kernels.scalars import Array
-from paceline.engine.cuda.forward_plan import Shape
+from paceline.engine.cuda.forward_plan import ForwardShape
 from paceline.engine.cuda.graphs.next_step import follow
-from paceline.engine.cuda.model import GpuLlama
-from paceline.engine.cuda.paged_attention import PagedAttention
+from paceline.engine.cuda.model import CudaLlama
+from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.sampling.encoding import Results, encode
 from paceline.engine.cuda.sampling.table import MOST, Column, Found, SampleTable, SpecTable
 from paceline.engine.cuda.sampling.token_selection import sample_all
@@ -30,9 +30,9 @@ class Program:
 
     def __init__(
         self,
-        model: GpuLlama,
-        attention: PagedAttention,
-        shape: Shape,
+        model: CudaLlama,
+        attention: CudaPagedAttention,
+        shape: ForwardShape,
         num_ahead: int,
         logits: torch.Tensor,
         device: torch.device,

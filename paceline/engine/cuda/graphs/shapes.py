@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from paceline.engine.batch import Batch
-from paceline.engine.cuda.forward_plan import FEW_ROWS, PART_TOKENS, Shape
+from paceline.engine.cuda.forward_plan import FEW_ROWS, PART_TOKENS, ForwardShape
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 # Stretches of positions: what a longer table costs is programs that find nothing to do.
@@ -15,38 +15,38 @@ LOGIT_BYTES = 4
 DRAW_BYTES = 4
 GRAPH_BYTES = 3 << 20
 # Steps ahead, and for how many rows: with more in a batch, steps one by one cost little more.
-AHEAD = (0, 1, 2, 3, 4, 5, 7)
-AHEAD_ROWS = 32
+MULTI_STEPS = (0, 1, 2, 3, 4, 5, 7)
+MULTI_STEP_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Captures:
+class GraphShapes:
     """Limits: rows of a round, positions of a sequence, steps ahead."""
 
     num_rows: int
     num_tokens: int
     num_ahead: int
 
-    def shapes(self) -> Iterator[tuple[Shape, int]]:
+    def shapes(self) -> Iterator[tuple[ForwardShape, int]]:
         """With so many steps ahead; the largest first, so that the others find memory that it has let go."""
         for num_rows in reversed(_up_to(ROWS, self.num_rows)):
             for num_parts in reversed(_up_to(PARTS, -(-self.num_tokens // PART_TOKENS))):
-                for num_ahead in reversed(AHEAD):
-                    if num_ahead == 0 or (num_ahead <= self.num_ahead and num_rows <= AHEAD_ROWS):
-                        yield Shape(num_rows, num_rows, num_rows, num_parts), num_ahead
+                for num_ahead in reversed(MULTI_STEPS):
+                    if num_ahead == 0 or (num_ahead <= self.num_ahead and num_rows <= MULTI_STEP_ROWS):
+                        yield ForwardShape(num_rows, num_rows, num_rows, num_parts), num_ahead
 
-    def steps_ahead(self, wanted: int) -> int:
+    def multi_steps(self, wanted: int) -> int:
         """As many as there are graphs for, not more than wanted: those that are left follow one by one."""
-        return max(size for size in AHEAD if size <= min(wanted, self.num_ahead))
+        return max(size for size in MULTI_STEPS if size <= min(wanted, self.num_ahead))
 
-    def rounded(self, batch: Batch, same_bits: bool, num_ahead: int) -> tuple[Shape, int] | None:
+    def rounded(self, batch: Batch, batch_invariant: bool, num_ahead: int) -> tuple[ForwardShape, int] | None:
         """The shape to run a batch in; None where there is no graph for it."""
-        exact = Shape.of(batch, same_bits, num_ahead)
+        exact = ForwardShape.of(batch, batch_invariant, num_ahead)
         num_rows = _fitting(max(exact.num_rows, exact.num_tiles), _up_to(ROWS, self.num_rows))
         num_parts = _fitting(exact.num_parts, _up_to(PARTS, -(-self.num_tokens // PART_TOKENS)))
         if num_rows is None or num_parts is None or exact.tile_rows != FEW_ROWS:
             return None
-        return Shape(num_rows, num_rows, num_rows, num_parts), num_ahead if num_rows <= AHEAD_ROWS else 0
+        return ForwardShape(num_rows, num_rows, num_rows, num_parts), num_ahead if num_rows <= MULTI_STEP_ROWS else 0
 
     def most_logits(self) -> int:
         """Rows of logits in the largest of all shapes, steps ahead included."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.engine.cpu.kernels.scalars import Array
+from paceline.engine.arrays import Array
 from paceline.engine.cuda.sampling.table import MOST, Column, Found, Kind
 from paceline.engine.sampling.specs import (
     Argmax,

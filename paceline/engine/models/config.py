@@ -1,0 +1,70 @@
+"""A model's shape."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import ConfigError
+
+SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+# The logit of a token that a draft's head does not know: finite, so that a request that allows no other tokens still
+# has a distribution to sample from.
+UNKNOWN_LOGIT = -1e9
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a Llama-like decoder."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    tied_embeddings: bool
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    # transformers' config, for the rotary frequencies.
+    source: Any
+
+    @classmethod
+    def from_transformers(cls, config: Any) -> "ModelConfig":
+        """Reads a transformers config. Raises ConfigError for architectures we have no forward for."""
+        if config.model_type not in SUPPORTED_ARCHITECTURES:
+            raise ConfigError(
+                f"model type {config.model_type!r} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
+            )
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if head_dim % 4:
+            # The kernels take four features at a time, and check no bounds.
+            raise ConfigError(f"head_dim is {head_dim}; it must be a multiple of 4")
+        max_len = config.max_position_embeddings
+        uses_window = getattr(config, "use_sliding_window", config.model_type == "mistral")
+        window = getattr(config, "sliding_window", None)
+        if uses_window and window:
+            # Within the window, windowed attention is plain attention.
+            max_len = min(max_len, window)
+        eos = config.eos_token_id
+        eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+        return cls(
+            architecture=config.model_type,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=head_dim,
+            norm_eps=config.rms_norm_eps,
+            tied_embeddings=config.tie_word_embeddings,
+            max_model_len=max_len,
+            eos_token_ids=eos_ids,
+            source=config,
+        )
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Bytes of keys and values that one token adds to the cache."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
