@@ -27,14 +27,14 @@ from paceline.client import Completion  # noqa: E402
 from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler  # noqa: E402
 from paceline.engine.sampling.specs import SampleTruncated, TruncatedSample  # noqa: E402
 from paceline.engine.sampling.torch_sampler import probabilities  # noqa: E402
-from paceline.sampling import Drawing, Rule, SamplingParams, SpeculationParams  # noqa: E402
+from paceline.sampling import DraftMode, Rule, SamplingParams, SpeculationParams  # noqa: E402
 from tests.engine.feeding import Feeder, load_llama  # noqa: E402
 
 TEMPERATURES = (0.6, 1.0)
 KINDS = {
     "sampled, rejection": SpeculationParams(rule=Rule.REJECTION),
-    "coupled, match": SpeculationParams(rule=Rule.MATCH, drawing=Drawing.COUPLED),
-    "greedy draft, match": SpeculationParams(rule=Rule.MATCH, drawing=Drawing.GREEDY),
+    "coupled, match": SpeculationParams(rule=Rule.MATCH, draft_mode=DraftMode.COUPLED),
+    "greedy draft, match": SpeculationParams(rule=Rule.MATCH, draft_mode=DraftMode.GREEDY),
 }
 # The draft server's own defaults.
 SUPPORT_SIZE, SUPPORT_MASS = 256, 0.995
@@ -153,7 +153,7 @@ def describe(kind: str, tally: Tally) -> str:
         deviation = tally.variance**0.5
         off = (tally.accepted - tally.truncated) / deviation
         return f"{observed}  {tally.truncated / n:8.4f} {deviation / n:.4f} {off:+5.2f} sd  {alphas}"
-    if KINDS[kind].drawing is Drawing.GREEDY:
+    if KINDS[kind].draft_mode is DraftMode.GREEDY:
         return f"{observed}  {tally.greedy / n:8.4f}                  {alphas}"
     # At least (1 - d) / (1 + d) for total variation d (Daliri, Musco, Suresh).
     d = 1 - tally.full / n

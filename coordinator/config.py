@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from paceline.sampling import Drafter, Drawing, Rule, SpeculationParams, parse_draft_length
+from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 from paceline.settings import Settings
 
 
@@ -44,6 +44,6 @@ class CoordinatorSettings(Settings):
             drafter=Drafter(self.drafter),
             num_draft_tokens=parse_draft_length(self.draft_tokens),
             rule=Rule.MATCH if self.coupled else Rule(self.rule),
-            drawing=Drawing.COUPLED if self.coupled else None,
+            draft_mode=DraftMode.COUPLED if self.coupled else None,
             lenience=self.lenience,
         )

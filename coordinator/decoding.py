@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from coordinator.acceptance import Outcome, Proposal, RoundNoise, accept
 from coordinator.context import Context, Emission
-from coordinator.draft_length import LengthRule
+from coordinator.draft_length import DraftLengthRule
 from coordinator.drafting import Drafter
 from coordinator.remote.target import RemoteTarget
 from coordinator.round import Round
@@ -24,7 +24,7 @@ Decide = Callable[..., Outcome]
 async def generate(
     context: Context,
     drafter: Drafter,
-    length: LengthRule,
+    length: DraftLengthRule,
     target: RemoteTarget,
     stats: GenerationStats,
     decide: Decide = accept,

@@ -14,8 +14,8 @@ from coordinator.acceptance import Origin, accept
 from coordinator.admission import Admission
 from coordinator.context import Context, Emission, FinishReason, Request
 from coordinator.decoding import generate
-from coordinator.draft_length.active_generations import Company
-from coordinator.draft_length.choice import Lengths
+from coordinator.draft_length.active_generations import ActiveGenerations
+from coordinator.draft_length.choice import DraftLengthRules
 from coordinator.drafting.choice import Drafters
 from coordinator.logprobs import TokenLogprobs
 from coordinator.remote.link import Link
@@ -41,7 +41,7 @@ FINISH_REASONS = {
 }
 
 
-class Sample:
+class Choice:
     """One of a request's n generations."""
 
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:
@@ -51,7 +51,7 @@ class Sample:
 
 
 # What a sample's task hands to the call; None when the task is over, however it ended.
-Emissions = asyncio.Queue[tuple[Sample, Emission | None]]
+Emissions = asyncio.Queue[tuple[Choice, Emission | None]]
 
 
 class GenerationServicer:
@@ -71,22 +71,22 @@ class GenerationServicer:
         self._defaults = defaults
         self._patience_s = patience_s
         self._synthetic = synthetic
-        self._company = Company()
-        self._lengths = Lengths(self._company)
+        self._active = ActiveGenerations()
+        self._lengths = DraftLengthRules(self._active)
 
     async def Generate(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         request = self._parse(message)
         emissions: Emissions = asyncio.Queue()
-        samples = [Sample(index, each, self._tokenizer) for index, each in enumerate(_samples_of(request))]
-        tasks = {sample.index: asyncio.create_task(self._run(sample, emissions)) for sample in samples}
+        choices = [Choice(index, each, self._tokenizer) for index, each in enumerate(_requests_of_choices(request))]
+        tasks = {choice.index: asyncio.create_task(self._run(choice, emissions)) for choice in choices}
         try:
             while tasks:
-                sample, emission = await emissions.get()
+                choice, emission = await emissions.get()
                 if emission is None:
                     # Raises what ended the generation early.
-                    await tasks.pop(sample.index)
+                    await tasks.pop(choice.index)
                     continue
-                response = _response(sample, emission)
+                response = _response(choice, emission)
                 if emission.is_last and self._synthetic is not None:
                     response.finish.speculation.synthetic_acceptance = self._synthetic.chance
                 yield response
@@ -111,32 +111,32 @@ class GenerationServicer:
             raise Unavailable(f"the target server at {self._target.address} is not available")
         return self._target.card
 
-    async def _run(self, sample: Sample, emissions: Emissions) -> None:
-        request = sample.context.request
+    async def _run(self, choice: Choice, emissions: Emissions) -> None:
+        request = choice.context.request
         loop = asyncio.get_running_loop()
 
         def emit(emission: Emission | None) -> None:
             # Later in this turn of the event loop: the next round's command goes out before this round's text.
-            loop.call_soon(emissions.put_nowait, (sample, emission))
+            loop.call_soon(emissions.put_nowait, (choice, emission))
 
         try:
             async with self._admission.place(self._room(request)):
                 length = self._lengths.make(request.speculation)
                 rounds = generate(
-                    sample.context,
+                    choice.context,
                     self._drafters.make(request, length),
                     length,
                     RemoteTarget(self._target, request, self._patience_s),
-                    sample.stats,
+                    choice.stats,
                     self._synthetic or accept,
                 )
-                self._company.join(sample)
+                self._active.join(choice)
                 async with contextlib.aclosing(rounds):
                     async for emission in rounds:
-                        self._company.has_read(sample)
+                        self._active.has_read(choice)
                         emit(emission)
         finally:
-            self._company.leave(sample)
+            self._active.leave(choice)
             emit(None)
 
     def _room(self, request: Request) -> int:
@@ -190,7 +190,7 @@ class GenerationServicer:
                 raise InvalidArgument.field("prompt", None, "text, chat or token_ids")
 
 
-def _samples_of(request: Request) -> list[Request]:
+def _requests_of_choices(request: Request) -> list[Request]:
     """n requests for one sample each, with seeds of their own; the prompt is scored for the first alone."""
     rest = replace(request.sampling, prompt_logprobs=None)
     return [request] + [
@@ -199,10 +199,10 @@ def _samples_of(request: Request) -> list[Request]:
     ]
 
 
-def _response(sample: Sample, emission: Emission) -> Any:
+def _response(choice: Choice, emission: Emission) -> Any:
     response = generation_pb2.GenerateResponse(
-        request_id=sample.context.request.request_id,
-        index=sample.index,
+        request_id=choice.context.request.request_id,
+        index=choice.index,
         token_ids=emission.tokens,
         origins=[ORIGINS[origin] for origin in emission.origins],
         text="".join(emission.pieces),
@@ -211,7 +211,7 @@ def _response(sample: Sample, emission: Emission) -> Any:
         prompt_logprobs=[_logprobs(each) for each in emission.prompt_logprobs],
     )
     if emission.is_last:
-        response.finish.CopyFrom(_finish(sample.context, sample.stats))
+        response.finish.CopyFrom(_finish(choice.context, choice.stats))
     return response
 
 

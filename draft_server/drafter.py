@@ -12,7 +12,7 @@ from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Argmax, GumbelMax, Sample, SampleSpec, SampleTruncated, TruncatedSample
 from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose, make_key, match_key, uniform
-from paceline.sampling import Drawing
+from paceline.sampling import DraftMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class ProposeSpec:
     """What to propose."""
 
     num_draft_tokens: int
-    drawing: Drawing
+    draft_mode: DraftMode
     support: Support
     # Stop early where the model is unsure.
     entropy: EntropyStop | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class ProposeResult:
     """Drafted tokens; per token its support and q on it, unless drawn greedily or coupled."""
 
     tokens: list[int]
@@ -88,10 +88,10 @@ class ProposeJob(Job):
             self.pending = [_token(samples[0])]
 
     @property
-    def result(self) -> Proposal:
+    def result(self) -> ProposeResult:
         truncated = [sample for sample in self._samples if isinstance(sample, TruncatedSample)]
         entropy = self._propose_spec.entropy
-        return Proposal(
+        return ProposeResult(
             tokens=[_token(sample) for sample in self._samples],
             supports=[sample.support for sample in truncated],
             support_probs=[sample.probs for sample in truncated],
@@ -108,9 +108,9 @@ class ProposeJob(Job):
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
         extra: Any = {"before": self.tokens_before(row), "wants_entropy": wanted.entropy is not None}
-        if wanted.drawing is Drawing.GREEDY or options.sampling.is_greedy:
+        if wanted.draft_mode is DraftMode.GREEDY or options.sampling.is_greedy:
             return Argmax(*common, **extra)
-        if wanted.drawing is Drawing.COUPLED:
+        if wanted.draft_mode is DraftMode.COUPLED:
             return GumbelMax(*common, match_key(options.seed, position), **extra)
         key = make_key(options.seed, self._round_start, position, Purpose.DRAFT)
         return SampleTruncated(*common, uniform(key), wanted.support.max_size, wanted.support.min_mass, **extra)

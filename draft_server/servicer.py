@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from draft_server.drafter import Proposal, ProposeJob, ProposeSpec, Support
+from draft_server.drafter import ProposeJob, ProposeResult, ProposeSpec, Support
 from draft_server.entropy import EntropyStop
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.engine import Engine
 from paceline.engine.scheduling.session import Command, Start
-from paceline.rpc.messages import drawing_from_message, entropy_rule_from_message, floats_to_bytes
+from paceline.rpc.messages import draft_mode_from_message, entropy_rule_from_message, floats_to_bytes
 from paceline.sampling import MAX_DRAFT_TOKENS, require
 from paceline.serving.servicer import ModelServicer
 from paceline.v1 import draft_pb2
@@ -30,14 +30,14 @@ class DraftServicer(ModelServicer):
         require(len(tail) >= 1, "tail_tokens", "empty", "at least one token")
         require(1 <= wanted <= MAX_DRAFT_TOKENS, "num_draft_tokens", wanted, f"in [1, {MAX_DRAFT_TOKENS}]")
         self.check_tokens("tail_tokens", tail)
-        drawing, rule, ema = drawing_from_message(propose), None, propose.entropy_stop.entropy_ema
+        draft_mode, rule, ema = draft_mode_from_message(propose), None, propose.entropy_stop.entropy_ema
         if propose.HasField("entropy_stop"):
             rule = entropy_rule_from_message(propose.entropy_stop.rule)
             require(0 <= ema <= 1, "entropy_stop.entropy_ema", ema, "in [0, 1]")
 
         def make_job(sequence: Sequence, rest: list[int]) -> ProposeJob:
             stop = None if rule is None else EntropyStop(rule, ema)
-            return ProposeJob(sequence, rest, ProposeSpec(wanted, drawing, self._support, stop))
+            return ProposeJob(sequence, rest, ProposeSpec(wanted, draft_mode, self._support, stop))
 
         return Start(
             command.command_id,
@@ -49,7 +49,7 @@ class DraftServicer(ModelServicer):
             make_job=make_job,
         )
 
-    def fill_answer(self, message: Any, result: Proposal) -> None:
+    def fill_answer(self, message: Any, result: ProposeResult) -> None:
         proposal = message.proposal
         proposal.tokens.extend(result.tokens)
         if result.supports:

@@ -26,7 +26,7 @@ class Drafter(enum.Enum):
     CUSTOM = "custom"
 
 
-class Drawing(enum.Enum):
+class DraftMode(enum.Enum):
     """How a draft model draws its tokens."""
 
     SAMPLED = "sampled"
@@ -178,7 +178,7 @@ class SpeculationParams:
     drafter: Drafter = Drafter.MODEL
     num_draft_tokens: DraftLength = 4
     rule: Rule = Rule.REJECTION
-    drawing: Drawing | None = None
+    draft_mode: DraftMode | None = None
     lenience: float = 1.0
 
     def __post_init__(self) -> None:
@@ -191,7 +191,7 @@ class SpeculationParams:
 
     def check(self, sampling: SamplingParams) -> None:
         """Raises InvalidArgument where the two sets of parameters do not go together."""
-        self.resolved_drawing(sampling)
+        self.resolved_draft_mode(sampling)
         sampled_match = not sampling.is_greedy and self.resolved_rule(sampling) is Rule.MATCH
         # A draft that is not the target's own draw says nothing of how likely it was.
         require(self.lenience == 1 or not sampled_match, "lenience", self.lenience, "1 under match above temperature 0")
@@ -199,15 +199,15 @@ class SpeculationParams:
     def resolved_rule(self, sampling: SamplingParams) -> Rule:
         """The rule in force. A draft that is one id and no distribution can only be matched: `rejection`
         with a one-hot q is the same law."""
-        only_ids = self.drafter is Drafter.NGRAM or self.drawing in (Drawing.GREEDY, Drawing.COUPLED)
+        only_ids = self.drafter is Drafter.NGRAM or self.draft_mode in (DraftMode.GREEDY, DraftMode.COUPLED)
         return Rule.MATCH if sampling.is_greedy or only_ids else self.rule
 
-    def resolved_drawing(self, sampling: SamplingParams) -> Drawing:
+    def resolved_draft_mode(self, sampling: SamplingParams) -> DraftMode:
         """How the draft model draws, where the request leaves it open. Raises InvalidArgument."""
         if sampling.is_greedy:
-            return Drawing.GREEDY
+            return DraftMode.GREEDY
         if self.resolved_rule(sampling) is Rule.REJECTION:
-            return Drawing.SAMPLED
+            return DraftMode.SAMPLED
         # Drawn with noise of its own, a draft would match the target's choice only by luck.
-        require(self.drawing is not Drawing.SAMPLED, "drawing", "sampled", "greedy or coupled under match")
-        return self.drawing or Drawing.COUPLED
+        require(self.draft_mode is not DraftMode.SAMPLED, "draft_mode", "sampled", "greedy or coupled under match")
+        return self.draft_mode or DraftMode.COUPLED

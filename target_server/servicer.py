@@ -14,7 +14,7 @@ from paceline.rpc.messages import floats_to_bytes, rule_from_message
 from paceline.sampling import MAX_DRAFT_TOKENS, MAX_LOGPROBS, Rule, require
 from paceline.serving.servicer import ModelServicer
 from paceline.v1 import target_pb2
-from target_server.verifier import Verdict, VerifyJob, VerifySpec
+from target_server.verifier import VerifyJob, VerifyResult, VerifySpec
 
 
 class TargetServicer(ModelServicer):
@@ -55,7 +55,7 @@ class TargetServicer(ModelServicer):
             make_job=lambda sequence, rest: VerifyJob(sequence, rest, spec),
         )
 
-    def fill_answer(self, message: Any, result: Verdict) -> None:
+    def fill_answer(self, message: Any, result: VerifyResult) -> None:
         verdict = message.verdict
         verdict.tokens.extend(result.tokens)
         if result.complements:

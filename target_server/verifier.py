@@ -41,7 +41,7 @@ class VerifySpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifyResult:
     """Under `match` k + 1 tokens. Under `rejection` the bonus token, and per draft p on its support and outside it."""
 
     tokens: list[int]
@@ -90,13 +90,13 @@ class VerifyJob(Job):
         return self._num_drafts > 0
 
     @property
-    def result(self) -> Verdict:
+    def result(self) -> VerifyResult:
         complements = [sample for sample in self._samples if isinstance(sample, ComplementSample)]
         lenient = [sample for sample in self._samples if isinstance(sample, LenientSample)]
         tokens = [
             sample.token if isinstance(sample, LenientSample | ComplementSample) else sample for sample in self._samples
         ]
-        return Verdict(
+        return VerifyResult(
             tokens=[token for token in tokens if isinstance(token, int)][-1 if complements else 0 :],
             complements=complements[:-1],
             lenient_accepts=[each.accepts for each in lenient],

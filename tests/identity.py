@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.client import AsyncClient
-from paceline.sampling import Bounds, Drafter, Drawing, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
 
 OWN_PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"
@@ -78,7 +78,7 @@ class Campaign:
         sampling = SamplingParams(max_tokens=self._tokens)
         if self._mode == "coupled":
             sampling = replace(sampling, temperature=0.8, top_p=0.95, seed=index)
-            speculation = replace(speculation, rule=Rule.MATCH, drawing=Drawing.COUPLED)
+            speculation = replace(speculation, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED)
         return (await self._client.complete(self._prompts[index], sampling, speculation)).token_ids
 
     def _compare(self, name: str, index: int, token_ids: list[int]) -> None:

@@ -22,7 +22,7 @@ from paceline.engine.sampling.specs import (
 )
 from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose
-from paceline.sampling import Drawing, Rule, SamplingParams
+from paceline.sampling import DraftMode, Rule, SamplingParams
 from target_server.verifier import VerifyJob
 from tests.toy_rounds import Generation, Rounds, Table, Toy
 
@@ -66,7 +66,7 @@ class DenseGreedy(Rounds):
 
     def __init__(self, toy: Toy) -> None:
         super().__init__(
-            replace(toy, sampling=SamplingParams(temperature=1.0), rule=Rule.REJECTION, drawing=Drawing.SAMPLED)
+            replace(toy, sampling=SamplingParams(temperature=1.0), rule=Rule.REJECTION, draft_mode=DraftMode.SAMPLED)
         )
 
 

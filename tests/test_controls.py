@@ -15,7 +15,7 @@ from scipy.stats import chi2
 
 from paceline.client import AsyncClient, Completion
 from paceline.noise import derive_seed
-from paceline.sampling import Drafter, Drawing, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
 from tests.test_faults import free_and_total_blocks, wait_until_free
 from tests.tiny_oracle import adjusted, adjusted_after, model_logits, oracle_ids
@@ -34,9 +34,9 @@ GREEDY_WAYS = {
 }
 PLAIN_MATCH = SpeculationParams(enabled=False, rule=Rule.MATCH)
 MATCH_WAYS = {
-    "coupled, k = 1": SpeculationParams(num_draft_tokens=1, rule=Rule.MATCH, drawing=Drawing.COUPLED),
-    "coupled, k = 4": SpeculationParams(num_draft_tokens=4, rule=Rule.MATCH, drawing=Drawing.COUPLED),
-    "drawn greedily": SpeculationParams(num_draft_tokens=4, rule=Rule.MATCH, drawing=Drawing.GREEDY),
+    "coupled, k = 1": SpeculationParams(num_draft_tokens=1, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED),
+    "coupled, k = 4": SpeculationParams(num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED),
+    "drawn greedily": SpeculationParams(num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.GREEDY),
     "n-gram": SpeculationParams(drafter=Drafter.NGRAM, rule=Rule.MATCH),
 }
 ALLOWED = (1, 4, 7, 11, 15, 18, 20, 27, 30)

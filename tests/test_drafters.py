@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.sampling import Bounds, Drafter, Drawing, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
 
 FLAGS = ("--model", "dummy:tiny", "--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16")
@@ -33,7 +33,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
 async def test_a_drafter_changes_no_output(trio: Trio, drafter: Drafter, length: str) -> None:
     speculation = SpeculationParams(drafter=drafter, num_draft_tokens=LENGTHS[length])
     coupled = SpeculationParams(
-        drafter=drafter, num_draft_tokens=LENGTHS[length], rule=Rule.MATCH, drawing=Drawing.COUPLED
+        drafter=drafter, num_draft_tokens=LENGTHS[length], rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
     )
     async with AsyncClient(trio.address) as client:
         for sampling, with_drafts in ((GREEDY, speculation), (SAMPLED, coupled)):

@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 from draft_server.entropy import EntropyStop
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import Bounds, Drawing, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Bounds, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
 from tests.tiny_oracle import adjusted_after, oracle_ids
 
@@ -137,7 +137,7 @@ async def test_rounds_propose_within_the_bounds(name: str, unlike_trio: Trio) ->
 
 async def test_tokens_sampled_by_match_are_the_same_however_far_drafting_goes(unlike_trio: Trio) -> None:
     sampling = replace(SAMPLED, seed=4)
-    ways = [by_entropy(rule, rule=Rule.MATCH, drawing=Drawing.COUPLED) for rule in RULES.values()]
+    ways = [by_entropy(rule, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED) for rule in RULES.values()]
     done = await complete(unlike_trio, *((sampling, way) for way in ways))
     assert [completion.token_ids for completion in done] == [oracle_ids(TARGET, PROMPT, sampling)] * len(ways)
 

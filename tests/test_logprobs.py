@@ -8,7 +8,7 @@ import pytest
 from scipy.special import log_softmax
 
 from paceline.client import AsyncClient, Completion, TokenLogprobs
-from paceline.sampling import Drafter, Drawing, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
 from tests.tiny_oracle import model_logits, oracle_logprobs
 
@@ -38,7 +38,7 @@ WAYS = {
     "k = 1": SpeculationParams(num_draft_tokens=1, rule=Rule.MATCH),
     "k = 4": SpeculationParams(num_draft_tokens=4, rule=Rule.MATCH),
     "n-gram": SpeculationParams(drafter=Drafter.NGRAM, rule=Rule.MATCH),
-    "drawn greedily": SpeculationParams(num_draft_tokens=4, rule=Rule.MATCH, drawing=Drawing.GREEDY),
+    "drawn greedily": SpeculationParams(num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.GREEDY),
     "by entropy": SpeculationParams(num_draft_tokens=EntropyAdaptive(), rule=Rule.MATCH),
 }
 REJECTION = SpeculationParams(num_draft_tokens=4, rule=Rule.REJECTION)

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from draft_server.drafter import Support
-from paceline.sampling import Bounds, Drawing, EntropyAdaptive, Rule, SamplingParams
+from paceline.sampling import Bounds, DraftMode, EntropyAdaptive, Rule, SamplingParams
 from tests.planted_bugs import (
     BUGS,
     HARMLESS,
@@ -79,8 +79,8 @@ TOYS = {
     "spread": Toy(*spread_tables(), SAMPLED, support=WHOLE),
     "penalties": Toy(*TABLES, replace(SAMPLED, presence_penalty=1.0, frequency_penalty=0.8)),
     "entropy": moody_toy(),
-    "coupled": Toy(*TABLES, SAMPLED, rule=Rule.MATCH, drawing=Drawing.COUPLED),
-    "greedy": Toy(LEFT, RIGHT, SamplingParams(max_tokens=4), rule=Rule.MATCH, drawing=Drawing.GREEDY),
+    "coupled": Toy(*TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED),
+    "greedy": Toy(LEFT, RIGHT, SamplingParams(max_tokens=4), rule=Rule.MATCH, draft_mode=DraftMode.GREEDY),
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import Drawing, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import DraftMode, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
 
 FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
@@ -36,8 +36,8 @@ def trio(request: pytest.FixtureRequest, services: str) -> Trio:
     return found
 
 
-def ahead(k: int, rule: Rule = Rule.REJECTION, drawing: Drawing | None = None) -> SpeculationParams:
-    return SpeculationParams(num_draft_tokens=k, rule=rule, drawing=drawing)
+def ahead(k: int, rule: Rule = Rule.REJECTION, draft_mode: DraftMode | None = None) -> SpeculationParams:
+    return SpeculationParams(num_draft_tokens=k, rule=rule, draft_mode=draft_mode)
 
 
 async def complete(
@@ -141,9 +141,9 @@ async def test_seed_that_is_reported_back_repeats_an_unseeded_generation(unlike_
 
 @EITHER_TRIO
 async def test_under_match_any_drafting_gives_the_same_sampled_output(trio: Trio) -> None:
-    coupled = [ahead(k, Rule.MATCH, Drawing.COUPLED) for k in (0, 1, 4)]
+    coupled = [ahead(k, Rule.MATCH, DraftMode.COUPLED) for k in (0, 1, 4)]
     off = SpeculationParams(enabled=False, rule=Rule.MATCH)
-    ways = [off, *coupled, ahead(4, Rule.MATCH, Drawing.GREEDY), ahead(4, Rule.MATCH)]
+    ways = [off, *coupled, ahead(4, Rule.MATCH, DraftMode.GREEDY), ahead(4, Rule.MATCH)]
     first, *others = await complete(trio, seeded(7), *ways)
     assert all(other.token_ids == first.token_ids for other in others)
     assert others[2].origins.count("A") > 0

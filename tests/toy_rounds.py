@@ -26,7 +26,7 @@ from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
 from paceline.engine.sampling.logprobs import compute_logprobs
 from paceline.engine.scheduling.job import Job
-from paceline.sampling import Drawing, EntropyAdaptive, Rule, SamplingParams
+from paceline.sampling import DraftMode, EntropyAdaptive, Rule, SamplingParams
 from target_server.verifier import VerifyJob, VerifySpec
 
 Table = NDArray[np.float32]  # [vocab_size, vocab_size]: the next token's logits by the last token
@@ -43,7 +43,7 @@ class Toy:
     draft: Table
     sampling: SamplingParams
     rule: Rule = Rule.REJECTION
-    drawing: Drawing = Drawing.SAMPLED
+    draft_mode: DraftMode = DraftMode.SAMPLED
     support: Support = field(default_factory=lambda: Support(3, 0.995))
     num_draft_tokens: int = 2
     entropy: EntropyAdaptive | None = None
@@ -126,7 +126,7 @@ class Rounds:
             wanted = min(toy.num_draft_tokens, toy.num_tokens - num_generated - 1)
             if num_generated > 0 and wanted > 0:
                 stop = None if toy.entropy is None else EntropyStop(toy.entropy, generation.ema)
-                propose_spec = ProposeSpec(wanted, toy.drawing, toy.support, stop)
+                propose_spec = ProposeSpec(wanted, toy.draft_mode, toy.support, stop)
                 jobs[generation] = self.propose_job(generation.draft, self.draft_tail(generation), propose_spec)
         self.run(list(jobs.values()), toy.draft, self._draft_sampler)
         proposals = []

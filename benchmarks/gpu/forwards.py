@@ -15,7 +15,7 @@ from paceline.engine.config import EngineConfig
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.engine import Engine, build_engine
 from paceline.engine.scheduling.job import Job
-from paceline.sampling import Drawing, Rule, SamplingParams
+from paceline.sampling import DraftMode, Rule, SamplingParams
 from target_server.verifier import Check, VerifyJob
 
 COPY_BYTES = 4 << 30
@@ -98,7 +98,7 @@ def measure(target: str, draft: str, deterministic: bool = False) -> dict[str, A
         if name == "target":
             jobs["verify"] = lambda s: VerifyJob(s, [7], Check([8] * DRAFTS, [], Rule.MATCH))
         else:
-            wish = Wish(DRAFTS, Drawing.GREEDY, support)
+            wish = Wish(DRAFTS, DraftMode.GREEDY, support)
             jobs["four drafts"] = lambda s, wish=wish: ProposeJob(s, [7], wish)  # type: ignore[misc]
         for kind, make_job in jobs.items():
             step = time_steps(engine, make_job, CONTEXT)

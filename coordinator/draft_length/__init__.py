@@ -10,7 +10,7 @@ from coordinator.context import Context
 from coordinator.round import Round
 
 
-class LengthRule(Protocol):
+class DraftLengthRule(Protocol):
     """Belongs to one generation."""
 
     def choose(self, context: Context) -> int:

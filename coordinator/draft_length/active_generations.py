@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-class Company:
+class ActiveGenerations:
     """All generations that a coordinator runs."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -1,22 +1,22 @@
 """Which length rule a request gets."""
 
-from coordinator.draft_length import FixedLength, LengthRule
-from coordinator.draft_length.active_generations import Company
+from coordinator.draft_length import DraftLengthRule, FixedLength
+from coordinator.draft_length.active_generations import ActiveGenerations
 from coordinator.draft_length.costs import Costs
 from coordinator.draft_length.goodput import GoodputLength
 from coordinator.draft_length.hybrid import HybridLength
 from paceline.sampling import Bounds, Drafter, SpeculationParams
 
 
-class Lengths:
+class DraftLengthRules:
     """Makes a rule for each generation; what rounds cost is learned by all with the same drafter."""
 
-    def __init__(self, company: Company) -> None:
-        self._costs = {drafter: Costs(company) for drafter in Drafter}
+    def __init__(self, active: ActiveGenerations) -> None:
+        self._costs = {drafter: Costs(active) for drafter in Drafter}
         # After a long match n-grams are more often right than after any.
-        self._long_matches = Costs(company)
+        self._long_matches = Costs(active)
 
-    def make(self, speculation: SpeculationParams) -> LengthRule:
+    def make(self, speculation: SpeculationParams) -> DraftLengthRule:
         """A HybridLength for a hybrid drafter."""
         if not speculation.enabled:
             return FixedLength(0)
@@ -26,7 +26,7 @@ class Lengths:
         return HybridLength(_rule(speculation, self._long_matches), rule, _most(speculation))
 
 
-def _rule(speculation: SpeculationParams, costs: Costs) -> LengthRule:
+def _rule(speculation: SpeculationParams, costs: Costs) -> DraftLengthRule:
     length = speculation.num_draft_tokens
     # The entropy rule stops earlier than its most, but inside the draft server.
     return GoodputLength(length, costs) if isinstance(length, Bounds) else FixedLength(_most(speculation))

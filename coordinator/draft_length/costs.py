@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from statistics import fmean
 
-from coordinator.draft_length.active_generations import Company
+from coordinator.draft_length.active_generations import ActiveGenerations
 from coordinator.draft_length.estimates import LinearCost, ReadingCost
 from coordinator.round import Round
 
@@ -32,15 +32,15 @@ class RoundCost:
             return 1.0
         return self.verify.predict(k) + (self.propose.predict(k) if k > 0 and self.propose.is_known else 0.0)
 
-    def hope(self, k: int) -> float:
+    def optimistic(self, k: int) -> float:
         """Seconds that it may well take, as far as is known."""
         if not self.verify.is_known:
             return 1.0
-        return self.verify.hope(k) + (self.propose.hope(k) if k > 0 and self.propose.is_known else 0.0)
+        return self.verify.optimistic(k) + (self.propose.optimistic(k) if k > 0 and self.propose.is_known else 0.0)
 
-    def for_company(self, ratio: float) -> "RoundCost":
+    def for_batch_ratio(self, ratio: float) -> "RoundCost":
         """The same to begin with, for `ratio` times as many: what each drafts, all wait for."""
-        return RoundCost(self.propose.doubted(ratio), self.verify.doubted(ratio))
+        return RoundCost(self.propose.with_uncertainty(ratio), self.verify.with_uncertainty(ratio))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Costs:
     beside: each such company has times of its own. Rounds beside which a prompt was read are no measure of others.
     """
 
-    def __init__(self, company: Company) -> None:
-        """`company`: all generations, with this drafter or another, or none."""
-        self._company = company
+    def __init__(self, active: ActiveGenerations) -> None:
+        """`active`: all generations, with this drafter or another, or none."""
+        self._active = active
         # Rounds in a row of which nothing was learned.
         self._num_skipped = 0
         # A forward of few rows costs little more than one of a single row.
@@ -100,15 +100,15 @@ class Costs:
     @property
     def num_beside(self) -> int:
         """Generations in the company of now, at least 1."""
-        return self._company.size
+        return self._active.size
 
-    def rounds_s(self, most: int, hopeful: bool) -> list[float]:
-        """Expected seconds of a round of k drafts, for every k from 0 to `most`; `hopeful`: that it may well take."""
+    def rounds_s(self, most: int, is_optimistic: bool) -> list[float]:
+        """Expected seconds of a round of k drafts, for every k from 0 to `most`; `is_optimistic`: that it may well take."""
         cost = self._round_cost()
-        table = self._tables.get((most, hopeful))
+        table = self._tables.get((most, is_optimistic))
         if table is None:
-            of_k = cost.hope if hopeful else cost.predict
-            table = self._tables[most, hopeful] = list(map(of_k, range(most + 1)))
+            of_k = cost.optimistic if is_optimistic else cost.predict
+            table = self._tables[most, is_optimistic] = list(map(of_k, range(most + 1)))
         return table
 
     def reading_s(self, num_tokens: int) -> float:
@@ -125,7 +125,7 @@ class Costs:
         k = fmean(len(each.proposal) for each in beside)
         self._learn_reading([each for each in drafted if each.proposal.num_tail_tokens > NORMAL_TAIL], cost, k)
         is_news = not cost.verify.is_known or (bool(drafting) and not cost.propose.is_known)
-        was_disturbed = self._company.was_reading_since(min(each.started_s for each in beside))
+        was_disturbed = self._active.was_reading_since(min(each.started_s for each in beside))
         if was_disturbed and not is_news and self._num_skipped < MOST_SKIPPED:
             self._num_skipped += 1
             return
@@ -142,11 +142,11 @@ class Costs:
 
     def _round_cost(self) -> RoundCost:
         """That of the company of now."""
-        size = self._company.size
+        size = self._active.size
         if size != self._size:
             level = size.bit_length()
             if level not in self._rounds:
-                self._rounds[level] = self._round.for_company(size / self._size)
+                self._rounds[level] = self._round.for_batch_ratio(size / self._size)
             self._round = self._rounds[level]
             self._size = size
             self._tables.clear()

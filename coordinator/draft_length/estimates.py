@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 # and of the first guesses at b and c.
 NOISE = 0.2
 DRIFTS = np.array([0.03, 0.003, 0.003])
-FIRST_DOUBT = 0.2
+FIRST_UNCERTAINTY = 0.2
 # A time is cut to so many of its standard deviations: that a replay or a catch-up was in it says nothing of the next
 # round. A second surprise on the same side says that things have changed: it is taken whole, and a, b and c together
 # may be so much more or less, in shares of themselves.
 MOST_SURPRISE = 2.0
 CHANGE = 0.5
 # Nothing is hoped to take less of what was predicted.
-LEAST_HOPE = 0.2
+LEAST_OPTIMISM = 0.2
 # What was read still counts after something else was; and a time beyond so many times the expected one is cut.
 READING_MEMORY = 0.98
 READING_OUTLIER = 3.0
@@ -67,28 +67,28 @@ class LinearCost:
         start, jump, slope = self._line
         return max(1e-6, start + (jump + slope * k if k > 0 else 0.0))
 
-    def hope(self, k: float) -> float:
+    def optimistic(self, k: float) -> float:
         """As predicted, less one standard deviation of the prediction: so a k that was not tried lately is."""
         features, predicted_s = _features(k), self.predict(k)
         variance = float(features @ self._covariance @ features)
-        return max(LEAST_HOPE * predicted_s, predicted_s - math.sqrt(max(0.0, variance)))
+        return max(LEAST_OPTIMISM * predicted_s, predicted_s - math.sqrt(max(0.0, variance)))
 
-    def doubted(self, ratio: float) -> "LinearCost":
+    def with_uncertainty(self, ratio: float) -> "LinearCost":
         """The same to begin with, under conditions that may be others; what drafts add, `ratio` times."""
         other = LinearCost(self._guessed_slope, self._free_start)
         if self.is_known:
-            other._doubt(self._seconds * [1.0, ratio, ratio], self.predict(1))
+            other._begin_uncertain(self._seconds * [1.0, ratio, ratio], self.predict(1))
         return other
 
     def _begin(self, k: float, seconds: float) -> None:
         slope_s = seconds / max(1.0, k) if self._free_start else self._guessed_slope * seconds
-        self._doubt(np.array([seconds - slope_s * k, 0.0, slope_s]), seconds)
+        self._begin_uncertain(np.array([seconds - slope_s * k, 0.0, slope_s]), seconds)
 
-    def _doubt(self, estimates: NDArray[np.float64], seconds: float) -> None:
+    def _begin_uncertain(self, estimates: NDArray[np.float64], seconds: float) -> None:
         self._seconds = estimates
         self._line = tuple(estimates.tolist())
         # Where there always are drafts, a and b can't be told apart.
-        doubts = np.array([1.0, 0.0 if self._free_start else FIRST_DOUBT, FIRST_DOUBT])
+        doubts = np.array([1.0, 0.0 if self._free_start else FIRST_UNCERTAINTY, FIRST_UNCERTAINTY])
         self._covariance = np.diag((doubts * seconds) ** 2)
         self.is_known = True
 

@@ -59,7 +59,7 @@ class GoodputLength:
         # A batch of which a part drafts falls apart into two, with a forward for each: all draft, or none.
         others = 1 - 1 / self._costs.num_beside
         alpha = self.alpha + others * (self._costs.alpha - self.alpha)
-        if self._may_hope(reading_s):
+        if self._may_be_optimistic(reading_s):
             # Without drafts nothing more would be learned of it.
             alpha += math.sqrt(alpha * (1 - alpha) / self._decided)
         if self._best(alpha, rest, reading_s, others * BATCH_MARGIN) > 0:
@@ -91,17 +91,17 @@ class GoodputLength:
     def _is_probe_due(self, reading_s: float) -> bool:
         """Costs may have changed while nobody drafted, alpha while this request did not."""
         since_s = min(self._drafted_s, self._costs.drafted_s)
-        without_s, with_s = self._costs.rounds_s(most=1, hopeful=False)
+        without_s, with_s = self._costs.rounds_s(most=1, is_optimistic=False)
         price_s = reading_s + PROBE_ROUNDS * (with_s - without_s)
         return self._costs.now_s - max(since_s, self._costs.probe.began_s) > price_s / PROBE_SHARE
 
-    def _may_hope(self, reading_s: float) -> bool:
+    def _may_be_optimistic(self, reading_s: float) -> bool:
         """Hope, of one standard deviation, is for what costs nothing to try, and nobody else."""
         return reading_s == 0 and self._costs.num_beside == 1
 
     def _best(self, alpha: float, rest: int, reading_s: float, margin: float = 0.0) -> int:
         """The k by which `rest` tokens come soonest; drafts must save a share of `margin` of the time without."""
-        rounds_s = self._costs.rounds_s(self._bounds.max, self._may_hope(reading_s))
+        rounds_s = self._costs.rounds_s(self._bounds.max, self._may_be_optimistic(reading_s))
         best, best_s = 0, math.inf
         tokens = chance = 1.0
         for k, round_s in enumerate(rounds_s):

@@ -4,14 +4,14 @@ What one of them costs, and how often it is right, says nothing of the other.
 """
 
 from coordinator.context import Context
-from coordinator.draft_length import LengthRule
+from coordinator.draft_length import DraftLengthRule
 from coordinator.round import Round
 
 
 class HybridLength:
     """The loop asks for the most, for it does not know who will propose; the hybrid drafter asks again when it does."""
 
-    def __init__(self, ngram: LengthRule, model: LengthRule, most: int) -> None:
+    def __init__(self, ngram: DraftLengthRule, model: DraftLengthRule, most: int) -> None:
         self._ngram = ngram
         self._model = model
         self._most = most

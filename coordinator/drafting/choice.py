@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from coordinator.context import Request
-from coordinator.draft_length import LengthRule
+from coordinator.draft_length import DraftLengthRule
 from coordinator.draft_length.hybrid import HybridLength
 from coordinator.drafting import Drafter, NoDrafter
 from coordinator.drafting.hybrid import HybridDrafter
@@ -31,7 +31,7 @@ class Drafters:
             "drafter", name.value, "model, ngram or hybrid: this coordinator has no --custom-drafter",
         )  # fmt: skip
 
-    def make(self, request: Request, length: LengthRule) -> Drafter:
+    def make(self, request: Request, length: DraftLengthRule) -> Drafter:
         """Without a draft server n-grams stand in for the model: they cost nothing.
 
         `length`: the request's, which a hybrid drafter asks once it knows who proposes.

@@ -15,7 +15,7 @@ from coordinator.context import Context, Request
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence
 from paceline.errors import PacelineError
-from paceline.rpc.messages import drawing_to_message, entropy_rule_to_message, floats_from_bytes
+from paceline.rpc.messages import draft_mode_to_message, entropy_rule_to_message, floats_from_bytes
 from paceline.sampling import EntropyAdaptive
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class RemoteDrafter:
     def __init__(self, link: Link, request: Request) -> None:
         self._link = link
         self._sequence = RemoteSequence(link, request)
-        self._drawing = drawing_to_message(request.speculation.resolved_drawing(request.sampling))
+        self._draft_mode = draft_mode_to_message(request.speculation.resolved_draft_mode(request.sampling))
         self._pause_s = FIRST_PAUSE_S
         self._paused_until_s = 0.0
         length = request.speculation.num_draft_tokens
@@ -54,7 +54,7 @@ class RemoteDrafter:
             propose.position = position
             propose.tail_tokens.extend(tail)
             propose.num_draft_tokens = num_draft_tokens
-            propose.drawing = self._drawing
+            propose.draft_mode = self._draft_mode
             if self._entropy_rule is not None:
                 propose.entropy_stop.rule.CopyFrom(self._entropy_rule)
                 propose.entropy_stop.entropy_ema = self._ema

@@ -11,7 +11,7 @@ from rich.text import Text
 from paceline.client import AsyncClient, Piece
 from paceline.errors import InvalidArgument
 from paceline.rpc.messages import speculation_from_message
-from paceline.sampling import Drafter, Drawing, Rule, SpeculationParams, parse_draft_length
+from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def given_speculation(
     if lenience is not None:
         given["lenience"] = lenience
     if coupled:
-        given |= {"rule": Rule.MATCH, "drawing": Drawing.COUPLED}
+        given |= {"rule": Rule.MATCH, "draft_mode": DraftMode.COUPLED}
     return given
 
 

@@ -12,7 +12,7 @@ from paceline.sampling import (
     Bounds,
     Drafter,
     DraftLength,
-    Drawing,
+    DraftMode,
     EntropyAdaptive,
     Rule,
     SamplingParams,
@@ -26,10 +26,10 @@ _DRAFTERS = {
     sampling_pb2.DRAFTER_HYBRID: Drafter.HYBRID,
     sampling_pb2.DRAFTER_CUSTOM: Drafter.CUSTOM,
 }
-_DRAWINGS = {
-    sampling_pb2.DRAWING_SAMPLED: Drawing.SAMPLED,
-    sampling_pb2.DRAWING_GREEDY: Drawing.GREEDY,
-    sampling_pb2.DRAWING_COUPLED: Drawing.COUPLED,
+_DRAFT_MODES = {
+    sampling_pb2.DRAFT_MODE_SAMPLED: DraftMode.SAMPLED,
+    sampling_pb2.DRAFT_MODE_GREEDY: DraftMode.GREEDY,
+    sampling_pb2.DRAFT_MODE_COUPLED: DraftMode.COUPLED,
 }
 _RULES = {sampling_pb2.RULE_MATCH: Rule.MATCH, sampling_pb2.RULE_REJECTION: Rule.REJECTION}
 # Fields of SamplingParams that have the same name and type in the message, but for lists and the map.
@@ -66,7 +66,7 @@ def speculation_from_message(message: sampling_pb2.SpeculationParams, defaults: 
         drafter=_from_enum(message, "drafter", _DRAFTERS, defaults.drafter),
         num_draft_tokens=_length_from_message(message, defaults.num_draft_tokens),
         rule=_from_enum(message, "rule", _RULES, defaults.rule),
-        drawing=_from_enum(message, "drawing", _DRAWINGS, defaults.drawing),
+        draft_mode=_from_enum(message, "draft_mode", _DRAFT_MODES, defaults.draft_mode),
         lenience=message.lenience if message.HasField("lenience") else defaults.lenience,
     )
 
@@ -76,7 +76,9 @@ def speculation_to_message(params: SpeculationParams) -> sampling_pb2.Speculatio
         enabled=params.enabled,
         drafter=_to_enum(_DRAFTERS, params.drafter),
         rule=rule_to_message(params.rule),
-        drawing=drawing_to_message(params.drawing) if params.drawing else sampling_pb2.DRAWING_UNSPECIFIED,
+        draft_mode=draft_mode_to_message(params.draft_mode)
+        if params.draft_mode
+        else sampling_pb2.DRAFT_MODE_UNSPECIFIED,
         lenience=params.lenience,
     )
     match params.num_draft_tokens:
@@ -118,8 +120,8 @@ def rule_to_message(rule: Rule) -> Any:
     return _to_enum(_RULES, rule)
 
 
-def drawing_to_message(drawing: Drawing) -> Any:
-    return _to_enum(_DRAWINGS, drawing)
+def draft_mode_to_message(draft_mode: DraftMode) -> Any:
+    return _to_enum(_DRAFT_MODES, draft_mode)
 
 
 def rule_from_message(message: Any) -> Rule:
@@ -127,9 +129,9 @@ def rule_from_message(message: Any) -> Rule:
     return _required_enum(message, "rule", _RULES)
 
 
-def drawing_from_message(message: Any) -> Drawing:
+def draft_mode_from_message(message: Any) -> DraftMode:
     """Raises InvalidArgument where a command does not say."""
-    return _required_enum(message, "drawing", _DRAWINGS)
+    return _required_enum(message, "draft_mode", _DRAFT_MODES)
 
 
 def open_to_message(sampling: SamplingParams, num_prompt_tokens: int, eos_token_ids: Iterable[int]) -> model_pb2.Open:

@@ -96,7 +96,7 @@ class ModelServicer(ABC):
             free_blocks=engine.pool.num_free,
             instance_id=self._instance_id,
             protocol_version=PROTOCOL_VERSION,
-            row_invariant=not engine.batch_variant_parts,
+            batch_invariant=not engine.batch_variant_parts,
             device=engine.config.device,
             max_batch_tokens=engine.config.max_batch_tokens,
         )

@@ -15,12 +15,12 @@ class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_HYBRID: _ClassVar[Drafter]
     DRAFTER_CUSTOM: _ClassVar[Drafter]
 
-class Drawing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class DraftMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    DRAWING_UNSPECIFIED: _ClassVar[Drawing]
-    DRAWING_SAMPLED: _ClassVar[Drawing]
-    DRAWING_GREEDY: _ClassVar[Drawing]
-    DRAWING_COUPLED: _ClassVar[Drawing]
+    DRAFT_MODE_UNSPECIFIED: _ClassVar[DraftMode]
+    DRAFT_MODE_SAMPLED: _ClassVar[DraftMode]
+    DRAFT_MODE_GREEDY: _ClassVar[DraftMode]
+    DRAFT_MODE_COUPLED: _ClassVar[DraftMode]
 
 class Rule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -32,10 +32,10 @@ DRAFTER_MODEL: Drafter
 DRAFTER_NGRAM: Drafter
 DRAFTER_HYBRID: Drafter
 DRAFTER_CUSTOM: Drafter
-DRAWING_UNSPECIFIED: Drawing
-DRAWING_SAMPLED: Drawing
-DRAWING_GREEDY: Drawing
-DRAWING_COUPLED: Drawing
+DRAFT_MODE_UNSPECIFIED: DraftMode
+DRAFT_MODE_SAMPLED: DraftMode
+DRAFT_MODE_GREEDY: DraftMode
+DRAFT_MODE_COUPLED: DraftMode
 RULE_UNSPECIFIED: Rule
 RULE_MATCH: Rule
 RULE_REJECTION: Rule
@@ -90,10 +90,10 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("enabled", "drafter", "drawing", "rule", "num_draft_tokens", "adaptive", "entropy", "lenience")
+    __slots__ = ("enabled", "drafter", "draft_mode", "rule", "num_draft_tokens", "adaptive", "entropy", "lenience")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
-    DRAWING_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MODE_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
@@ -101,13 +101,13 @@ class SpeculationParams(_message.Message):
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     drafter: Drafter
-    drawing: Drawing
+    draft_mode: DraftMode
     rule: Rule
     num_draft_tokens: int
     adaptive: Bounds
     entropy: EntropyAdaptive
     lenience: float
-    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., drawing: _Optional[_Union[Drawing, str]] = ..., rule: _Optional[_Union[Rule, str]] = ..., num_draft_tokens: _Optional[int] = ..., adaptive: _Optional[_Union[Bounds, _Mapping]] = ..., entropy: _Optional[_Union[EntropyAdaptive, _Mapping]] = ..., lenience: _Optional[float] = ...) -> None: ...
+    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., draft_mode: _Optional[_Union[DraftMode, str]] = ..., rule: _Optional[_Union[Rule, str]] = ..., num_draft_tokens: _Optional[int] = ..., adaptive: _Optional[_Union[Bounds, _Mapping]] = ..., entropy: _Optional[_Union[EntropyAdaptive, _Mapping]] = ..., lenience: _Optional[float] = ...) -> None: ...
 
 class Bounds(_message.Message):
     __slots__ = ("min", "max")

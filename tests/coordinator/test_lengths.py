@@ -7,9 +7,9 @@ import pytest
 
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context
-from coordinator.draft_length import LengthRule
-from coordinator.draft_length.active_generations import Company
-from coordinator.draft_length.choice import Lengths
+from coordinator.draft_length import DraftLengthRule
+from coordinator.draft_length.active_generations import ActiveGenerations
+from coordinator.draft_length.choice import DraftLengthRules
 from coordinator.draft_length.costs import Costs
 from coordinator.draft_length.estimates import LinearCost
 from coordinator.draft_length.goodput import GoodputLength
@@ -33,7 +33,7 @@ class World:
     _reads: tuple[Context | None, int] = field(default=(None, 0), init=False)
 
     def play(
-        self, length: LengthRule, rounds: int, coin: random.Random, context: Context | None = None
+        self, length: DraftLengthRule, rounds: int, coin: random.Random, context: Context | None = None
     ) -> tuple[int, float]:
         """Tokens and seconds of so many rounds."""
         context = context or make_context([0], max_tokens=99_000)
@@ -66,7 +66,7 @@ class World:
 @pytest.mark.parametrize("c", [0.02, 0.2, 0.8])
 @pytest.mark.parametrize("read_s", [0.0, 0.0001])
 def test_speed_comes_close_to_that_of_the_best_fixed_k(alpha: float, c: float, read_s: float) -> None:
-    world, costs, coin = World(alpha, draft_s=c * 0.02, read_s=read_s), Costs(Company()), random.Random(1)
+    world, costs, coin = World(alpha, draft_s=c * 0.02, read_s=read_s), Costs(ActiveGenerations()), random.Random(1)
     world.play(GoodputLength(Bounds(0, 8), costs), 200, coin)
     tokens, seconds = world.play(GoodputLength(Bounds(0, 8), costs), 400, coin)
     best = speedup(alpha, best_k(alpha, c, longest=8), c) / world.verify_s
@@ -76,7 +76,7 @@ def test_speed_comes_close_to_that_of_the_best_fixed_k(alpha: float, c: float, r
 
 @pytest.mark.parametrize("read_s", [0.0, 0.0001])
 def test_a_request_that_fell_to_zero_comes_back(read_s: float) -> None:
-    costs, coin, context = Costs(Company()), random.Random(2), make_context([0], max_tokens=99_000)
+    costs, coin, context = Costs(ActiveGenerations()), random.Random(2), make_context([0], max_tokens=99_000)
     length = GoodputLength(Bounds(0, 8), costs)
     world = World(alpha=0.05, draft_s=0.016, read_s=read_s)
     world.play(length, 300, coin, context)
@@ -87,7 +87,7 @@ def test_a_request_that_fell_to_zero_comes_back(read_s: float) -> None:
 
 
 def test_another_request_finds_out_that_drafting_pays_again() -> None:
-    world, costs, coin = World(alpha=0.5, draft_s=0.02, read_s=0.0001), Costs(Company()), random.Random(7)
+    world, costs, coin = World(alpha=0.5, draft_s=0.02, read_s=0.0001), Costs(ActiveGenerations()), random.Random(7)
     world.play(GoodputLength(Bounds(0, 8), costs), 200, coin)
     world.draft_s = 0.002
     for _ in range(40):
@@ -97,7 +97,7 @@ def test_another_request_finds_out_that_drafting_pays_again() -> None:
 
 
 def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:
-    world, costs, coin = World(alpha=0.8, draft_s=0.002, read_s=0.001), Costs(Company()), random.Random(8)
+    world, costs, coin = World(alpha=0.8, draft_s=0.002, read_s=0.001), Costs(ActiveGenerations()), random.Random(8)
     # Until costs are known, prompts are read.
     for _ in range(3):
         world.play(GoodputLength(Bounds(0, 8), costs), 50, coin, make_context([0] * 100))
@@ -113,7 +113,7 @@ def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:
 
 
 def test_probing_takes_little_time() -> None:
-    world, costs, coin = World(alpha=0.3, draft_s=0.02, read_s=0.001), Costs(Company()), random.Random(9)
+    world, costs, coin = World(alpha=0.3, draft_s=0.02, read_s=0.001), Costs(ActiveGenerations()), random.Random(9)
     world.play(GoodputLength(Bounds(0, 8), costs), 200, coin)
     tokens, seconds = 0, 0.0
     for _ in range(60):
@@ -129,8 +129,8 @@ class Crowd:
         self.alphas = alphas
         self.coin = coin
         self.step_s, self.each_draft_s, self.now_s = 0.02, 0.002, 0.0
-        self.company = Company(clock=lambda: self.now_s)
-        self.costs = Costs(self.company)
+        self.active = ActiveGenerations(clock=lambda: self.now_s)
+        self.costs = Costs(self.active)
         self.context = make_context([0], max_tokens=99_000)
         self.lengths = [self._join() for _ in alphas]
 
@@ -155,13 +155,13 @@ class Crowd:
 
     def leave_alone(self, alpha: float) -> None:
         for length in self.lengths:
-            self.company.leave(length)
+            self.active.leave(length)
         self.alphas, self.lengths = [alpha], [self._join()]
 
     def _join(self) -> GoodputLength:
         length = GoodputLength(Bounds(0, 8), self.costs)
-        self.company.join(length)
-        self.company.has_read(length)
+        self.active.join(length)
+        self.active.has_read(length)
         return length
 
 
@@ -189,12 +189,12 @@ def test_a_crowd_that_fell_to_zero_tries_again_together() -> None:
 def test_rounds_beside_a_prompt_are_no_measure_of_others() -> None:
     crowd = Crowd(ALPHAS, random.Random(12))
     crowd.play(300)
-    (expected_s,), prompt = crowd.costs.rounds_s(0, hopeful=False), object()
-    crowd.company.join(prompt)
+    (expected_s,), prompt = crowd.costs.rounds_s(0, is_optimistic=False), object()
+    crowd.active.join(prompt)
     crowd.step_s = 0.2
     crowd.play(20)
-    crowd.company.leave(prompt)
-    assert crowd.costs.rounds_s(0, hopeful=False) == [pytest.approx(expected_s, rel=0.05)]
+    crowd.active.leave(prompt)
+    assert crowd.costs.rounds_s(0, is_optimistic=False) == [pytest.approx(expected_s, rel=0.05)]
 
 
 def test_one_long_time_is_chance_and_several_are_a_change() -> None:
@@ -210,7 +210,7 @@ def test_one_long_time_is_chance_and_several_are_a_change() -> None:
 
 def test_bounds_hold() -> None:
     for alpha in (0.05, 0.99):
-        length, context = GoodputLength(Bounds(2, 3), Costs(Company())), make_context([0])
+        length, context = GoodputLength(Bounds(2, 3), Costs(ActiveGenerations())), make_context([0])
         coin = random.Random(3)
         for _ in range(100):
             World(alpha, draft_s=0.016).play(length, 1, coin, context)
@@ -218,7 +218,7 @@ def test_bounds_hold() -> None:
 
 
 def test_requests_share_what_rounds_cost() -> None:
-    costs, coin = Costs(Company()), random.Random(4)
+    costs, coin = Costs(ActiveGenerations()), random.Random(4)
     World(alpha=0.1, draft_s=0.02).play(GoodputLength(Bounds(0, 8), costs), 200, coin)
     assert GoodputLength(Bounds(0, 8), costs).choose(make_context([0])) == 0
 
@@ -236,6 +236,6 @@ def test_cost_is_a_line_and_outliers_do_not_bend_it() -> None:
     ("wanted", "chosen"), [(0, 0), (5, 5), (EntropyAdaptive(Bounds(1, 6)), 6)], ids=["none", "fixed", "entropy"]
 )
 def test_other_lengths_do_not_depend_on_the_past(wanted: int | EntropyAdaptive, chosen: int) -> None:
-    length = Lengths(Company()).make(SpeculationParams(num_draft_tokens=wanted))
+    length = DraftLengthRules(ActiveGenerations()).make(SpeculationParams(num_draft_tokens=wanted))
     World(alpha=0.1, draft_s=0.02).play(length, 20, random.Random(6))
     assert length.choose(make_context([0])) == chosen

@@ -16,7 +16,7 @@ from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdic
 from paceline.client import AsyncClient, Completion
 from paceline.errors import InvalidArgument
 from paceline.noise import Purpose, make_key, uniform
-from paceline.sampling import Drafter, Drawing, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
 from tests.tiny_oracle import oracle_logprobs
 
@@ -201,8 +201,8 @@ async def test_lenience_of_1_is_greedy_decoding(unlike_trio: Trio) -> None:
     "speculation",
     [
         replace(AHEAD, rule=Rule.MATCH),
-        replace(AHEAD, drawing=Drawing.COUPLED),
-        replace(AHEAD, drawing=Drawing.GREEDY),
+        replace(AHEAD, draft_mode=DraftMode.COUPLED),
+        replace(AHEAD, draft_mode=DraftMode.GREEDY),
         replace(AHEAD, drafter=Drafter.NGRAM),
     ],
     ids=["match", "coupled", "drawn greedily", "n-gram"],

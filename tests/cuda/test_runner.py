@@ -15,7 +15,7 @@ from paceline.engine.cpu.runner import Runner
 from paceline.engine.cuda.graphs.shapes import GraphShapes
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.scheduling.job import Job
-from paceline.sampling import Drawing, Rule, SamplingParams
+from paceline.sampling import DraftMode, Rule, SamplingParams
 from target_server.verifier import VerifyJob, VerifySpec
 from tests.cuda.device import DEVICE
 from tests.cuda.feeding import GpuFeeder
@@ -63,17 +63,17 @@ def make_cpu() -> Engine:
 
 
 WISHES = {
-    "greedy": (SamplingParams(seed=1), ProposeSpec(4, Drawing.GREEDY, SUPPORT)),
-    "sampled": (SAMPLED, ProposeSpec(4, Drawing.SAMPLED, SUPPORT)),
-    "coupled": (SAMPLED, ProposeSpec(3, Drawing.COUPLED, SUPPORT)),
-    "top-p": (SamplingParams(temperature=0.9, seed=7, top_p=0.8, top_k=100), ProposeSpec(4, Drawing.SAMPLED, SUPPORT)),
+    "greedy": (SamplingParams(seed=1), ProposeSpec(4, DraftMode.GREEDY, SUPPORT)),
+    "sampled": (SAMPLED, ProposeSpec(4, DraftMode.SAMPLED, SUPPORT)),
+    "coupled": (SAMPLED, ProposeSpec(3, DraftMode.COUPLED, SUPPORT)),
+    "top-p": (SamplingParams(temperature=0.9, seed=7, top_p=0.8, top_k=100), ProposeSpec(4, DraftMode.SAMPLED, SUPPORT)),
     "more tokens than are looked at": (
-        SamplingParams(temperature=3.0, seed=7, top_p=0.995), ProposeSpec(4, Drawing.SAMPLED, SUPPORT)
+        SamplingParams(temperature=3.0, seed=7, top_p=0.995), ProposeSpec(4, DraftMode.SAMPLED, SUPPORT)
     ),
     "with penalties": (
-        SamplingParams(temperature=0.9, seed=7, repetition_penalty=1.5), ProposeSpec(4, Drawing.SAMPLED, SUPPORT)
+        SamplingParams(temperature=0.9, seed=7, repetition_penalty=1.5), ProposeSpec(4, DraftMode.SAMPLED, SUPPORT)
     ),
-    "one token": (SAMPLED, ProposeSpec(1, Drawing.SAMPLED, SUPPORT)),
+    "one token": (SAMPLED, ProposeSpec(1, DraftMode.SAMPLED, SUPPORT)),
 }  # fmt: skip
 
 

@@ -97,12 +97,12 @@ def verify(position: int, tail: list[int], drafts: list[int] = (), support: list
     return fill
 
 
-def propose(position: int, tail: list[int], num_draft_tokens: int, drawing: int = 1) -> Any:
+def propose(position: int, tail: list[int], num_draft_tokens: int, draft_mode: int = 1) -> Any:
     def fill(command: Any) -> None:
         command.propose.position = position
         command.propose.tail_tokens.extend(tail)
         command.propose.num_draft_tokens = num_draft_tokens
-        command.propose.drawing = drawing
+        command.propose.draft_mode = draft_mode
 
     return fill
 

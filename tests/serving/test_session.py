@@ -201,7 +201,7 @@ def test_describe_health_and_reflection(target_server: Service, target: RawSessi
     assert (card.name, card.dtype, card.vocab_size, card.block_size) == ("dummy:tiny", "float32", 512, 16)
     assert card.max_model_len == 512
     assert list(card.eos_token_ids) == [0]
-    assert card.row_invariant
+    assert card.batch_invariant
     health = health_pb2_grpc.HealthStub(target.channel)
     for name in ("", "paceline.v1.Target"):
         status = health.VerifySpec(health_pb2.HealthCheckRequest(service=name)).status

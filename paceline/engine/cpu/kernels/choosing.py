@@ -1,4 +1,4 @@
-"""Drawing a token by temperature: Gumbel-max, and inversion of the cumulative sum. A row of logits at a time.
+"""DraftMode a token by temperature: Gumbel-max, and inversion of the cumulative sum. A row of logits at a time.
 
 Weights are e^x for x = (logit - largest) / temperature, in float32, off by x parts in 2^24; their sums are float64.
 What is drawn from a row depends on that row alone.
