@@ -4,7 +4,9 @@ import logging
 
 from coordinator.admission import Admission
 from coordinator.config import CoordinatorSettings
-from coordinator.drafting.choice import Drafters
+from coordinator.draft_length.active_generations import ActiveGenerations
+from coordinator.draft_length.choice import DraftLengthRules
+from coordinator.drafting.choice import Proposers
 from coordinator.drafting.custom import load_drafter
 from coordinator.remote.link import Link, LinkKind
 from coordinator.servicer import GenerationServicer
@@ -37,14 +39,16 @@ async def serve(settings: CoordinatorSettings) -> None:
         admission = Admission(settings.max_running, settings.max_waiting, card.total_blocks * card.block_size)
         defaults = settings.speculation_defaults
         server = Server(settings.listen)
-        drafters = Drafters(draft, load_drafter(settings.custom_drafter) if settings.custom_drafter else None)
-        drafters.check(defaults.drafter)
+        active = ActiveGenerations()
+        custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
+        proposers = Proposers(draft, custom, DraftLengthRules(active))
+        proposers.check(defaults.drafter)
         synthetic = None
         if settings.synthetic_acceptance is not None:
             synthetic = SyntheticAcceptance(settings.synthetic_acceptance)
             log.warning("coordinator: drafts are accepted with a chance of %g: this is no real text", synthetic.chance)
         servicer = GenerationServicer(
-            target, draft, tokenizer, admission, drafters, defaults, settings.patience, synthetic
+            target, draft, tokenizer, admission, proposers, defaults, settings.patience, active, synthetic
         )
         server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
         log.info("coordinator: listening on %s", await server.start())

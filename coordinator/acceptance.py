@@ -60,7 +60,7 @@ class Proposal:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Under `match` k + 1 tokens. Under `rejection` the bonus token, and for each draft p on its
-    support, p's mass outside it, and a token drawn out there."""
+    support, p's mass outside it, and a token drawn out there. The rule and the lenience were asked for with it."""
 
     tokens: list[int]
     support_probs: list[Floats] = field(default_factory=list)
@@ -75,6 +75,9 @@ class Verdict:
     cached_tokens: int = 0
     computed_us: int = 0
     queued_us: int = 0
+    rule: Rule = Rule.MATCH
+    # In (0, 1]; 1 is lossless.
+    lenience: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +107,12 @@ class RoundNoise:
         return uniform(make_key(self.seed, self.round_start, self.round_start + index, purpose))
 
 
-def accept(proposal: Proposal, verdict: Verdict, rule: Rule, noise: RoundNoise, lenience: float = 1.0) -> Outcome:
+def accept(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
     """Decides a round. With lenience below 1 no token's probability exceeds p / lenience (appendix A.5)."""
-    if proposal.checked_by(rule) is Rule.MATCH:
+    if verdict.rule is Rule.MATCH:
         outcome = _accept_matching(proposal, verdict)
     else:
-        outcome = _accept_by_ratio(proposal, verdict, noise, lenience)
+        outcome = _accept_by_ratio(proposal, verdict, noise)
     if not verdict.logprobs:
         return outcome
     logprobs = [at.of(token) for at, token in zip(verdict.logprobs, outcome.tokens, strict=False)]
@@ -125,7 +128,7 @@ def _accept_matching(proposal: Proposal, verdict: Verdict) -> Outcome:
     return _end(proposal, len(proposal), verdict.tokens[-1], Origin.BONUS)
 
 
-def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise, lenience: float) -> Outcome:
+def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
     """Accepts with probability min(1, p/(lenience q)); draws from norm(max(0, p - q)) at the first rejection."""
     for index, token in enumerate(proposal.tokens):
         support = proposal.supports[index]
@@ -134,7 +137,7 @@ def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise, le
         q /= q.sum()
         p = verdict.support_probs[index].astype(np.float64)
         here = int(np.flatnonzero(support == token)[0])
-        if noise.uniform(index, Purpose.ACCEPT) * lenience * q[here] < p[here]:
+        if noise.uniform(index, Purpose.ACCEPT) * verdict.lenience * q[here] < p[here]:
             continue
         # Outside the support q is 0, so the residual is p itself: its mass, and a token drawn there already.
         weights = np.append(np.maximum(0.0, p - q), verdict.outside_masses[index])

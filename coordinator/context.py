@@ -7,7 +7,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.acceptance import Origin, Outcome
+from coordinator.acceptance import Origin, Outcome, RoundNoise
 from coordinator.logprobs import TokenLogprobs
 from coordinator.text import TextStream
 from paceline.sampling import SamplingParams, SpeculationParams
@@ -93,6 +93,11 @@ class Context:
     def draft_room(self) -> int:
         """Drafts that the next round can use: it emits one more token than it accepts."""
         return self.num_remaining - 1
+
+    @property
+    def round_noise(self) -> RoundNoise:
+        """Of the next round, keyed by where it begins."""
+        return RoundNoise(self.request.seed, len(self.tokens))
 
     @property
     def is_finished(self) -> bool:

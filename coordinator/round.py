@@ -1,5 +1,6 @@
-"""A finished round, as statistics and length rules see it."""
+"""A finished round, as statistics and draft length rules see it."""
 
+import time
 from dataclasses import dataclass
 
 from coordinator.acceptance import Outcome, Proposal, Verdict
@@ -28,3 +29,22 @@ class Round:
     @property
     def verify_s(self) -> float:
         return self.verified_s - self.proposed_s
+
+
+class RoundTimer:
+    """Reads the clock between a round's steps."""
+
+    __slots__ = ("_proposed_s", "_started_s", "_verified_s")
+
+    def __init__(self) -> None:
+        """The round starts now."""
+        self._started_s = self._proposed_s = self._verified_s = time.perf_counter()
+
+    def mark_proposed(self) -> None:
+        self._proposed_s = time.perf_counter()
+
+    def mark_verified(self) -> None:
+        self._verified_s = time.perf_counter()
+
+    def finish(self, proposal: Proposal, verdict: Verdict, outcome: Outcome) -> Round:
+        return Round(proposal, verdict, outcome, self._started_s, self._proposed_s, self._verified_s)

@@ -10,17 +10,15 @@ from typing import Any
 import grpc.aio
 
 import paceline
-from coordinator.acceptance import Origin, accept
+from coordinator.acceptance import accept
 from coordinator.admission import Admission
-from coordinator.context import Context, Emission, FinishReason, Request
+from coordinator.context import Emission, Request
 from coordinator.decoding import generate
 from coordinator.draft_length.active_generations import ActiveGenerations
-from coordinator.draft_length.choice import DraftLengthRules
-from coordinator.drafting.choice import Drafters
-from coordinator.logprobs import TokenLogprobs
+from coordinator.drafting.choice import Proposers
 from coordinator.remote.link import Link
 from coordinator.remote.target import RemoteTarget
-from coordinator.stats import GenerationStats
+from coordinator.responses import Choice, make_response
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer
 from paceline.errors import InvalidArgument, Unavailable
@@ -29,28 +27,7 @@ from paceline.rpc.messages import sampling_from_message, speculation_from_messag
 from paceline.sampling import SpeculationParams, require
 from paceline.v1 import generation_pb2, model_pb2
 
-ORIGINS = {
-    Origin.ACCEPTED: generation_pb2.ORIGIN_ACCEPTED,
-    Origin.RECOVERED: generation_pb2.ORIGIN_RECOVERED,
-    Origin.BONUS: generation_pb2.ORIGIN_BONUS,
-    Origin.TARGET: generation_pb2.ORIGIN_TARGET,
-}
-FINISH_REASONS = {
-    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
-}
-
-
-class Choice:
-    """One of a request's n generations."""
-
-    def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:
-        self.index = index
-        self.context = Context(request, tokenizer.stream(request.sampling.stop))
-        self.stats = GenerationStats()
-
-
-# What a sample's task hands to the call; None when the task is over, however it ended.
+# What a choice's task hands to the call; None when the task is over, however it ended.
 Emissions = asyncio.Queue[tuple[Choice, Emission | None]]
 
 
@@ -59,20 +36,20 @@ class GenerationServicer:
 
     def __init__(
         self, target: Link, draft: Link | None, tokenizer: Tokenizer, admission: Admission,
-        drafters: Drafters, defaults: SpeculationParams, patience_s: float,
-        synthetic: SyntheticAcceptance | None = None,
+        proposers: Proposers, defaults: SpeculationParams, patience_s: float,
+        active: ActiveGenerations, synthetic: SyntheticAcceptance | None = None,
     ) -> None:  # fmt: skip
-        """`synthetic`: for benchmarks, in place of the rule that decides."""
+        """`defaults`: of what a request does not say; `patience_s`: how long a generation waits for a target that went
+        away; `synthetic`: for benchmarks, in place of the rule that decides."""
         self._target = target
         self._draft = draft
         self._tokenizer = tokenizer
         self._admission = admission
-        self._drafters = drafters
+        self._proposers = proposers
         self._defaults = defaults
         self._patience_s = patience_s
         self._synthetic = synthetic
-        self._active = ActiveGenerations()
-        self._lengths = DraftLengthRules(self._active)
+        self._active = active
 
     async def Generate(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         request = self._parse(message)
@@ -86,10 +63,7 @@ class GenerationServicer:
                     # Raises what ended the generation early.
                     await tasks.pop(choice.index)
                     continue
-                response = _response(choice, emission)
-                if emission.is_last and self._synthetic is not None:
-                    response.finish.speculation.synthetic_acceptance = self._synthetic.chance
-                yield response
+                yield make_response(choice, emission, self._synthetic)
         finally:
             for task in tasks.values():
                 task.cancel()
@@ -121,11 +95,9 @@ class GenerationServicer:
 
         try:
             async with self._admission.place(self._room(request)):
-                length = self._lengths.make(request.speculation)
                 rounds = generate(
                     choice.context,
-                    self._drafters.make(request, length),
-                    length,
+                    self._proposers.make(request),
                     RemoteTarget(self._target, request, self._patience_s),
                     choice.stats,
                     self._synthetic or accept,
@@ -154,7 +126,7 @@ class GenerationServicer:
             sampling = replace(sampling, seed=fresh_seed())
         speculation = speculation_from_message(message.speculation, self._defaults)
         speculation.check(sampling)
-        self._drafters.check(speculation.drafter)
+        self._proposers.check(speculation.drafter)
         prompt = self._prompt(message, card.vocab_size)
         longest = card.max_model_len - 1
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
@@ -197,54 +169,3 @@ def _requests_of_choices(request: Request) -> list[Request]:
         replace(request, sampling=replace(rest, seed=derive_seed(request.seed, index)))
         for index in range(1, request.sampling.n)
     ]
-
-
-def _response(choice: Choice, emission: Emission) -> Any:
-    response = generation_pb2.GenerateResponse(
-        request_id=choice.context.request.request_id,
-        index=choice.index,
-        token_ids=emission.tokens,
-        origins=[ORIGINS[origin] for origin in emission.origins],
-        text="".join(emission.pieces),
-        text_lengths=[len(piece) for piece in emission.pieces],
-        logprobs=[_logprobs(each) for each in emission.logprobs],
-        prompt_logprobs=[_logprobs(each) for each in emission.prompt_logprobs],
-    )
-    if emission.is_last:
-        response.finish.CopyFrom(_finish(choice.context, choice.stats))
-    return response
-
-
-def _logprobs(of_token: TokenLogprobs) -> Any:
-    return generation_pb2.TokenLogprobs(
-        logprob=of_token.logprob, top_token_ids=of_token.top_token_ids, top_logprobs=of_token.top_logprobs
-    )
-
-
-def _finish(generation: Context, stats: GenerationStats) -> Any:
-    assert generation.finish_reason is not None
-    lenience = generation.request.speculation.lenience
-    return generation_pb2.Finish(
-        reason=FINISH_REASONS[generation.finish_reason],
-        prompt_tokens=len(generation.request.prompt),
-        cached_prompt_tokens=stats.cached_prompt_tokens,
-        completion_tokens=generation.num_generated,
-        seed=generation.request.seed,
-        speculation=generation_pb2.SpeculationFigures(
-            rounds=stats.rounds,
-            proposed=stats.proposed,
-            accepted=stats.accepted,
-            proposed_per_position=stats.proposed_per_position,
-            accepted_per_position=stats.accepted_per_position,
-            mean_acceptance_length=stats.mean_acceptance_length,
-            lenience=lenience if lenience < 1 else None,
-        ),
-        timing=generation_pb2.Timing(
-            first_token_us=stats.first_token_us,
-            total_us=stats.total_us,
-            draft_us=stats.draft_us,
-            target_us=stats.target_us,
-            queued_us=stats.queued_us,
-            wire_us=stats.wire_us,
-        ),
-    )

@@ -6,7 +6,7 @@ Everything else is done as always: proposals, verdicts, truncates, text.
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
 from paceline.noise import Purpose
-from paceline.sampling import Rule, require
+from paceline.sampling import require
 
 
 class SyntheticAcceptance:
@@ -17,9 +17,7 @@ class SyntheticAcceptance:
         require(0 <= chance <= 1, "synthetic_acceptance", chance, "in [0, 1]")
         self.chance = chance
 
-    def __call__(
-        self, proposal: Proposal, verdict: Verdict, rule: Rule, noise: RoundNoise, lenience: float = 1.0
-    ) -> Outcome:
+    def __call__(self, proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
         for index in range(len(proposal)):
             if noise.uniform(index, Purpose.ACCEPT) >= self.chance:
                 # Under either rule a token of the target's at this position.

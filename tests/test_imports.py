@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SERVICES = ("draft_server", "target_server", "coordinator")
 PACKAGES = ("paceline", *SERVICES)
-MESSAGE_FILES = {"servicer.py", "link.py", "client.py", "__main__.py"}
+MESSAGE_FILES = {"servicer.py", "link.py", "responses.py", "client.py", "__main__.py"}
 
 
 def source_files() -> list[Path]:

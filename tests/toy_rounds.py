@@ -153,20 +153,23 @@ class Rounds:
         ]
         self.run(jobs, self.toy.target, self._target_sampler)
         verdicts = []
-        for result in (job.result for job in jobs):
-            outsides = result.outsides
+        for proposal, result in zip(proposals, (job.result for job in jobs), strict=True):
+            outsides = result.complements
+            # Tokens without a distribution can only be matched.
+            rule = proposal.checked_by(self.toy.rule)
             verdicts.append(
                 Verdict(
                     tokens=result.tokens,
                     support_probs=[outside.support_probs for outside in outsides],
                     outside_masses=[outside.mass for outside in outsides],
                     outside_tokens=[outside.token for outside in outsides],
+                    rule=rule,
                 )
             )
         return verdicts
 
     def decide(self, generation: Generation, proposal: Proposal, verdict: Verdict) -> Outcome:
-        return accept(proposal, verdict, self.toy.rule, self.noise(generation))
+        return accept(proposal, verdict, self.noise(generation))
 
     def noise(self, generation: Generation) -> RoundNoise:
         return RoundNoise(generation.seed, len(generation.tokens))

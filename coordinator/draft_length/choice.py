@@ -1,10 +1,9 @@
-"""Which length rule a request gets."""
+"""Which draft length rule a request gets."""
 
 from coordinator.draft_length import DraftLengthRule, FixedLength
 from coordinator.draft_length.active_generations import ActiveGenerations
 from coordinator.draft_length.costs import Costs
 from coordinator.draft_length.goodput import GoodputLength
-from coordinator.draft_length.hybrid import HybridLength
 from paceline.sampling import Bounds, Drafter, SpeculationParams
 
 
@@ -14,30 +13,19 @@ class DraftLengthRules:
     def __init__(self, active: ActiveGenerations) -> None:
         self._costs = {drafter: Costs(active) for drafter in Drafter}
         # After a long match n-grams are more often right than after any.
-        self._long_matches = Costs(active)
+        self._long_match_costs = Costs(active)
 
-    def make(self, speculation: SpeculationParams) -> DraftLengthRule:
-        """A HybridLength for a hybrid drafter."""
+    def make(self, speculation: SpeculationParams, after_long_match: bool = False) -> DraftLengthRule:
+        """`after_long_match`: for a hybrid's n-grams."""
         if not speculation.enabled:
             return FixedLength(0)
-        rule = _rule(speculation, self._costs[speculation.drafter])
-        if speculation.drafter is not Drafter.HYBRID:
-            return rule
-        return HybridLength(_rule(speculation, self._long_matches), rule, _most(speculation))
-
-
-def _rule(speculation: SpeculationParams, costs: Costs) -> DraftLengthRule:
-    length = speculation.num_draft_tokens
-    # The entropy rule stops earlier than its most, but inside the draft server.
-    return GoodputLength(length, costs) if isinstance(length, Bounds) else FixedLength(_most(speculation))
-
-
-def _most(speculation: SpeculationParams) -> int:
-    length = speculation.num_draft_tokens
-    match length:
-        case int():
-            return length
-        case Bounds():
-            return length.max
-        case _:
-            return length.bounds.max
+        length = speculation.num_draft_tokens
+        match length:
+            case int():
+                return FixedLength(length)
+            case Bounds():
+                costs = self._long_match_costs if after_long_match else self._costs[speculation.drafter]
+                return GoodputLength(length, costs)
+            case _:
+                # The entropy rule stops earlier, but inside the draft server.
+                return FixedLength(length.bounds.max)

@@ -1,13 +1,13 @@
-"""Which drafter a request gets."""
+"""Which proposer a request gets."""
 
 from collections.abc import Callable
 
 from coordinator.context import Request
-from coordinator.draft_length import DraftLengthRule
-from coordinator.draft_length.hybrid import HybridLength
+from coordinator.draft_length.choice import DraftLengthRules
 from coordinator.drafting import Drafter, NoDrafter
-from coordinator.drafting.hybrid import HybridDrafter
+from coordinator.drafting.hybrid import HybridProposer
 from coordinator.drafting.ngram import NgramDrafter
+from coordinator.drafting.proposer import Proposer, Source
 from coordinator.drafting.remote_model import RemoteDrafter
 from coordinator.drafting.standby import StandbyDrafter
 from coordinator.remote.link import Link
@@ -17,12 +17,14 @@ from paceline.sampling import require
 MakeDrafter = Callable[[Request], Drafter]
 
 
-class Drafters:
-    """Makes a drafter for each generation."""
+class Proposers:
+    """Makes a proposer for each generation."""
 
-    def __init__(self, draft: Link | None, custom: MakeDrafter | None) -> None:
+    def __init__(self, draft: Link | None, custom: MakeDrafter | None, lengths: DraftLengthRules) -> None:
+        """`draft`: None without a draft server; `custom`: None without --custom-drafter."""
         self._draft = draft
         self._custom = custom
+        self._lengths = lengths
 
     def check(self, name: DrafterName) -> None:
         """Raises InvalidArgument for a drafter that this coordinator does not have."""
@@ -31,25 +33,23 @@ class Drafters:
             "drafter", name.value, "model, ngram or hybrid: this coordinator has no --custom-drafter",
         )  # fmt: skip
 
-    def make(self, request: Request, length: DraftLengthRule) -> Drafter:
-        """Without a draft server n-grams stand in for the model: they cost nothing.
-
-        `length`: the request's, which a hybrid drafter asks once it knows who proposes.
-        """
+    def make(self, request: Request) -> Proposer:
+        """Without a draft server n-grams stand in for the model: they cost nothing."""
         speculation = request.speculation
+        length = self._lengths.make(speculation)
         if not speculation.enabled or speculation.num_draft_tokens == 0:
-            return NoDrafter()
+            return Proposer(Source(NoDrafter(), length))
         match speculation.drafter:
             case DrafterName.CUSTOM:
-                assert self._custom is not None
-                return self._custom(request)
+                assert self._custom is not None, "`check` refuses it"
+                return Proposer(Source(self._custom(request), length))
             case DrafterName.HYBRID:
-                assert isinstance(length, HybridLength), "a hybrid has two drafters, and a rule for each"
-                return HybridDrafter(NgramDrafter(), self._model(request), length)
+                long_match = self._lengths.make(speculation, after_long_match=True)
+                return HybridProposer(NgramDrafter(), long_match, self._model(request), length)
             case DrafterName.MODEL:
-                return self._model(request)
+                return Proposer(Source(self._model(request), length))
             case DrafterName.NGRAM:
-                return NgramDrafter()
+                return Proposer(Source(NgramDrafter(), length))
 
     def _model(self, request: Request) -> Drafter:
         if self._draft is None:

@@ -52,7 +52,7 @@ class RemoteTarget:
             self._patience_s,
             lambda: self._sequence.feed(context.tokens, fill, lambda answer: len(proposal)),
         )
-        verdict = _verdict(answer, proposal, rule)
+        verdict = _verdict(answer, proposal, rule, self._lenience)
         if not self._scores:
             return verdict
         logprobs, prompt_logprobs = [], []
@@ -72,7 +72,7 @@ class RemoteTarget:
         self._sequence.release()
 
 
-def _verdict(answer: Any, proposal: Proposal, rule: Rule) -> Verdict:
+def _verdict(answer: Any, proposal: Proposal, rule: Rule, lenience: float) -> Verdict:
     """Raises InvalidArgument if the message's parts do not fit together."""
     tokens = list(answer.tokens)
     if rule is Rule.MATCH or not proposal.tokens:
@@ -82,6 +82,8 @@ def _verdict(answer: Any, proposal: Proposal, rule: Rule) -> Verdict:
             cached_tokens=answer.cached_tokens,
             computed_us=answer.computed_us,
             queued_us=answer.queued_us,
+            rule=rule,
+            lenience=lenience,
         )
     sizes = [len(support) for support in proposal.supports]
     probs = floats_from_bytes(answer.support_probs, "support_probs", sum(sizes))
@@ -93,6 +95,8 @@ def _verdict(answer: Any, proposal: Proposal, rule: Rule) -> Verdict:
         outside_tokens=list(answer.outside_tokens),
         computed_us=answer.computed_us,
         queued_us=answer.queued_us,
+        rule=rule,
+        lenience=lenience,
     )
 
 

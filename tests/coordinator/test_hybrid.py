@@ -6,8 +6,7 @@ import pytest
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context
 from coordinator.draft_length import FixedLength
-from coordinator.draft_length.hybrid import HybridLength
-from coordinator.drafting.hybrid import HybridDrafter
+from coordinator.drafting.hybrid import HybridProposer
 from coordinator.drafting.ngram import NgramDrafter
 from coordinator.round import Round
 from tests.coordinator.contexts import decide, make_context
@@ -48,15 +47,24 @@ class RecordingNgram(NgramDrafter):
         self.calls.append("release")
 
 
-def lengths(ngram: int = 16, model: int = 16) -> HybridLength:
-    return HybridLength(FixedLength(ngram), FixedLength(model), most=16)
+def hybrid(
+    model: StubModel, ngram: NgramDrafter | None = None, ngram_tokens: int = 4, model_tokens: int = 4
+) -> HybridProposer:
+    return HybridProposer(ngram or NgramDrafter(), FixedLength(ngram_tokens), model, FixedLength(model_tokens))
+
+
+def decided(tokens: list[int]) -> Context:
+    """A context of these tokens, the last of them generated: its prompt's round is over."""
+    context = make_context(tokens[:-1])
+    decide(context, tokens[-1:])
+    return context
 
 
 async def test_match_of_two_tokens_proposes_by_ngram_and_does_not_ask_the_model() -> None:
     model = StubModel()
-    two = await HybridDrafter(NgramDrafter(), model, lengths()).propose(make_context([1, 2, 3, 4, 9, 2, 3]), 4)
+    two = await hybrid(model).propose(decided([1, 2, 3, 4, 9, 2, 3]))
     assert two.tokens == [4, 9, 2, 3]
-    proposal = await HybridDrafter(NgramDrafter(), model, lengths()).propose(make_context([1, 2, 3, 4, 5, 1, 2, 3]), 4)
+    proposal = await hybrid(model).propose(decided([1, 2, 3, 4, 5, 1, 2, 3]))
     assert proposal.tokens == [4, 5, 1, 2]
     assert proposal.supports == [], "match checks it"
     assert model.asked == []
@@ -64,27 +72,27 @@ async def test_match_of_two_tokens_proposes_by_ngram_and_does_not_ask_the_model(
 
 @pytest.mark.parametrize(
     "prompt",
-    [[1, 2, 3, 3], [1, 2, 3], [7]],
-    ids=["one token matches", "none matches", "one token in all"],
+    [[1, 2, 3, 3], [1, 2, 3], [6, 7]],
+    ids=["one token matches", "none matches", "two tokens in all"],
 )
 async def test_shorter_match_proposes_by_the_model(prompt: list[int]) -> None:
     model = StubModel()
-    proposal = await HybridDrafter(NgramDrafter(), model, lengths()).propose(make_context(prompt), 4)
+    proposal = await hybrid(model).propose(decided(prompt))
     assert proposal is BY_MODEL
     assert model.asked == [(len(prompt), 4)]
 
 
 async def test_model_takes_over_where_the_match_ends_and_gives_way_where_one_begins() -> None:
-    model, context = StubModel(), make_context([1, 2, 3, 4, 1, 2, 3])
-    drafter = HybridDrafter(NgramDrafter(), model, lengths())
+    model, context = StubModel(), decided([1, 2, 3, 4, 1, 2, 3])
+    drafter = hybrid(model, ngram_tokens=2)
     by_ngram = []
     # 6 ends the match. 6 7 8 9 is decided in the model's rounds, and matches when 6 7 comes again.
-    for decided in ([4], [6], [7, 8, 9], [6, 7], [8], [9]):
-        by_ngram.append(await drafter.propose(context, 2) is not BY_MODEL)
-        decide(context, decided)
+    for tokens in ([4], [6], [7, 8, 9], [6, 7], [8], [9]):
+        by_ngram.append(await drafter.propose(context) is not BY_MODEL)
+        decide(context, tokens)
         drafter.truncate(len(context) - 1)
     assert by_ngram == [True, True, False, False, True, True]
-    assert (await drafter.propose(context, 2)).tokens == [6, 7]
+    assert (await drafter.propose(context)).tokens == [6, 7]
 
 
 async def test_no_drafts_from_the_model_leave_a_round_without_drafts() -> None:
@@ -94,13 +102,12 @@ async def test_no_drafts_from_the_model_leave_a_round_without_drafts() -> None:
         async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
             return Proposal()
 
-    drafter = HybridDrafter(NgramDrafter(), Away(), lengths())
-    assert len(await drafter.propose(make_context([1, 2, 3, 4, 9, 3]), 4)) == 0
+    assert len(await hybrid(Away()).propose(decided([1, 2, 3, 4, 9, 3]))) == 0
 
 
 def test_truncate_and_release_reach_both() -> None:
     ngram, model = RecordingNgram(), StubModel()
-    drafter = HybridDrafter(ngram, model, lengths())
+    drafter = hybrid(model, ngram)
     drafter.truncate(17)
     drafter.truncate(21)
     assert (ngram.calls, model.truncated, model.is_released) == ([17, 21], [17, 21], False)
@@ -110,9 +117,9 @@ def test_truncate_and_release_reach_both() -> None:
 
 async def test_each_drafter_has_a_length_of_its_own() -> None:
     model = StubModel()
-    by_ngram = HybridDrafter(NgramDrafter(), model, lengths(ngram=3, model=1))
-    assert (await by_ngram.propose(make_context([1, 2, 3, 4, 5, 1, 2, 3]), 4)).tokens == [4, 5, 1]
-    await by_ngram.propose(make_context([1, 2, 3, 4, 9, 3]), 4)
+    by_ngram = hybrid(model, ngram_tokens=3, model_tokens=1)
+    assert (await by_ngram.propose(decided([1, 2, 3, 4, 5, 1, 2, 3]))).tokens == [4, 5, 1]
+    await by_ngram.propose(decided([1, 2, 3, 4, 9, 3]))
     assert model.asked == [(6, 1)]
 
 
@@ -126,10 +133,21 @@ async def test_each_rule_learns_of_its_own_rounds_alone() -> None:
             self.learned.append(finished)
 
     ngram, model = Recording(), Recording()
-    length = HybridLength(ngram, model, most=2)
-    drafter = HybridDrafter(NgramDrafter(), StubModel(), length)
-    for prompt in ([1, 2, 3, 4, 5, 1, 2, 3], [7], [8]):
-        proposal = await drafter.propose(make_context(prompt), length.choose(make_context(prompt)))
-        length.learn(Round(proposal, Verdict([0]), Outcome([0], 0, Origin.BONUS), 0.0, 0.0, 0.0))
+    proposer = HybridProposer(NgramDrafter(), ngram, StubModel(), model)
+    for tokens in ([1, 2, 3, 4, 5, 1, 2, 3], [6, 7], [6, 8]):
+        proposal = await proposer.propose(decided(tokens))
+        proposer.learn(Round(proposal, Verdict([0]), Outcome([0], 0, Origin.BONUS), 0.0, 0.0, 0.0))
     assert [round.proposal.tokens for round in ngram.learned] == [[4, 5]]
     assert [round.proposal for round in model.learned] == [BY_MODEL, BY_MODEL]
+
+
+async def test_the_prompts_own_round_has_no_drafts_and_teaches_nothing() -> None:
+    class Recording(FixedLength):
+        def learn(self, finished: Round) -> None:
+            raise AssertionError("nothing was asked of this rule")
+
+    model = StubModel()
+    proposer = HybridProposer(NgramDrafter(), Recording(4), model, Recording(4))
+    proposal = await proposer.propose(make_context([1, 2, 3, 1, 2]))
+    proposer.learn(Round(proposal, Verdict([0]), Outcome([0], 0, Origin.TARGET), 0.0, 0.0, 0.0))
+    assert (len(proposal), model.asked) == (0, [])

@@ -54,9 +54,11 @@ def play(seed: int, q: Law, lenience: float | None) -> Outcome:
     sent = q[support].astype(np.float32)
     token = int(support[draw(sent, key_of(seed, Purpose.DRAFT))])
     proposal = Proposal([token], [support], [sent])
-    verdict = Verdict([0], [P[support].astype(np.float32)], [float(outside.sum())], [outside_token])
-    more = () if lenience is None else (lenience,)
-    return accept(proposal, verdict, Rule.REJECTION, RoundNoise(seed, ROUND_START), *more)
+    more = {} if lenience is None else {"lenience": lenience}
+    verdict = Verdict(
+        [0], [P[support].astype(np.float32)], [float(outside.sum())], [outside_token], rule=Rule.REJECTION, **more
+    )
+    return accept(proposal, verdict, RoundNoise(seed, ROUND_START))
 
 
 def play_many(q: Law, lenience: float) -> tuple[Law, float]:
@@ -109,8 +111,8 @@ def test_under_match_the_targets_flag_accepts_and_its_own_token_ends_the_round()
         ([True, False, True], Outcome([3, 7], 1, Origin.RECOVERED)),
         ([], Outcome([6], 0, Origin.RECOVERED)),
     ):
-        verdict = Verdict([6, 7, 5, 9], lenient_accepts=flags)
-        assert accept(proposal, verdict, Rule.MATCH, noise, 0.5) == expected
+        verdict = Verdict([6, 7, 5, 9], lenient_accepts=flags, lenience=0.5)
+        assert accept(proposal, verdict, noise) == expected
 
 
 TARGET, DRAFT = "tiny-32-a", "tiny-32-b"

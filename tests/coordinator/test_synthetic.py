@@ -17,8 +17,8 @@ DRAFTS = [11, 12, 13]
 
 
 def decide(chance: float, seed: int, rule: Rule = Rule.MATCH) -> Outcome:
-    verdict = Verdict([1, 2, 3, 4]) if rule is Rule.MATCH else Verdict([4], outside_tokens=[1, 2, 3])
-    return SyntheticAcceptance(chance)(Proposal(DRAFTS), verdict, rule, RoundNoise(seed, 5))
+    verdict = Verdict([1, 2, 3, 4]) if rule is Rule.MATCH else Verdict([4], outside_tokens=[1, 2, 3], rule=rule)
+    return SyntheticAcceptance(chance)(Proposal(DRAFTS), verdict, RoundNoise(seed, 5))
 
 
 @pytest.mark.parametrize("rule", list(Rule))

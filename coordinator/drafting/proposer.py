@@ -1,0 +1,53 @@
+"""Who proposes in a round, and how many tokens: drafters, each with its draft length rule."""
+
+from dataclasses import dataclass
+
+from coordinator.acceptance import Proposal
+from coordinator.context import Context
+from coordinator.draft_length import DraftLengthRule
+from coordinator.drafting import Drafter
+from coordinator.round import Round
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A drafter and the rule that says how many tokens it proposes."""
+
+    drafter: Drafter
+    length: DraftLengthRule
+
+
+class Proposer:
+    """One generation's proposals, all from one source. Subclasses choose among several."""
+
+    def __init__(self, *sources: Source) -> None:
+        self._sources = sources
+        # Who proposed in this round; None in the prompt's own.
+        self._asked: Source | None = None
+
+    async def choose(self, context: Context) -> Source:
+        """The source of the next round. Must depend on decided tokens alone: the rule that checks a proposal may
+        depend on the source."""
+        return self._sources[0]
+
+    async def propose(self, context: Context) -> Proposal:
+        """What the next round's source proposes. The prompt's own round has no drafts: the first token does not wait
+        until the draft model has read the prompt."""
+        if context.num_generated == 0:
+            return Proposal()
+        self._asked = await self.choose(context)
+        num_draft_tokens = min(self._asked.length.choose(context), context.draft_room)
+        return await self._asked.drafter.propose(context, num_draft_tokens)
+
+    def learn(self, finished: Round) -> None:
+        """What a source costs, and how often it is right, says nothing of another."""
+        if self._asked is not None:
+            self._asked.length.learn(finished)
+
+    def truncate(self, length: int) -> None:
+        for source in self._sources:
+            source.drafter.truncate(length)
+
+    def release(self) -> None:
+        for source in self._sources:
+            source.drafter.release()

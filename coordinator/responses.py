@@ -1,0 +1,84 @@
+"""What a generation's rounds look like to a client: messages of the Generation service."""
+
+from typing import Any
+
+from coordinator.acceptance import Origin
+from coordinator.context import Context, Emission, FinishReason, Request
+from coordinator.logprobs import TokenLogprobs
+from coordinator.stats import GenerationStats
+from coordinator.synthetic import SyntheticAcceptance
+from coordinator.text import Tokenizer
+from paceline.v1 import generation_pb2
+
+ORIGINS = {
+    Origin.ACCEPTED: generation_pb2.ORIGIN_ACCEPTED,
+    Origin.RECOVERED: generation_pb2.ORIGIN_RECOVERED,
+    Origin.BONUS: generation_pb2.ORIGIN_BONUS,
+    Origin.TARGET: generation_pb2.ORIGIN_TARGET,
+}
+FINISH_REASONS = {
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+}
+
+
+class Choice:
+    """One of a request's n generations."""
+
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.context = Context(request, tokenizer.stream(request.sampling.stop))
+        self.stats = GenerationStats()
+
+
+def make_response(choice: Choice, emission: Emission, synthetic: SyntheticAcceptance | None = None) -> Any:
+    """A round's message; the last one tells what speculation did. `synthetic`: what decided, if it was not the rule."""
+    response = generation_pb2.GenerateResponse(
+        request_id=choice.context.request.request_id,
+        index=choice.index,
+        token_ids=emission.tokens,
+        origins=[ORIGINS[origin] for origin in emission.origins],
+        text="".join(emission.pieces),
+        text_lengths=[len(piece) for piece in emission.pieces],
+        logprobs=[_logprobs(each) for each in emission.logprobs],
+        prompt_logprobs=[_logprobs(each) for each in emission.prompt_logprobs],
+    )
+    if emission.is_last:
+        response.finish.CopyFrom(_finish(choice.context, choice.stats, synthetic))
+    return response
+
+
+def _logprobs(of_token: TokenLogprobs) -> Any:
+    return generation_pb2.TokenLogprobs(
+        logprob=of_token.logprob, top_token_ids=of_token.top_token_ids, top_logprobs=of_token.top_logprobs
+    )
+
+
+def _finish(generation: Context, stats: GenerationStats, synthetic: SyntheticAcceptance | None) -> Any:
+    assert generation.finish_reason is not None
+    lenience = generation.request.speculation.lenience
+    return generation_pb2.Finish(
+        reason=FINISH_REASONS[generation.finish_reason],
+        prompt_tokens=len(generation.request.prompt),
+        cached_prompt_tokens=stats.cached_prompt_tokens,
+        completion_tokens=generation.num_generated,
+        seed=generation.request.seed,
+        speculation=generation_pb2.SpeculationFigures(
+            rounds=stats.rounds,
+            proposed=stats.proposed,
+            accepted=stats.accepted,
+            proposed_per_position=stats.proposed_per_position,
+            accepted_per_position=stats.accepted_per_position,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            lenience=lenience if lenience < 1 else None,
+            synthetic_acceptance=None if synthetic is None else synthetic.chance,
+        ),
+        timing=generation_pb2.Timing(
+            first_token_us=stats.first_token_us,
+            total_us=stats.total_us,
+            draft_us=stats.draft_us,
+            target_us=stats.target_us,
+            queued_us=stats.queued_us,
+            wire_us=stats.wire_us,
+        ),
+    )
