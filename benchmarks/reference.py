@@ -10,4 +10,4 @@ from paceline.engine.models.weights import find_folder
 
 def load_reference(name: str = "smollm2-135m", dtype: torch.dtype = torch.bfloat16) -> Any:
     """transformers' model, from the folder our own engine loads."""
-    return AutoModelForCausalLM.from_pretrained(find_folder(name, print), dtype=dtype).eval()
+    return AutoModelForCausalLM.from_pretrained(find_folder(name, dtype, print), dtype=dtype).eval()

@@ -21,7 +21,7 @@ from tests.services import Trio
 MODEL = "smollm2-135m"
 OWN_PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"
 PLAIN = SpeculationParams(enabled=False)
-MULTI_STEPS = {k: SpeculationParams(num_draft_tokens=k) for k in (1, 4, 7)}
+SPECULATIVE_MODES = {k: SpeculationParams(num_draft_tokens=k) for k in (1, 4, 7)}
 
 
 @functools.cache
@@ -39,7 +39,7 @@ def spread(count: int) -> list[str]:
 @torch.inference_mode()
 def expected_ids(prompts: list[str], max_tokens: int) -> list[tuple[list[int], list[int]]]:
     """For each prompt its ids through the chat template, and transformers' greedy continuation, EOS included."""
-    folder = find_folder(MODEL, print)
+    folder = find_folder(MODEL, torch.float32, print)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     pairs = []
@@ -55,7 +55,7 @@ async def check_same_ids(trio: Trio, num_prompts: int, max_tokens: int) -> None:
     pairs = await asyncio.to_thread(expected_ids, spread(num_prompts), max_tokens)
     sampling = SamplingParams(max_tokens=max_tokens)
     async with AsyncClient(trio.address) as client:
-        for speculation in (PLAIN, *MULTI_STEPS.values()):
+        for speculation in (PLAIN, *SPECULATIVE_MODES.values()):
             done = await asyncio.gather(*(client.complete(ids, sampling, speculation) for ids, _ in pairs))
             for (_, expected), completion in zip(pairs, done, strict=True):
                 assert completion.token_ids == expected, speculation
@@ -76,7 +76,7 @@ async def test_greedy_ids_are_those_of_transformers_on_20_prompts(real_trio: Tri
 
 
 async def test_chat_prompt_has_the_ids_that_transformers_gives_it(real_trio: Trio) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, print))
+    tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, torch.float32, print))
     async with AsyncClient(real_trio.address) as client:
         for prompt in spread(6):
             chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompt}]

@@ -103,7 +103,7 @@ def test_a_sliding_window_bounds_the_sequences_length() -> None:
 
 
 def test_logits_of_smollm2_are_transformers_own(prompts: list[str]) -> None:
-    folder = find_folder("smollm2-135m", print)
+    folder = find_folder("smollm2-135m", torch.float32, print)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     text = "\n".join(prompts[:12])
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:200]

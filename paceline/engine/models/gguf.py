@@ -1,0 +1,60 @@
+"""GGUF files as model folders: read by transformers once, and kept in the cache folder under their content."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from paceline.errors import ConfigError
+
+# Changes when what `_convert` writes changes.
+FORMAT = 2
+
+
+def cache_dir() -> Path:
+    """Where converted models are kept: PACELINE_CACHE_DIR, or ~/.cache/paceline."""
+    return Path(os.environ.get("PACELINE_CACHE_DIR") or Path.home() / ".cache" / "paceline")
+
+
+def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> Path:
+    """The folder with the file's model in `dtype`; made on first use, whole or not at all.
+
+    Known by the file's content: two files may have one name and one size. Raises ConfigError if it can't be read.
+    """
+    name = f"{file.stem}-{_digest(file)}-{str(dtype).removeprefix('torch.')}"
+    folder = cache_dir() / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Draft and target often start together with one model: the second waits for the first.
+    with FileLock(folder.parent / f"{name}.lock"):
+        if not folder.is_dir():
+            progress(f"converting {file.name}, once (about 20 s)")
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                _convert(file, dtype, Path(scratch) / "model")
+                (Path(scratch) / "model").rename(folder)
+    return folder
+
+
+def _digest(file: Path) -> str:
+    """Of all of the file: a gigabyte takes about a second."""
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256")
+    digest.update(f":{FORMAT}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
+    """Writes config, tensors and tokenizer."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
+        )
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except Exception as error:  # transformers and gguf raise many types for files they can't read
+        raise ConfigError(f"model {str(file)!r} could not be read: {str(error).splitlines()[0]}") from error
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

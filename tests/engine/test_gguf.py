@@ -1,0 +1,84 @@
+"""GGUF files: kept under their content, in the numbers the file holds."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from tokenizers import Tokenizer
+
+from paceline.engine.models import gguf
+from paceline.engine.models.dummy import dummy_config, dummy_tokenizer_files, make_dummy
+from paceline.engine.models.weights import load_model
+
+NAMES = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def write_gguf(path: Path, norm: float) -> None:
+    """A tiny model with float32 tensors; `norm`: every value of its last norm."""
+    config, tensors = dummy_config("tiny"), make_dummy("tiny", torch.float32)[1]
+    tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], norm)
+    vocabulary = Tokenizer.from_str(dummy_tokenizer_files(config.vocab_size)["tokenizer.json"].decode()).get_vocab()
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
+    writer.add_token_scores([0.0] * config.vocab_size)
+    writer.add_token_types([1] * config.vocab_size)
+    writer.add_token_merges([])
+    for name, tensor in tensors.items():
+        for ours, theirs in NAMES.items():
+            name = name.replace(f".{ours}.", f".{theirs}.")
+        name = name.replace("model.layers.", "blk.").replace("model.norm", "output_norm")
+        name = name.replace("model.embed_tokens", "token_embd").replace("lm_head", "output")
+        writer.add_tensor(name, tensor.numpy(), raw_dtype=GGMLQuantizationType.F32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def norm_of(path: Path, dtype: torch.dtype) -> torch.Tensor:
+    return load_model(str(path), dtype).tensors["model.norm.weight"]
+
+
+def test_two_files_of_one_name_and_one_size_are_two_models(tmp_path: Path) -> None:
+    for folder, norm in (("one", 1.0), ("other", 2.0)):
+        (tmp_path / folder).mkdir()
+        write_gguf(tmp_path / folder / "model-Q4.gguf", norm)
+    one, other = tmp_path / "one" / "model-Q4.gguf", tmp_path / "other" / "model-Q4.gguf"
+    assert one.stat().st_size == other.stat().st_size
+    assert norm_of(one, torch.bfloat16)[0] == 1.0
+    assert norm_of(other, torch.bfloat16)[0] == 2.0
+
+
+def test_float32_keeps_what_the_file_says(tmp_path: Path) -> None:
+    path, norm = tmp_path / "model.gguf", float(np.float32(1.0009765625))
+    assert float(torch.tensor(norm).bfloat16()) != norm
+    write_gguf(path, norm)
+    assert norm_of(path, torch.bfloat16)[0] == torch.tensor(norm).bfloat16()
+    assert norm_of(path, torch.float32)[0] == norm, "also after a bfloat16 copy was made"
+
+
+def test_a_file_is_converted_once(tmp_path: Path) -> None:
+    path, said = tmp_path / "model.gguf", []
+    write_gguf(path, 1.0)
+    folders = {gguf.converted(path, torch.bfloat16, said.append) for _ in range(2)}
+    assert (len(folders), len(said)) == (1, 1)
