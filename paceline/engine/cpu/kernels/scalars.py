@@ -12,6 +12,7 @@ from numba import njit, types
 from numba.core import config
 from numba.extending import overload
 
+from paceline import noise
 from paceline.engine.arrays import Array
 
 # Multiplying and adding may be one operation; sums keep their order, so that a row's bits are its own.
@@ -32,12 +33,16 @@ E0, E1, E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float3
 E3, E4, E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 
 
+# Sources outside of this folder from which kernels take constants or functions: they are compiled in.
+COMPILED_IN = (Path(noise.__file__),)
+
+
 def _find_cache_folder() -> str:
-    """Numba takes a cached function for current while its own file is unchanged, whatever it inlines from others:
-    a folder for each state of all kernels' sources. Where it can't be written to, Numba's own choice."""
+    """A folder for each state of all sources that are compiled. Numba alone takes a cached function for current while
+    the function's own file is unchanged, whatever it takes from others. Where the folder can't be written to: ""."""
     folder = Path(__file__).parent
     digest = hashlib.blake2b(digest_size=8)
-    for source in sorted(folder.glob("*.py")):
+    for source in (*sorted(folder.glob("*.py")), *COMPILED_IN):
         digest.update(source.read_bytes())
     return str(folder / "__pycache__" / digest.hexdigest()) if os.access(folder, os.W_OK) else ""
 
