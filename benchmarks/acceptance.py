@@ -17,7 +17,7 @@ from benchmarks.deployment import DRAFT, embedded_pair
 from benchmarks.prompts import Prompt, read_prompts
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import Completion
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 
 AT_ONCE = 8
 
@@ -29,7 +29,9 @@ async def complete_all(prompts: list[Prompt], sampling: SamplingParams, k: int, 
 
         async def one(prompt: Prompt) -> Completion:
             async with places:
-                return await client.complete(prompt.text, sampling, SpeculationParams(num_draft_tokens=k))
+                return await client.complete(
+                    prompt.text, sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=k)
+                )
 
         return list(await asyncio.gather(*map(one, prompts)))
 

@@ -27,14 +27,18 @@ from paceline.client import Completion  # noqa: E402
 from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler  # noqa: E402
 from paceline.engine.sampling.specs import SampleTruncated, TruncatedSample  # noqa: E402
 from paceline.engine.sampling.torch_sampler import probabilities  # noqa: E402
-from paceline.sampling import DraftMode, Rule, SamplingParams, SpeculationParams  # noqa: E402
+from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams  # noqa: E402
 from tests.engine.feeding import Feeder, load_llama  # noqa: E402
 
 TEMPERATURES = (0.6, 1.0)
 KINDS = {
-    "sampled, rejection": SpeculationParams(rule=Rule.REJECTION),
-    "coupled, match": SpeculationParams(rule=Rule.MATCH, draft_mode=DraftMode.COUPLED),
-    "greedy draft, match": SpeculationParams(rule=Rule.MATCH, draft_mode=DraftMode.GREEDY),
+    "sampled, rejection": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.REJECTION),
+    "coupled, match": SpeculationParams(
+        drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
+    ),
+    "greedy draft, match": SpeculationParams(
+        drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.GREEDY
+    ),
 }
 # The draft server's own defaults.
 SUPPORT_SIZE, SUPPORT_MASS = 256, 0.995
@@ -110,7 +114,7 @@ def read_chats(path: Path, count: int) -> list[list[int]]:
 
     from paceline.engine.models.weights import find_folder
 
-    tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, print))
+    tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, torch.bfloat16, print))
     turns = [json.loads(line)["turns"][0] for line in path.read_text().splitlines()][:count]
     texts = [
         tokenizer.apply_chat_template([{"role": "user", "content": t}], add_generation_prompt=True, tokenize=False)

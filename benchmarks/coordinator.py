@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline.client import AsyncClient
 from paceline.rpc.server import Server, run, wait_for_signal
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from paceline.v1 import draft_pb2, model_pb2, target_pb2
 from tests.services import running, start_service
 
@@ -100,7 +100,7 @@ def cpu_s(pid: int) -> float:
 
 async def measure(address: str, pid: int, messages: Any, at_once: int, tokens: int) -> str:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    speculation = SpeculationParams(num_draft_tokens=NUM_DRAFT_TOKENS)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=NUM_DRAFT_TOKENS)
     async with AsyncClient(address) as client:
         await client.complete([1, 2, 3], SamplingParams(max_tokens=20), speculation)
         before_s, before = cpu_s(pid), messages.value

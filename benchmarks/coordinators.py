@@ -51,7 +51,7 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     arguments = parser.parse_args()
     groups = [[int(count) for count in group.split(",")] for group in arguments.clients]
-    async with embedded_pair("--max-model-len", "2048") as (services, first), contextlib.AsyncExitStack() as stack:
+    async with embedded_pair(max_model_len=2048) as (services, first), contextlib.AsyncExitStack() as stack:
         clients = [first]
         for _ in range(1, max(len(group) for group in groups)):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-bench-")))

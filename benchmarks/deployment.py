@@ -3,21 +3,23 @@
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator
+from typing import Any
 
+from draft_server.config import DraftSettings
+from paceline.cli.deployment import make_deployment
 from paceline.cli.services import Services
-from paceline.cli.up import DEFAULT_DRAFT, DEFAULT_DRAFT_QUANTIZATION, DEFAULT_MODEL, make_deployment
 from paceline.client import AsyncClient
+from target_server.config import TargetSettings
 
-MODEL, DRAFT = DEFAULT_MODEL, DEFAULT_DRAFT
+MODEL: str = TargetSettings.model_fields["model"].default
+DRAFT: str = DraftSettings.model_fields["model"].default
 
 
 @contextlib.asynccontextmanager
-async def embedded_pair(*server_flags: str, draft: str = DRAFT) -> AsyncIterator[tuple[Services, AsyncClient]]:
-    """The target in bfloat16, a draft in int8; `server_flags` for both."""
+async def embedded_pair(draft: str = DRAFT, **servers: Any) -> AsyncIterator[tuple[Services, AsyncClient]]:
+    """The default target, and `draft`; `servers`: settings of both model servers."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        listen = f"unix:{folder}/coordinator.sock"
-        deployment = make_deployment(
-            listen, MODEL, draft, "bfloat16", DEFAULT_DRAFT_QUANTIZATION, list(server_flags), []
-        )
+        listen = {"listen": f"unix:{folder}/coordinator.sock"}
+        deployment = make_deployment(servers, {"model": draft, **servers}, listen)
         async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
             yield services, client

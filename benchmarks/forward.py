@@ -18,7 +18,7 @@ import torch  # noqa: E402
 
 from benchmarks.reference import load_reference  # noqa: E402
 from paceline.engine.cache.sequence import Sequence, SequenceOptions  # noqa: E402
-from paceline.engine.config import EngineConfig  # noqa: E402
+from paceline.engine.config import TARGET_ROLE, EngineConfig  # noqa: E402
 from paceline.engine.engine import build_engine  # noqa: E402
 from paceline.engine.scheduling.job import Job  # noqa: E402
 from paceline.sampling import Rule, SamplingParams  # noqa: E402
@@ -30,7 +30,7 @@ ROUNDS = 40
 def our_step(quantization: str, context: int, rows: int) -> Callable[[], None]:
     """A greedy Verify of `rows` rows at `context`, as the target server's worker runs it."""
     loop = asyncio.new_event_loop()
-    engine = build_engine(EngineConfig("smollm2-135m", quantization=quantization), loop)
+    engine = build_engine(EngineConfig(quantization=quantization), TARGET_ROLE, loop)
     runner = engine.worker._runner
     sequence = Sequence(SequenceOptions(SamplingParams(seed=0), context, ()), engine.pool)
     sequence.reserve(context + rows)

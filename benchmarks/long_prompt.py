@@ -92,7 +92,7 @@ async def main() -> None:
     parser.add_argument("--quiet-s", type=float, default=8.0)
     arguments = parser.parse_args()
     source = random.Random(0)
-    async with embedded_pair("--max-batch-tokens", str(MAX_BATCH_TOKENS)) as (services, client):
+    async with embedded_pair(max_batch_tokens=MAX_BATCH_TOKENS) as (services, client):
         health: dict[str, list[float]] = {name: [] for name in services.addresses}
         async with background(*(ask_health(services.addresses[name], health[name]) for name in health)):
             for name, speculation in (("plain", PLAIN), ("k = 4", SPECULATIVE)):

@@ -20,10 +20,10 @@ from benchmarks.prompts import read_prompts
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
 from paceline.loadtest.variants import OFF, parse_variants
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 
 # Asks the draft model too.
-READING = SpeculationParams(num_draft_tokens=1)
+READING = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1)
 
 
 async def answer(
@@ -80,8 +80,7 @@ async def main() -> None:
     variants = parse_variants(f"{OFF},{arguments.modes}")
     modes = {name: SpeculationParams(**fields) for name, fields in variants.items()}
     sampling = SamplingParams(max_tokens=arguments.tokens, temperature=arguments.temperature, ignore_eos=True, seed=1)
-    flags = ["--no-prefix-caching"] if arguments.unread else []
-    async with embedded_pair(*flags, draft=arguments.draft) as (_, client):
+    async with embedded_pair(arguments.draft, prefix_caching=not arguments.unread) as (_, client):
         await compare(client, groups, modes, sampling, reads=not arguments.unread)
 
 

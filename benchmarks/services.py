@@ -23,7 +23,8 @@ from paceline.client import AsyncClient, Completion  # noqa: E402
 from paceline.sampling import SamplingParams, SpeculationParams  # noqa: E402
 
 PLAIN = SpeculationParams(enabled=False)
-SPECULATIVE = SpeculationParams(num_draft_tokens=4)
+# What a user gets unasked.
+SPECULATIVE = SpeculationParams()
 OWN_PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "prompts.jsonl"
 
 

@@ -27,7 +27,7 @@ from paceline.loadtest.variants import Variant
 from paceline.sampling import SamplingParams, SpeculationParams
 
 SAMPLE_EVERY_S = 5.0
-VARIANT = Variant("k = 4", SpeculationParams(num_draft_tokens=4))
+VARIANT = Variant("default", SpeculationParams())
 
 
 async def watch_memory(services: Services, samples: list[dict[str, float]]) -> None:
@@ -78,7 +78,7 @@ async def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--kv-cache-memory", default="256MiB")
     arguments = parser.parse_args()
-    async with embedded_pair("--kv-cache-memory", arguments.kv_cache_memory) as (services, client):
+    async with embedded_pair(kv_cache_memory=arguments.kv_cache_memory) as (services, client):
         runner = Runner([client], make_workload(arguments.max_tokens), lambda record: None)
         closed = ClosedLoop(arguments.at_once)
         extent = Extent(requests=8 * arguments.at_once, duration_s=math.inf, warmup=4)

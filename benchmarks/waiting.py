@@ -18,10 +18,13 @@ from collections import defaultdict
 from benchmarks.deployment import embedded_pair
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 
-POLICIES = {"off": "--no-waiting", "on": "--waiting"}
-KINDS = {"plain": SpeculationParams(enabled=False), "k = 4": SpeculationParams(num_draft_tokens=4)}
+POLICIES = {"off": False, "on": True}
+KINDS = {
+    "plain": SpeculationParams(enabled=False),
+    "k = 4": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4),
+}
 
 
 async def speed(client: AsyncClient, prompts: list[str], tokens: int, speculation: SpeculationParams) -> float:
@@ -41,8 +44,8 @@ async def main() -> None:
     own = [json.loads(line)["turns"][0] for line in OWN_PROMPTS.read_text().splitlines()]
     async with contextlib.AsyncExitStack() as stack:
         clients = {}
-        for policy, flag in POLICIES.items():
-            pair = embedded_pair(flag, "--max-model-len", "2048")
+        for policy, waits in POLICIES.items():
+            pair = embedded_pair(waiting=waits, max_model_len=2048)
             _, clients[policy] = await stack.enter_async_context(pair)
             await speed(clients[policy], own[:2], 16, KINDS["k = 4"])
         order = random.Random(0)

@@ -13,7 +13,7 @@ from coordinator.servicer import GenerationServicer
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer
 from paceline.errors import ConfigError, Unavailable
-from paceline.rpc.server import DRAIN_S, Server, run, wait_for_signal
+from paceline.rpc.server import DRAIN_S, Server, require_free_address, run, wait_for_signal
 from paceline.settings import parse_settings
 from paceline.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, model_pb2, target_pb2, target_pb2_grpc
 
@@ -25,6 +25,7 @@ DRAFT = LinkKind("draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest)
 
 async def serve(settings: CoordinatorSettings) -> None:
     """Connects to both servers, serves until SIGTERM or SIGINT, then drains."""
+    require_free_address(settings.listen)
     target = Link(TARGET, settings.target, lambda card: None)
     target.start()
     links = [target]

@@ -1,12 +1,27 @@
 """Settings of the coordinator."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from paceline.rpc.channel import check_address
 from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
-from paceline.settings import Settings
+from paceline.settings import ListenAddress, Settings, as_value_error
+
+
+def _check_server(address: str) -> str:
+    if address != "none":
+        as_value_error(lambda: check_address("address", address))
+    return address
+
+
+def _check_draft_tokens(text: str) -> str:
+    as_value_error(lambda: parse_draft_length(text))
+    return text
+
+
+ServerAddress = Annotated[str, AfterValidator(_check_server)]
 
 
 class CoordinatorSettings(Settings):
@@ -15,20 +30,20 @@ class CoordinatorSettings(Settings):
     toml_table = "coordinator"
     model_config = SettingsConfigDict(env_prefix="PACELINE_COORDINATOR_")
 
-    listen: str = Field("127.0.0.1:50050", description="HOST:PORT or unix:PATH")
-    draft: str = Field("127.0.0.1:50051", description="address of the draft server, or none")
-    target: str = Field("127.0.0.1:50052", description="address of the target server")
+    listen: ListenAddress = Field("127.0.0.1:50050", description="HOST:PORT or unix:PATH")
+    draft: ServerAddress = Field("127.0.0.1:50051", description="address of the draft server, or none")
+    target: ServerAddress = Field("127.0.0.1:50052", description="address of the target server")
     connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at start")
     patience: float = Field(120.0, gt=0, description="seconds a generation waits for a target that went away")
     max_running: int = Field(256, ge=1, description="most generations at once")
     max_waiting: int = Field(1024, ge=0, description="most requests waiting for a place; beyond it they are refused")
     speculation: bool = Field(True, description="speculate where a request does not say")
     drafter: Literal["model", "ngram", "hybrid", "custom"] = Field(
-        "model", description="where proposals come from where a request does not say"
+        "hybrid", description="who drafts where a request does not say: model, ngram, hybrid or custom"
     )
     custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a drafter of your own (docs/drafting.md)")
-    draft_tokens: str = Field(
-        "4", description="tokens proposed in a round where a request does not say: 0 to 16, adaptive or entropy"
+    draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
+        "adaptive", description="tokens proposed in a round where a request does not say: 0 to 16, adaptive or entropy"
     )
     rule: Literal["match", "rejection"] = Field("rejection", description="verification rule above temperature 0")
     coupled: bool = Field(False, description="the draft draws with the target's noise where a request does not say")
@@ -36,6 +51,12 @@ class CoordinatorSettings(Settings):
         None, ge=0, le=1, description="for benchmarks: accept drafts with this chance; what comes out is no real text"
     )
     lenience: float = Field(1.0, gt=0, le=1, description="below 1 the output's law is not quite the target's")
+
+    @model_validator(mode="after")
+    def _has_what_it_drafts_with(self) -> "CoordinatorSettings":
+        if self.drafter == "custom" and self.custom_drafter is None:
+            raise ValueError("--drafter custom needs --custom-drafter MODULE:FACTORY")
+        return self
 
     @property
     def speculation_defaults(self) -> SpeculationParams:

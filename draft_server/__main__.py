@@ -1,13 +1,11 @@
 """`python -m draft_server`: one draft server."""
 
 from draft_server.config import DraftSettings
+from paceline.engine.config import DRAFT_ROLE
 from paceline.rpc.server import run
 from paceline.serving.main import prepare_process, serve_model
 from paceline.settings import parse_settings
 from paceline.v1 import draft_pb2
-
-# Of eight tokens, as many as adaptive k drafts at most, one is drawn by the step that reads the tail.
-MULTI_STEPS = 7
 
 
 def main() -> None:
@@ -23,8 +21,7 @@ def main() -> None:
     def make(engine: Engine) -> DraftServicer:
         return DraftServicer(engine, support)
 
-    # What is proposed changes no output: here the same bits are worth nothing.
-    run(lambda: serve_model(settings, descriptor, make, "draft", batch_invariant=False, multi_steps=MULTI_STEPS))
+    run(lambda: serve_model(settings, DRAFT_ROLE, descriptor, make))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Settings of the draft server."""
 
+from typing import Literal
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -13,8 +15,9 @@ class DraftSettings(ModelServerSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFT_")
 
     model: str = Field(
-        "smollm2-135m-draft", description="model: hub id, folder, .gguf file, smollm2-135m-draft, or dummy:NAME"
+        "smollm2-135m-draft", description="hub id, folder, .gguf file, smollm2-135m-draft, or dummy:NAME"
     )
-    listen: str = Field("127.0.0.1:50051", description="HOST:PORT or unix:PATH")
+    # A step of the draft reads all its weights, and is most of what drafting costs.
+    quantization: Literal["none", "int8"] = Field("int8", description="int8 keeps the weights in 8 bits")
     support_size: int = Field(256, ge=1, le=4096, description="most token ids a sampled draft chooses among")
     support_mass: float = Field(0.995, gt=0, le=1, description="probability mass at which they are cut")

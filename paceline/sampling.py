@@ -175,8 +175,8 @@ class SpeculationParams:
     """Whether, how and how far to speculate. Raises InvalidArgument on construction."""
 
     enabled: bool = True
-    drafter: Drafter = Drafter.MODEL
-    num_draft_tokens: DraftLength = 4
+    drafter: Drafter = Drafter.HYBRID
+    num_draft_tokens: DraftLength = field(default_factory=Bounds)
     rule: Rule = Rule.REJECTION
     draft_mode: DraftMode | None = None
     lenience: float = 1.0

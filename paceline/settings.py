@@ -2,10 +2,11 @@
 
 import sys
 import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -15,8 +16,28 @@ from pydantic_settings import (
     SettingsError,
 )  # fmt: skip
 
+from paceline.errors import ConfigError, InvalidArgument
+from paceline.rpc.channel import check_address
+
 TOML_FILE = "paceline.toml"
 S = TypeVar("S", bound="Settings")
+
+
+def as_value_error(check: Callable[[], object]) -> None:
+    """For validators: pydantic expects a ValueError, and says itself which setting it is and what it holds."""
+    try:
+        check()
+    except InvalidArgument as error:
+        raise ValueError(str(error).partition("; it ")[2] or str(error)) from error
+
+
+def _check_listen(address: str) -> str:
+    as_value_error(lambda: check_address("listen", address, least_port=0))
+    return address
+
+
+# HOST:PORT (port 0: any free one) or unix:PATH.
+ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 
 
 class Settings(BaseSettings):
@@ -25,7 +46,7 @@ class Settings(BaseSettings):
     # Table in paceline.toml.
     toml_table: ClassVar[str] = ""
 
-    model_config = SettingsConfigDict(cli_kebab_case=True, cli_implicit_flags=True, extra="forbid")
+    model_config = SettingsConfigDict(cli_kebab_case=True, cli_implicit_flags=True, extra="forbid", frozen=True)
 
     @classmethod
     def settings_customise_sources(
@@ -34,15 +55,22 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
         """Later sources are overruled by earlier ones; flags come as init_settings."""
-        return init_settings, env_settings, InitSettingsSource(settings_cls, read_toml(cls.toml_table))
+        table = {name.replace("-", "_"): value for name, value in read_toml().get(cls.toml_table, {}).items()}
+        return init_settings, env_settings, InitSettingsSource(settings_cls, table)
 
 
-def read_toml(table: str) -> dict[str, Any]:
-    """One table of paceline.toml in the working directory; empty if there is none."""
+def read_toml() -> dict[str, dict[str, Any]]:
+    """The tables of paceline.toml in the working directory; empty if there is none. Raises ConfigError."""
     path = Path(TOML_FILE)
-    content: dict[str, Any] = tomllib.loads(path.read_text()) if path.is_file() else {}
-    for name in table.split("."):
-        content = content.get(name, {})
+    if not path.is_file():
+        return {}
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{TOML_FILE}: {error}") from error
+    for name, table in content.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{TOML_FILE}: {name!r} stands outside of a table such as [target] or [generate]")
     return content
 
 
@@ -51,17 +79,46 @@ def parse_settings(settings: type[S], program: str) -> S:
     settings.model_config["cli_prog_name"] = f"python -m {program}"
     try:
         return CliApp.run(settings, cli_exit_on_error=False)
-    except (ValidationError, SettingsError, tomllib.TOMLDecodeError) as error:
-        print(f"error: {describe(error)}", file=sys.stderr)
+    except (ValidationError, SettingsError, ConfigError) as error:
+        print(f"error: {describe(error, settings.toml_table)}", file=sys.stderr)
         sys.exit(2)
 
 
-def describe(error: Exception) -> str:
+def make_settings(settings: type[S], given: Mapping[str, Any], names: Mapping[str, str]) -> S:
+    """Settings as a process with these flags will find them: `given`, then environment, paceline.toml, defaults.
+
+    `names`: flags by field, where they are not the fields' own. Raises InvalidArgument.
+    """
+    try:
+        return settings(**given)
+    except (ValidationError, SettingsError) as error:
+        raise InvalidArgument(describe(error, settings.toml_table, names)) from error
+
+
+def as_flags(given: Mapping[str, Any]) -> list[str]:
+    """The flags that say `given`: values by field."""
+    flags = []
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", str(value)]
+    return flags
+
+
+def describe(error: Exception, table: str = "", names: Mapping[str, str] | None = None) -> str:
     """A validation error in one line: which setting, what is wrong, what was given."""
     if not isinstance(error, ValidationError):
         return str(error).splitlines()[0].removeprefix("error parsing CLI: ")
     parts = []
     for problem in error.errors():
-        name = "--" + "-".join(str(part) for part in problem["loc"]).replace("_", "-")
-        parts.append(f"{name}: {problem['msg']} (given: {problem['input']!r})")
+        field = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            parts.append(f"{TOML_FILE}, table [{table}]: there is no setting {field!r}")
+            continue
+        flag = (names or {}).get(field) or "--" + field.replace("_", "-")
+        given = "" if not field else f" (given: {problem['input']!r})"
+        message = problem["msg"].removeprefix("Value error, ")
+        parts.append(f"{flag}: {message}{given}" if field else message)
     return "; ".join(parts)

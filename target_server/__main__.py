@@ -1,5 +1,6 @@
 """`python -m target_server`: one target server."""
 
+from paceline.engine.config import TARGET_ROLE
 from paceline.rpc.server import run
 from paceline.serving.main import prepare_process, serve_model
 from paceline.settings import parse_settings
@@ -13,7 +14,7 @@ def main() -> None:
     from target_server.servicer import TargetServicer
 
     descriptor = target_pb2.DESCRIPTOR.services_by_name["Target"]
-    run(lambda: serve_model(settings, descriptor, TargetServicer, "target"))
+    run(lambda: serve_model(settings, TARGET_ROLE, descriptor, TargetServicer))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from paceline.serving.settings import ModelServerSettings
+from paceline.settings import ListenAddress
 
 
 class TargetSettings(ModelServerSettings):
@@ -12,4 +13,4 @@ class TargetSettings(ModelServerSettings):
     toml_table = "target"
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
 
-    listen: str = Field("127.0.0.1:50052", description="HOST:PORT or unix:PATH")
+    listen: ListenAddress = Field("127.0.0.1:50052", description="HOST:PORT or unix:PATH")

@@ -47,14 +47,14 @@ def run_part(name: str, arguments: argparse.Namespace, figures: dict[str, Any]) 
             if costs is not None:
                 services.beside_theory(rows, *costs)
             if arguments.png:
-                services.sample(rows, costs, arguments.png)
+                services.plot(rows, costs, arguments.png)
             return rows
         case "memory":
             return asyncio.run(services.memory(target, draft))
         case "identity":
             return {
-                flag or "as it is": asyncio.run(services.identity(device, arguments.count, [flag] if flag else []))
-                for flag in ("--deterministic", "")
+                name: asyncio.run(services.identity(device, arguments.count, deterministic))
+                for name, deterministic in (("deterministic", True), ("as it is", False))
             }
     raise ValueError(f"there is no part {name!r}; there are {', '.join(PARTS)}")
 

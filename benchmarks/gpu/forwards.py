@@ -11,7 +11,7 @@ import torch
 
 from draft_server.drafter import ProposeJob, Support, Wish
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.config import EngineConfig
+from paceline.engine.config import DRAFT_ROLE, TARGET_ROLE, EngineConfig
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.engine import Engine, build_engine
 from paceline.engine.scheduling.job import Job
@@ -87,10 +87,15 @@ def measure(target: str, draft: str, deterministic: bool = False) -> dict[str, A
         ("target", target, "none"), ("draft", draft, "none"), ("draft int8", draft, "int8"),
     ):  # fmt: skip
         config = EngineConfig(
-            model, quantization=quantization, batch_invariant=deterministic, device="cuda", gpu_memory_fraction=0.5,
-            max_model_len=4096, multi_steps=0 if name == "target" else 7,
+            model=model, quantization=quantization, deterministic=deterministic, device="cuda",
+            gpu_memory_fraction=0.5, max_model_len=4096,
         )  # fmt: skip
-        engine = build_engine(config, asyncio.new_event_loop(), lambda line: print(f"  {line}"))
+        engine = build_engine(
+            config,
+            TARGET_ROLE if name == "target" else DRAFT_ROLE,
+            asyncio.new_event_loop(),
+            lambda line: print(f"  {line}"),
+        )
         runner = engine.worker._runner
         assert isinstance(runner, CudaRunner)
         reading_s = runner.model_bytes / bandwidth

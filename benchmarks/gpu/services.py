@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from benchmarks.prompts import read_prompts
+from paceline.cli.deployment import make_deployment
 from paceline.cli.services import Services
-from paceline.cli.up import make_deployment
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import Bounds, DraftLength, SamplingParams, SpeculationParams
+from paceline.sampling import Bounds, Drafter, DraftLength, SamplingParams, SpeculationParams
 from paceline.theory import speedup
 
 OWN_PROMPTS = Path(__file__).parent.parent.parent / "tests" / "data" / "prompts.jsonl"
@@ -39,7 +39,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    target: str, draft: str, device: str, server_flags: list[str], coordinator_flags: list[str]
+    target: str, draft: str, device: str, synthetic_acceptance: float | None = None, **servers: Any
 ) -> AsyncIterator[Running]:
     budgets: dict[str, float] = {}
 
@@ -48,16 +48,11 @@ async def running(
             budgets[service] = float(found[1].replace(",", ""))
 
     with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as folder:
-        deployment = make_deployment(
-            f"unix:{folder}/coordinator.sock",
-            target,
-            draft,
-            "bfloat16",
-            "int8",
-            server_flags,
-            coordinator_flags,
-            device,
-        )
+        both = {"device": device, **servers}
+        coordinator = {"listen": f"unix:{folder}/coordinator.sock"}
+        if synthetic_acceptance is not None:
+            coordinator["synthetic_acceptance"] = synthetic_acceptance
+        deployment = make_deployment({"model": target, **both}, {"model": draft, **both}, coordinator)
         async with Services(deployment, read) as services, AsyncClient(services.address) as client:
             yield Running(client, budgets)
 
@@ -70,7 +65,12 @@ async def answer(
     prompts = [[3 + (7 * index + place) % 1000 for place in range(PROMPT_TOKENS)] for index in range(at_once)]
     # The prompts' own time is not what is asked for: both caches have them.
     await asyncio.gather(
-        *(client.complete(p, replace(sampling, max_tokens=4), SpeculationParams(num_draft_tokens=1)) for p in prompts)
+        *(
+            client.complete(
+                p, replace(sampling, max_tokens=4), SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1)
+            )
+            for p in prompts
+        )
     )
     started_s = time.perf_counter()
     done = await asyncio.gather(*(client.complete(prompt, sampling, speculation) for prompt in prompts))
@@ -90,9 +90,11 @@ async def grid(
     """Speed for each alpha, number at once and k; the servers are started for each alpha anew."""
     rows = []
     for alpha in alphas:
-        async with running(target, draft, device, [], ["--synthetic-acceptance", str(alpha)]) as now:
+        async with running(target, draft, device, alpha) as now:
             for at_once, length in itertools.product(sizes, LENGTHS):
-                speculation = PLAIN if length == 0 else SpeculationParams(num_draft_tokens=length)
+                speculation = (
+                    PLAIN if length == 0 else SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=length)
+                )
                 speed, done = await answer(now.client, at_once, tokens, speculation)
                 name = "adaptive" if length is ADAPTIVE else str(length)
                 rows.append(
@@ -116,7 +118,7 @@ def beside_theory(rows: list[dict[str, Any]], draft_cost: float, wire: float) ->
             print(f"alpha {row['alpha']}, k {row['k']}: {row['of_theory']:.1%} of theory ({expected:.2f} x)")
 
 
-def sample(rows: list[dict[str, Any]], costs: tuple[float, float] | None, path: Path) -> None:
+def plot(rows: list[dict[str, Any]], costs: tuple[float, float] | None, path: Path) -> None:
     """Speed over plain by alpha, a picture for each number at once; with costs (draft step, wire) theory beside it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -142,23 +144,26 @@ async def memory(target: str, draft: str) -> dict[str, float]:
     """MiB in use by both servers, against what their budgets say."""
     torch.cuda.empty_cache()
     before, _ = torch.cuda.mem_get_info()
-    async with running(target, draft, "cuda", [], []) as now:
-        await answer(now.client, 8, 64, SpeculationParams())
+    async with running(target, draft, "cuda") as now:
+        await answer(now.client, 8, 64, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4))
         after, _ = torch.cuda.mem_get_info()
     used, budget = (before - after) / 2**20, sum(now.budgets.values())
     print(f"memory: {used:,.0f} MiB in use, {budget:,.0f} MiB in the budgets ({used / budget:.3f})")
     return {"used_mib": used, "budget_mib": budget}
 
 
-async def identity(device: str, count: int, flags: list[str]) -> int:
+async def identity(device: str, count: int, deterministic: bool) -> int:
     """Of so many of the project's prompts, those answered otherwise with speculation, greedy, 64 tokens."""
     sampling = SamplingParams(max_tokens=64)
     prompts = [prompt.text for prompt in read_prompts(OWN_PROMPTS, count)]
-    async with running("smollm2-135m", "smollm2-135m-draft", device, flags, []) as now:
+    async with running("smollm2-135m", "smollm2-135m-draft", device, deterministic=deterministic) as now:
         plain = [await now.client.complete(prompt, sampling, PLAIN) for prompt in prompts]
         speculative = await asyncio.gather(
-            *(now.client.complete(prompt, sampling, SpeculationParams(num_draft_tokens=4)) for prompt in prompts)
+            *(
+                now.client.complete(prompt, sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4))
+                for prompt in prompts
+            )
         )
     differ = sum(one.token_ids != other.token_ids for one, other in zip(plain, speculative, strict=True))
-    print(f"{' '.join(flags) or 'as it is'}: {differ} of {len(prompts)} differ")
+    print(f"deterministic {deterministic}: {differ} of {len(prompts)} differ")
     return differ

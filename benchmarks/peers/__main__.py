@@ -16,15 +16,16 @@ import signal
 import sys
 from pathlib import Path
 
+import torch
 from transformers import AutoTokenizer
 
+from benchmarks.deployment import DRAFT
 from benchmarks.peers.contest import Contest, Row
 from benchmarks.peers.engines import FOLDER, plan_workers
 from benchmarks.peers.gguf_file import bf16_gguf
 from benchmarks.peers.protocol import Settings
 from benchmarks.peers.report import Report
 from benchmarks.prompts import read_prompts
-from paceline.cli.up import DEFAULT_DRAFT
 from paceline.engine.models.weights import find_folder
 
 MODEL = "smollm2-135m"
@@ -47,7 +48,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--at-once", default="1", help="prompts in a request, as 1,10")
     parser.add_argument("--engines", default=ENGINES)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--draft", default=DEFAULT_DRAFT, help="Paceline's draft, in int8")
+    parser.add_argument("--draft", default=DRAFT, help="Paceline's draft, in int8")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--json", action="store_true", help="JSON to stdout, the table to stderr")
     return parser.parse_args()
@@ -57,8 +58,8 @@ def make_settings(arguments: argparse.Namespace, longest_prompt: int, at_once: i
     """What all workers are told; converts what is not converted yet."""
     longest = longest_prompt + arguments.tokens + SPARE_TOKENS
     return Settings(
-        model_folder=str(find_folder(MODEL, say)),
-        draft_folder=str(find_folder(arguments.draft, say)),
+        model_folder=str(find_folder(MODEL, torch.bfloat16, say)),
+        draft_folder=str(find_folder(arguments.draft, torch.bfloat16, say)),
         gguf_file=str(bf16_gguf(MODEL, FOLDER)) if needs_gguf else "",
         threads=arguments.threads,
         max_length=-(-longest // LENGTH_STEP_TOKENS) * LENGTH_STEP_TOKENS,
@@ -76,7 +77,7 @@ def main() -> None:
         plans = plan_workers(arguments.engines.split(","), arguments.threads)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, say))
+    tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, torch.bfloat16, say))
     prompts = []
     for prompt in read_prompts(arguments.prompts, arguments.count):
         chat = [{"role": "user", "content": prompt.text}]

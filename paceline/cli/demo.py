@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options
+from paceline.cli.deployment import make_deployment
 from paceline.cli.report import print_stats, tokens_per_second
 from paceline.cli.services import Services
-from paceline.cli.up import DEFAULT_DRAFT, DEFAULT_DRAFT_QUANTIZATION, DEFAULT_MODEL, make_deployment
 from paceline.client import AsyncClient, Completion, Finish
 from paceline.sampling import SamplingParams, SpeculationParams, require
 
@@ -44,10 +44,8 @@ async def _run(prompt: str, max_tokens: int, speculative: SpeculationParams) -> 
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory(prefix="paceline-demo-") as folder:
         address = f"unix:{Path(folder) / 'coordinator.sock'}"
-        deployment = make_deployment(
-            address, DEFAULT_MODEL, DEFAULT_DRAFT, "bfloat16", DEFAULT_DRAFT_QUANTIZATION, [], []
-        )
-        console.print(f"starting draft server, target server and coordinator ({DEFAULT_MODEL}) …", style="dim")
+        deployment = make_deployment(coordinator={"listen": address})
+        console.print("starting draft server, target server and coordinator …", style="dim")
         async with Services(deployment, _log_trouble) as services, AsyncClient(services.address) as client:
             await _show(console, client, prompt, max_tokens, speculative)
 

@@ -7,7 +7,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from paceline.client import AsyncClient, Completion, Prompt
 from paceline.errors import ConfigError
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 
 # Drafts in each measured round.
 MEASURED_K = 4
@@ -85,7 +85,10 @@ class Tally:
 
 async def measure(address: str, prompts: list[Prompt], max_tokens: int, temperature: float) -> Measured:
     """Runs each prompt with and without speculation. Raises ConfigError where that shows nothing."""
-    params = {True: SpeculationParams(num_draft_tokens=MEASURED_K), False: SpeculationParams(enabled=False)}
+    params = {
+        True: SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=MEASURED_K),
+        False: SpeculationParams(enabled=False),
+    }
     tallies = {True: Tally(), False: Tally()}
     samplings = [
         (-1, SamplingParams(max_tokens=SHORT_TOKENS, temperature=temperature, seed=SEED)),

@@ -2,20 +2,25 @@
 
 import asyncio
 import contextlib
+import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.cli.deployment import Deployment
 from paceline.errors import ConfigError
 from paceline.rpc.health import is_serving
+from paceline.rpc.supervision import environment
 
 READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
+# Between a process's end and the last lines of its log.
+LOG_GRACE_S = 0.1
 LogLine = Callable[[str, str], None]
 
 
@@ -26,19 +31,14 @@ class Process:
     name: str
     arguments: list[str]
     address: str
+    # By which its health service knows it: another process may have its address.
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))
     process: asyncio.subprocess.Process | None = None
     last_line: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """What to run."""
-
-    target: list[str] = field(default_factory=list)
-    # None: no draft server.
-    draft: list[str] | None = field(default_factory=list)
-    coordinator: list[str] = field(default_factory=list)
-    listen: str = "127.0.0.1:50050"
+    def is_serving(self) -> bool:
+        """Whether this process, and no other, answers health checks at its address."""
+        return is_serving(self.address, 1.0, f"instance.{self.instance}")
 
 
 class Services:
@@ -55,11 +55,14 @@ class Services:
     async def __aenter__(self) -> "Services":
         """Starts all. Raises ConfigError with the last line of a service that does not come up."""
         try:
-            await asyncio.gather(*(self._start(process) for process in self._processes[:-1]))
-            await self._start(self._processes[-1])
-        except BaseException:
+            *models, coordinator = self._processes
+            async with asyncio.TaskGroup() as starting:
+                for process in models:
+                    starting.create_task(self._start(process))
+            await self._start(coordinator)
+        except BaseException as error:
             await self.stop()
-            raise
+            raise _first(error) from None
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -89,32 +92,30 @@ class Services:
                 await task
         self._folder.cleanup()
 
-    def _plan(self, deployment: Deployment) -> list[Process]:
-        def socket(name: str) -> str:
-            return f"unix:{Path(self._folder.name) / name}.sock"
-
-        draft, target = socket("draft"), socket("target")
-        lock = ["--compute-lock-file", str(Path(self._folder.name) / "compute.lock")]
-        processes = [Process("target", ["target_server", "--listen", target, *lock, *deployment.target], target)]
+    def _plan(self, deployment: Deployment) -> Iterator[Process]:
+        folder = Path(self._folder.name)
+        draft, target = f"unix:{folder / 'draft'}.sock", f"unix:{folder / 'target'}.sock"
+        lock = ["--compute-lock-file", str(folder / "compute.lock")] if deployment.shares_cores else []
+        yield Process("target", ["target_server", *deployment.target, "--listen", target, *lock], target)
         if deployment.draft is not None:
-            processes.append(Process("draft", ["draft_server", "--listen", draft, *lock, *deployment.draft], draft))
+            yield Process("draft", ["draft_server", *deployment.draft, "--listen", draft, *lock], draft)
         addresses = ["--target", target, "--draft", draft if deployment.draft is not None else "none"]
-        front = ["coordinator", "--listen", deployment.listen, *addresses, *deployment.coordinator]
-        return [*processes, Process("coordinator", front, deployment.listen)]
+        yield Process("coordinator", ["coordinator", *deployment.coordinator, *addresses], deployment.listen)
 
     async def _start(self, service: Process) -> None:
-        """Returns when the service answers health checks."""
+        """Returns when the service answers health checks. Raises ConfigError if it ends, or is not ready in time."""
         service.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *service.arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            env=environment(service.instance),
             # Ctrl-C in a terminal goes to the whole group; we stop them in our own order.
             start_new_session=True,
         )  # fmt: skip
         self._tasks.append(asyncio.create_task(self._copy_log(service, service.process)))
         deadline_s = asyncio.get_running_loop().time() + READY_TIMEOUT_S
-        while not await asyncio.to_thread(is_serving, service.address, 1.0):
+        while not await asyncio.to_thread(service.is_serving):
             if service.process.returncode is not None:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(LOG_GRACE_S)
                 raise ConfigError(f"the {service.name} did not start: {service.last_line.removeprefix('error: ')}")
             if asyncio.get_running_loop().time() > deadline_s:
                 raise ConfigError(f"the {service.name} was not ready within {READY_TIMEOUT_S:.0f} s")
@@ -139,6 +140,13 @@ class Services:
                 backoff_s = FIRST_BACKOFF_S
             except ConfigError as error:
                 self._log_line(service.name, str(error))
+
+
+def _first(error: BaseException) -> BaseException:
+    """Of services that did not come up, the first; a cancellation stays what it is."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _end(service: Process) -> None:

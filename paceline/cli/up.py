@@ -2,94 +2,106 @@
 
 import asyncio
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from paceline.cli.services import Deployment, Services
-from paceline.rpc.server import wait_for_signal
+from coordinator.config import CoordinatorSettings
+from draft_server.config import DraftSettings
+from paceline.cli.deployment import Deployment, make_deployment
+from paceline.cli.services import Services
+from paceline.errors import ConfigError
+from paceline.rpc.health import is_serving
+from paceline.rpc.server import require_free_address, wait_for_signal
+from paceline.settings import Settings
+from target_server.config import TargetSettings
 
 COLOURS = {"target": "cyan", "draft": "magenta", "coordinator": "green"}
-DEFAULT_MODEL = "smollm2-135m"
-DEFAULT_DRAFT = "smollm2-135m-draft"
-DEFAULT_DRAFT_QUANTIZATION = "int8"
-# Of one GPU's memory; what they leave is for two CUDA contexts.
-TARGET_FRACTION, DRAFT_FRACTION = "0.60", "0.30"
+
+
+def _setting(settings: type[Settings], field: str, more: str = "") -> Any:
+    """An option that says what a process's setting says; left out, it is the process's own."""
+    declared = settings.model_fields[field]
+    default = declared.default
+    shown = "" if default is None or "default:" in (declared.description or "") else f"; default: {_shown(default)}"
+    return typer.Option(help=f"{declared.description}{more}{shown}", show_default=False)
+
+
+def _shown(default: Any) -> str:
+    return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
 
 
 def up(
-    listen: Annotated[str, typer.Option(help="HOST:PORT or unix:PATH of the coordinator")] = "127.0.0.1:50050",
-    target_model: Annotated[
-        str, typer.Option(help="hub id, folder, .gguf file, smollm2-135m or dummy:NAME")
-    ] = DEFAULT_MODEL,
-    draft_model: Annotated[str, typer.Option(help="the same, or none: no draft server")] = DEFAULT_DRAFT,
-    device: Annotated[str, typer.Option(help="cpu or cuda: both models on one GPU")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of both models")] = "bfloat16",
-    draft_quantization: Annotated[str, typer.Option(help="none or int8")] = DEFAULT_DRAFT_QUANTIZATION,
-    max_model_len: Annotated[
-        int | None, typer.Option(min=2, help="most tokens in a sequence; default: the models' own")
-    ] = None,
-    kv_cache_memory: Annotated[
-        str | None, typer.Option(help="memory for keys and values of each server, in bytes; default: the servers' own")
-    ] = None,
-    speculation: Annotated[bool, typer.Option(help="speculate where a request does not say")] = True,
-    drafter: Annotated[str, typer.Option(help="model, ngram, hybrid or custom")] = "model",
-    custom_drafter: Annotated[str | None, typer.Option(help="MODULE:FACTORY of a drafter of your own")] = None,
-    draft_tokens: Annotated[str, typer.Option(help="tokens proposed in a round: 0 to 16, adaptive or entropy")] = "4",
-    rule: Annotated[str, typer.Option(help="match or rejection, above temperature 0")] = "rejection",
-    coupled: Annotated[bool, typer.Option(help="the draft draws with the target's noise")] = False,
-    lenience: Annotated[float, typer.Option(help="in (0, 1]; 1 is lossless")] = 1.0,
-    max_running: Annotated[int, typer.Option(min=1, help="most generations at once")] = 256,
+    listen: Annotated[str | None, _setting(CoordinatorSettings, "listen", " of the coordinator")] = None,
+    target_model: Annotated[str | None, _setting(TargetSettings, "model")] = None,
+    draft_model: Annotated[str | None, _setting(DraftSettings, "model", ", or none: no draft server")] = None,
+    device: Annotated[str | None, _setting(TargetSettings, "device", ": cpu, or cuda for both on one GPU")] = None,
+    dtype: Annotated[str | None, _setting(TargetSettings, "dtype", ", of both models: float32 or bfloat16")] = None,
+    draft_quantization: Annotated[str | None, _setting(DraftSettings, "quantization", "; none or int8")] = None,
+    max_model_len: Annotated[int | None, _setting(TargetSettings, "max_model_len")] = None,
+    kv_cache_memory: Annotated[str | None, _setting(TargetSettings, "kv_cache_memory", "; of each server")] = None,
+    speculation: Annotated[bool | None, _setting(CoordinatorSettings, "speculation")] = None,
+    drafter: Annotated[str | None, _setting(CoordinatorSettings, "drafter")] = None,
+    custom_drafter: Annotated[str | None, _setting(CoordinatorSettings, "custom_drafter")] = None,
+    draft_tokens: Annotated[str | None, _setting(CoordinatorSettings, "draft_tokens")] = None,
+    rule: Annotated[str | None, _setting(CoordinatorSettings, "rule", ": match or rejection")] = None,
+    coupled: Annotated[bool | None, _setting(CoordinatorSettings, "coupled")] = None,
+    lenience: Annotated[float | None, _setting(CoordinatorSettings, "lenience")] = None,
+    max_running: Annotated[int | None, _setting(CoordinatorSettings, "max_running")] = None,
 ) -> None:
-    """Starts draft server, target server and coordinator; prints `ready ADDRESS` when all serve; Ctrl-C stops all."""
+    """Starts draft server, target server and coordinator; prints `ready ADDRESS` when all serve; Ctrl-C stops all.
+
+    What is not given is each process's own: its table in paceline.toml (target, draft, coordinator), or its default.
+    """
+    both = {"device": device, "dtype": dtype, "max_model_len": max_model_len, "kv_cache_memory": kv_cache_memory}
     deployment = make_deployment(
-        listen, target_model, draft_model, dtype, draft_quantization,
-        [
-            *(["--kv-cache-memory", kv_cache_memory] if kv_cache_memory else []),
-            *(["--max-model-len", str(max_model_len)] if max_model_len else []),
-        ],
-        [
-            "--speculation" if speculation else "--no-speculation",
-            "--drafter", drafter, "--draft-tokens", draft_tokens, "--rule", rule,
-            "--coupled" if coupled else "--no-coupled", "--lenience", str(lenience),
-            *(["--custom-drafter", custom_drafter] if custom_drafter else []),
-            "--max-running", str(max_running),
-        ],
-        device,
+        target=_given(model=target_model, **both),
+        draft=_given(model=draft_model, quantization=draft_quantization, **both),
+        coordinator=_given(
+            listen=listen, speculation=speculation, drafter=drafter, custom_drafter=custom_drafter,
+            draft_tokens=draft_tokens, rule=rule, coupled=coupled, lenience=lenience, max_running=max_running,
+        ),
     )  # fmt: skip
     asyncio.run(_run(deployment))
 
 
-def make_deployment(
-    listen: str, target_model: str, draft_model: str, dtype: str, draft_quantization: str,
-    server_flags: list[str], coordinator_flags: list[str], device: str = "cpu",
-) -> Deployment:  # fmt: skip
-    """Flags of the three processes from flags of `paceline up`."""
-    common = ["--dtype", dtype, "--device", device, *server_flags]
-    draft = ["--model", draft_model, "--quantization", draft_quantization, *common]
-    target = ["--model", target_model, *common]
-    if device == "cuda":
-        target += ["--gpu-memory-fraction", TARGET_FRACTION]
-        draft += ["--gpu-memory-fraction", DRAFT_FRACTION]
-    return Deployment(
-        target=target,
-        draft=None if draft_model == "none" else draft,
-        coordinator=coordinator_flags,
-        listen=listen,
-    )
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 async def _run(deployment: Deployment) -> None:
+    """Until a signal comes, which may also come while models are loading."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def log_line(service: str, line: str) -> None:
         console.print(Text(f"{service:>11} | ", style=COLOURS[service]), Text(line), sep="")
 
+    # Said before models are loaded for nothing.
+    if is_serving(deployment.listen, timeout_s=1.0):
+        raise ConfigError(
+            f"a coordinator serves at {deployment.listen} already; stop it, or give another address by --listen"
+        )
+    require_free_address(deployment.listen)
+    console.print("starting draft server, target server and coordinator: some 15 s, longer the first time")
+    stopping = asyncio.create_task(wait_for_signal())
+    running = asyncio.create_task(_serve(deployment, log_line))
+    await asyncio.wait((stopping, running), return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        await running
+    print("stopping", file=sys.stderr)
+    running.cancel()
+    await asyncio.wait((running,))
+
+
+async def _serve(deployment: Deployment, log_line: Any) -> None:
     async with Services(deployment, log_line) as services:
         print(f"ready {services.address}", flush=True)
-        watch = asyncio.create_task(services.watch())
-        await wait_for_signal()
-        watch.cancel()
-        print("stopping", file=sys.stderr)
+        where = (
+            ""
+            if services.address == CoordinatorSettings.model_fields["listen"].default
+            else f" --address {services.address}"
+        )
+        print(f'try, in another terminal: paceline generate "Why is the sky blue?"{where}', file=sys.stderr)
+        await services.watch()

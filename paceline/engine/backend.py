@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.engine.config import EngineConfig
+from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.models.weights import LoadedModel
 from paceline.engine.scheduling.job import Job
 
@@ -32,5 +32,6 @@ class Backend:
 
 
 Progress = Callable[[str], None]
-# Configuration, weights, most tokens in a sequence, where to report progress. Raises ConfigError where it does not fit.
-BuildBackend = Callable[[EngineConfig, LoadedModel, int, Progress], Backend]
+# Settings, the model's role, weights, most tokens in a sequence, where to report progress. Raises ConfigError where the
+# model does not fit.
+BuildBackend = Callable[[EngineConfig, ModelRole, LoadedModel, int, Progress], Backend]

@@ -1,63 +1,67 @@
-"""What an engine is told."""
+"""What an engine is told: settings that users may change, and what a model's role asks of it. No torch."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-import torch
-
-from paceline.errors import ConfigError
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-DEVICES = ("cpu", "cuda")
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Settings of one model's engine; frozen, so that nobody changes them behind another's back."""
+class ModelRole:
+    """What a draft or a target needs of its engine, whatever its settings are."""
 
-    model: str
-    # "float32" or "bfloat16".
-    dtype: str = "bfloat16"
-    # "none" or "int8" (weights only).
-    quantization: str = "none"
-    # A row's bits depend on its own sequence alone; without that some products are faster. A draft can do without.
+    name: str
+    # Whether a row's bits must depend on its own sequence alone. Without that some products are faster; what a draft
+    # proposes changes no output, so a draft can do without.
     batch_invariant: bool = True
-    # "cpu" or "cuda".
-    device: str = "cpu"
-    # Of a GPU's memory.
-    gpu_memory_fraction: float = 0.45
     # On a GPU: most steps of a job that run in one go (see `Job.multi_step_specs`).
     multi_steps: int = 0
-    # Most tokens in a sequence; None takes the model's own limit.
-    max_model_len: int | None = None
-    # None takes 2 GiB on CPU, on a GPU what its fraction leaves.
-    kv_cache_bytes: int | None = None
-    # Tokens in a KV block; None takes 64 on CPU, 16 on a GPU.
-    block_size: int | None = None
-    # Keep what was computed for beginnings that come again.
-    prefix_caching: bool = True
-    # Most rows in one forward.
-    max_batch_tokens: int = 512
-    # None takes all cores this process may use.
-    threads: int | None = None
-    # File by which servers on the same cores take turns; None: they don't.
-    compute_lock_file: str | None = None
-    # When to wait for a fuller batch.
-    waiting: bool = True
 
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
-        if self.quantization not in ("none", "int8"):
-            raise ConfigError(f"quantization is {self.quantization!r}; it must be none or int8")
-        if self.device not in DEVICES:
-            raise ConfigError(f"device is {self.device!r}; it must be {' or '.join(DEVICES)}")
-        if self.block_size is not None and (self.block_size < 8 or self.block_size % 8):
-            raise ConfigError(f"block_size is {self.block_size}; it must be a multiple of 8 tokens")
-        if self.max_batch_tokens < 32:
-            raise ConfigError(f"max_batch_tokens is {self.max_batch_tokens}; it must be at least 32")
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise ConfigError(f"max_model_len is {self.max_model_len}; it must be at least 2 tokens")
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+TARGET_ROLE = ModelRole("target")
+# Of eight tokens, as many as adaptive k drafts at most, one is sampled by the step that reads the tail.
+DRAFT_ROLE = ModelRole("draft", batch_invariant=False, multi_steps=7)
+
+
+class EngineConfig(BaseModel):
+    """Settings of one model's engine, each declared here and nowhere else; frozen, so that nobody changes them later."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(
+        "smollm2-135m", description="hub id, folder, .gguf file, smollm2-135m, or dummy:NAME for random weights"
+    )
+    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="data type of weights and activations")
+    quantization: Literal["none", "int8"] = Field("none", description="int8 keeps the weights in 8 bits")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
+    max_model_len: int | None = Field(
+        None, ge=2, description="most tokens in a sequence; default: the model's own limit"
+    )
+    kv_cache_memory: ByteSize | None = Field(
+        None, description="memory for keys and values, e.g. 2GiB or 500MB; default: 2GiB, or what a GPU's share leaves"
+    )
+    block_size: int | None = Field(
+        None, ge=8, description="tokens in a KV cache block, a multiple of 8; default: 64, on a GPU 16"
+    )
+    prefix_caching: bool = Field(True, description="keep keys and values for prompts that begin alike")
+    max_batch_tokens: int = Field(512, ge=32, description="most rows (tokens) in one forward")
+    threads: int | None = Field(None, ge=1, description="CPU threads; default: all cores this process may use")
+    compute_lock_file: str | None = Field(
+        None, description="lock file of model servers on the same cores: one computes at a time; default: no lock"
+    )
+    waiting: bool = Field(True, description="wait for a fuller batch where that pays")
+    gpu_memory_fraction: float = Field(0.45, gt=0, le=1, description="share of a GPU's memory this server may take")
+    deterministic: bool = Field(
+        False, description="on a GPU: the same bits in any batch, as a CPU always has, at some cost in speed"
+    )
+
+    @field_validator("block_size")
+    @classmethod
+    def _is_multiple_of_8(cls, value: int | None) -> int | None:
+        if value is not None and value % 8:
+            raise ValueError("must be a multiple of 8")
+        return value
+
+    def is_batch_invariant(self, role: ModelRole) -> bool:
+        """Whether a model of this role must give each row the same bits in any batch."""
+        return role.batch_invariant and (self.device == "cpu" or self.deterministic)

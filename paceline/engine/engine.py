@@ -8,8 +8,9 @@ import torch
 
 from paceline.engine.backend import BuildBackend
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.config import EngineConfig
+from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.backend import build_cpu
+from paceline.engine.dtypes import DTYPES
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.weights import load_model
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
@@ -36,7 +37,10 @@ class Engine:
 
 
 def build_engine(
-    config: EngineConfig, loop: asyncio.AbstractEventLoop, progress: Callable[[str], None] = lambda _: None
+    config: EngineConfig,
+    role: ModelRole,
+    loop: asyncio.AbstractEventLoop,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Engine:
     """Loads everything; the worker is not started yet. Raises ConfigError with one line that says what to do.
 
@@ -45,7 +49,7 @@ def build_engine(
     """
     set_num_workers(config.threads or len(CORES))
     progress(f"loading {config.model}")
-    loaded = load_model(config.model, config.torch_dtype, progress)
+    loaded = load_model(config.model, DTYPES[config.dtype], progress)
     max_model_len = config.max_model_len or loaded.config.max_model_len
     if max_model_len > loaded.config.max_model_len:
         raise ConfigError(
@@ -53,7 +57,7 @@ def build_engine(
         )
     # Before it takes its time to place: a tokenizer that can't be read is found here.
     fingerprint = loaded.tokenizer_fingerprint
-    backend = _backend_builder(config.device)(config, loaded, max_model_len, progress)
+    backend = _backend_builder(config.device)(config, role, loaded, max_model_len, progress)
     pool = BlockPool(backend.num_blocks, backend.block_size, backend.copy_blocks, config.prefix_caching)
     compute_lock, batching_policy = ComputeLock(config.compute_lock_file), BatchingPolicy(config.waiting)
     worker = Worker(backend.runner, pool, compute_lock, batching_policy, max_model_len, config.max_batch_tokens, loop)

@@ -1,6 +1,8 @@
-"""Channels and the options both ends share."""
+"""Addresses, channels, and the options both ends share."""
 
 import grpc.aio
+
+from paceline.errors import InvalidArgument
 
 # The largest message either side takes. Senders split well below it (SPLIT_BYTES).
 MAX_MESSAGE_BYTES = 16 << 20
@@ -26,6 +28,19 @@ CLIENT_OPTIONS = [
     # Two channels to one address are two connections.
     ("grpc.use_local_subchannel_pool", 1),
 ]
+
+
+MAX_PORT = 65_535
+
+
+def check_address(name: str, text: str, least_port: int = 1) -> None:
+    """Raises InvalidArgument, naming the field, unless `text` is HOST:PORT or unix:PATH."""
+    if text.startswith("unix:") and len(text) > len("unix:"):
+        return
+    host, colon, port = text.rpartition(":")
+    is_host = bool(host) and "/" not in host and (":" not in host or (host[0] == "[" and host[-1] == "]"))
+    if not (colon and is_host and port.isascii() and port.isdecimal() and least_port <= int(port) <= MAX_PORT):
+        raise InvalidArgument.field(name, text, f"HOST:PORT with a port in [{least_port}, {MAX_PORT}], or unix:PATH")
 
 
 def open_channel(address: str) -> grpc.aio.Channel:

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
+import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -18,8 +21,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from paceline.errors import ConfigError, InvalidArgument, PacelineError
-from paceline.rpc.channel import SERVER_OPTIONS
+from paceline.rpc.channel import SERVER_OPTIONS, check_address
 from paceline.rpc.status import code_of, trailers_of
+from paceline.rpc.supervision import end_with_supervisor, instance_of
 
 log = logging.getLogger(__name__)
 # How long calls in flight may go on after SIGTERM.
@@ -30,11 +34,15 @@ class Server:
     """One or more services behind one address."""
 
     def __init__(self, listen: str) -> None:
+        """`listen`: HOST:PORT (port 0: any free one) or unix:PATH. Raises InvalidArgument."""
+        check_address("listen", listen, least_port=0)
         self._listen = listen
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+        if instance := instance_of(os.environ):
+            self._names.append(instance)
 
     def add_service(self, descriptor: ServiceDescriptor, servicer: Any) -> None:
         """Adds `servicer`, whose methods bear the service's method names and may raise PacelineError."""
@@ -49,7 +57,7 @@ class Server:
         try:
             port = self._server.add_insecure_port(self._listen)
         except RuntimeError as error:
-            raise ConfigError(f"can't listen on {self._listen}: is the port in use?") from error
+            raise ConfigError(_taken(self._listen)) from error
         await self._server.start()
         # What stands by now stays: the garbage collector need not go through it again and again.
         gc.collect()
@@ -71,6 +79,41 @@ class Server:
         await self._server.stop(grace_s)
 
 
+def require_free_address(listen: str) -> None:
+    """Raises ConfigError if another process listens there already: better now than when models are loaded."""
+    if listen.startswith("unix:"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            is_taken = probe.connect_ex(listen.removeprefix("unix:")) == 0
+    else:
+        host, _, port = listen.rpartition(":")
+        is_taken = _is_bound(host.strip("[]"), int(port))
+    if is_taken:
+        raise ConfigError(_taken(listen))
+
+
+def _is_bound(host: str, port: int) -> bool:
+    """Whether a listener has the port. Raises ConfigError for a host that is not this machine's."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        with socket.socket(family, kind) as probe:
+            # As gRPC does: a connection that has just ended does not count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror as error:
+        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror}") from error
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise ConfigError(f"can't listen on {host}:{port}: {error.strerror}") from error
+        return True
+    return False
+
+
+def _taken(listen: str) -> str:
+    return f"can't listen on {listen}: the address is in use; is another one running? --listen gives another address"
+
+
 async def wait_for_signal() -> None:
     """Returns on the first SIGTERM or SIGINT; handlers are removed again, so that a second one kills."""
     loop = asyncio.get_running_loop()
@@ -89,6 +132,7 @@ def run(main: Callable[[], Any]) -> None:
     """Runs a service's coroutine under uvloop; a ConfigError is one line on stderr and exit 1."""
     import uvloop
 
+    end_with_supervisor()
     # The device thread must not keep the event loop waiting for the interpreter for long.
     sys.setswitchinterval(0.0005)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)

@@ -9,7 +9,8 @@ from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
 
-from paceline.rpc.server import DRAIN_S, Server, wait_for_signal
+from paceline.engine.config import ModelRole
+from paceline.rpc.server import DRAIN_S, Server, require_free_address, wait_for_signal
 from paceline.serving.settings import ModelServerSettings
 
 log = logging.getLogger(__name__)
@@ -27,43 +28,25 @@ def prepare_process() -> None:
 
 async def serve_model(
     settings: ModelServerSettings,
+    role: ModelRole,
     descriptor: ServiceDescriptor,
     make_servicer: Callable[[Any], Any],
-    name: str,
-    batch_invariant: bool = True,
-    multi_steps: int = 0,
 ) -> None:
-    """Loads the model, serves until SIGTERM or SIGINT, then drains. `batch_invariant`, `multi_steps`: see EngineConfig."""
+    """Loads the model, serves until SIGTERM or SIGINT, then drains. Raises ConfigError where it can't."""
     prepare_process()
-    from paceline.engine.config import EngineConfig
     from paceline.engine.engine import Engine, build_engine
 
-    config = EngineConfig(
-        model=settings.model,
-        dtype=settings.dtype,
-        quantization=settings.quantization,
-        batch_invariant=batch_invariant and (settings.device == "cpu" or settings.deterministic),
-        device=settings.device,
-        gpu_memory_fraction=settings.gpu_memory_fraction,
-        multi_steps=multi_steps,
-        max_model_len=settings.max_model_len,
-        kv_cache_bytes=None if settings.kv_cache_memory is None else int(settings.kv_cache_memory),
-        block_size=settings.block_size,
-        prefix_caching=settings.prefix_caching,
-        max_batch_tokens=settings.max_batch_tokens,
-        threads=settings.threads,
-        compute_lock_file=settings.compute_lock_file,
-        waiting=settings.waiting,
-    )
+    name = role.name
+    require_free_address(settings.listen)
     # Loading before listening: an address that answers is an address that serves.
     loop = asyncio.get_running_loop()
     device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
 
     def build() -> Engine:
-        return build_engine(config, loop, lambda text: log.info("%s: %s", name, text))
+        return build_engine(settings, role, loop, lambda text: log.info("%s: %s", name, text))
 
     engine = await loop.run_in_executor(device_thread, build)
-    if engine.batch_variant_parts and batch_invariant:
+    if engine.batch_variant_parts and role.batch_invariant:
         log.warning(
             "rows depend on the rows beside them (%s): output may differ with and without speculation",
             ", ".join(engine.batch_variant_parts),

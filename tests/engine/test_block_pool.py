@@ -55,7 +55,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(not sequence.blocks for sequence in self.sequences))
     @rule(data=st.data(), tokens=TOKENS)
     def adopt(self, data: st.DataObject, tokens: list[int]) -> None:
-        sequence = data.sample(st.sampled_from([each for each in self.sequences if not each.blocks]))
+        sequence = data.draw(st.sampled_from([each for each in self.sequences if not each.blocks]))
         num_cached = sequence.adopt(tokens)
         assert num_cached % BLOCK_SIZE == 0
         assert sequence.tokens == tokens[:num_cached]
@@ -63,7 +63,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data(), tokens=TOKENS, fed=st.sampled_from([1.0, 1.0, 0.5]))
     def reserve_and_feed(self, data: st.DataObject, tokens: list[int], fed: float) -> None:
-        sequence = data.sample(st.sampled_from(self.sequences))
+        sequence = data.draw(st.sampled_from(self.sequences))
         length = sequence.length + len(tokens)
         needed = sequence.missing_blocks(length)
         before = snapshot(self.pool, self.tables())
@@ -80,14 +80,14 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def confirm(self, data: st.DataObject) -> None:
-        sequence = data.sample(st.sampled_from(self.sequences))
+        sequence = data.draw(st.sampled_from(self.sequences))
         sequence.confirm(sequence.length)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
-        sequence = data.sample(st.sampled_from(self.sequences))
-        length = data.sample(st.integers(0, sequence.length + 2))
+        sequence = data.draw(st.sampled_from(self.sequences))
+        length = data.draw(st.integers(0, sequence.length + 2))
         before = snapshot(self.pool, self.tables())
         if length > sequence.length:
             with pytest.raises(OutOfRange, match=rf"{length}.*{sequence.length}"):
@@ -102,7 +102,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        sequence = data.sample(st.sampled_from(self.sequences))
+        sequence = data.draw(st.sampled_from(self.sequences))
         sequence.truncate(0)
         self.sequences.remove(sequence)
 

@@ -6,8 +6,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.peers.protocol import Settings, serve
+from paceline.cli.deployment import make_deployment
 from paceline.cli.services import Services
-from paceline.cli.up import DEFAULT_DRAFT_QUANTIZATION, make_deployment
 from paceline.client import AsyncClient
 from paceline.sampling import Bounds, Drafter, SamplingParams, SpeculationParams
 
@@ -37,10 +37,11 @@ class Paceline:
         self._folder.cleanup()
 
     async def _start(self, settings: Settings) -> None:
+        both = {"threads": settings.threads}
+        listen = f"unix:{Path(self._folder.name) / 'coordinator.sock'}"
         deployment = make_deployment(
-            f"unix:{Path(self._folder.name) / 'coordinator.sock'}", settings.model_folder, settings.draft_folder,
-            "bfloat16", DEFAULT_DRAFT_QUANTIZATION, ["--threads", str(settings.threads)], [],
-        )  # fmt: skip
+            {"model": settings.model_folder, **both}, {"model": settings.draft_folder, **both}, {"listen": listen}
+        )
         self._services = await Services(deployment, lambda name, line: None).__aenter__()
         self._client = AsyncClient(self._services.address)
 

@@ -3,7 +3,7 @@
 import os
 
 from paceline.engine.backend import Backend, Progress
-from paceline.engine.config import EngineConfig
+from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.batch_invariance import find_batch_variant_parts
 from paceline.engine.cpu.kernels.pinning import pin_workers
 from paceline.engine.cpu.llama import CpuLlama
@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 
 # Keys and values are float32 on CPU (see `attention`).
 CPU_CACHE_ELEMENT_BYTES = 4
-# Unless `kv_cache_bytes` says otherwise.
+# Unless `kv_cache_memory` says otherwise.
 CPU_CACHE_BYTES = 2 << 30
 # Tokens in a block, likewise; 64 is the fastest (see `kernels.products`).
 CPU_BLOCK_SIZE = 64
@@ -23,12 +23,14 @@ CPU_BLOCK_SIZE = 64
 RESERVE_BYTES = 512 << 20
 
 
-def build_cpu(config: EngineConfig, loaded: LoadedModel, max_model_len: int, progress: Progress) -> Backend:
+def build_cpu(
+    config: EngineConfig, role: ModelRole, loaded: LoadedModel, max_model_len: int, progress: Progress
+) -> Backend:
     """Raises ConfigError where it does not fit."""
     weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.tensors.values())
     block_size = config.block_size or CPU_BLOCK_SIZE
-    num_blocks = _fit_cache(config.kv_cache_bytes or CPU_CACHE_BYTES, block_size, loaded.config, weights_bytes)
-    model = CpuLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.batch_invariant)
+    num_blocks = _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_size, loaded.config, weights_bytes)
+    model = CpuLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.is_batch_invariant(role))
     progress("checking row invariance")
     dependent = find_batch_variant_parts(model, block_size)
     attention = CpuPagedAttention(loaded.config, num_blocks, block_size)

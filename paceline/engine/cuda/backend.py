@@ -8,7 +8,7 @@ import torch
 
 from paceline.engine.backend import Backend, Progress
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.config import EngineConfig
+from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda.batch_invariance import find_batch_variant_parts
 from paceline.engine.cuda.budget import Budget
 from paceline.engine.cuda.forward_plan import ForwardShape
@@ -16,6 +16,7 @@ from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention, tiles_at_once
 from paceline.engine.cuda.runner import CudaRunner, GraphShapes
 from paceline.engine.cuda.staging import Staging
+from paceline.engine.dtypes import DTYPES
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
@@ -58,16 +59,19 @@ class CudaMemory:
         return peak
 
 
-def build_cuda(config: EngineConfig, loaded: LoadedModel, max_model_len: int, progress: Progress) -> Backend:
+def build_cuda(
+    config: EngineConfig, role: ModelRole, loaded: LoadedModel, max_model_len: int, progress: Progress
+) -> Backend:
     """Raises ConfigError where the kernels can't take the model, and with the budget where it does not fit."""
     device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.set_per_process_memory_fraction(config.gpu_memory_fraction, device)
     progress(f"device: {torch.cuda.get_device_name(device)}")
-    return build_on(config, loaded, max_model_len, progress, device, CudaMemory(device))
+    return build_on(config, role, loaded, max_model_len, progress, device, CudaMemory(device))
 
 
 def build_on(
     config: EngineConfig,
+    role: ModelRole,
     loaded: LoadedModel,
     max_model_len: int,
     progress: Progress,
@@ -78,19 +82,17 @@ def build_on(
     head_dim = loaded.config.head_dim
     if head_dim & (head_dim - 1):
         raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
-    block_size = config.block_size or BLOCK_SIZE
-    graph_shapes = GraphShapes(GRAPH_ROWS, min(max_model_len, GRAPH_TOKENS), config.multi_steps)
+    block_size, batch_invariant = config.block_size or BLOCK_SIZE, config.is_batch_invariant(role)
+    graph_shapes = GraphShapes(GRAPH_ROWS, min(max_model_len, GRAPH_TOKENS), role.multi_steps)
     with torch.inference_mode():
-        model = CudaLlama(
-            loaded.config, loaded.tensors, config.quantization, max_model_len, config.batch_invariant, device
-        )
-    budget = _fit(config, model, graph_shapes, block_size, device, memory)
+        model = CudaLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, batch_invariant, device)
+    budget = _fit(config, model, graph_shapes, batch_invariant, device, memory)
     progress(f"budget: {budget}")
     # One block more: nobody's (see `staging`).
-    attention = _cache(model, budget.num_blocks + 1, block_size, config.torch_dtype, device)
+    attention = _cache(model, budget.num_blocks + 1, block_size, DTYPES[config.dtype], device)
     progress("checking row invariance")
-    dependent = find_batch_variant_parts(model, attention, config.batch_invariant, device)
-    runner = CudaRunner(model, attention, config.batch_invariant, graph_shapes, device)
+    dependent = find_batch_variant_parts(model, attention, batch_invariant, device)
+    runner = CudaRunner(model, attention, batch_invariant, graph_shapes, device)
     started_s = time.monotonic()
     runner.warm_up(progress)
     progress(f"graphs captured in {time.monotonic() - started_s:.1f} s")
@@ -111,22 +113,23 @@ def _fit(
     config: EngineConfig,
     model: CudaLlama,
     graph_shapes: GraphShapes,
-    block_size: int,
+    batch_invariant: bool,
     device: torch.device,
     memory: Memory,
 ) -> Budget:
     """Weights are in place; activations are measured in the largest batch, at the end of the longest context, on a
     cache of its own."""
     weights = memory.used()
+    block_size = config.block_size or BLOCK_SIZE
     num_rows = min(config.max_batch_tokens, model.max_model_len)
     num_blocks = -(-num_rows // block_size)
-    trial = _cache(model, num_blocks + 1, block_size, config.torch_dtype, device)
+    trial = _cache(model, num_blocks + 1, block_size, DTYPES[config.dtype], device)
     builder = BatchBuilder()
     # What it reads means nothing: blocks over and over.
     blocks = [place % num_blocks for place in range(-(-model.max_model_len // block_size))]
     builder.add([0] * num_rows, model.max_model_len - num_rows, blocks, [False] * (num_rows - 1) + [True])
     batch = builder.build(num_rows)
-    staging = Staging(ForwardShape.of(batch, config.batch_invariant), num_blocks + 1, block_size, device)
+    staging = Staging(ForwardShape.of(batch, batch_invariant), num_blocks + 1, block_size, device)
     staging.fill(batch)
     logits = model.new_logits(1)
     activations = memory.peak_of(lambda: model.forward(staging.plan, trial, logits))
@@ -138,6 +141,6 @@ def _fit(
         weights=weights,
         activations=activations,
         graphs=graph_shapes.bytes(model.config.vocab_size) + result_bytes,
-        block=block_size * model.config.kv_bytes_per_token(config.torch_dtype.itemsize),
-        cache=config.kv_cache_bytes,
+        block=block_size * model.config.kv_bytes_per_token(DTYPES[config.dtype].itemsize),
+        cache=config.kv_cache_memory,
     )

@@ -1,0 +1,65 @@
+"""What `paceline up` runs: the flags of three processes, checked before any of them starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.config import CoordinatorSettings
+from draft_server.config import DraftSettings
+from paceline.rpc.channel import check_address
+from paceline.settings import as_flags, make_settings
+from target_server.config import TargetSettings
+
+# Of one GPU's memory, where neither says; what they leave is for two CUDA contexts.
+TARGET_FRACTION, DRAFT_FRACTION = 0.60, 0.30
+# Flags of `paceline up` whose fields have another name in a process's settings.
+_TARGET_FLAGS = {"model": "--target-model"}
+_DRAFT_FLAGS = {"model": "--draft-model", "quantization": "--draft-quantization"}
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Flags of each process, but for the addresses by which they find one another."""
+
+    target: list[str]
+    # None: no draft server.
+    draft: list[str] | None
+    coordinator: list[str]
+    # The coordinator's address.
+    listen: str
+    # Whether the model servers compute on the same cores, one at a time.
+    shares_cores: bool
+
+
+def make_deployment(
+    target: Mapping[str, Any] | None = None,
+    draft: Mapping[str, Any] | None = None,
+    coordinator: Mapping[str, Any] | None = None,
+) -> Deployment:
+    """From the fields of each process's settings that the caller wants to set; all others are the process's own.
+
+    A draft's model "none", or a coordinator's draft "none": no draft server. Raises InvalidArgument naming the flag of
+    `paceline up` and its range.
+    """
+    wants_target, wants_draft = dict(target or {}), dict(draft or {})
+    front = make_settings(CoordinatorSettings, coordinator or {}, {})
+    # Port 0 would be any free one: then nobody knew where.
+    check_address("--listen", front.listen)
+    has_draft = wants_draft.get("model", "") != "none" and front.draft != "none"
+    target_settings = make_settings(TargetSettings, wants_target, _TARGET_FLAGS)
+    _share_gpu(target_settings, wants_target, TARGET_FRACTION)
+    if has_draft:
+        draft_settings = make_settings(DraftSettings, wants_draft, _DRAFT_FLAGS)
+        _share_gpu(draft_settings, wants_draft, DRAFT_FRACTION)
+    return Deployment(
+        target=as_flags(wants_target),
+        draft=as_flags(wants_draft) if has_draft else None,
+        coordinator=as_flags(coordinator or {}),
+        listen=front.listen,
+        shares_cores=has_draft and (target_settings.device, draft_settings.device) == ("cpu", "cpu"),
+    )
+
+
+def _share_gpu(settings: TargetSettings | DraftSettings, given: dict[str, Any], fraction: float) -> None:
+    if settings.device == "cuda" and "gpu_memory_fraction" not in settings.model_fields_set:
+        given["gpu_memory_fraction"] = fraction

@@ -1,0 +1,5 @@
+"""torch's dtypes by the names that settings use."""
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

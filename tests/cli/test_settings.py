@@ -1,0 +1,150 @@
+"""Flags > environment > paceline.toml > defaults, for processes and for commands; and what is wrong is named."""
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import CoordinatorSettings
+from draft_server.config import DraftSettings
+from paceline.cli.deployment import make_deployment
+from paceline.errors import ConfigError, InvalidArgument
+from paceline.settings import as_flags, parse_settings
+from target_server.config import TargetSettings
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write_toml(text: str) -> None:
+    Path("paceline.toml").write_text(text)
+
+
+def parse(monkeypatch: pytest.MonkeyPatch, *flags: str) -> CoordinatorSettings:
+    monkeypatch.setattr("sys.argv", ["coordinator", *flags])
+    return parse_settings(CoordinatorSettings, "coordinator")
+
+
+def test_each_source_overrules_those_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse(monkeypatch).max_running == 256
+    write_toml("[coordinator]\nmax-running = 3\n")
+    assert parse(monkeypatch).max_running == 3
+    monkeypatch.setenv("PACELINE_COORDINATOR_MAX_RUNNING", "5")
+    assert parse(monkeypatch).max_running == 5
+    assert parse(monkeypatch, "--max-running", "7").max_running == 7
+
+
+def test_the_default_is_hybrid_and_adaptive() -> None:
+    settings = CoordinatorSettings()
+    assert (settings.drafter, settings.draft_tokens) == ("hybrid", "adaptive")
+
+
+@pytest.mark.parametrize(
+    ("toml", "parts"),
+    [
+        ("[coordinator]\nspeed = 11\n", ["paceline.toml, table [coordinator]", "'speed'"]),
+        ("[coordinator]\nmax_running = 0\n", ["--max-running", "greater than or equal to 1"]),
+        ("[coordinator\n", ["paceline.toml"]),
+        ("speed = 11\n", ["paceline.toml", "'speed'", "[target]"]),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named(
+    toml: str, parts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_toml(toml)
+    with pytest.raises(SystemExit) as ended:
+        parse(monkeypatch)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert [part for part in ("error: ", *parts) if part not in error] == []
+
+
+def test_up_passes_on_what_was_given_and_nothing_else() -> None:
+    write_toml('[draft]\nquantization = "none"\n[target]\nmodel = "dummy:tiny"\n')
+    deployment = make_deployment(target={"dtype": "float32"}, draft={"dtype": "float32"})
+    assert deployment.target == ["--dtype", "float32"]
+    assert deployment.draft == ["--dtype", "float32"]
+    assert deployment.coordinator == []
+
+
+def test_flags_say_what_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"speculation": False, "coupled": True, "max_running": 9, "draft_tokens": "entropy"}
+    settings = parse(monkeypatch, *as_flags(given))
+    assert {name: getattr(settings, name) for name in given} == given
+
+
+def test_model_servers_lock_each_other_out_only_where_they_share_cores() -> None:
+    assert make_deployment().shares_cores
+    assert not make_deployment(target={"device": "cuda"}, draft={"device": "cuda"}).shares_cores
+    assert not make_deployment(draft={"model": "none"}).shares_cores
+
+
+def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
+    deployment = make_deployment(target={"device": "cuda"}, draft={"device": "cuda", "gpu_memory_fraction": 0.2})
+    assert deployment.target[-2:] == ["--gpu-memory-fraction", "0.6"]
+    assert deployment.draft is not None
+    assert deployment.draft[-2:] == ["--gpu-memory-fraction", "0.2"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"coordinator": {"listen": "foo"}}, ["--listen", "'foo'", "HOST:PORT"]),
+        ({"coordinator": {"listen": "127.0.0.1:99999"}}, ["--listen", "99999", "65535"]),
+        ({"coordinator": {"listen": "127.0.0.1:0"}}, ["--listen", "[1, 65535]"]),
+        ({"coordinator": {"drafter": "custom"}}, ["--drafter custom", "--custom-drafter"]),
+        ({"coordinator": {"draft_tokens": "17"}}, ["--draft-tokens", "[0, 16]"]),
+        ({"target": {"model": "dummy:tiny", "block_size": 12}}, ["--block-size", "multiple of 8"]),
+        ({"draft": {"quantization": "int3"}}, ["--draft-quantization", "'none' or 'int8'"]),
+        ({"target": {"device": "tpu"}}, ["--device", "'cpu' or 'cuda'"]),
+        ({"target": {"kv_cache_memory": "much"}}, ["--kv-cache-memory", "'much'"]),
+    ],
+)
+def test_bad_settings_are_named_before_anything_starts(settings: dict, parts: list[str]) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        make_deployment(**settings)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert [part for part in parts if part not in text] == []
+
+
+def test_settings_are_frozen() -> None:
+    for settings in (CoordinatorSettings(), DraftSettings(), TargetSettings()):
+        with pytest.raises(ValueError, match="frozen"):
+            settings.listen = "127.0.0.1:1"
+
+
+def test_a_commands_defaults_come_from_its_table(paceline) -> None:
+    write_toml('[plan]\nalpha = 0.8\ndraft-cost = 0.2\njson = true\n[target]\nmodel = "dummy:tiny"\n')
+    ran = paceline("plan")
+    assert (ran.code, '"alpha": 0.8' in ran.out) == (0, True), ran.err
+    ran = paceline("plan", "--alpha", "0.9")
+    assert '"alpha": 0.9' in ran.out
+
+
+def test_the_environment_overrules_a_commands_table(paceline, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_toml("[plan]\nalpha = 0.8\ndraft_cost = 0.2\njson = true\n")
+    monkeypatch.setenv("PACELINE_PLAN_ALPHA", "0.7")
+    assert '"alpha": 0.7' in paceline("plan").out
+
+
+@pytest.mark.parametrize(
+    ("toml", "parts"),
+    [
+        ("[plan]\nspeed = 1\n", ["paceline.toml, table [plan]", "'speed'"]),
+        ("[plans]\nalpha = 1\n", ["[plans]", "generate"]),
+        ("alpha = 1\n", ["'alpha'", "[generate]"]),
+    ],
+)
+def test_a_name_that_no_command_knows_is_named(paceline, toml: str, parts: list[str]) -> None:
+    write_toml(toml)
+    ran = paceline("plan", "--alpha", "0.5", "--draft-cost", "0.1")
+    assert ran.code == 1
+    assert [part for part in ("error: ", *parts) if part not in ran.err] == []
+
+
+def test_config_errors_have_one_root() -> None:
+    write_toml("[coordinator\n")
+    with pytest.raises(ConfigError, match=r"paceline\.toml"):
+        CoordinatorSettings()
