@@ -32,14 +32,15 @@ AT_ONCE = 16
 OFF = SpeculationParams(enabled=False)
 VARIANTS = {
     "off": OFF,
-    "n-gram": SpeculationParams(drafter=Drafter.NGRAM),
-    "model k=1": SpeculationParams(num_draft_tokens=1),
-    "model k=2": SpeculationParams(num_draft_tokens=2),
-    "model k=4": SpeculationParams(num_draft_tokens=4),
-    "model k=8": SpeculationParams(num_draft_tokens=8),
-    "adaptive": SpeculationParams(num_draft_tokens=Bounds(0, 8)),
-    "entropy": SpeculationParams(num_draft_tokens=EntropyAdaptive(Bounds(1, 8))),
-    "hybrid": SpeculationParams(drafter=Drafter.HYBRID),
+    "n-gram": SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM),
+    "model k=1": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1),
+    "model k=2": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=2),
+    "model k=4": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4),
+    "model k=8": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=8),
+    "adaptive": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=Bounds(0, 8)),
+    "entropy": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=EntropyAdaptive(Bounds(1, 8))),
+    "hybrid": SpeculationParams(num_draft_tokens=4, drafter=Drafter.HYBRID),
+    "default": SpeculationParams(),
 }
 MODES = ("greedy", "coupled")
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from paceline.client import AsyncClient, Completion, make_request
-from paceline.engine.config import EngineConfig
+from paceline.engine.config import TARGET_ROLE, EngineConfig
 from paceline.engine.engine import build_engine
 from paceline.engine.models.dummy import dummy_config, dummy_tokenizer_files, make_dummy
 from paceline.errors import ConfigError
@@ -159,19 +159,19 @@ CONFIGS: dict[str, tuple[dict[str, object], list[str]]] = {
     "a missing folder": ({"model": "./nowhere"}, ["./nowhere", "no such folder"]),
     "a missing file": ({"model": "nowhere.gguf"}, ["nowhere.gguf", "no such file"]),
     "an unknown dummy": ({"model": "dummy:huge"}, ["dummy:huge", "dummy:tiny"]),
-    "a cache too small": ({"kv_cache_bytes": 1024}, ["two blocks", "budget: weights"]),
+    "a cache too small": ({"kv_cache_memory": 1024}, ["two blocks", "budget: weights"]),
     "a length beyond the model's": ({"max_model_len": 9999}, ["max_model_len is 9999", "at most 512"]),
 }
 
 
 async def check_refused(changes: dict[str, object], parts: list[str]) -> None:
-    config: dict[str, object] = {"model": "dummy:tiny", "dtype": "float32", "kv_cache_bytes": 16 << 20}
+    config: dict[str, object] = {"model": "dummy:tiny", "dtype": "float32", "kv_cache_memory": 16 << 20}
     # Or the engine would change them for the tests behind this one.
     config["threads"] = torch.get_num_threads()
     loop, made = asyncio.get_running_loop(), EngineConfig(**config | changes)  # type: ignore[arg-type]
     # On a thread of its own: one that gets as far as to be built stays on one core.
     with ThreadPoolExecutor(max_workers=1) as thread, pytest.raises(ConfigError) as caught:
-        await loop.run_in_executor(thread, build_engine, made, loop)
+        await loop.run_in_executor(thread, build_engine, made, TARGET_ROLE, loop)
     text = str(caught.value)
     assert "\n" not in text
     assert [part for part in parts if part not in text] == []

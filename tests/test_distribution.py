@@ -27,7 +27,7 @@ from transformers import LlamaForCausalLM
 
 from paceline.client import AsyncClient
 from paceline.engine.models.dummy import dummy_config, make_dummy
-from paceline.sampling import DraftMode, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
 
 TARGET, DRAFT = "tiny-32-a", "tiny-32-b"
@@ -40,8 +40,10 @@ NUM_TOKENS = 5
 NUM_EXACT = 4
 NUM_CHECKS = 15
 LIMIT = 1e-6 / NUM_CHECKS
-REJECTION = SpeculationParams(num_draft_tokens=NUM_DRAFTS, rule=Rule.REJECTION)
-COUPLED = SpeculationParams(num_draft_tokens=NUM_DRAFTS, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED)
+REJECTION = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=NUM_DRAFTS, rule=Rule.REJECTION)
+COUPLED = SpeculationParams(
+    drafter=Drafter.MODEL, num_draft_tokens=NUM_DRAFTS, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
+)
 
 
 @dataclass(frozen=True)

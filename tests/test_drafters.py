@@ -47,7 +47,7 @@ async def test_a_drafter_changes_no_output(trio: Trio, drafter: Drafter, length:
 
 @pytest.mark.parametrize("drafter", [Drafter.NGRAM, Drafter.HYBRID, Drafter.CUSTOM], ids=lambda drafter: drafter.value)
 async def test_proposals_without_probabilities_pass_under_rejection(trio: Trio, drafter: Drafter) -> None:
-    speculation = SpeculationParams(drafter=drafter, rule=Rule.REJECTION)
+    speculation = SpeculationParams(num_draft_tokens=4, drafter=drafter, rule=Rule.REJECTION)
     async with AsyncClient(trio.address) as client:
         first = await client.complete(PROMPT, SAMPLED, speculation)
         again = await client.complete(PROMPT, SAMPLED, speculation)
@@ -57,7 +57,7 @@ async def test_proposals_without_probabilities_pass_under_rejection(trio: Trio, 
 
 async def test_a_drafter_that_costs_nothing_takes_no_time_of_the_draft_server(trio: Trio) -> None:
     async with AsyncClient(trio.address) as client:
-        done = await client.complete(PROMPT, GREEDY, SpeculationParams(drafter=Drafter.NGRAM))
+        done = await client.complete(PROMPT, GREEDY, SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM))
     assert done.finish is not None
     assert done.finish.timing.draft_ms == 0
     assert done.finish.speculation.proposed > 0

@@ -6,12 +6,12 @@ import pytest
 
 from paceline.cli.up import DEFAULT_DRAFT, DEFAULT_MODEL
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
 
 FLAGS = ("--dtype", "bfloat16", "--kv-cache-memory", "64MiB", "--max-model-len", "1024", "--check-integrity")
 PLAIN = SpeculationParams(enabled=False)
-DRAFTED = SpeculationParams(num_draft_tokens=3)
+DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=3)
 
 
 @pytest.fixture(scope="module")

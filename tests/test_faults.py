@@ -10,7 +10,7 @@ import pytest
 from paceline.client import AsyncClient, Completion
 from paceline.errors import Unavailable
 from paceline.rpc.channel import open_channel
-from paceline.sampling import Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, Rule, SamplingParams, SpeculationParams
 from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
 from tests.conftest import TINY
 from tests.services import Service, Trio, running, start_service, start_trio
@@ -19,7 +19,7 @@ PROMPTS = [[3, 14, 15, 92, 65, number] for number in range(8)]
 GREEDY = SamplingParams(max_tokens=300, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=300, temperature=0.8, seed=5, ignore_eos=True)
 PLAIN = SpeculationParams(enabled=False, rule=Rule.MATCH)
-SPECULATIVE = SpeculationParams(num_draft_tokens=4, rule=Rule.MATCH)
+SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH)
 
 
 @pytest.fixture(scope="module")

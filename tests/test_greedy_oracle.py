@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.client import AsyncClient
 from paceline.engine.models.weights import find_folder
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.services import Trio
 
 MODEL = "smollm2-135m"
 OWN_PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"
 PLAIN = SpeculationParams(enabled=False)
-SPECULATIVE_MODES = {k: SpeculationParams(num_draft_tokens=k) for k in (1, 4, 7)}
+SPECULATIVE_MODES = {k: SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=k) for k in (1, 4, 7)}
 
 
 @functools.cache

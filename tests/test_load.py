@@ -8,12 +8,12 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.errors import ResourceExhausted
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.conftest import TINY
 from tests.services import Trio, running, start_service, start_trio
 from tests.test_faults import wait_until_free
 
-SPECULATIVE = SpeculationParams(num_draft_tokens=4)
+SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
 BLOCK_SIZE = 16
 # Of keys and values, for dummy:tiny.
 TINY_TOKEN_BYTES = 512

@@ -35,13 +35,15 @@ REQUESTS = {
     "sampled, controlled": SamplingParams(**SAMPLED, **CONTROLS),
 }
 WAYS = {
-    "k = 1": SpeculationParams(num_draft_tokens=1, rule=Rule.MATCH),
-    "k = 4": SpeculationParams(num_draft_tokens=4, rule=Rule.MATCH),
-    "n-gram": SpeculationParams(drafter=Drafter.NGRAM, rule=Rule.MATCH),
-    "drawn greedily": SpeculationParams(num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.GREEDY),
-    "by entropy": SpeculationParams(num_draft_tokens=EntropyAdaptive(), rule=Rule.MATCH),
+    "k = 1": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1, rule=Rule.MATCH),
+    "k = 4": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH),
+    "n-gram": SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM, rule=Rule.MATCH),
+    "drawn greedily": SpeculationParams(
+        drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.GREEDY
+    ),
+    "by entropy": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=EntropyAdaptive(), rule=Rule.MATCH),
 }
-REJECTION = SpeculationParams(num_draft_tokens=4, rule=Rule.REJECTION)
+REJECTION = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.REJECTION)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +133,7 @@ async def test_logprobs_under_rejection_are_the_oracles_of_the_text_that_came(
     origins = ""
     for seed in range(6):
         sampling = SamplingParams(**{**SAMPLED, **controls, "seed": seed})
-        speculation = SpeculationParams(num_draft_tokens=1 + seed % 3, rule=Rule.REJECTION)
+        speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1 + seed % 3, rule=Rule.REJECTION)
         [completion] = await complete(unlike_trio, sampling, speculation)
         laws = oracle_logprobs(TARGET, PROMPT, completion.token_ids, sampling)
         check_against(laws, completion.token_ids, completion.logprobs)

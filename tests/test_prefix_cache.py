@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.conftest import TINY
 from tests.services import Trio, start_trio
 from tests.test_load import token_prompts
 
 BLOCK_SIZE = 16
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
-SPECULATIVE = SpeculationParams(num_draft_tokens=3)
+SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=3)
 
 
 @pytest.fixture(scope="module")

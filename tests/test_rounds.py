@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import DraftMode, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
 
 FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
@@ -37,7 +37,7 @@ def trio(request: pytest.FixtureRequest, services: str) -> Trio:
 
 
 def ahead(k: int, rule: Rule = Rule.REJECTION, draft_mode: DraftMode | None = None) -> SpeculationParams:
-    return SpeculationParams(num_draft_tokens=k, rule=rule, draft_mode=draft_mode)
+    return SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=k, rule=rule, draft_mode=draft_mode)
 
 
 async def complete(

@@ -10,7 +10,7 @@ import pytest
 from paceline.cli.measure import MEASURED_K, SEED, SHORT_TOKENS, Tally, conclude
 from paceline.client import Client
 from paceline.errors import ConfigError
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.cli.conftest import Ran
 from tests.services import Trio, start_trio
 
@@ -72,7 +72,9 @@ def decisions(address: str) -> tuple[int, int]:
     accepted = rejected = 0
     with Client(address) as client:
         for text in TEXTS:
-            whole = client.complete(text, sampling, SpeculationParams(num_draft_tokens=MEASURED_K))
+            whole = client.complete(
+                text, sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=MEASURED_K)
+            )
             assert whole.finish is not None
             figures = whole.finish.speculation
             ended_among_drafts = whole.finish.reason == "stop" and whole.origins.endswith("A")
@@ -99,7 +101,9 @@ def test_measured_alpha_is_the_acceptance_of_decided_drafts(
 def test_a_short_generation_is_taken_away_from_a_long_one(unlike_trio: Trio) -> None:
     with Client(unlike_trio.address) as client:
         sampling = SamplingParams(max_tokens=20, ignore_eos=True)
-        whole = client.complete(TEXTS[0], sampling, SpeculationParams(num_draft_tokens=MEASURED_K))
+        whole = client.complete(
+            TEXTS[0], sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=MEASURED_K)
+        )
     assert whole.finish is not None
     tally = Tally()
     tally.add(whole)

@@ -5,7 +5,7 @@ from typing import cast
 from coordinator.acceptance import Origin, Outcome
 from coordinator.context import Context, Request
 from coordinator.text import TextStream
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 
 
 class SilentText:
@@ -22,7 +22,7 @@ class SilentText:
 
 def make_context(prompt: list[int], max_tokens: int = 10_000) -> Context:
     sampling = SamplingParams(seed=1, max_tokens=max_tokens)
-    request = Request("id", prompt, sampling, SpeculationParams(), (), 100_000)
+    request = Request("id", prompt, sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4), (), 100_000)
     return Context(request, cast(TextStream, SilentText()))
 
 

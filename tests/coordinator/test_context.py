@@ -11,7 +11,7 @@ from coordinator.stats import GenerationStats
 from coordinator.text import Tokenizer
 from paceline.client import AsyncClient
 from paceline.engine.models.dummy import dummy_tokenizer_files
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.services import Trio
 
 PROMPT = [9, 8, 7]
@@ -33,7 +33,9 @@ def tokenizer() -> Tokenizer:
 
 def make_context(tokenizer: Tokenizer, max_length: int = 100, **sampling: object) -> Context:
     params = SamplingParams(seed=1, **sampling)  # type: ignore[arg-type]
-    request = Request("id", PROMPT, params, SpeculationParams(), EOS, max_length)
+    request = Request(
+        "id", PROMPT, params, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4), EOS, max_length
+    )
     return Context(request, tokenizer.stream(params.stop))
 
 
@@ -152,7 +154,7 @@ def test_no_more_is_drafted_than_may_still_come_out(tokenizer: Tokenizer, max_to
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["speculating", "plain"])
 async def test_min_tokens_keeps_stop_tokens_out_until_then(tiny_trio: Trio, enabled: bool) -> None:
-    speculation = SpeculationParams(enabled=enabled)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, enabled=enabled)
     async with AsyncClient(tiny_trio.address) as client:
         free = await client.complete(PROMPT, SamplingParams(max_tokens=40, ignore_eos=True), speculation)
         # The greedy text runs into each of these tokens for the first time.
@@ -172,7 +174,7 @@ async def test_min_tokens_keeps_stop_tokens_out_until_then(tiny_trio: Trio, enab
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["speculating", "plain"])
 async def test_stop_token_ends_the_text_at_its_first_occurrence(tiny_trio: Trio, enabled: bool) -> None:
-    speculation = SpeculationParams(enabled=enabled)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, enabled=enabled)
     async with AsyncClient(tiny_trio.address) as client:
         free = await client.complete(PROMPT, SamplingParams(max_tokens=40, ignore_eos=True), speculation)
         for token in dict.fromkeys(free.token_ids):

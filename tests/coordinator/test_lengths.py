@@ -14,7 +14,7 @@ from coordinator.draft_length.costs import Costs
 from coordinator.draft_length.estimates import LinearCost
 from coordinator.draft_length.goodput import GoodputLength
 from coordinator.round import Round
-from paceline.sampling import Bounds, EntropyAdaptive, SpeculationParams
+from paceline.sampling import Bounds, Drafter, EntropyAdaptive, SpeculationParams
 from paceline.theory import best_k, speedup
 from tests.coordinator.contexts import make_context
 
@@ -236,6 +236,8 @@ def test_cost_is_a_line_and_outliers_do_not_bend_it() -> None:
     ("wanted", "chosen"), [(0, 0), (5, 5), (EntropyAdaptive(Bounds(1, 6)), 6)], ids=["none", "fixed", "entropy"]
 )
 def test_other_lengths_do_not_depend_on_the_past(wanted: int | EntropyAdaptive, chosen: int) -> None:
-    length = DraftLengthRules(ActiveGenerations()).make(SpeculationParams(num_draft_tokens=wanted))
+    length = DraftLengthRules(ActiveGenerations()).make(
+        SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=wanted)
+    )
     World(alpha=0.1, draft_s=0.02).play(length, 20, random.Random(6))
     assert length.choose(make_context([0])) == chosen

@@ -8,7 +8,7 @@ from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdic
 from coordinator.synthetic import SyntheticAcceptance
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument
-from paceline.sampling import Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, Rule, SamplingParams, SpeculationParams
 from tests.conftest import TINY
 from tests.services import Trio, start_trio
 
@@ -52,7 +52,7 @@ def synthetic_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
 async def test_services_accept_as_often_and_say_so(synthetic_trio: Trio, temperature: float) -> None:
     async with AsyncClient(synthetic_trio.address) as client:
         sampling = SamplingParams(max_tokens=300, temperature=temperature, seed=3, ignore_eos=True)
-        done = await client.complete("t1 t2 t3", sampling, SpeculationParams(num_draft_tokens=4))
+        done = await client.complete("t1 t2 t3", sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4))
     assert done.finish is not None
     figures = done.finish.speculation
     assert figures.synthetic_acceptance == CHANCE

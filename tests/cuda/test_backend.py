@@ -1,19 +1,19 @@
 """A model comes to a device with a budget, a cache that fits, and rows that have their own bits."""
 
-from dataclasses import replace
-
 import pytest
+import torch
 
-from paceline.engine.config import EngineConfig
-from paceline.engine.cuda.backend import place
+from paceline.engine.config import EngineConfig, ModelRole
+from paceline.engine.cuda.backend import build_on
 from paceline.engine.cuda.budget import MIB
 from paceline.engine.models.weights import LoadedModel, load_model
 from paceline.errors import ConfigError
 from tests.cuda.device import DEVICE
 
 CONFIG = EngineConfig(
-    "dummy:tiny", dtype="float32", device="cuda", gpu_memory_fraction=0.5, max_batch_tokens=32, multi_steps=1
+    model="dummy:tiny", dtype="float32", device="cuda", gpu_memory_fraction=0.5, max_batch_tokens=32, deterministic=True
 )
+ROLE = ModelRole("draft", multi_steps=1)
 
 
 class CountedMemory:
@@ -32,12 +32,12 @@ class CountedMemory:
 
 
 def load() -> LoadedModel:
-    return load_model("dummy:tiny", CONFIG.torch_dtype)
+    return load_model("dummy:tiny", torch.float32)
 
 
 def test_the_cache_takes_what_its_share_leaves() -> None:
     said: list[str] = []
-    backend = place(CONFIG, load(), 40, said.append, DEVICE, CountedMemory(1024 * MIB))
+    backend = build_on(CONFIG, ROLE, load(), 40, said.append, DEVICE, CountedMemory(1024 * MIB))
     [budget] = [line for line in said if line.startswith("budget: ")]
     assert f"({backend.num_blocks} blocks of 0.01 MiB), activations 1 MiB" in budget
     assert budget.endswith("reserve 256 MiB: 512 MiB of 512 (0.5 of 1,024)")
@@ -46,11 +46,11 @@ def test_the_cache_takes_what_its_share_leaves() -> None:
 
 
 def test_what_it_was_given_it_takes() -> None:
-    backend = place(replace(CONFIG, kv_cache_bytes=MIB, block_size=32), load(), 40, lambda line: None, DEVICE,
+    backend = build_on(CONFIG.model_copy(update={"kv_cache_memory": MIB, "block_size": 32}), ROLE, load(), 40, lambda line: None, DEVICE,
                    CountedMemory(1024 * MIB))  # fmt: skip
     assert (backend.num_blocks, backend.block_size) == (64, 32)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no room for two blocks .* budget: weights 3 MiB"):
-        place(CONFIG, load(), 512, lambda line: None, DEVICE, CountedMemory(6 * MIB))
+        build_on(CONFIG, ROLE, load(), 512, lambda line: None, DEVICE, CountedMemory(6 * MIB))

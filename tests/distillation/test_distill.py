@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.services import start_trio
 
 PACELINE = "from paceline.cli import main; main()"
@@ -52,7 +52,7 @@ async def test_a_distilled_draft_agrees_more_and_serves(tmp_path: Path) -> None:
     assert further.returncode == 0, further.stderr
     assert alphas(more)[0] > trained - 0.02
     params = SamplingParams(max_tokens=48, ignore_eos=True)
-    drafted = SpeculationParams(num_draft_tokens=2)
+    drafted = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=2)
     flags = ("--dtype", "bfloat16", "--max-model-len", "1024", "--kv-cache-memory", "64MiB")
     draft = ("--model", str(folder / "draft"), "--quantization", "int8", *flags)
     with start_trio(tmp_path, ("--model", TARGET, *flags), draft) as trio:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.engine.cache.sequence import SequenceOptions
-from paceline.engine.config import EngineConfig
+from paceline.engine.config import TARGET_ROLE, EngineConfig
 from paceline.engine.engine import Engine, build_engine
 from paceline.engine.scheduling.compute_lock import LAST_LEASE
 from paceline.engine.scheduling.session import Answer, Command, Open, Start
@@ -21,13 +21,13 @@ async def build_tiny(device_thread: ThreadPoolExecutor, compute_lock_file: str |
     config = EngineConfig(
         model="dummy:tiny",
         dtype="float32",
-        kv_cache_bytes=1 << 20,
+        kv_cache_memory=1 << 20,
         block_size=16,
         threads=1,
         compute_lock_file=compute_lock_file,
     )
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(device_thread, lambda: build_engine(config, loop))
+    return await loop.run_in_executor(device_thread, lambda: build_engine(config, TARGET_ROLE, loop))
 
 
 async def test_a_worker_that_is_stopped_ends_without_a_fault() -> None:
