@@ -17,8 +17,8 @@ from paceline.client import AsyncClient, Completion
 from paceline.errors import InvalidArgument
 from paceline.noise import Purpose, make_key, uniform
 from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
+from tests.end_to_end.tiny_oracle import oracle_logprobs
 from tests.services import Trio, start_trio
-from tests.tiny_oracle import oracle_logprobs
 
 Law = NDArray[np.float64]  # [vocab_size]
 NUM_DRAWS = 65_536

@@ -16,9 +16,9 @@ from scipy.stats import chi2
 from paceline.client import AsyncClient, Completion
 from paceline.noise import derive_seed
 from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
+from tests.end_to_end.test_faults import free_and_total_blocks, wait_until_free
+from tests.end_to_end.tiny_oracle import adjusted, adjusted_after, model_logits, oracle_ids
 from tests.services import Trio, start_trio
-from tests.test_faults import free_and_total_blocks, wait_until_free
-from tests.tiny_oracle import adjusted, adjusted_after, model_logits, oracle_ids
 
 TARGET, DRAFT = "tiny-32-a", "tiny-32-b"
 FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")

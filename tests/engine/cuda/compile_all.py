@@ -1,7 +1,7 @@
 """Compiles every kernel to machine code for a Hopper GPU, for which none is needed: the interpreter takes more than the
 compiler does. A line for each, on stdout: what it spills of its registers, most of all.
 
-python -m tests.cuda.compile_all     (without TRITON_INTERPRET)
+python -m tests.engine.cuda.compile_all     (without TRITON_INTERPRET)
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 if not torch.cuda.is_available():
-    sys.path.append(str(Path(__file__).parent.parent.parent / ".triton"))
+    sys.path.append(str(Path(__file__).parents[3] / ".triton"))
 
 import triton
 from triton.backends.compiler import GPUTarget

@@ -8,7 +8,7 @@ from paceline.engine.cuda.backend import build_on
 from paceline.engine.cuda.budget import MIB
 from paceline.engine.models.weights import LoadedModel, load_model
 from paceline.errors import ConfigError
-from tests.cuda.device import DEVICE
+from tests.engine.cuda.device import DEVICE
 
 CONFIG = EngineConfig(
     model="dummy:tiny", dtype="float32", device="cuda", gpu_memory_fraction=0.5, max_batch_tokens=32, deterministic=True

@@ -24,7 +24,7 @@ from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose
 from paceline.sampling import DraftMode, Rule, SamplingParams
 from target_server.verifier import VerifyJob
-from tests.toy_rounds import Generation, Rounds, Table, Toy
+from tests.law.toy_rounds import Generation, Rounds, Table, Toy
 
 
 class DropUnsure(Rounds):

@@ -10,8 +10,8 @@ from paceline.client import AsyncClient
 from paceline.errors import ResourceExhausted
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.conftest import TINY
+from tests.end_to_end.test_faults import wait_until_free
 from tests.services import Trio, running, start_service, start_trio
-from tests.test_faults import wait_until_free
 
 SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
 BLOCK_SIZE = 16

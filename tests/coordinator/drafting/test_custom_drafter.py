@@ -9,7 +9,7 @@ from coordinator.drafting.custom import load_drafter
 from paceline.errors import ConfigError
 from tests.coordinator.contexts import decide, make_context
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 EXAMPLE = "examples.copy_drafter:make_drafter"
 
 

@@ -12,8 +12,8 @@ from scipy.special import softmax
 from draft_server.entropy import EntropyStop
 from paceline.client import AsyncClient, Completion
 from paceline.sampling import Bounds, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from tests.end_to_end.tiny_oracle import adjusted_after, oracle_ids
 from tests.services import Trio, start_trio
-from tests.tiny_oracle import adjusted_after, oracle_ids
 
 TARGET, DRAFT = "tiny-32-a", "tiny-32-b"
 FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")

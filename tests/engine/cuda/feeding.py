@@ -8,7 +8,7 @@ from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.staging import Staging
 from paceline.engine.models.weights import load_model
-from tests.cuda.device import DEVICE
+from tests.engine.cuda.device import DEVICE
 from tests.engine.feeding import Rows
 
 

@@ -22,7 +22,7 @@ LENGTHS = {"fixed": 4, "adaptive": Bounds(0, 6), "entropy": EntropyAdaptive(Boun
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
     folder = tmp_path_factory.mktemp("drafters")
     # As a user's own module, found where the coordinator was started.
-    shutil.copy(Path(__file__).parents[1] / "examples" / "copy_drafter.py", folder / "my_drafter.py")
+    shutil.copy(Path(__file__).parents[2] / "examples" / "copy_drafter.py", folder / "my_drafter.py")
     custom = ("--custom-drafter", "my_drafter:make_drafter")
     with start_trio(folder, target=FLAGS, draft=FLAGS, coordinator=custom) as started:
         yield started

@@ -21,7 +21,7 @@ from paceline.engine.sampling.specs import (
 from paceline.engine.sampling.torch_sampler import TorchSampler
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.sampling import SamplingParams
-from tests.cuda.device import DEVICE
+from tests.engine.cuda.device import DEVICE
 
 GREEDY = SamplingParams()
 TRANSFORMS = [

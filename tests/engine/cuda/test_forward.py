@@ -6,7 +6,7 @@ import torch
 
 from paceline.engine.cuda import paged_attention as attention
 from paceline.engine.cuda.forward_plan import ForwardPlan, ForwardShape
-from tests.cuda.feeding import GpuFeeder
+from tests.engine.cuda.feeding import GpuFeeder
 from tests.engine.feeding import Feeder, Rows, load_llama
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(512, size=300)]

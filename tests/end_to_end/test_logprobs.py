@@ -9,8 +9,8 @@ from scipy.special import log_softmax
 
 from paceline.client import AsyncClient, Completion, TokenLogprobs
 from paceline.sampling import Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from tests.end_to_end.tiny_oracle import model_logits, oracle_logprobs
 from tests.services import Trio, start_trio
-from tests.tiny_oracle import model_logits, oracle_logprobs
 
 TARGET, DRAFT = "tiny-32-a", "tiny-32-b"
 FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")

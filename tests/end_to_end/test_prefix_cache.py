@@ -8,8 +8,8 @@ import pytest
 from paceline.client import AsyncClient, Completion
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.conftest import TINY
+from tests.end_to_end.test_load import token_prompts
 from tests.services import Trio, start_trio
-from tests.test_load import token_prompts
 
 BLOCK_SIZE = 16
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)

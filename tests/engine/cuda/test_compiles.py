@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def test_all_kernels_compile_for_a_hopper_gpu(tmp_path: Path) -> None:
@@ -13,7 +13,7 @@ def test_all_kernels_compile_for_a_hopper_gpu(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.cuda.compile_all"],
+        [sys.executable, "-m", "tests.engine.cuda.compile_all"],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]

@@ -28,7 +28,7 @@ from paceline.engine.sampling.specs import (
     TokensBefore,
 )
 from paceline.sampling import SamplingParams
-from tests.tiny_oracle import adjusted
+from tests.end_to_end.tiny_oracle import adjusted
 
 VOCAB_SIZE = 200
 PROMPT = [5, 9, 9, 120, 199, 0]

@@ -9,4 +9,4 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     # `make test` puts it there.
-    sys.path.append(str(Path(__file__).parent.parent.parent / ".triton"))
+    sys.path.append(str(Path(__file__).parents[3] / ".triton"))

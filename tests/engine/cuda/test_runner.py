@@ -17,8 +17,8 @@ from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.scheduling.job import Job
 from paceline.sampling import DraftMode, Rule, SamplingParams
 from target_server.verifier import VerifyJob, VerifySpec
-from tests.cuda.device import DEVICE
-from tests.cuda.feeding import GpuFeeder
+from tests.engine.cuda.device import DEVICE
+from tests.engine.cuda.feeding import GpuFeeder
 from tests.engine.feeding import load_llama
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(512, size=60)]

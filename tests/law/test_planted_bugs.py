@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from draft_server.drafter import Support
 from paceline.sampling import Bounds, DraftMode, EntropyAdaptive, Rule, SamplingParams
-from tests.planted_bugs import (
+from tests.law.planted_bugs import (
     BUGS,
     HARMLESS,
     KEYED_BY_POSITION_ALONE,
@@ -24,7 +24,7 @@ from tests.planted_bugs import (
     DenseGreedy,
     OneMinusInside,
 )
-from tests.toy_rounds import Rounds, Table, Toy, p_values
+from tests.law.toy_rounds import Rounds, Table, Toy, p_values
 
 LIMIT = 1e-9
 NUM_SETS, SET_SIZE = 20, 400

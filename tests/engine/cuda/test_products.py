@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.engine.cuda.products import FEW_ROWS, Int8Linear, TiledLinear, quantise, spans_of
-from tests.cuda.device import DEVICE, HALF
+from tests.engine.cuda.device import DEVICE, HALF
 
 # Whole tiles, sides that no tile divides, several spans of input features.
 SHAPES = [(64, 128), (50, 70), (1, 300), (50, 1100)]
