@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from paceline.engine.cpu.linear import quantise
+from paceline.engine.models.quantization import quantise
 from paceline.engine.models.weights import LENDER_KEY, SCALE, LoadedModel
 from paceline.errors import ConfigError
 
@@ -60,8 +60,8 @@ def save_draft(folder: Path, backbone: PreTrainedModel, target: str, head_ids: t
             state[f"model.{name}"] = value.to(torch.bfloat16)
             continue
         quantised, scale = quantise(value)
-        state[f"model.{name}"] = torch.from_numpy(quantised)
-        state[f"model.{name}{SCALE}"] = torch.from_numpy(scale)
+        state[f"model.{name}"] = quantised
+        state[f"model.{name}{SCALE}"] = scale
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     # Names that begin so are of the folder and file that the target was read from.
     config = {key: value for key, value in backbone.config.to_dict().items() if not key.startswith("_")}

@@ -19,6 +19,7 @@ from paceline.engine.cpu.kernels.matrix_unit import DEPTH, UNIT_ROWS, multiply_o
 from paceline.engine.cpu.kernels.products import multiply_int8_weights, pack_int8_weights
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.kernels.tiles import no_residual, pad_features
+from paceline.engine.models.quantization import quantise
 
 
 class CpuLinear(Protocol):
@@ -129,7 +130,7 @@ class Int8Linear:
     """Weights as int8 with one scale per output feature, and rows rounded to 15 bits with one scale each."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        quantised, scale = quantise(weight)
+        quantised, scale = (each.numpy() for each in quantise(weight))
         self._out_features = weight.shape[0]
         self._packed = pack_int8(quantised)
         self._scale = pad_features(scale)
@@ -172,7 +173,7 @@ class Int8WeightLinear:
     """Weights as int8 with one scale per output feature; rows stay as they are. For any processor."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        quantised, self._scale = quantise(weight)
+        quantised, self._scale = (each.numpy() for each in quantise(weight))
         self._packed = pack_int8_weights(quantised)
         self._bias = np.empty(0, np.float32) if bias is None else bias.float().numpy()
 
@@ -181,13 +182,6 @@ class Int8WeightLinear:
 
     def __call__(self, x: Array, residual: Array | None = None) -> Array:
         return multiply_int8_weights(x, self._packed, self._scale, self._bias, residual)
-
-
-def quantise(weight: torch.Tensor) -> tuple[Array, Array]:
-    """[out_features, in_features] int8, and its scales: [out_features] float32."""
-    scale = (weight.float().abs().amax(dim=1) / 127).clamp_min(1e-10)
-    quantised = (weight.float() / scale.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
-    return quantised.numpy(), scale.numpy()
 
 
 def _float_bias(weight: torch.Tensor, bias: torch.Tensor | None) -> Array:

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
+from paceline.engine.models.quantization import quantise
+
 # Of a tile: rows, output features and input features at a time.
 TILE_ROWS, TILE_FEATURES, TILE_DEPTH = 16, 32, 128
 # Programs that keep a large GPU busy, some for each of its processors.
@@ -155,12 +157,6 @@ class Int8Linear:
             return self._tiled(x)
         widened = (self._weight.to(x.dtype) * self._scale.to(x.dtype)[:, None]).to(x.dtype)
         return functional.linear(x, widened, self._bias)
-
-
-def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[out_features, in_features] int8, and its scales: [out_features] float32."""
-    scale = (weight.float().abs().amax(dim=1) / 127).clamp_min(1e-10)
-    return (weight.float() / scale.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def make_cuda_linear(

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from paceline.engine.cuda.products import FEW_ROWS, Int8Linear, TiledLinear, quantise, spans_of
+from paceline.engine.cuda.products import FEW_ROWS, Int8Linear, TiledLinear, spans_of
+from paceline.engine.models.quantization import quantise
 from tests.engine.cuda.device import DEVICE, HALF
 
 # Whole tiles, sides that no tile divides, several spans of input features.
