@@ -1,1 +1,1 @@
-"""Commands, jobs and the one device thread that carries them out."""
+"""Commands, jobs, and the one device thread that runs them."""

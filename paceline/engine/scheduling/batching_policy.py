@@ -1,62 +1,62 @@
-"""When a free worker should wait for a fuller batch.
+"""The batching policy: when a free worker waits for a fuller batch.
 
-A forward reads all weights, for one row as for twenty. Sequences that start a step apart would
-stay a step apart for ever, as two groups that take turns, each paying for forwards of its own.
-So a worker that is free, with n jobs at hand, waits up to a time w for m sequences that were
-answered lately and are about to come back, where that shortens the sum of all waits:
+A forward reads all weights, whether it has one row or twenty. Sequences that start one step apart would stay one
+step apart for ever: two groups, each with forwards of its own. So a free worker that has n jobs may wait a time w
+for m sequences that were answered lately and should come back soon. It waits if the wait shortens the sum of all
+waits:
 
-    n w < m (F - w)     those m would wait for the step in progress, F - w longer
+    n w < m (F - w)     without the wait, those m sequences would wait F - w longer for the step in progress
 
-F is the part of a step that does not grow with its rows, which a step of their own would cost; or,
-where a long prompt's chunk is at hand, the time of the whole step.
+F is the part of a step's time that does not grow with its rows: a separate step for the m sequences would cost F.
+If the step has a long prompt's chunk, F is the time of the whole step.
 
-On a shared device the neighbour computes for just those sequences that are away. While it does, a wait costs
-nothing (see `engine/turns.py`), and when its turn ends those it answered are on their way here: they get the
-time to come through, so that one that fell behind by a step is in step again with the others. For that a
-fraction of F is enough, and the turn's record says when all have come.
+Two model servers may share one device. Then the peer computes for exactly the sequences that are away, and a wait
+costs nothing while the peer holds the compute lock (see `compute_lock`). When the peer's lease ends, the sequences
+it answered are on their way to this worker. The worker waits a fraction of F for them, so that a sequence that fell
+one step behind joins the others again. The lease's record says how many sequences to expect.
 """
 
 import time
 from collections.abc import Iterable
 
-# Weight of the newest observation in what is usual.
+# Weight of the newest observation in a moving average.
 SMOOTHING = 0.3
-# A fixed cost that has grown (another clock, a fuller machine) is believed at this pace a step: slowly, since
-# under load every step is a long one, and would be taken for fixed.
+# How fast the fixed cost may grow, per step, towards longer steps (a slower clock, a fuller machine). Slowly, because
+# under load every step is long, and its rows would be counted as fixed cost.
 FORGETTING = 0.001
-# How much later than usual a sequence may be and still be waited for.
+# A sequence that is away for longer than LATENESS times its usual time plus LATENESS_S is not waited for.
 LATENESS = 1.5
 LATENESS_S = 0.5e-3
-# Longest time to come through from the neighbour, in fixed costs.
+# Longest wait for the sequences that the peer answered, as a multiple of the fixed cost.
 PEER_WAIT = 0.5
-# From so many rows on a step is a chunk, in which all wait for the rows of one.
+# A step with this many rows or more is a chunk: all its jobs wait for the rows of one prompt.
 CHUNK_ROWS = 64
 
 
 class ReturnTime:
-    """How long a sequence is usually away between an answer and its next job."""
+    """How long a sequence is usually away: the time from an answer to its next job."""
 
     def __init__(self) -> None:
         self._left_s: float | None = None
         self._usual_s: float | None = None
 
     def leave(self, at_s: float) -> None:
-        """It was answered."""
+        """The sequence was answered."""
         self._left_s = at_s
 
     def arrive(self, at_s: float) -> None:
-        """It came back with a job."""
+        """The sequence came back with a job."""
         if self._left_s is not None:
             away_s = max(0.0, at_s - self._left_s)
             self._usual_s = away_s if self._usual_s is None else self._usual_s + SMOOTHING * (away_s - self._usual_s)
         self._left_s = None
 
     def is_longer(self, seconds: float, now_s: float) -> bool:
-        """Whether it was answered and has been away for more than `seconds`."""
+        """Whether the sequence was answered and is away for more than `seconds`."""
         return self._left_s is not None and now_s - self._left_s > seconds
 
     def expected_s(self, now_s: float) -> float | None:
-        """When it should be back; None if nothing is known of it, or it is overdue."""
+        """When the sequence should come back; None if it is not away, has no history, or is overdue."""
         if self._left_s is None or self._usual_s is None:
             return None
         if now_s - self._left_s > LATENESS * self._usual_s + LATENESS_S:
@@ -68,14 +68,14 @@ class BatchingPolicy:
     """One worker's policy."""
 
     def __init__(self, waits: bool) -> None:
-        """`waits`: False never waits for anyone."""
+        """With `waits` False the worker never waits."""
         self._waits = waits
         self._fixed_s: float | None = None
-        # Of a chunk.
+        # Seconds that each row of a chunk adds to a step.
         self._row_s = 0.0
 
     def count_step(self, duration_s: float, num_rows: int) -> None:
-        """Learns a step's fixed cost, the shortest of late, and what a chunk's row costs."""
+        """Learns from one step: the fixed cost is the shortest recent step; a chunk also gives the cost of a row."""
         if self._fixed_s is None or duration_s < self._fixed_s:
             self._fixed_s = duration_s
         else:
@@ -84,10 +84,10 @@ class BatchingPolicy:
             self._row_s += SMOOTHING * ((duration_s - self._fixed_s) / num_rows - self._row_s)
 
     def wait_s(self, ready_s: float, num_ready: int, num_rows: int, return_times: Iterable[ReturnTime]) -> float:
-        """Seconds from now that a wait would pay off at most, 0 for none.
+        """The longest wait from this moment that pays off, in seconds; 0 if none does.
 
-        `ready_s`: since when the worker is free and has jobs; `num_ready`: how many; `num_rows`: of the step
-        they would make.
+        `ready_s`: when the worker became free with jobs ready; `num_ready`: the number of these jobs; `num_rows`: the
+        rows of the step they would make.
         """
         if not self._waits or self._fixed_s is None:
             return 0.0
@@ -102,7 +102,7 @@ class BatchingPolicy:
         return best_s - now_s
 
     def peer_wait_s(self, ended_s: float) -> float:
-        """Seconds from now that those whom the neighbour answered, in its turn until `ended_s`, are waited for."""
+        """Seconds left to wait for the sequences that the peer answered in its lease, which ended at `ended_s`."""
         if not self._waits or self._fixed_s is None:
             return 0.0
         return max(0.0, ended_s + PEER_WAIT * self._fixed_s - time.perf_counter())

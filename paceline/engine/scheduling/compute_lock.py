@@ -1,15 +1,15 @@
-"""A lock between model servers that share one set of cores: one of them computes at a time.
+"""The compute lock: of the model servers that share one set of cores, one computes at a time.
 
-Two OpenMP teams at work on the same cores are not twice as slow but ten times: the threads of each team spin while
-they wait for one another, and hold the cores that the other team needs. So a server computes only while it holds a
-lease: an advisory lock on a file that the servers agree on. A server that waits holds a second lock, the place of
-whoever is next, so that the server that just computed can't be first again.
+Two OpenMP teams on the same cores are ten times slower than one, not twice. The threads of each team spin while they
+wait for each other, and occupy the cores that the other team needs. So a server computes only while it holds a lease:
+an advisory lock on a file that all these servers open. A server that waits for the lease holds a second lock, which
+means "I am next". So the server that has just computed cannot take the next lease before it.
 
-A lease is for one forward, or for several that together take no longer than the peer's last lease. Otherwise a chunk
-of a long prompt would come between any two of the peer's small steps.
+A lease lasts for one forward, or for several that together take no longer than the peer's last lease. If a lease were
+always one forward, a chunk of a long prompt would run between any two of the peer's small steps.
 
-Only speed depends on this lock. The lock of a process that dies is free, and a peer that keeps it for too long
-(stopped, or swapped out) is not waited for.
+Only speed depends on this lock. When a process dies, the system frees its lock. If a peer keeps the lock for too long
+(it is stopped, or swapped out), the server computes without the lock.
 """
 
 import contextlib
@@ -23,19 +23,19 @@ from dataclasses import dataclass
 
 from paceline.errors import ConfigError
 
-# Longest wait for a lease: longer than a full batch's forward should take.
+# Longest wait for a lease; a full batch's forward should be shorter.
 PATIENCE_S = 5.0
-# Between two looks at a taken lock.
+# Time between two attempts to take the lock.
 POLL_S = 50e-6
-# What the file holds of the last lease: whose it was, when it began and ended (time.perf_counter, one clock for all
-# processes of a machine), and how many sequences have their next job with the peer. The holder is a random number:
-# in two containers both servers may have the same process id.
+# The file's record of the last lease: its holder, its start and end (time.perf_counter, which is one clock for all
+# processes of a machine), and how many sequences will have their next job with the peer. The holder is a random
+# number, because servers in two containers may have the same process id.
 LAST_LEASE = struct.Struct("=Qddq")
 
 
 @dataclass(frozen=True, slots=True)
 class PastLease:
-    """A lease of the peer's that is over."""
+    """A lease of the peer that has ended."""
 
     started_s: float
     ended_s: float
@@ -44,17 +44,17 @@ class PastLease:
 
 @dataclass(slots=True)
 class Lease:
-    """The right to compute until `ends_s`, of time.perf_counter."""
+    """The right to compute until `ends_s` (time.perf_counter)."""
 
     ends_s: float
-    # The lease just before, if it was the peer's.
+    # The lease before this one, if the peer held it.
     before: PastLease | None
-    # Sequences answered under this lease that the peer may expect.
+    # Sequences that were answered under this lease and will have their next job with the peer.
     num_handed_over: int = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time to let the peer compute."""
+        """Whether the peer may compute next."""
         return time.perf_counter() >= self.ends_s
 
 
@@ -62,9 +62,9 @@ class ComputeLock:
     """One server's access to the lock."""
 
     def __init__(self, path: str | None) -> None:
-        """Creates `path` and `path`.next if they are not there; with None every lease is free.
+        """Opens `path` and `path`.next, and creates them if they do not exist. With None there is no lock.
 
-        Raises ConfigError if it can't create or open them.
+        Raises ConfigError if it can't create or open the files.
         """
         try:
             self._file = None if path is None else _open(path)
@@ -72,12 +72,12 @@ class ComputeLock:
         except OSError as error:
             raise ConfigError(f"compute_lock_file {path} can't be opened: {error.strerror}") from error
         self._holder = secrets.randbits(64)
-        # After a wait in vain: look once and do not wait, until the peer has let go.
+        # After a wait that got no lock this is 0: try once without waiting, until the peer has released the lock.
         self._patience_s = PATIENCE_S
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Lease]:
-        """Compute in here, at least once: waits for the peer's lease to end first, within reason."""
+        """Compute inside this context, at least once. Waits at most PATIENCE_S for the peer's lease to end."""
         held = self._acquire()
         started_s = time.perf_counter()
         before = self._before() if held else None
@@ -91,7 +91,7 @@ class ComputeLock:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _before(self) -> PastLease | None:
-        """The lease before this one, if it was the peer's."""
+        """The lease before this one, if the peer held it."""
         assert self._file is not None
         found = os.pread(self._file, LAST_LEASE.size, 0)
         if len(found) < LAST_LEASE.size:
@@ -100,7 +100,7 @@ class ComputeLock:
         return PastLease(started_s, ended_s, num_handed_over) if holder != self._holder else None
 
     def _acquire(self) -> bool:
-        """Whether the lock is ours; False where there is none, or after a wait in vain."""
+        """Takes the lock. False if there is no lock, or the wait was too long."""
         if self._file is None or self._next is None:
             return False
         deadline_s = time.perf_counter() + self._patience_s
@@ -117,7 +117,7 @@ def _open(path: str) -> int:
 
 
 def _poll_lock(file: int, deadline_s: float) -> bool:
-    """Whether the lock was had in time. Polled, since a lock that is waited for knows no deadline."""
+    """Takes the lock, or returns False at the deadline. It polls, because a blocking flock has no deadline."""
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,10 +1,11 @@
-"""Who gives way when the cache is full: idle sequences, across all sessions, the youngest first.
+"""Eviction: which idle sequences lose their blocks when the cache is full: the youngest first, across all sessions.
 
-Only to one that is older: then the oldest always come to their end, and those the cache has no room for wait. If
-the young took room from the old as well, all would replay each other's contexts for ever. Who has been idle
-for long gives way to anyone: it may never come back.
+A sequence is evicted only for an older one. So the oldest sequences always finish, and those that do not fit wait. If
+young sequences could evict old ones, all would evict and replay one another for ever. A sequence that is idle for a
+long time may be evicted for any other, because it may never come back.
 
-An evicted sequence has length 0; its owner learns so from its next command's error, and replays.
+An evicted sequence has length 0. The next command for it fails with the cache's length, and its coordinator sends the
+whole context again.
 """
 
 import time
@@ -14,14 +15,14 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.scheduling.session import SequenceState
 from paceline.errors import ResourceExhausted
 
-# Idle for so long, a sequence gives way to younger ones too.
+# A sequence that is idle for longer than this may be evicted for a younger one.
 LONG_S = 10.0
 
 
 def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]) -> None:
-    """Reserves blocks for `length` tokens of `state`, evicting of `everyone` whom it must.
+    """Reserves blocks for `length` tokens of `state`, and evicts sequences of `everyone` if it must.
 
-    Raises ResourceExhausted, and evicts nobody, where even that is not enough.
+    Raises ResourceExhausted if eviction can't free enough blocks; then it evicts no sequence.
     """
     for victim in _victims(pool, state, length, everyone):
         victim.sequence.truncate(0)
@@ -31,7 +32,7 @@ def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterab
 def _victims(
     pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]
 ) -> list[SequenceState]:
-    """The youngest idle ones whose blocks, together, are room enough."""
+    """The youngest idle sequences that together hold enough blocks."""
     missing = state.sequence.missing_blocks(length) - pool.num_free
     if missing <= 0:
         return []

@@ -1,7 +1,7 @@
-"""Work inside a server: rows to feed, draws wanted of them, small results absorbed.
+"""A job: the rows that a command feeds to the model, and the sample specs of these rows.
 
-One mechanism for chunked prefill, drafting, verification and replay: each engine step
-takes some rows of each active job, and hands each job what it wanted of their logits.
+Chunked prefill, drafting, verification and replay are all jobs. Each engine step takes some rows of each active job,
+and gives each job the samples of these rows.
 """
 
 import time
@@ -18,40 +18,43 @@ class Job(ABC):
 
     def __init__(self, sequence: Sequence, tokens: list[int]) -> None:
         self.sequence = sequence
-        # The cache's length when the job began: a truncate to below it drops the job.
+        # The cache's length when the job began. A Truncate to a smaller length drops the job.
         self.start = sequence.length
-        # Tokens still to be fed, in order.
+        # Tokens that are not fed yet, in order.
         self.pending = tokens
-        # Tokens the command brought that the cache held already (prefix caching).
+        # Tokens of the command that the cache already held (prefix caching).
         self.num_cached_tokens = 0
-        # When the command came, by `time.perf_counter`.
+        # When the command arrived (time.perf_counter).
         self.arrived_s = time.perf_counter()
         self._computed_s = 0.0
 
     @abstractmethod
     def specs(self, num_rows: int) -> list[SampleSpec | None]:
-        """What is wanted of the first `num_rows` pending rows; None where logits do not matter."""
+        """The sample specs of the first `num_rows` pending rows; None for a row whose logits do not matter."""
 
     def multi_step_specs(self) -> list[SampleSpec]:
-        """The draws of the steps after the one that feeds all of `pending`, where each of those feeds just what was
-        drawn before it, and draws by nothing else: they may then run in one go. Empty where that is not so."""
+        """The sample specs of the steps that follow the one that feeds all of `pending`, one spec for each step.
+
+        These steps run without a return to the worker, so each may depend only on the token that the step before it
+        sampled, which it feeds. Empty if the job has no such steps.
+        """
         return []
 
     @abstractmethod
     def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
-        """Takes what draws of this step asked to observe, before `absorb`."""
+        """Takes the log-probabilities that specs of this step asked for. Called before `absorb`."""
 
     @abstractmethod
     def absorb(self, samples: list[Sample]) -> None:
-        """Takes the results of the rows whose draws were not None, after these rows left `pending`."""
+        """Takes the samples of the rows that had a spec. Called after these rows left `pending`."""
 
     @property
     @abstractmethod
     def result(self) -> Any:
-        """The answer, once `is_done`."""
+        """The answer, when `is_done` is true."""
 
     def tokens_before(self, row: int) -> TokensBefore | None:
-        """The context of the draw at pending row `row`, where penalties need it."""
+        """The tokens up to and including pending row `row`; None if the request has no penalties."""
         options = self.sequence.options
         if not options.sampling.has_penalties:
             return None
@@ -64,19 +67,19 @@ class Job(ABC):
 
     @property
     def expects_peer_work(self) -> bool:
-        """Whether the sequence's next job is likely to be with the other model server."""
+        """Whether the sequence's next job is likely to run on the other model server."""
         return True
 
     def count_step(self, duration_s: float) -> None:
-        """Notes an engine step this job took part in."""
+        """Counts an engine step that had rows of this job."""
         self._computed_s += duration_s
 
     @property
     def queued_us(self) -> int:
-        """Microseconds from arrival to the end that were not spent in engine steps."""
+        """Microseconds from the command's arrival to this moment, without the engine steps of this job."""
         return max(0, int((time.perf_counter() - self.arrived_s - self._computed_s) * 1e6))
 
     @property
     def computed_us(self) -> int:
-        """Microseconds of the engine steps this job took part in."""
+        """Microseconds of all engine steps that had rows of this job."""
         return int(self._computed_s * 1e6)

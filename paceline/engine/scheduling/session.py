@@ -1,11 +1,10 @@
-"""The sequences of one stream, and the order of the commands for each of them.
+"""A session: the sequences of one stream, and the order of the commands for each sequence.
 
     command ──▶ waiting (per sequence, in the order sent) ──▶ running job ──▶ answer
 
-Commands of one sequence are carried out in order. A Release, a Truncate to below where
-the running job began, and the end of the stream overtake: they drop what is queued and
-running. After a failure a sequence refuses everything until a Truncate or Release.
-Everything here runs on the worker's thread.
+Commands of one sequence run in order. Three things do not wait: a Release, a Truncate to a length below the start of
+the running job, and the end of the stream. They drop the queued commands and the running job. After a failure a
+sequence refuses all commands until a Truncate or Release. Everything here runs on the worker's thread.
 """
 
 import time
@@ -32,7 +31,7 @@ from paceline.errors import (
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command for one sequence. `command_id` is echoed in its answer."""
+    """One command for one sequence. Its answer has the same `command_id`."""
 
     command_id: int
     sequence_id: int
@@ -47,8 +46,8 @@ class Open(Command):
 class Start(Command):
     """Starts a job at `position`, which must be the cache's length.
 
-    It will feed `tail` and up to `num_more` tokens. Of an empty sequence's tail, up to `num_reusable` tokens
-    need not be fed where the cache still holds them; `make_job` gets the rest.
+    The job feeds `tail` and then up to `num_more` tokens. If the sequence is empty, up to `num_reusable` tokens of
+    `tail` may come from cached blocks; `make_job` gets the tokens after these.
     """
 
     position: int
@@ -56,7 +55,7 @@ class Start(Command):
     num_more: int
     num_reusable: int
     make_job: Callable[[Sequence, list[int]], Job]
-    # `time.perf_counter`: it may wait for a step in progress before it is carried out.
+    # When the command arrived (time.perf_counter). It may wait for a step in progress before it runs.
     arrived_s: float = field(default_factory=time.perf_counter, kw_only=True)
 
 
@@ -72,7 +71,7 @@ class Release(Command):
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Command):
-    """A command that was found bad before it got here; it fails in its place in the order."""
+    """A command that was already found invalid. It fails when the commands before it have run."""
 
     error: PacelineError
 
@@ -84,7 +83,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a command: a result, or an error with the cache's length where the sequence is known."""
+    """A command's result, or its error with the cache's length if the sequence is known."""
 
     command_id: int
     result: Any
@@ -93,10 +92,10 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """A sequence with its queue."""
+    """A sequence with its queued commands and its running job."""
 
     sequence: Sequence
-    # Order of arrival across all streams: the youngest is evicted first.
+    # Order of Open across all streams. The youngest sequence is evicted first.
     opened_order: int
     waiting: deque[Command] = field(default_factory=deque)
     job: Job | None = None
@@ -106,13 +105,13 @@ class SequenceState:
 
 
 class Session:
-    """Sequence ids belong to a session; when it closes, all its sequences are released."""
+    """The sequences of one stream. When the session closes, it releases all of them."""
 
     def __init__(
         self, pool: BlockPool, max_model_len: int,
         make_room: Callable[[SequenceState, int], None], next_order: Callable[[], int],
     ) -> None:  # fmt: skip
-        """`make_room(slot, length)` reserves blocks, evicting others if it must."""
+        """`make_room(state, length)` reserves blocks, and evicts other sequences if it must."""
         self._pool = pool
         self._max_model_len = max_model_len
         self._make_room = make_room
@@ -127,7 +126,7 @@ class Session:
         return list(self._states.values())
 
     def execute(self, command: Command) -> None:
-        """Carries a command out, or queues it behind the sequence's running job."""
+        """Runs a command, or queues it behind the sequence's running job."""
         if self.is_closed:
             return
         state = self._states.get(command.sequence_id)
@@ -147,7 +146,7 @@ class Session:
             self._advance(state)
 
     def finish_job(self, state: SequenceState) -> None:
-        """Answers the slot's job, which is done, and goes on with what waits behind it."""
+        """Answers the sequence's job, which is done, and runs the commands that wait behind it."""
         assert state.job is not None
         self.answers.append(Answer(state.job_command_id, state.job.result))
         state.job = None
@@ -155,7 +154,7 @@ class Session:
         self._advance(state)
 
     def fail_job(self, state: SequenceState, error: PacelineError) -> None:
-        """The slot's job failed in the engine: takes back what it fed."""
+        """Handles a job that failed in the engine: removes the tokens it fed from the cache."""
         assert state.job is not None
         state.sequence.truncate(min(state.job.start, state.sequence.length))
         state.job = None
@@ -175,7 +174,7 @@ class Session:
         self._release(self._require(sequence_id), sequence_id)
 
     def close(self) -> None:
-        """Releases everything; nobody is left to answer."""
+        """Releases all sequences without answers, because the stream has ended."""
         for sequence_id, state in list(self._states.items()):
             self._release(state, sequence_id)
         self.answers.clear()
@@ -191,7 +190,7 @@ class Session:
             self._attempt(state.waiting.popleft(), state)
 
     def _attempt(self, command: Command, state: SequenceState | None) -> None:
-        """Carries out one command whose turn it is."""
+        """Runs one command; all commands before it have run."""
         try:
             if isinstance(command, Open):
                 self._open(command)
@@ -226,7 +225,7 @@ class Session:
         length = sequence.length + len(command.tail) + command.num_more
         if length > self._max_model_len:
             raise OutOfRange(f"the sequence would hold {length} tokens; the model's maximum is {self._max_model_len}")
-        # All that is in the cache at this moment belongs to the context: drafts that do not were truncated.
+        # The cache holds only tokens of the context here: rejected drafts were truncated.
         sequence.confirm(sequence.length)
         num_cached = sequence.adopt(command.tail[: command.num_reusable]) if sequence.length == 0 else 0
         try:
@@ -241,7 +240,7 @@ class Session:
         state.return_time.arrive(command.arrived_s)
 
     def _drop_work(self, state: SequenceState, why: str) -> None:
-        """Cancels what is queued and running; the cache keeps what the job had fed."""
+        """Cancels the queued commands and the running job. The cache keeps the tokens that the job has fed."""
         if state.job is not None:
             self._fail_id(state.job_command_id, Cancelled(why), state, poison=False)
             state.job = None
@@ -252,7 +251,7 @@ class Session:
 
     def _release(self, state: SequenceState, sequence_id: int) -> None:
         if state.job is None:
-            # For the next turn of a conversation. With a job some of it might be drafts.
+            # So that the conversation's next request finds these blocks. With a running job some tokens may be drafts.
             state.sequence.confirm(state.sequence.length)
         self._drop_work(state, "dropped by a Release")
         state.sequence.truncate(0)

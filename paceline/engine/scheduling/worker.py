@@ -1,12 +1,12 @@
-"""The one device thread, its queue, and the crossing back to the event loop.
+"""The worker: the one device thread, its inbox, and the way of answers back to the event loop.
 
     event loop ──submit──▶ inbox ──▶ sessions ──▶ active jobs ──▶ Runner.step ─┐
         ▲                                                                      │
         └───────────────── one call_soon_threadsafe a step ◀── answers ◀───────┘
 
-Batches form from the jobs that wait when the model is free (continuous batching), and from
-those that `batching_policy` finds worth waiting for; a long prompt is fed in chunks of the token
-budget that shorter jobs leave it.
+A batch has the jobs that wait when the model is free (continuous batching), and those that are worth waiting for
+(`batching_policy`). A long prompt is fed in chunks: each step it gets the part of the token budget that the shorter
+jobs leave.
 """
 
 import asyncio
@@ -30,15 +30,16 @@ from paceline.errors import PacelineError, Unavailable
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# Called on the event loop with answers that became ready together and the engine steps so far.
+# Called on the event loop with the answers of one delivery and the number of engine steps so far.
 Deliver = Callable[[list[Answer], int], None]
-# Longest silence towards a session that has jobs: its deadline counts from the last sign of progress.
+# A session that has jobs hears from the worker at least this often: its client's deadline counts from the last sign
+# of progress.
 TICK_S = 0.25
 
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """A session with its way back."""
+    """A session, and the function that takes its answers."""
 
     session: Session
     deliver: Deliver
@@ -46,7 +47,7 @@ class Client:
 
 
 class Worker:
-    """Owns the model, the block pool and all sessions; everything but the public methods runs on its thread."""
+    """Owns the model, the block pool and all sessions. All but the public methods runs on the device thread."""
 
     def __init__(
         self, runner: StepRunner, pool: BlockPool, compute_lock: ComputeLock, batching_policy: BatchingPolicy,
@@ -68,29 +69,32 @@ class Worker:
         self._running: Future[None] | None = None
 
     def start(self, device_thread: Executor, checks_integrity: bool = False) -> None:
-        """Occupies the one thread that the model was built on; `checks_integrity`: whenever it falls idle."""
+        """Starts on `device_thread`, the thread that built the model, and occupies it until `stop`.
+
+        With `checks_integrity` the worker checks the cache whenever it becomes idle.
+        """
         self._checks_integrity = checks_integrity
         self._running = device_thread.submit(self._run)
 
     def stop(self) -> None:
-        """Returns after the step in flight, with the thread free again."""
+        """Returns when the step in progress has ended and the thread is free."""
         self._inbox.put(None)
         if self._running is not None:
             self._running.result()
 
     async def wait_stopped(self) -> None:
-        """Returns when the worker has stopped. Raises what ended it, if that was a fault."""
+        """Returns when the worker has stopped. If an exception stopped the worker, raises that exception."""
         assert self._running is not None, "the worker was never started"
         await asyncio.wrap_future(self._running)
 
     def open_session(self, deliver: Deliver) -> Session:
-        """A new session; `deliver` gets its answers on the event loop."""
+        """Opens a session. `deliver` gets its answers on the event loop."""
         session = Session(self._pool, self._max_model_len, self._make_room, lambda: next(self._orders))
         self._inbox.put(lambda: self._clients.__setitem__(session, Client(session, deliver)))
         return session
 
     def submit(self, session: Session, commands: list[Command]) -> None:
-        """Hands commands over, to be carried out in order."""
+        """Puts commands into the inbox. The device thread runs them in order."""
 
         def execute() -> None:
             for command in commands:
@@ -99,7 +103,7 @@ class Worker:
         self._inbox.put(execute)
 
     def close_session(self, session: Session) -> None:
-        """Releases all that belongs to the session, at the next engine step."""
+        """Releases the session's sequences before the next engine step."""
 
         def close() -> None:
             session.close()
@@ -108,7 +112,7 @@ class Worker:
         self._inbox.put(close)
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Runs `function` on the device thread between two steps. Raises what it raises."""
+        """Runs `function` on the device thread between two steps. Raises what `function` raises."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -149,7 +153,7 @@ class Worker:
         return [(session, state) for session in self._clients for state in session.states if state.job is not None]
 
     def _take_inbox(self, wait_s: float | None) -> bool:
-        """Runs what was submitted, waiting for the first of it (None: for ever); False when told to stop."""
+        """Runs all items of the inbox. Waits up to `wait_s` for the first (None: for ever). False means stop."""
         while True:
             try:
                 item = self._inbox.get(timeout=wait_s) if wait_s != 0 else self._inbox.get_nowait()
@@ -161,7 +165,7 @@ class Worker:
             wait_s = 0.0
 
     def _wait_for_batch(self) -> bool:
-        """Waits for a fuller batch while that pays; False when told to stop."""
+        """Waits for a fuller batch while the wait pays off. False means stop."""
         ready_s = time.perf_counter()
         while active := self._active():
             return_times = [
@@ -176,21 +180,21 @@ class Worker:
         return True
 
     def _compute_under(self, lease: Lease) -> bool:
-        """One step, and more while the lease lasts; False when told to stop."""
+        """Runs one step, and more while the lease lasts. False means stop."""
         if not self._wait_for_peer_work(lease):
             return False
         while True:
-            # Who came while the peer computed is in this batch too.
+            # Commands that arrived while the peer computed join this batch.
             if not self._take_inbox(wait_s=0.0):
                 return False
             lease.num_handed_over += self._step()
-            # Before the lease ends: what the peer needs for its own should be on its way.
+            # Deliver before the lease ends, so that the peer soon has the work that follows from these answers.
             self._deliver()
             if lease.is_over or not self._active():
                 return True
 
     def _wait_for_peer_work(self, lease: Lease) -> bool:
-        """Waits for those whom the peer answered, on their way here; False when told to stop."""
+        """Waits for the sequences that the peer answered in the lease before this one. False means stop."""
         if (before := lease.before) is None:
             return True
         while (wait_s := self._batching_policy.peer_wait_s(before.ended_s)) > 0:
@@ -202,7 +206,7 @@ class Worker:
         return True
 
     def _step(self) -> int:
-        """One forward; returns how many sequences it hands over to the peer."""
+        """Runs one forward. Returns the number of finished jobs whose sequence has its next job with the peer."""
         if not (active := self._active()):
             return 0
         started_s = time.perf_counter()
@@ -212,7 +216,7 @@ class Worker:
         try:
             self._runner.step(jobs)
         except Exception:
-            # A fault in here must not leave clients waiting: the jobs of this step fail, all others go on.
+            # The jobs of this step fail, so that no client waits for ever. All other jobs continue.
             log.exception("engine step failed")
             error = Unavailable("the engine failed on this command; see the server's log")
         self._steps += 1
@@ -232,7 +236,7 @@ class Worker:
     def _share_budget(
         self, active: list[tuple[Session, SequenceState]]
     ) -> list[tuple[tuple[Session, SequenceState], int]]:
-        """How many rows each job gets: the fewest pending first, and turns where not all fit."""
+        """How many rows each job gets: jobs with the fewest pending rows first. Equal jobs rotate from step to step."""
         self._rotation += 1
         first = self._rotation % len(active)
         budget = self._max_batch_tokens
@@ -249,7 +253,7 @@ class Worker:
         reserve(self._pool, state, length, (other for session in self._clients for other in session.states))
 
     def _deliver(self) -> None:
-        """Hands all answers over in one crossing, and a tick to sessions that have waited long."""
+        """Hands all answers to the event loop in one call, and an empty list to sessions that wait for TICK_S."""
         now_s = time.perf_counter()
         ready: list[tuple[Deliver, list[Answer]]] = []
         for client in self._clients.values():
