@@ -1,1 +1,1 @@
-"""The paged KV cache's bookkeeping: blocks, prefixes, sequences. The keys and values themselves are the backend's."""
+"""The paged KV cache's bookkeeping: blocks, prefixes, sequences. The backend holds the keys and values."""

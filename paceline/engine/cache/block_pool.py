@@ -1,11 +1,11 @@
-"""KV cache blocks: who holds which.
+"""The block pool: which KV cache blocks are free, cached or held.
 
     all blocks = free + cached + held
 
-A block's count is the number of sequences that hold it. One that nobody holds is cached if a
-context's beginning may find it again (see `prefix`), else free; cached blocks are given out when
-no free ones are left. `check_integrity` compares the counts with the sequences' own block tables
-and holds at every moment between two commands.
+A block's count is the number of sequences that hold it. A block with count 0 is cached if the prefix index can still
+find it (see `prefix_index`), otherwise free. The pool gives out cached blocks when no free ones are left.
+`check_integrity` compares the counts with the sequences' block tables; they agree at every moment between two
+commands.
 """
 
 from collections import Counter
@@ -25,39 +25,40 @@ class BlockPool:
         copy_blocks: Callable[[list[int], list[int]], None],
         caches_prefixes: bool = True,
     ) -> None:
-        """`copy_blocks(sources, destinations)` copies keys and values."""
+        """`copy_blocks(sources, destinations)` copies the blocks' keys and values."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.copy_blocks = copy_blocks
         self.caches_prefixes = caches_prefixes
         self.prefixes = PrefixIndex()
-        # Holders of each block.
+        # Number of sequences that hold each block.
         self._counts = [0] * num_blocks
-        # Neither held nor cached. What was let go last is given out first: little memory is ever touched.
+        # Blocks that are neither held nor cached. The last one released is given out first: then a light load touches
+        # little memory.
         self._free = list(reversed(range(num_blocks)))
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be had: free or cached."""
+        """Blocks that `allocate` can give out: free or cached."""
         return len(self._free) + len(self.prefixes.idle)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks hold `num_tokens` tokens."""
+        """How many blocks `num_tokens` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def count_freed(self, block_tables: Iterable[list[int]]) -> int:
-        """How many blocks nobody would hold if all of `block_tables` let go."""
-        let_go = Counter(block for table in block_tables for block in table)
-        return sum(self._counts[block] == count for block, count in let_go.items())
+        """How many blocks would have no holder if the holders of all `block_tables` released them."""
+        released = Counter(block for table in block_tables for block in table)
+        return sum(self._counts[block] == count for block, count in released.items())
 
     def is_private(self, block: int) -> bool:
-        """Whether a held block may be written to: one holder, and nobody else can find it."""
+        """Whether the holder of a block may write to it: the block has one holder and is not in the prefix index."""
         return self._counts[block] == 1 and block not in self.prefixes
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks, each held once; cached ones only in want of free ones.
+        """Returns `count` blocks, each with one holder. Takes cached blocks only if no free ones are left.
 
-        Raises ResourceExhausted, and takes nothing, if there are not as many.
+        Raises ResourceExhausted, and takes nothing, if there are fewer.
         """
         if count > self.num_free:
             raise ResourceExhausted(f"{count} KV cache blocks wanted, {self.num_free} of {self.num_blocks} are free")
@@ -67,14 +68,17 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: list[int]) -> None:
-        """Counts one more holder for blocks that are held or cached."""
+        """Adds one holder to each block. The blocks must be held or cached."""
         for block in blocks:
             assert self._counts[block] or block in self.prefixes, "a free block has nothing to share"
             self._counts[block] += 1
             self.prefixes.use(block)
 
     def release(self, blocks: list[int]) -> None:
-        """Counts one holder less for each block. Of a sequence's cached blocks the last are given out first."""
+        """Removes one holder from each block.
+
+        The blocks are in a sequence's order. Of these the last is evicted first, because fewer contexts share it.
+        """
         for block in reversed(blocks):
             assert self._counts[block] > 0, f"block {block} is free already"
             self._counts[block] -= 1
@@ -84,10 +88,10 @@ class BlockPool:
                 self._free.append(block)
 
     def check_integrity(self, block_tables: Iterable[list[int]]) -> None:
-        """Raises AssertionError unless the counts are what `block_tables` say."""
+        """Raises AssertionError if the counts and `block_tables` disagree."""
         held = Counter(block for table in block_tables for block in table)
         for block in range(self.num_blocks):
             assert self._counts[block] == held[block], f"block {block}: count {self._counts[block]}, held {held[block]}"
-        places = Counter([*held, *self._free, *self.prefixes.idle])
-        assert places == Counter(range(self.num_blocks)), "a block is lost, or in two of free, cached and held"
+        found = Counter([*held, *self._free, *self.prefixes.idle])
+        assert found == Counter(range(self.num_blocks)), "a block is lost, or in two of free, cached and held"
         self.prefixes.check_integrity()

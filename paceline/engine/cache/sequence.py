@@ -1,4 +1,4 @@
-"""A sequence's cache: the tokens fed so far and the blocks that hold their keys and values."""
+"""A sequence: the tokens in its cache, and the blocks that hold their keys and values."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from paceline.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SequenceOptions:
-    """What Open says of a sequence."""
+    """A sequence's options, from its Open command."""
 
     sampling: SamplingParams
     num_prompt_tokens: int
@@ -23,34 +23,34 @@ class SequenceOptions:
         return self.sampling.seed
 
     def banned_token_ids(self, position: int) -> tuple[int, ...]:
-        """Tokens that may not stand at `position`: those that would end the text before min_tokens."""
+        """Tokens that are not allowed at `position`: those that would end the text before min_tokens."""
         if position - self.num_prompt_tokens >= self.sampling.min_tokens:
             return ()
         return self.eos_token_ids + self.sampling.stop_token_ids
 
 
 class Sequence:
-    """Invariant: `len(blocks) * block_size >= length`, with equality's slack only while reserved."""
+    """A sequence's tokens and its block table. Invariant: `len(blocks) * block_size >= length`."""
 
     def __init__(self, options: SequenceOptions, pool: BlockPool) -> None:
         self.options = options
         self._pool = pool
         # Exactly the tokens whose keys and values are in the cache.
         self.tokens: list[int] = []
-        # The block table: tokens i * block_size … stand in blocks[i].
+        # The block table: blocks[i] holds the tokens from i * block_size on.
         self.blocks: list[int] = []
-        # Digests of the contexts that end with the first blocks (see `prefix`): of those that were confirmed.
+        # Digest i is of the context that ends with blocks[i] (see `prefix_index`). Only confirmed blocks have digests.
         self._digests: list[bytes] = []
 
     @property
     def length(self) -> int:
-        """Tokens in the cache: all there is to know about it."""
+        """Number of tokens in the cache."""
         return len(self.tokens)
 
     def adopt(self, tokens: list[int]) -> int:
-        """Takes over cached blocks that hold the beginning of `tokens`; returns how many tokens they hold.
+        """Takes over cached blocks that hold the beginning of `tokens`. Returns how many tokens they hold.
 
-        Only while the sequence is empty.
+        The sequence must be empty.
         """
         assert not self.blocks, "a sequence adopts before it is fed"
         found: list[int] = []
@@ -66,7 +66,7 @@ class Sequence:
         return self.length
 
     def confirm(self, length: int) -> None:
-        """The first `length` tokens are the context's own, no drafts: their full blocks may be found by others."""
+        """Indexes the full blocks of the first `length` tokens. These must belong to the context: no drafts."""
         num_known = len(self._digests)
         if not self._pool.caches_prefixes or length // self._pool.block_size <= num_known:
             return
@@ -77,22 +77,25 @@ class Sequence:
     def missing_blocks(self, length: int) -> int:
         """Blocks that `reserve` would take."""
         more = max(0, self._pool.blocks_for(length) - len(self.blocks))
-        return more + (self._shared_rank() is not None)
+        return more + (self._shared_index() is not None)
 
     def reserve(self, length: int) -> None:
-        """Takes the blocks for `length` tokens. Raises ResourceExhausted, and changes nothing."""
+        """Takes the blocks for `length` tokens. If it raises ResourceExhausted, it changes nothing."""
         taken = self._pool.allocate(self.missing_blocks(length))
-        rank = self._shared_rank()
-        if rank is not None:
-            # What others read or may find is never written to.
+        index = self._shared_index()
+        if index is not None:
+            # Other sequences read this block or may find it, so this sequence writes to a copy.
             copy = taken.pop(0)
-            self._pool.copy_blocks([self.blocks[rank]], [copy])
-            self._pool.release([self.blocks[rank]])
-            self.blocks[rank] = copy
+            self._pool.copy_blocks([self.blocks[index]], [copy])
+            self._pool.release([self.blocks[index]])
+            self.blocks[index] = copy
         self.blocks += taken
 
     def truncate(self, length: int) -> None:
-        """Keeps exactly `length` tokens and returns whole blocks. Raises OutOfRange if there are fewer."""
+        """Keeps the first `length` tokens and releases the blocks that hold none of these.
+
+        Raises OutOfRange if the cache holds fewer tokens.
+        """
         if length > self.length:
             raise OutOfRange(f"length is {length}, but the cache holds {self.length} tokens")
         del self.tokens[length:]
@@ -101,13 +104,13 @@ class Sequence:
         del self.blocks[keep:]
         del self._digests[length // self._pool.block_size :]
 
-    def _shared_rank(self) -> int | None:
-        """Rank of the block that the next token goes into, if that is not this sequence's alone to write."""
-        rank = self.length // self._pool.block_size
-        return rank if rank < len(self.blocks) and not self._pool.is_private(self.blocks[rank]) else None
+    def _shared_index(self) -> int | None:
+        """Index of the block that the next token goes into, if this sequence may not write to that block; else None."""
+        index = self.length // self._pool.block_size
+        return index if index < len(self.blocks) and not self._pool.is_private(self.blocks[index]) else None
 
     def _digests_of(self, tokens: list[int]) -> Iterator[bytes]:
-        """Digests of the contexts that end with the full blocks of `tokens`, from the first unknown one on."""
+        """Digests of the contexts that end with the full blocks of `tokens`, without those in `_digests`."""
         size = self._pool.block_size
         digest = self._digests[-1] if self._digests else NO_TOKENS
         for start in range(len(self._digests) * size, len(tokens) - size + 1, size):
