@@ -1,1 +1,1 @@
-"""From logits to samples: what may be asked of a row, and what all backends share. No device of its own."""
+"""Sampling from logits: sample specs, samples, and what the sampler backends of all devices share."""

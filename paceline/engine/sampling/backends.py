@@ -1,4 +1,4 @@
-"""What the sampler backends have in common (see `sampler`)."""
+"""The interface of a sampler backend (see `sampler`)."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -20,7 +20,7 @@ class SamplerBackend(Protocol):
         ...
 
     def sample(self, logits: torch.Tensor, specs: Seq[Any]) -> Seq[Sample]:
-        """logits: [num_specs, vocab_size] float32. None for a row that must be left to the next backend."""
+        """logits: [num_specs, vocab_size] float32. None for a row that the next backend must sample."""
         ...
 
 

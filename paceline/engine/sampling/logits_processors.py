@@ -1,4 +1,4 @@
-"""What a request changes in the logits before anything is drawn: penalties, bias, token lists, in this order."""
+"""Logits processors: a request's penalties, bias and token lists, applied in this order before a row is sampled."""
 
 from collections.abc import Sequence as Seq
 
@@ -9,7 +9,7 @@ from paceline.sampling import SamplingParams
 
 
 def process_logits(logits: torch.Tensor, specs: Seq[SampleSpec]) -> None:
-    """Changes logits: [num_draws, vocab_size] float32 in place, each row by its own draw alone."""
+    """Changes logits: [num_specs, vocab_size] float32 in place. Each row depends only on its own spec."""
     for row, spec in enumerate(specs):
         if spec.is_processed:
             _process_row(logits[row], spec)
@@ -34,7 +34,11 @@ def _process_row(logits: torch.Tensor, spec: SampleSpec) -> None:
 
 
 def _penalise(logits: torch.Tensor, sampling: SamplingParams, before: TokensBefore) -> None:
-    """Repetition: prompt and output (Keskar et al. 2019, section 4.1). Presence and frequency: output alone."""
+    """Applies the penalties to logits: [vocab_size].
+
+    The repetition penalty counts prompt and output (Keskar et al. 2019, section 4.1); the presence and frequency
+    penalties count the output only.
+    """
     device = logits.device
     if sampling.repetition_penalty != 1:
         seen = torch.tensor(before.prompt + before.output, device=device).unique()

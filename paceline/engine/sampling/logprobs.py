@@ -1,7 +1,7 @@
-"""What may be told of a distribution besides a token drawn from it: its entropy, log-probabilities.
+"""Log-probabilities and entropy of a row's distribution.
 
-All by the softmax after penalties, bias and token lists, before temperature and truncation:
-after them a greedy distribution has no shape.
+The distribution is the softmax of the logits after penalties, bias and token lists, and before temperature and
+truncation: with temperature 0 all the mass would be on one token.
 """
 
 import math
@@ -26,31 +26,33 @@ from paceline.engine.sampling.specs import (
 
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
-    """Of one row."""
+    """Entropy and log-probabilities of one row."""
 
-    # Entropy over ln(vocabulary), in [0, 1].
+    # Entropy in nats, divided by ln(vocab_size), in [0, 1].
     entropy: float
-    # Log-probabilities of the tokens a draw is asked about (see `scored_tokens`).
-    chosen: NDArray[np.float32]
-    # The likeliest tokens and their log-probabilities, likeliest first: [num_logprobs].
-    top_ids: NDArray[np.int64]
-    top: NDArray[np.float32]
+    # Log-probabilities of the tokens of `scored_tokens`.
+    chosen: NDArray[np.float32]  # [num_scored]
+    # The likeliest tokens and their log-probabilities, likeliest first.
+    top_ids: NDArray[np.int64]  # [num_logprobs]
+    top: NDArray[np.float32]  # [num_logprobs]
 
 
 def compute_logprobs(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[Sample]) -> list[RowLogprobs | None]:
-    """logits: [num_draws, vocab_size] float32, adjusted. None for draws that want no observation."""
+    """logits: [num_specs, vocab_size] float32, processed. None for a spec that asks for no log-probabilities."""
     rows = [row for row, spec in enumerate(specs) if spec.wants_logprobs]
     row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
     if rows:
-        log_probs = torch.log_softmax(logits[rows].double(), dim=-1)  # [num_observed, vocab_size]
+        log_probs = torch.log_softmax(logits[rows].double(), dim=-1)  # [num_rows, vocab_size]
         for index, row in enumerate(rows):
             row_logprobs[row] = _compute_row(log_probs[index], specs[row], samples[row])
     return row_logprobs
 
 
 def scored_tokens(spec: SampleSpec, sample: Sample) -> list[int]:
-    """All tokens that may be emitted here: the support and the token drawn outside it, a draft that is
-    judged, the token drawn; or the one to score."""
+    """All tokens that may be emitted at this position, or the one token that the spec scores.
+
+    A complement sample: the support, then the sampled token. A lenient sample: the sampled token, then the draft.
+    """
     match sample:
         case ComplementSample():
             assert isinstance(spec, SampleComplement)
@@ -70,7 +72,7 @@ def _compute_row(log_probs: torch.Tensor, spec: SampleSpec, sample: Sample) -> R
     """log_probs: [vocab_size] float64."""
     entropy = 0.0
     if spec.wants_entropy:
-        # By cumulative sum: the library may split a plain sum over one row between threads.
+        # Cumulative sum, because torch may split a plain sum over one row between threads in any order.
         parts = torch.special.entr(log_probs.exp()).cumsum(dim=-1)
         entropy = float(parts[-1]) / math.log(len(log_probs))
     chosen: list[int] = [] if spec.num_logprobs is None else scored_tokens(spec, sample)

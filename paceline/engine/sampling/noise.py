@@ -1,4 +1,4 @@
-"""Torch twin of `paceline.noise`: the same integers, on any device."""
+"""Noise from keys, in torch: the same integers as `paceline.noise`, on any device."""
 
 import torch
 
@@ -8,11 +8,12 @@ MASK_32 = 0xFFFFFFFF
 
 
 def hash_ids(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """One 32-bit integer for each key and token id, held in int64, as all of these are.
+    """One 32-bit integer for each key and token id: [num_keys, num_ids].
 
-    `low` and `high`, a key's halves: [num_keys, 1]; ids: [num_keys, num_ids], or [1, num_ids] for all keys.
+    `low` and `high` are the halves of the keys: [num_keys, 1]; ids: [num_keys, num_ids], or [1, num_ids] for all keys.
+    All are int64.
     """
-    # int64 products wrap, and their low 32 bits are those of the unsigned product.
+    # int64 products overflow, but their low 32 bits equal those of the unsigned product.
     x = ids ^ low
     x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
     x = (x + high) & MASK_32

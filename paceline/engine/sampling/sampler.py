@@ -1,7 +1,7 @@
-"""A batch of logits and sample specs -> samples, computed where the logits are.
+"""The sampler: a batch of logits and sample specs -> samples, computed on the device of the logits.
 
-Each row's sample depends on that row alone, so that it does not change with the rows beside it. Which backend
-samples a row is decided by the row and its spec as well.
+Sampling is batch invariant: each row's sample depends only on that row and its spec. The choice of the backend for a
+row depends only on these two as well.
 """
 
 from collections.abc import Sequence as Seq
@@ -21,7 +21,7 @@ class Sampler:
         self._backends = backends
 
     def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:
-        """logits: [num_specs, vocab_size] float32, changed in place to those sampled from."""
+        """logits: [num_specs, vocab_size] float32. Logits processors change them in place."""
         process_logits(logits, specs)
         results: list[Sample] = [None] * len(specs)
         left = list(range(len(specs)))

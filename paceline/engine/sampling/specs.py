@@ -1,4 +1,4 @@
-"""What a job may want of a row's logits, and what it gets: never the logits themselves."""
+"""Sample specs and samples: what a job may ask of a row's logits, and the results. A job never sees the logits."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from paceline.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokensBefore:
-    """The tokens before a position, the drafts before it among them."""
+    """The tokens before a position, including the drafts before it."""
 
     prompt: list[int]
     output: list[int]
@@ -18,14 +18,14 @@ class TokensBefore:
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """What all draws have in common."""
+    """Base of all sample specs."""
 
     sampling: SamplingParams
-    # Tokens that may not be drawn here (see SequenceOptions.banned_token_ids).
+    # Tokens that may not be sampled for this row (see SequenceOptions.banned_token_ids).
     banned: tuple[int, ...]
-    # Only where penalties need them.
+    # Set only if the request has penalties.
     before: TokensBefore | None = field(default=None, kw_only=True)
-    # Observe log-probabilities, and those of this many likeliest tokens; None: don't.
+    # Return log-probabilities, and those of this many likeliest tokens; None: return none.
     num_logprobs: int | None = field(default=None, kw_only=True)
     wants_entropy: bool = field(default=False, kw_only=True)
 
@@ -35,14 +35,17 @@ class SampleSpec:
 
     @property
     def is_processed(self) -> bool:
-        """Whether the model's own logits are not the ones to draw from."""
+        """Whether a logits processor changes the row's logits."""
         sampling = self.sampling
         lists = sampling.allowed_token_ids or sampling.banned_token_ids or self.banned
         return bool(lists or sampling.logit_bias) or self.before is not None
 
     @property
     def needs_no_token_ids(self) -> bool:
-        """Whether it draws by the logits alone, whichever tokens they are of."""
+        """Whether the sample depends only on the logits' values and order, not on token ids.
+
+        Then a head that knows only some tokens can sample from their logits, and map the result to token ids.
+        """
         return False
 
 
@@ -65,7 +68,7 @@ class ArgmaxWithLenience(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class GumbelMax(SampleSpec):
-    """A token by Gumbel-max with the noise of `key`: who shares the key shares the noise. Gives int."""
+    """A token by Gumbel-max with the noise of `key`. Draft and target use equal keys for equal noise. Gives int."""
 
     key: int
 
@@ -96,7 +99,7 @@ class SampleComplement(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class Score(SampleSpec):
-    """No token: the observation of `token` alone, by the model's own distribution. Gives None."""
+    """No sample, only the log-probability of `token` under the model's unprocessed distribution. Gives None."""
 
     token: int
 
@@ -107,7 +110,7 @@ class Score(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class TruncatedSample:
-    """Result of SampleTruncated: `token` was sampled from exactly `probs` (over their sum)."""
+    """Result of SampleTruncated: `token` was sampled from exactly `probs`, divided by their sum."""
 
     token: int
     support: NDArray[np.int64]  # [support_size]
@@ -116,7 +119,7 @@ class TruncatedSample:
 
 @dataclass(frozen=True, slots=True)
 class ComplementSample:
-    """Result of SampleComplement. `token` means nothing where `mass` is 0."""
+    """Result of SampleComplement. `mass` is the probability outside the support; if it is 0, `token` has no meaning."""
 
     token: int
     mass: float
@@ -127,6 +130,7 @@ class ComplementSample:
 class LenientSample:
     """Result of ArgmaxWithLenience."""
 
+    # The likeliest token.
     token: int
     accepts: bool
 

@@ -1,4 +1,4 @@
-"""Draws by tensor operations: of every kind, by whatever parameters, on any device."""
+"""The torch sampler: a sampler backend of tensor operations for every kind of spec, on any device."""
 
 import math
 from collections.abc import Sequence as Seq
@@ -23,15 +23,16 @@ from paceline.engine.sampling.specs import (
 )
 from paceline.sampling import SamplingParams
 
-# Tokens looked at for top-k, top-p and min-p, more where these are not enough, before a row is sorted whole.
+# How many of the likeliest tokens top-k, top-p and min-p look at: first the smaller number, then the larger one if that
+# is not enough, then the whole vocabulary.
 CANDIDATES = (256, 4096)
 
 
 class TorchSampler:
-    """Groups draws by kind and makes each group in a few tensor operations, on any device."""
+    """Groups rows by the kind of their spec, and samples each group with a few tensor operations."""
 
     def __init__(self) -> None:
-        self._makers: dict[type[SampleSpec], SampleAlike] = {
+        self._samplers: dict[type[SampleSpec], SampleAlike] = {
             Argmax: self._argmax_specs,
             ArgmaxWithLenience: self._argmax_with_lenience,
             GumbelMax: self._gumbel_max,
@@ -41,18 +42,18 @@ class TorchSampler:
         }
 
     def supports(self, spec: SampleSpec) -> bool:
-        """Every one."""
+        """Always true."""
         return True
 
     def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:
-        """logits: [num_draws, vocab_size] float32."""
-        return sample_by_kind(self._makers, logits, specs)
+        """logits: [num_specs, vocab_size] float32."""
+        return sample_by_kind(self._samplers, logits, specs)
 
     def _argmax_specs(self, logits: torch.Tensor, specs: list[Argmax]) -> list[int]:
         return _argmax(logits).tolist()
 
     def _argmax_with_lenience(self, logits: torch.Tensor, specs: list[ArgmaxWithLenience]) -> list[LenientSample]:
-        """p(draft) >= lenience max p (2211.17192, A.5), by the logits: the softmax's total cancels."""
+        """Accepts if p(draft) >= lenience * max p (2211.17192, A.5). Compares logits: the softmax's total cancels."""
         tokens = _argmax(logits)
         best = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
         drafts = torch.tensor([spec.draft for spec in specs], device=logits.device).unsqueeze(1)
@@ -61,7 +62,7 @@ class TorchSampler:
         return [LenientSample(*pair) for pair in zip(tokens.tolist(), accepts, strict=True)]
 
     def _gumbel_max(self, logits: torch.Tensor, specs: list[GumbelMax]) -> list[int]:
-        """argmax(log p + Gumbel noise) follows p."""
+        """argmax(log p + Gumbel noise) is a sample from p."""
         log_probs = probabilities(logits, [spec.sampling for spec in specs]).log()
         keys = [spec.key for spec in specs]
         return _argmax(log_probs + noise.gumbel(keys, logits.shape[-1], logits.device)).tolist()
@@ -69,14 +70,14 @@ class TorchSampler:
     def _sample_truncated(self, logits: torch.Tensor, specs: list[SampleTruncated]) -> list[TruncatedSample]:
         probs = probabilities(logits, [spec.sampling for spec in specs])
         size = min(max(spec.max_size for spec in specs), logits.shape[-1])
-        top, ids = probs.topk(size, dim=-1)  # [num_draws, size]
-        before = top.cumsum(dim=-1) - top  # mass of likelier tokens
+        top, ids = probs.topk(size, dim=-1)  # [num_specs, size]
+        before = top.cumsum(dim=-1) - top  # [num_specs, size] mass of likelier tokens
         limit = torch.tensor([[spec.max_size, spec.min_mass] for spec in specs], dtype=torch.float64, device=top.device)
         rank = torch.arange(size, device=top.device)
         keep = (rank < limit[:, :1]) & (before < limit[:, 1:]) & (top > 0)
         kept = top * keep
         kept = (kept / kept.cumsum(dim=-1)[:, -1:]).to(torch.float32)
-        # What is sent must be what was sampled from: float32, rounded before the draw.
+        # Sample from the float32 probabilities that are sent: the verdict needs exactly the q of the sample.
         token_rank, _ = _invert(kept.double(), [spec.uniform for spec in specs])
         sizes = keep.sum(dim=-1).tolist()
         tokens = ids.gather(1, token_rank.unsqueeze(1)).squeeze(1).tolist()
@@ -92,7 +93,7 @@ class TorchSampler:
         row_of = torch.arange(len(specs)).repeat_interleave(torch.tensor(sizes)).to(logits.device)
         ids = torch.cat([torch.from_numpy(spec.support) for spec in specs]).to(logits.device)
         inside = probs[row_of, ids]  # [sum of support sizes]
-        # Summed over the complement: 1 - sum(inside) would let a banned token out by rounding.
+        # Sum over the complement. Because of rounding 1 - sum(inside) may be above 0 where only banned tokens are left.
         probs[row_of, ids] = 0
         tokens, masses = _invert(probs, [spec.uniform for spec in specs])
         parts = inside.to(torch.float32).cpu().split(sizes)
@@ -101,10 +102,13 @@ class TorchSampler:
 
 
 def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """The distribution after all transforms, greedy as one-hot: [num_draws, vocab_size] float64, rows summing to 1."""
+    """The distribution after temperature and truncation: [num_specs, vocab_size] float64, each row sums to 1.
+
+    A greedy row is one-hot.
+    """
     greedy = torch.tensor([p.is_greedy for p in params], device=logits.device)
     temperature = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float64, device=logits.device)
-    # From the largest: divided by the least of temperatures it is still 0.
+    # Subtract the largest logit first: 0 divided by a tiny temperature stays 0 and does not overflow.
     below = logits.double() - logits.amax(dim=-1, keepdim=True)
     probs = functional.softmax(below / temperature.unsqueeze(1), dim=-1)
     cut = [row for row, p in enumerate(params) if not p.is_greedy and (p.top_k or p.top_p < 1 or p.min_p)]
@@ -117,7 +121,10 @@ def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.T
 
 
 def _truncated(probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """top-k, then top-p on what it leaves, then min-p. A row that needs more than the candidates is sorted whole."""
+    """Applies top-k, then top-p to what top-k leaves, then min-p. probs: [num_rows, vocab_size].
+
+    A row for which the candidates are not enough looks at more tokens (see CANDIDATES).
+    """
     vocab_size = probs.shape[-1]
     kept = torch.empty_like(probs)
     short = list(range(len(params)))
@@ -131,7 +138,10 @@ def _truncated(probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tenso
 
 
 def _keep_candidates(probs: torch.Tensor, params: list[SamplingParams], count: int) -> tuple[torch.Tensor, list[bool]]:
-    """Zeroes all but the kept among the `count` likeliest; says for each row whether those were enough."""
+    """Keeps the allowed tokens of the `count` likeliest and sets all others to 0, for probs: [num_rows, vocab_size].
+
+    Also says for each row whether `count` tokens were enough.
+    """
     vocab_size, device = probs.shape[-1], probs.device
     top, ids = probs.topk(count, dim=-1)  # [num_rows, count]
     top_k = torch.tensor([[p.top_k or vocab_size] for p in params], device=device)
@@ -145,26 +155,29 @@ def _keep_candidates(probs: torch.Tensor, params: list[SamplingParams], count: i
         (top_k <= count) | ((top_p < 1) & (sums[:, -1:] >= top_p * total)) | (top[:, -1:] < min_p * top[:, :1])
     ) | (count == vocab_size)
     if count < vocab_size:
-        # top_k beyond the candidates with top_p reached inside them still needs the total over top_k.
+        # If top_k is larger than `count`, top_p needs the total over top_k tokens, which is not known here.
         complete &= (top_k <= count) | (top_k == vocab_size)
     kept = top * keep
-    # Totals by cumulative sum: the library may split a plain sum over one row between threads.
+    # Cumulative sum, because torch may split a plain sum over one row between threads in any order.
     kept = kept / kept.cumsum(dim=-1)[:, -1:]
     return torch.zeros_like(probs).scatter_(1, ids, kept), complete.squeeze(1).tolist()
 
 
 def _argmax(values: torch.Tensor) -> torch.Tensor:
-    """Of each row, the first of equals: [num_rows]. On a CPU by numpy, in a thirtieth of torch's time."""
+    """Index of each row's largest value, the first of equal values: [num_rows].
+
+    On a CPU numpy does this in a thirtieth of torch's time.
+    """
     if values.device.type == "cpu":
         return torch.from_numpy(values.numpy().argmax(axis=-1))
     return values.argmax(dim=-1)
 
 
 def _invert(probs: torch.Tensor, uniforms: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Index drawn from each row of unnormalised float64 `probs` by inverting its cumulative sum, and the row's total.
+    """Samples an index from each row of probs: [num_rows, vocab_size] float64, not normalised.
 
-    Both [num_rows]. The first index whose sum exceeds uniform * total: never one of probability 0.
-    Rows of zeros give an index that means nothing.
+    Returns the indices and the rows' totals, both [num_rows]. The index is the first whose cumulative sum exceeds
+    uniform * total, so its probability is never 0. The index of a row of zeros has no meaning.
     """
     sums = probs.cumsum(dim=-1)
     wanted = torch.tensor(uniforms, dtype=torch.float64, device=probs.device).unsqueeze(1) * sums[:, -1:]
