@@ -1,1 +1,1 @@
-"""Models, the paged KV cache and the worker that runs them. torch, and no grpc."""
+"""The engine: models, the paged KV cache, and the worker that runs them. It uses torch, never grpc."""

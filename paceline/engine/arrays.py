@@ -1,8 +1,8 @@
-"""The array type of everything that is no torch tensor."""
+"""The type of numpy arrays."""
 
 from typing import Any
 
 from numpy.typing import NDArray
 
-# Shapes and dtypes stand in a comment where an array is declared.
+# A comment beside each declaration gives the array's shape and dtype.
 Array = NDArray[Any]

@@ -1,4 +1,7 @@
-"""What a device must offer: a loaded model that runs steps, and its cache. Built by `cpu.backend` or `cuda.backend`."""
+"""The backend: a model on its device, with its KV cache, ready to run steps.
+
+`cpu.backend` and `cuda.backend` build it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +13,10 @@ from paceline.engine.scheduling.job import Job
 
 
 class StepRunner(Protocol):
-    """What the worker drives."""
+    """Runs engine steps for the worker."""
 
     def step(self, shares: list[tuple[Job, int]]) -> None:
-        """Feeds the first so many pending rows of each job, and lets each job absorb its samples."""
+        """Feeds the given number of pending rows of each job, and gives each job its samples."""
         ...
 
 
@@ -22,16 +25,16 @@ class Backend:
     """A model on its device, ready to run."""
 
     runner: StepRunner
-    # `copy_blocks(sources, destinations)`: copies keys and values.
+    # `copy_blocks(sources, destinations)` copies the blocks' keys and values.
     copy_blocks: Callable[[list[int], list[int]], None]
     num_blocks: int
     # Tokens in a block.
     block_size: int
-    # Parts whose rows depend on the rows beside them; empty where output is batch invariant.
+    # Parts of the model whose rows depend on the rows beside them; empty if the model is batch invariant.
     batch_variant_parts: list[str]
 
 
 Progress = Callable[[str], None]
-# Settings, the model's role, weights, most tokens in a sequence, where to report progress. Raises ConfigError where the
-# model does not fit.
+# Takes the settings, the model's role, the weights, the most tokens in a sequence, and a function that reports
+# progress. Raises ConfigError if the model or its cache does not fit into memory.
 BuildBackend = Callable[[EngineConfig, ModelRole, LoadedModel, int, Progress], Backend]

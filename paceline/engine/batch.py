@@ -1,4 +1,4 @@
-"""Pending rows of many sequences -> the arrays of one forward."""
+"""A batch: pending rows of many sequences -> the arrays of one forward."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,9 @@ class Span:
 
     first_row: int
     num_rows: int
-    # Position of the first row in its sequence: tokens in the cache before it.
+    # Position of the first row in its sequence: the number of tokens in the cache.
     position: int
+    # The sequence's block table.
     blocks: list[int]
 
 
@@ -22,9 +23,9 @@ class Span:
 class Batch:
     """Rows of one forward, sequence after sequence; the last rows may be padding."""
 
-    tokens: Array  # [num_rows]
+    tokens: Array  # [num_rows] int64
     spans: list[Span]
-    wanted: Array  # [num_wanted] rows whose logits matter
+    wanted: Array  # [num_wanted] int64: rows whose logits matter
 
     @property
     def num_rows(self) -> int:
@@ -32,7 +33,7 @@ class Batch:
 
 
 class BatchBuilder:
-    """Gathers rows; `build` makes the arrays."""
+    """Collects the rows of a batch."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -40,7 +41,7 @@ class BatchBuilder:
         self._wanted: list[int] = []
 
     def add(self, tokens: list[int], position: int, blocks: list[int], wanted: list[bool]) -> None:
-        """Adds consecutive rows of one sequence; `wanted` says for each whether its logits matter."""
+        """Adds consecutive rows of one sequence. `wanted` says for each row whether its logits matter."""
         first = len(self._tokens)
         self._spans.append(Span(first, len(tokens), position, blocks))
         self._tokens += tokens
@@ -51,6 +52,6 @@ class BatchBuilder:
         return len(self._tokens)
 
     def build(self, num_rows: int) -> Batch:
-        """Pads to `num_rows` (see `linear.Linear.padded`)."""
+        """Makes the batch, with padding rows up to `num_rows` (see `CpuLinear.padded`)."""
         padding = [0] * (num_rows - self.num_rows)
         return Batch(np.array(self._tokens + padding), self._spans, np.array(self._wanted, dtype=np.int64))

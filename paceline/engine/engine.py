@@ -1,4 +1,4 @@
-"""Builds a model's engine from its configuration: weights, cache, check, worker."""
+"""The engine of one model: builds weights, cache and worker from its configuration."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from paceline.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A loaded model with its worker, and what a model card says of it."""
+    """A loaded model with its worker, and the facts for its model card."""
 
     config: EngineConfig
     model: ModelConfig
@@ -32,7 +32,7 @@ class Engine:
     tokenizer_files: dict[str, bytes]
     tokenizer_fingerprint: str
     weights_fingerprint: str
-    # Parts whose rows depend on the rows beside them; empty where the same bits are assured.
+    # Parts of the model whose rows depend on the rows beside them; empty if the model is batch invariant.
     batch_variant_parts: list[str]
 
 
@@ -42,10 +42,10 @@ def build_engine(
     loop: asyncio.AbstractEventLoop,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Engine:
-    """Loads everything; the worker is not started yet. Raises ConfigError with one line that says what to do.
+    """Loads the model and builds its engine. The caller starts the worker. Raises ConfigError for a bad setting.
 
-    Call it on the thread that will run the worker, and let no other thread compute: a second
-    thread's OpenMP team counts as oversubscription, and every product gets slower by half.
+    Call it on the thread that will run the worker. No other thread may compute: with the OpenMP team of a second thread
+    there are more threads than cores, and every product takes half as long again.
     """
     set_num_workers(config.threads or len(CORES))
     progress(f"loading {config.model}")
@@ -55,7 +55,7 @@ def build_engine(
         raise ConfigError(
             f"max_model_len is {max_model_len}; {config.model} holds at most {loaded.config.max_model_len}"
         )
-    # Before it takes its time to place: a tokenizer that can't be read is found here.
+    # Read the tokenizer before the weights go to the device, which takes long: a bad tokenizer fails early.
     fingerprint = loaded.tokenizer_fingerprint
     backend = _backend_builder(config.device)(config, role, loaded, max_model_len, progress)
     pool = BlockPool(backend.num_blocks, backend.block_size, backend.copy_blocks, config.prefix_caching)
@@ -75,7 +75,7 @@ def build_engine(
 
 
 def _backend_builder(device: str) -> BuildBackend:
-    """Where the model goes. A GPU's needs Triton, which machines without one do not have."""
+    """The backend's builder. The GPU backend is imported here only, because it needs Triton."""
     if device == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError("device is 'cuda'; torch finds no such device here")
