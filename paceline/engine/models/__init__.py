@@ -1,1 +1,1 @@
-"""Weights and their shapes, whichever device they go to."""
+"""Model weights and their shapes, for every device."""

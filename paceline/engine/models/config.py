@@ -1,4 +1,4 @@
-"""A model's shape."""
+"""A model's configuration: the shape of a Llama-like decoder."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from paceline.errors import ConfigError
 
 SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-# The logit of a token that a draft's head does not know: finite, so that a request that allows no other tokens still
-# has a distribution to sample from.
+# The logit of a token that a draft's head does not know. It is finite: if a request allows only such tokens, there is
+# still a distribution to sample from.
 UNKNOWN_LOGIT = -1e9
 
 
@@ -27,25 +27,25 @@ class ModelConfig:
     tied_embeddings: bool
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    # transformers' config, for the rotary frequencies.
+    # The config of transformers. `rope` reads the rotary frequencies from it.
     source: Any
 
     @classmethod
     def from_transformers(cls, config: Any) -> "ModelConfig":
-        """Reads a transformers config. Raises ConfigError for architectures we have no forward for."""
+        """Reads a config of transformers. Raises ConfigError if the architecture or head_dim is not supported."""
         if config.model_type not in SUPPORTED_ARCHITECTURES:
             raise ConfigError(
                 f"model type {config.model_type!r} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
             )
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if head_dim % 4:
-            # The kernels take four features at a time, and check no bounds.
+            # The kernels take four features at a time, and do not check bounds.
             raise ConfigError(f"head_dim is {head_dim}; it must be a multiple of 4")
         max_len = config.max_position_embeddings
         uses_window = getattr(config, "use_sliding_window", config.model_type == "mistral")
         window = getattr(config, "sliding_window", None)
         if uses_window and window:
-            # Within the window, windowed attention is plain attention.
+            # Up to the window's length, windowed attention equals full attention.
             max_len = min(max_len, window)
         eos = config.eos_token_id
         eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,)

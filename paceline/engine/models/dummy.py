@@ -1,4 +1,4 @@
-"""Random weights in published shapes, for timing, memory and tests where no weights can be had."""
+"""Dummy models: random weights in published shapes, for timing, memory and tests without real weights."""
 
 import json
 import zlib
@@ -36,17 +36,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True,
         "max_position_embeddings": 8192, "eos_token_id": 2,
     },
-    # Two tiny models over 32 ids whose distributions overlap without being alike, and one with room for text.
+    # Two models with 32 token ids, whose distributions differ but overlap, and one with a larger vocabulary for text.
     "tiny": _TINY | {"vocab_size": 512},
     "tiny-32-a": _TINY | {"vocab_size": 32},
     "tiny-32-b": _TINY | {"vocab_size": 32, "num_hidden_layers": 1},
 }  # fmt: skip
-# Wide enough that a tiny model's distribution has a shape worth sampling from.
+# Standard deviation of a tiny model's weights. A smaller one would make its distribution nearly uniform.
 _TINY_STD = 0.25
 
 
 def dummy_config(name: str) -> LlamaConfig:
-    """transformers' config of a shape. Raises ConfigError for an unknown one."""
+    """The config of a published shape, as in transformers. Raises ConfigError for an unknown name."""
     if name not in SHAPES:
         raise ConfigError(
             f"model 'dummy:{name}' is not known; known: {', '.join('dummy:' + shape for shape in SHAPES)}"
@@ -55,7 +55,7 @@ def dummy_config(name: str) -> LlamaConfig:
 
 
 def make_dummy(name: str, dtype: torch.dtype) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """Config and random tensors of a shape, the same at every call."""
+    """Config and random tensors of a published shape. Every call gives the same tensors."""
     config = ModelConfig.from_transformers(dummy_config(name))
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     std = _TINY_STD if config.hidden_size < 128 else 0.02
@@ -83,7 +83,7 @@ def make_dummy(name: str, dtype: torch.dtype) -> tuple[ModelConfig, dict[str, to
 
 
 def dummy_tokenizer_files(vocab_size: int) -> dict[str, bytes]:
-    """A tokenizer whose tokens are words "t0" … "tN", so that any ids make a text."""
+    """A tokenizer whose tokens are the words "t0", "t1" and so on, so that any ids make a text."""
     vocabulary = {f"t{i}": i for i in range(vocab_size)}
     tokenizer: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,

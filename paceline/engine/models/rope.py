@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021): cosines and sines for every position, by transformers' frequencies."""
+"""Rotary position embedding (Su et al. 2021): cosines and sines for every position."""
 
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -8,7 +8,10 @@ from paceline.errors import ConfigError
 
 
 def rope_tables(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and signed sines: each [max_len, head_dim] float32. Frequencies are transformers' own."""
+    """Cosines and sines, each [max_len, head_dim] float32. The first half of the sines is negated.
+
+    The frequencies come from transformers. Raises ConfigError if the model's rope_type is not supported.
+    """
     parameters = config.source.rope_parameters
     kind = parameters["rope_type"]
     if kind == "default":

