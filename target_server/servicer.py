@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.engine.sampling.logprobs import RowLogprobs
-from paceline.engine.scheduling.session import Command, Start
+from paceline.engine.scheduling.commands import Command, Start
 from paceline.rpc.channel import SPLIT_BYTES
 from paceline.rpc.messages import floats_to_bytes, rule_from_message
 from paceline.sampling import MAX_DRAFT_TOKENS, MAX_LOGPROBS, Rule, require

@@ -13,7 +13,7 @@ import grpc.aio
 
 from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.engine import Engine
-from paceline.engine.scheduling.session import Answer, Command, Open, Opened, Refuse, Release, Truncate
+from paceline.engine.scheduling.commands import Answer, Command, Open, Opened, Refuse, Release, Truncate
 from paceline.engine.scheduling.session import Session as EngineSession
 from paceline.errors import InvalidArgument, NotFound, PacelineError
 from paceline.rpc.channel import SPLIT_BYTES

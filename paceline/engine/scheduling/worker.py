@@ -22,9 +22,10 @@ from typing import TypeVar
 from paceline.engine.backend import StepRunner
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
+from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
 from paceline.engine.scheduling.eviction import reserve
-from paceline.engine.scheduling.session import Answer, Command, SequenceState, Session
+from paceline.engine.scheduling.session import SequenceState, Session
 from paceline.errors import PacelineError, Unavailable
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ import pytest
 from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.config import TARGET_ROLE, EngineConfig
 from paceline.engine.engine import Engine, build_engine
+from paceline.engine.scheduling.commands import Answer, Command, Open, Start
 from paceline.engine.scheduling.compute_lock import LAST_LEASE
-from paceline.engine.scheduling.session import Answer, Command, Open, Start
 from paceline.sampling import Rule, SamplingParams
 from target_server.verifier import VerifyJob, VerifySpec
 

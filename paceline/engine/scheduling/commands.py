@@ -1,0 +1,71 @@
+"""Commands for sequences, and their answers."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.engine.cache.sequence import Sequence, SequenceOptions
+from paceline.engine.scheduling.job import Job
+from paceline.errors import PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command for one sequence. Its answer has the same `command_id`."""
+
+    command_id: int
+    sequence_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open(Command):
+    options: SequenceOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Command):
+    """Starts a job at `position`, which must be the cache's length.
+
+    The job feeds `tail` and then up to `num_more` tokens. If the sequence is empty, up to `num_reusable` tokens of
+    `tail` may come from cached blocks; `make_job` gets the tokens after these.
+    """
+
+    position: int
+    tail: list[int]
+    num_more: int
+    num_reusable: int
+    make_job: Callable[[Sequence, list[int]], Job]
+    # When the command arrived (time.perf_counter). It may wait for a step in progress before it runs.
+    arrived_s: float = field(default_factory=time.perf_counter, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate(Command):
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Command):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Command):
+    """A command that was already found invalid. It fails when the commands before it have run."""
+
+    error: PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Answer to Open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A command's result, or its error with the cache's length if the sequence is known."""
+
+    command_id: int
+    result: Any
+    cache_length: int | None = None
