@@ -10,8 +10,8 @@ import torch
 from draft_server.drafter import ProposeJob, ProposeSpec, Support
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.cpu.paged_attention import CudaPagedAttention
-from paceline.engine.cpu.runner import Runner
+from paceline.engine.cpu.paged_attention import CpuPagedAttention
+from paceline.engine.cpu.runner import CpuRunner
 from paceline.engine.cuda.graphs.shapes import GraphShapes
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.scheduling.job import Job
@@ -58,8 +58,8 @@ def make_gpu(num_ahead: int = 3) -> Engine:
 
 def make_cpu() -> Engine:
     model = load_llama("dummy:tiny")
-    attention = CudaPagedAttention(model.config, 32, 16)
-    return Engine(Runner(model, attention), attention.copy_blocks)
+    attention = CpuPagedAttention(model.config, 32, 16)
+    return Engine(CpuRunner(model, attention), attention.copy_blocks)
 
 
 WISHES = {
@@ -153,7 +153,7 @@ def test_verdicts_are_the_cpu_engines() -> None:
     for ours, theirs in zip(verify_all(make_gpu()), verify_all(make_cpu()), strict=True):
         assert ours.tokens == theirs.tokens
         assert ours.lenient_accepts == theirs.lenient_accepts
-        for one, other in zip(ours.outsides, theirs.outsides, strict=True):
+        for one, other in zip(ours.complements, theirs.complements, strict=True):
             assert one.token == other.token
             assert one.mass == pytest.approx(other.mass, rel=1e-4)
             np.testing.assert_allclose(one.support_probs, other.support_probs, rtol=1e-3, atol=1e-6)
