@@ -14,20 +14,21 @@ from collections import defaultdict
 from pathlib import Path
 
 from benchmarks.deployment import DRAFT, embedded_pair
-from benchmarks.prompts import Prompt, read_prompts
+from benchmarks.prompts import spread_prompts
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import Completion
+from paceline.prompts import PromptRecord
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 
 AT_ONCE = 8
 
 
-async def complete_all(prompts: list[Prompt], sampling: SamplingParams, k: int, draft: str) -> list[Completion]:
+async def complete_all(prompts: list[PromptRecord], sampling: SamplingParams, k: int, draft: str) -> list[Completion]:
     """One completion a prompt."""
     async with embedded_pair(draft=draft) as (_, client):
         places = asyncio.Semaphore(AT_ONCE)
 
-        async def one(prompt: Prompt) -> Completion:
+        async def one(prompt: PromptRecord) -> Completion:
             async with places:
                 return await client.complete(
                     prompt.text, sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=k)
@@ -36,7 +37,7 @@ async def complete_all(prompts: list[Prompt], sampling: SamplingParams, k: int, 
         return list(await asyncio.gather(*map(one, prompts)))
 
 
-def tabulate(prompts: list[Prompt], completions: list[Completion], k: int) -> dict[str, list[float]]:
+def tabulate(prompts: list[PromptRecord], completions: list[Completion], k: int) -> dict[str, list[float]]:
     """Category -> accepted of all proposed, tokens a round, then accepted at each position, given those before."""
     groups: dict[str, list[Completion]] = defaultdict(list)
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -66,7 +67,7 @@ def main() -> None:
     parser.add_argument("--draft", default=DRAFT)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    prompts = read_prompts(arguments.prompts, arguments.count)
+    prompts = spread_prompts(arguments.prompts, arguments.count)
     sampling = SamplingParams(max_tokens=arguments.tokens, temperature=arguments.temperature, seed=1)
     completions = asyncio.run(complete_all(prompts, sampling, arguments.k, arguments.draft))
     rows = tabulate(prompts, completions, arguments.k)

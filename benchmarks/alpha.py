@@ -10,7 +10,6 @@ chances: its standard error is known.
 
 import argparse
 import asyncio
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from benchmarks.deployment import DRAFT, MODEL, embedded_pair  # noqa: E402
+from benchmarks.prompts import first_turns  # noqa: E402
 from benchmarks.services import OWN_PROMPTS  # noqa: E402
 from paceline.client import Completion  # noqa: E402
 from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler  # noqa: E402
@@ -115,10 +115,9 @@ def read_chats(path: Path, count: int) -> list[list[int]]:
     from paceline.engine.models.weights import find_folder
 
     tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, torch.bfloat16, print))
-    turns = [json.loads(line)["turns"][0] for line in path.read_text().splitlines()][:count]
     texts = [
         tokenizer.apply_chat_template([{"role": "user", "content": t}], add_generation_prompt=True, tokenize=False)
-        for t in turns
+        for t in first_turns(path, count)
     ]
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 

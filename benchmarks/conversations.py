@@ -8,13 +8,13 @@ plain conversations use the target's cache, speculative ones both.
 
 import argparse
 import asyncio
-import json
 import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from benchmarks.deployment import embedded_pair
+from benchmarks.prompts import first_turns
 from benchmarks.services import OWN_PROMPTS, PLAIN, SPECULATIVE
 from paceline.client import AsyncClient, Completion, Prompt
 from paceline.sampling import SamplingParams, SpeculationParams
@@ -24,7 +24,7 @@ CHARACTERS_PER_TOKEN = 3.6
 
 
 @dataclass(slots=True)
-class ComputeLock:
+class Turns:
     """First and second turns of all conversations of a kind."""
 
     first_ms: list[float] = field(default_factory=list)
@@ -50,9 +50,7 @@ async def timed_turn(
     return completion, first_ms
 
 
-async def converse(
-    client: AsyncClient, text: str, tokens: int, speculation: SpeculationParams, turns: ComputeLock
-) -> None:
+async def converse(client: AsyncClient, text: str, tokens: int, speculation: SpeculationParams, turns: Turns) -> None:
     messages = [{"role": "user", "content": text}]
     answer, first_ms = await timed_turn(client, messages, tokens, speculation)
     messages += [
@@ -67,7 +65,7 @@ async def converse(
     turns.count(again)
 
 
-def report(name: str, turns: ComputeLock) -> None:
+def report(name: str, turns: Turns) -> None:
     first, second = np.median(turns.first_ms), np.median(turns.second_ms)
     ratio = np.median(np.divide(turns.second_ms, turns.first_ms))
     acceptance = f"; accepted {turns.accepted} of {turns.proposed}" if turns.proposed else ""
@@ -84,10 +82,10 @@ async def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=2000)
     parser.add_argument("--tokens", type=int, default=48)
     arguments = parser.parse_args()
-    own = " ".join(json.loads(line)["turns"][0] for line in OWN_PROMPTS.read_text().splitlines())
+    own = " ".join(first_turns(OWN_PROMPTS))
     length = int(arguments.prompt_tokens * CHARACTERS_PER_TOKEN)
     kinds = {"plain": PLAIN, "k = 4": SPECULATIVE}
-    results = {(kind, cache): ComputeLock() for kind in kinds for cache in ("cached", "uncached")}
+    results = {(kind, cache): Turns() for kind in kinds for cache in ("cached", "uncached")}
     async with embedded_pair() as (_, cached), embedded_pair(prefix_caching=False) as (_, uncached):
         for number in range(arguments.count):
             for place, (kind, speculation) in enumerate(kinds.items()):

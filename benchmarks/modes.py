@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.deployment import DRAFT, embedded_pair
-from benchmarks.prompts import read_prompts
+from benchmarks.prompts import spread_prompts
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
 from paceline.loadtest.variants import OFF, parse_variants
@@ -75,7 +75,7 @@ async def main() -> None:
     parser.add_argument("--draft", default=DRAFT)
     parser.add_argument("--unread", action="store_true")
     arguments = parser.parse_args()
-    prompts = [prompt.text for prompt in read_prompts(arguments.prompts, arguments.count)]
+    prompts = [prompt.text for prompt in spread_prompts(arguments.prompts, arguments.count)]
     groups = [prompts[i : i + arguments.at_once] for i in range(0, len(prompts), arguments.at_once)]
     variants = parse_variants(f"{OFF},{arguments.modes}")
     modes = {name: SpeculationParams(**fields) for name, fields in variants.items()}

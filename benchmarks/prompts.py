@@ -1,20 +1,16 @@
 """Prompts from a file, as benchmarks take them."""
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A first turn, and what kind of prompt it is."""
-
-    text: str
-    category: str
+from paceline.prompts import PromptRecord, read_prompts
 
 
-def read_prompts(path: Path, count: int) -> list[Prompt]:
-    """`count` of the file's first turns, evenly spread: files go by category."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    chosen = [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
-    return [Prompt(row["turns"][0], str(row.get("category", "prompts"))) for row in chosen]
+def spread_prompts(path: Path, count: int) -> list[PromptRecord]:
+    """`count` of the file's prompts, evenly spread: files go by category."""
+    records = read_prompts("--prompts", path)
+    return [records[i * len(records) // count] for i in range(min(count, len(records)))]
+
+
+def first_turns(path: Path, count: int | None = None) -> list[str]:
+    """What the users of the file's first `count` prompts say first."""
+    return [record.text for record in read_prompts("--prompts", path)[:count]]

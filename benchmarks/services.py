@@ -5,7 +5,6 @@ python -m benchmarks.services [--prompts FILE.jsonl] [--count 10] [--tokens 80]
 
 import argparse
 import asyncio
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ prepare_process()
 import torch  # noqa: E402
 
 from benchmarks.deployment import embedded_pair  # noqa: E402
+from benchmarks.prompts import first_turns  # noqa: E402
 from benchmarks.reference import load_reference  # noqa: E402
 from paceline.cli.services import Services  # noqa: E402
 from paceline.client import AsyncClient, Completion  # noqa: E402
@@ -98,7 +98,7 @@ async def main() -> None:
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=80)
     arguments = parser.parse_args()
-    prompts = [json.loads(line)["turns"][0] for line in arguments.prompts.read_text().splitlines()][: arguments.count]
+    prompts = first_turns(arguments.prompts, arguments.count)
     async with embedded_pair() as (services, client):
         print_memory(services, "idle")
         params = SamplingParams(max_tokens=256, ignore_eos=True)

@@ -9,7 +9,6 @@ third ends: it keeps what may come again, and would otherwise grow all the while
 import argparse
 import asyncio
 import itertools
-import json
 import math
 import sys
 import time
@@ -17,6 +16,7 @@ import time
 import numpy as np
 
 from benchmarks.deployment import embedded_pair
+from benchmarks.prompts import first_turns
 from benchmarks.services import OWN_PROMPTS, resident_mib
 from paceline.cli.services import Services
 from paceline.client import Prompt
@@ -38,7 +38,7 @@ async def watch_memory(services: Services, samples: list[dict[str, float]]) -> N
 
 
 def make_workload(max_tokens: int) -> Workload:
-    own = [json.loads(line)["turns"][0] for line in OWN_PROMPTS.read_text().splitlines()]
+    own = first_turns(OWN_PROMPTS)
     numbers = itertools.count()
 
     def prompt_of(index: int, variant: str) -> Prompt:

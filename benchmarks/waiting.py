@@ -9,13 +9,13 @@ each number of clients, in another order each time.
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import statistics
 import time
 from collections import defaultdict
 
 from benchmarks.deployment import embedded_pair
+from benchmarks.prompts import first_turns
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
@@ -41,7 +41,7 @@ async def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=4)
     arguments = parser.parse_args()
-    own = [json.loads(line)["turns"][0] for line in OWN_PROMPTS.read_text().splitlines()]
+    own = first_turns(OWN_PROMPTS)
     async with contextlib.AsyncExitStack() as stack:
         clients = {}
         for policy, waits in POLICIES.items():

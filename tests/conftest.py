@@ -1,6 +1,5 @@
 """Shared services: real processes, started once a session."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 # Before torch is imported by any test: one team of threads, as in the servers.
+from paceline.prompts import read_prompts
 from paceline.serving.main import prepare_process
 from tests.services import Trio, start_trio
 
@@ -48,4 +48,4 @@ def real_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
 def prompts() -> list[str]:
     """The project's own prompts, first turns."""
     path = Path(__file__).parent / "data" / "prompts.jsonl"
-    return [json.loads(line)["turns"][0] for line in path.read_text().splitlines()]
+    return [record.text for record in read_prompts("prompts", path)]

@@ -12,7 +12,6 @@ on two cores; with `--threads 1`, two campaigns fit beside each other and end so
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.client import AsyncClient
+from paceline.prompts import read_prompts
 from paceline.sampling import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
 
@@ -100,11 +100,6 @@ def start_pair(dtype: str, *flags: str) -> Iterator[Trio]:
             yield trio
 
 
-def read_prompts(path: Path, count: int) -> list[str]:
-    """First turns."""
-    return [json.loads(line)["turns"][0] for line in path.read_text().splitlines()][:count]
-
-
 async def run_campaign(
     trio: Trio, title: str, prompts: list[str], mode: str, tokens: int, alone_count: int
 ) -> Campaign:
@@ -124,7 +119,7 @@ def main() -> None:
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--threads", type=int, help="CPU threads of each server; default: all cores")
     arguments = parser.parse_args()
-    prompts = read_prompts(arguments.prompts, arguments.count)
+    prompts = [record.text for record in read_prompts("--prompts", arguments.prompts)][: arguments.count]
     flags = ("--threads", str(arguments.threads)) if arguments.threads else ()
     differing = 0
     for dtype in arguments.dtypes.split(","):

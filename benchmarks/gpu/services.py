@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.prompts import read_prompts
+from benchmarks.prompts import spread_prompts
 from paceline.cli.deployment import make_deployment
 from paceline.cli.services import Services
 from paceline.client import AsyncClient, Completion
@@ -155,7 +155,7 @@ async def memory(target: str, draft: str) -> dict[str, float]:
 async def identity(device: str, count: int, deterministic: bool) -> int:
     """Of so many of the project's prompts, those answered otherwise with speculation, greedy, 64 tokens."""
     sampling = SamplingParams(max_tokens=64)
-    prompts = [prompt.text for prompt in read_prompts(OWN_PROMPTS, count)]
+    prompts = [prompt.text for prompt in spread_prompts(OWN_PROMPTS, count)]
     async with running("smollm2-135m", "smollm2-135m-draft", device, deterministic=deterministic) as now:
         plain = [await now.client.complete(prompt, sampling, PLAIN) for prompt in prompts]
         speculative = await asyncio.gather(

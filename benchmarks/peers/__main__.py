@@ -25,7 +25,7 @@ from benchmarks.peers.engines import FOLDER, plan_workers
 from benchmarks.peers.gguf_file import bf16_gguf
 from benchmarks.peers.protocol import Settings
 from benchmarks.peers.report import Report
-from benchmarks.prompts import read_prompts
+from benchmarks.prompts import spread_prompts
 from paceline.engine.models.weights import find_folder
 
 MODEL = "smollm2-135m"
@@ -79,7 +79,7 @@ def main() -> None:
         sys.exit(f"error: {error}")
     tokenizer = AutoTokenizer.from_pretrained(find_folder(MODEL, torch.bfloat16, say))
     prompts = []
-    for prompt in read_prompts(arguments.prompts, arguments.count):
+    for prompt in spread_prompts(arguments.prompts, arguments.count):
         chat = [{"role": "user", "content": prompt.text}]
         prompts.append(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
     needs_gguf = any(plan.is_installed and plan.engine == "llama.cpp" for plan in plans)

@@ -18,13 +18,14 @@ from paceline.errors import ConfigError, InvalidArgument, RequestError, Unavaila
 from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop, parse_sweep
 from paceline.loadtest.page import render
 from paceline.loadtest.progress import LiveProgress
-from paceline.loadtest.prompts import Lengths, parse_lengths, parse_prompts, synthetic_prompt
 from paceline.loadtest.report import Point, Report, as_record
 from paceline.loadtest.run import Extent, Runner, Workload
 from paceline.loadtest.slices import UNLIMITED
 from paceline.loadtest.slo import Slo, parse_slo
+from paceline.loadtest.synthetic import Lengths, parse_lengths, synthetic_prompt
 from paceline.loadtest.table import first_failures, print_report
 from paceline.loadtest.variants import DEFAULT, Variant, parse_variants
+from paceline.prompts import read_prompts
 from paceline.sampling import SamplingParams, require
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
@@ -69,9 +70,7 @@ def bench(
     ] = None,
     duration: Annotated[float | None, typer.Option(help="seconds of each load in which requests begin")] = None,
     warmup: Annotated[int, typer.Option(help="requests of each load and variant before those that count")] = 2,
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines or list: prompt, messages, turns or ShareGPT's conversations")
-    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help=f"a file of prompts: {options.PROMPT_FORMS}")] = None,
     synthetic: Annotated[
         str | None, typer.Option(help=f"IN:OUT tokens, IN random ones; default without --prompts: {DEFAULT_LENGTHS}")
     ] = None,
@@ -105,7 +104,7 @@ def bench(
         loads=choose_loads(concurrency, rate, sweep),
         variants=parse_variants(compare),
         extent=check_extent(requests, duration, warmup),
-        prompts=None if prompts is None else read_prompts(prompts),
+        prompts=None if prompts is None else [record.prompt for record in read_prompts("--prompts", prompts)],
         lengths=lengths,
         sampling=sampling,
         raw=raw,
@@ -157,16 +156,6 @@ def check_lengths(
         ignore_eos=ignore_eos or prompts is None,
     )  # fmt: skip
     return Lengths(lengths.prompt, sampling.max_tokens), sampling
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """Raises InvalidArgument naming the file and what is wrong with it."""
-    try:
-        return parse_prompts(path.read_text(encoding="utf-8-sig"), str(path))
-    except OSError as error:
-        raise InvalidArgument(f"--prompts {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InvalidArgument(f"--prompts {path}: not UTF-8 text") from None
 
 
 async def measure(plan: BenchPlan, settings: dict[str, str]) -> Report:

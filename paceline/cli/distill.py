@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import options
+from paceline.prompts import read_prompts
 from paceline.sampling import require
 
 MIN_TOKENS = 1000
@@ -37,7 +39,8 @@ def distill(
         int | None, typer.Option(min=1, help="tokens to have the target write; default: a third of --tokens")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with `prompt` or `turns`: what half of the users' turns are")
+        Path | None,
+        typer.Option(help=f"a file of prompts that make half of the users' turns: {options.PROMPT_FORMS}"),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="folder for the draft and the work; what was broken off there goes on")
@@ -54,7 +57,8 @@ def distill(
     ] = "kl-overlap",
     at_once: Annotated[int, typer.Option(min=1, help="conversations the target writes at once")] = 128,
     held_out: Annotated[
-        Path | None, typer.Option(help="JSON lines with `prompt` or `turns`, and `category`: what to evaluate on")
+        Path | None,
+        typer.Option(help="a file of prompts to evaluate on, in the same forms; `category` gives each its row"),
     ] = None,
     device: Annotated[str, typer.Option(help="where training runs: cpu or cuda; the target writes on the CPU")] = "cpu",
     seed: Annotated[int, typer.Option(help="of everything random")] = 0,
@@ -68,6 +72,8 @@ def distill(
     require(hours is None or hours > 0, "hours", hours, "above 0")
     require(batch_tokens >= MIN_BATCH_TOKENS, "batch_tokens", batch_tokens, f"at least {MIN_BATCH_TOKENS}")
     require(0 < learning_rate < 1, "learning_rate", learning_rate, "in (0, 1)")
+    asked = [] if prompts is None else read_prompts("--prompts", prompts)
+    questions = [] if held_out is None else read_prompts("--held-out", held_out)
     # torch takes seconds to import, and only this command needs it.
     from paceline.distillation.budget import Budget
     from paceline.distillation.command import run
@@ -90,7 +96,7 @@ def distill(
     run(
         out,
         DistillConfig(target, layers, begin_with or target, writing, plan, device, head_size, at_once),
-        prompts,
-        held_out,
+        asked,
+        questions,
         threads,
     )

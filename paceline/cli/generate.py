@@ -14,16 +14,14 @@ from rich.console import Console
 from paceline.cli import options
 from paceline.cli.report import print_stats
 from paceline.client import AsyncClient, Completion, Piece, Prompt
-from paceline.errors import ConfigError
+from paceline.prompts import PromptRecord, read_prompts
 from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, SpeculationParams
 
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="what to answer; default: read from stdin")] = None,
     address: options.Address = "127.0.0.1:50050",
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with `prompt`, `messages` or `turns` (the first)")
-    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help=f"a file of prompts instead: {options.PROMPT_FORMS}")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="with --prompts: how many at once")] = 1,
     max_tokens: options.MaxTokens = DEFAULT_MAX_TOKENS,
     temperature: options.Temperature = 0.0,
@@ -57,7 +55,10 @@ def generate(
         frequency_penalty=frequency_penalty, logprobs=logprobs,
     )  # fmt: skip
     given = options.given_speculation(speculation, drafter, draft_tokens, rule, coupled, lenience)
-    wanted = read_prompts(prompts) if prompts is not None else [prompt if prompt is not None else sys.stdin.read()]
+    if prompts is not None:
+        wanted = read_prompts("--prompts", prompts)
+    else:
+        wanted = [PromptRecord(prompt if prompt is not None else sys.stdin.read())]
     printer = Printer(as_json=as_json, color=color, stats=stats)
     options.run(_run(address, wanted, sampling, given, raw, concurrency, printer))
 
@@ -80,23 +81,24 @@ class Printer:
         else:
             print(piece.text, end="", flush=True)
 
-    def end(self, index: int, completion: Completion) -> None:
+    def end(self, index: int, record: PromptRecord, completion: Completion) -> None:
         """The completion whose turn it was is whole."""
         if self._as_json:
-            print(json.dumps(as_record(index, completion)), flush=True)
+            print(json.dumps(as_record(index, record.id, completion)), flush=True)
         else:
             print(flush=True)
         if self._stats:
             print_stats([completion])
 
 
-def as_record(index: int, completion: Completion) -> dict[str, Any]:
+def as_record(index: int, own_id: Any, completion: Completion) -> dict[str, Any]:
     """One line of `--json`."""
     finish = completion.finish
     assert finish is not None
     logprobs = {"logprobs": [asdict(each) for each in completion.logprobs]} if completion.logprobs else {}
     return {
         "index": index,
+        **({} if own_id is None else {"id": own_id}),
         "text": completion.text,
         "token_ids": completion.token_ids,
         "origins": completion.origins,
@@ -113,42 +115,26 @@ def as_record(index: int, completion: Completion) -> dict[str, Any]:
     }
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts from JSON lines. Raises ConfigError naming the line that has none."""
-    if not path.is_file():
-        raise ConfigError(f"--prompts {path}: no such file")
-    found: list[Prompt] = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            found.append(record["messages"] if "messages" in record else record.get("prompt") or record["turns"][0])
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ConfigError(f"--prompts {path}, line {number}: no prompt, messages or turns in it") from error
-    return found
-
-
 async def _run(
-    address: str, prompts: list[Prompt], sampling: SamplingParams, given: dict[str, Any], raw: bool,
+    address: str, records: list[PromptRecord], sampling: SamplingParams, given: dict[str, Any], raw: bool,
     concurrency: int, printer: Printer,
 ) -> None:  # fmt: skip
     async with AsyncClient(address) as client:
         speculation = await options.resolve_speculation(client, given)
         places = asyncio.Semaphore(concurrency)
-        queues: list[asyncio.Queue[Any]] = [asyncio.Queue() for _ in prompts]
+        queues: list[asyncio.Queue[Any]] = [asyncio.Queue() for _ in records]
         tasks = [
-            asyncio.create_task(_generate_into(queue, places, client, prompt, sampling, speculation, raw))
-            for queue, prompt in zip(queues, prompts, strict=True)
+            asyncio.create_task(_generate_into(queue, places, client, record.prompt, sampling, speculation, raw))
+            for queue, record in zip(queues, records, strict=True)
         ]
         try:
-            for index, queue in enumerate(queues):
+            for index, record in enumerate(records):
                 completion = Completion()
-                async for piece in _drain(queue):
+                async for piece in _drain(queues[index]):
                     completion.add(piece)
                     printer.piece(piece)
                 await tasks[index]
-                printer.end(index, completion)
+                printer.end(index, record, completion)
         finally:
             for task in tasks:
                 task.cancel()

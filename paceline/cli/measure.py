@@ -1,5 +1,6 @@
 """Takes alpha, c and wire from running services: what `paceline plan --measure` does."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -83,7 +84,7 @@ class Tally:
         self.rejected += completion.origins.count("R")
 
 
-async def measure(address: str, prompts: list[Prompt], max_tokens: int, temperature: float) -> Measured:
+async def measure(address: str, prompts: Sequence[Prompt], max_tokens: int, temperature: float) -> Measured:
     """Runs each prompt with and without speculation. Raises ConfigError where that shows nothing."""
     params = {
         True: SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=MEASURED_K),

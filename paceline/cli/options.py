@@ -15,6 +15,8 @@ from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse
 
 T = TypeVar("T")
 
+PROMPT_FORMS = "JSON lines or a JSON list, with `prompt`, `messages`, `turns` (the first) or `conversations`"
+
 Address = Annotated[str, typer.Option(help="the coordinator's HOST:PORT or unix:PATH")]
 MaxTokens = Annotated[int, typer.Option(help="most tokens to generate")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy")]

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import options, plot
-from paceline.cli.generate import read_prompts
 from paceline.cli.measure import BUILT_IN_PROMPTS, MIN_TOKENS, Measured, measure
 from paceline.errors import ConfigError, InvalidArgument
+from paceline.prompts import read_prompts
 from paceline.sampling import MAX_DRAFT_TOKENS, require
 from paceline.theory import best_k, operations, speedup, tokens_per_round
 
@@ -73,7 +73,7 @@ def plan(
     ] = False,
     address: options.Address = "127.0.0.1:50050",
     prompts: Annotated[
-        Path | None, typer.Option(help="with --measure: JSON lines with `prompt`, `messages` or `turns`")
+        Path | None, typer.Option(help=f"with --measure, a file of prompts: {options.PROMPT_FORMS}")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help=f"with --measure: tokens a prompt, at least {MIN_TOKENS}")] = 64,
     temperature: Annotated[float, typer.Option(help="with --measure: 0 is greedy")] = 0.0,
@@ -190,9 +190,8 @@ def measured_text(found: Measured) -> str:
 def _measure(address: str, path: Path | None, max_tokens: int, temperature: float) -> Measured:
     require(max_tokens >= MIN_TOKENS, "--max-tokens", max_tokens, f">= {MIN_TOKENS}")
     require(0 <= temperature < math.inf, "--temperature", temperature, "a finite number >= 0")
-    prompts = BUILT_IN_PROMPTS if path is None else read_prompts(path)
-    require(bool(prompts), "--prompts", str(path), "a file with at least one prompt")
-    return options.run(measure(address, prompts, max_tokens, temperature))
+    given = None if path is None else [record.prompt for record in read_prompts("--prompts", path)]
+    return options.run(measure(address, given or BUILT_IN_PROMPTS, max_tokens, temperature))
 
 
 def _write_png(path: Path, made: Plan) -> None:

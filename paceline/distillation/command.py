@@ -1,7 +1,5 @@
 """What `paceline distill` does: a distillation with its progress and its table."""
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,35 +12,13 @@ from paceline.distillation.run import Distillation, DistillConfig
 from paceline.engine.models.weights import load_model
 from paceline.engine.threads import CORES, set_num_workers
 from paceline.errors import ConfigError
+from paceline.prompts import PromptRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A user's turn."""
-
-    text: str
-    category: str
-
-
-def read_prompts(name: str, path: Path | None) -> list[Prompt]:
-    """Prompts from JSON lines, none without a file. Raises ConfigError naming the option and the line at fault."""
-    if path is None:
-        return []
-    if not path.is_file():
-        raise ConfigError(f"{name} {path}: no such file")
-    found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            row = json.loads(line)
-            found.append(Prompt(row.get("prompt") or row["turns"][0], str(row.get("category", "prompts"))))
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{name} {path}, line {number}: no prompt or turns in it") from error
-    return found
-
-
-def run(folder: Path, config: DistillConfig, prompts: Path | None, held_out: Path | None, threads: int | None) -> None:
+def run(
+    folder: Path, config: DistillConfig, prompts: list[PromptRecord], held_out: list[PromptRecord], threads: int | None
+) -> None:
     """Writes, trains, evaluates; shows how it goes on stderr and what came of it on stdout."""
-    asked, questions = read_prompts("prompts", prompts), read_prompts("held_out", held_out)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda'; torch finds no such device here")
     num_threads = threads or len(CORES)
@@ -61,11 +37,11 @@ def run(folder: Path, config: DistillConfig, prompts: Path | None, held_out: Pat
             bars.update(shown[name], completed=share, tokens=tokens)
 
         work = Distillation(folder, config, target, beginning, progress)
-        work.write([each.text for each in asked])
+        work.write([each.text for each in prompts])
         trained = work.train()
     rows = {"its own conversations, held out": trained.held_out}
-    if questions:
-        texts, categories = [each.text for each in questions], [each.category for each in questions]
+    if held_out:
+        texts, categories = [each.text for each in held_out], [each.category for each in held_out]
         rows |= work.evaluate(trained, texts, categories)
     write_card(folder / "draft", work, trained, rows)
     shown_table = Table(*TITLES, title=str(folder / "draft"))

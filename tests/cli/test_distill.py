@@ -22,13 +22,6 @@ def test_bad_settings_are_named(paceline, tmp_path: Path, flag: str, value: str,
     assert not (tmp_path / "work").exists()
 
 
-@pytest.mark.parametrize("flag", ["--prompts", "--held-out"])
-def test_a_missing_file_of_questions_is_named(paceline, tmp_path: Path, flag: str) -> None:
-    ran = paceline("distill", "--out", tmp_path / "work", flag, tmp_path / "none.jsonl")
-    name = flag.strip("-").replace("-", "_")
-    assert (ran.code, name in ran.err, "none.jsonl: no such file" in ran.err) == (1, True, True), ran.err
-
-
 def test_hours_and_tokens_exclude_each_other(paceline, tmp_path: Path) -> None:
     ran = paceline("distill", "--out", tmp_path / "work", "--hours", "1", "--tokens", "5000")
     assert (ran.code, "hours is 1.0; it must be absent where tokens are given" in ran.err) == (2, True), ran.err

@@ -5,7 +5,6 @@ PACELINE_TEST_PROMPTS names another file of prompts: JSON lines with "turns", as
 
 import asyncio
 import functools
-import json
 import os
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.client import AsyncClient
 from paceline.engine.models.weights import find_folder
+from paceline.prompts import read_prompts
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.services import Trio
 
@@ -27,7 +27,7 @@ SPECULATIVE_MODES = {k: SpeculationParams(drafter=Drafter.MODEL, num_draft_token
 @functools.cache
 def first_turns() -> list[str]:
     path = Path(os.environ.get("PACELINE_TEST_PROMPTS") or OWN_PROMPTS)
-    return [json.loads(line)["turns"][0] for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return [record.text for record in read_prompts("PACELINE_TEST_PROMPTS", path)]
 
 
 def spread(count: int) -> list[str]:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.identity import MODES, OWN_PROMPTS, read_prompts, run_campaign, start_pair
+from paceline.prompts import read_prompts
+from tests.identity import MODES, OWN_PROMPTS, run_campaign, start_pair
 
 
 @pytest.fixture(scope="module")
@@ -13,6 +14,7 @@ def bfloat16_pair():
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_output_is_the_same_with_any_drafter_any_length_any_batch(bfloat16_pair, mode: str) -> None:
-    campaign = await run_campaign(bfloat16_pair, mode, read_prompts(OWN_PROMPTS, 2), mode, tokens=16, alone_count=1)
+    prompts = [record.text for record in read_prompts("prompts", OWN_PROMPTS)][:2]
+    campaign = await run_campaign(bfloat16_pair, mode, prompts, mode, tokens=16, alone_count=1)
     assert campaign.compared.total() == 2 * 10 + 9
     assert campaign.differing.total() == 0, campaign.differing

@@ -66,7 +66,9 @@ def test_where_every_request_fails_the_run_failed_and_its_files_say_why(
     paceline: Paceline, tiny_trio: Trio, tmp_path: Path
 ) -> None:
     prompts, found = tmp_path / "prompts.jsonl", tmp_path / "found.json"
-    prompts.write_text(json.dumps({"messages": [{"role": "nobody", "content": "hi"}]}))
+    prompts.write_text(
+        json.dumps({"messages": [{"role": "nobody", "content": "hi"}, {"role": "user", "content": "hi"}]})
+    )
     flags = ("--prompts", prompts, "--requests", 3, "--warmup", 1, "--json", found)
     ran = paceline("bench", "--address", tiny_trio.address, *flags)
     assert ran.code == 1
@@ -109,7 +111,7 @@ def test_a_coordinator_that_is_not_there_is_named(paceline: Paceline, tmp_path: 
         (["--synthetic", "5"], "--synthetic is '5'; it must be IN:OUT"),
         (["--synthetic", "5:5", "--max-tokens", 3], "--max-tokens and --synthetic are given"),
         (["--synthetic", "5:5", "--prompts", "x"], "--prompts and --synthetic are given"),
-        (["--prompts", "/nowhere/prompts.jsonl"], "--prompts /nowhere/prompts.jsonl: No such file"),
+        (["--prompts", "/nowhere/prompts.jsonl"], "--prompts /nowhere/prompts.jsonl: no such file"),
         (["--prompts", "/"], "--prompts /: Is a directory"),
         (["--compare", "off,modle"], "--compare is 'off,modle'; it must be names from"),
         (["--slo", "ttft=0"], "--slo is 'ttft=0'; it must be of ttft, itl and e2e"),
@@ -126,7 +128,7 @@ def test_bad_usage_is_one_line_that_names_the_flag(paceline: Paceline, flags: li
 
 async def test_ctrl_c_ends_with_130_and_frees_the_server(tiny_trio: Trio) -> None:
     flags = ("--address", tiny_trio.address, "--duration", "60", "--synthetic", "20:400")
-    command = (sys.executable, "-m", "loadtest", *flags)
+    command = (sys.executable, "-m", "paceline.loadtest", *flags)
     async with AsyncClient(tiny_trio.address) as client:
 
         async def wait_until(is_running: bool) -> None:

@@ -1,0 +1,139 @@
+"""The one reader of prompt files: commands, benchmarks and tests use it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InvalidArgument
+
+_USERS = ("human", "user")
+_FORMS = "`prompt`, `messages`, `turns` or `conversations`"
+# Of a record that names none.
+DEFAULT_CATEGORY = "prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRecord:
+    """One prompt of a file."""
+
+    # A text, or a conversation of {"role", "content"}.
+    prompt: str | list[dict[str, str]]
+    # The record's own name for itself, as the file has it.
+    id: Any = None
+    category: str = DEFAULT_CATEGORY
+
+    @property
+    def text(self) -> str:
+        """What the user says first."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return next(message["content"] for message in self.prompt if message["role"] == "user")
+
+
+def read_prompts(name: str, path: Path) -> list[PromptRecord]:
+    """Prompts of the UTF-8 file `path`. Errors name the option `name`.
+
+    The file holds JSON lines, or one JSON list. Each entry is a text, or an object with one of
+
+    - `prompt`: a text,
+    - `messages`: a conversation of {"role", "content"},
+    - `turns`: texts, the first is used (Spec-Bench),
+    - `conversations`: {"from", "value"}, the first of a human is used (ShareGPT). A conversation in which no
+      human speaks is left out: published files hold some.
+
+    An object may also hold `id` or `question_id`, and `category`. Empty lines are left out.
+
+    Raises InvalidArgument naming the file and the line (of a list: the entry) that is wrong.
+    """
+    where = f"{name} {path}"
+    found = []
+    for place, entry in _entries(_text_of(path, where), where):
+        try:
+            prompt = _prompt_of(entry)
+        except ValueError as error:
+            raise InvalidArgument(f"{place}: {error}") from None
+        if prompt is not None:
+            found.append(_record(entry, prompt))
+    if not found:
+        raise InvalidArgument(f"{where}: no prompt in it; give a file with at least one")
+    return found
+
+
+def _text_of(path: Path, where: str) -> str:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise InvalidArgument(f"{where}: no such file") from None
+    except OSError as error:
+        raise InvalidArgument(f"{where}: {error.strerror or error}") from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InvalidArgument(f"{where}, line {line}: not UTF-8 text; save the file as UTF-8") from None
+
+
+def _entries(text: str, where: str) -> Iterator[tuple[str, Any]]:
+    """Each entry, and where it stands."""
+    if text.lstrip().startswith("["):
+        yield from ((f"{where}, entry {number}", entry) for number, entry in enumerate(_parse(text, where, 1), 1))
+        return
+    # JSON may hold U+2028 and other characters at which splitlines() splits.
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield f"{where}, line {number}", _parse(line, where, number)
+
+
+def _parse(text: str, where: str, first_line: int) -> Any:
+    """The JSON value of `text`, which begins at line `first_line` of the file."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise InvalidArgument(f"{where}, line {line}, column {error.colno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{where}, line {first_line}: not usable JSON: {error}") from None
+
+
+def _prompt_of(entry: Any) -> str | list[dict[str, str]] | None:
+    """None for a conversation in which no human speaks. Raises ValueError saying what is wrong."""
+    match entry:
+        case {"messages": list(messages)}:
+            conversation = [_message_of(message) for message in messages]
+            if not any(message["role"] == "user" for message in conversation):
+                raise ValueError("no message of `messages` has the role user")
+            return conversation
+        case str(text) | {"prompt": str(text)} | {"turns": [str(text), *_]} if text.strip():
+            return _checked(text)
+        case {"conversations": list(turns)}:
+            spoken = (turn.get("value") for turn in turns if isinstance(turn, dict) and turn.get("from") in _USERS)
+            return next((_checked(text) for text in spoken if isinstance(text, str) and text.strip()), None)
+        case _:
+            raise ValueError(f"no prompt; an entry is a text, or an object with {_FORMS}, not empty")
+
+
+def _message_of(message: Any) -> dict[str, str]:
+    match message:
+        case {"role": str(role), "content": str(content)}:
+            return {"role": _checked(role), "content": _checked(content)}
+        case _:
+            raise ValueError("each of `messages` must have a role and a content, both texts")
+
+
+def _checked(text: str) -> str:
+    r"""JSON can hold half of a character, as in "\ud83d"; UTF-8 can't."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text holds half of a character: {text[error.start]!r}") from None
+    return text
+
+
+def _record(entry: Any, prompt: str | list[dict[str, str]]) -> PromptRecord:
+    if not isinstance(entry, dict):
+        return PromptRecord(prompt)
+    category = entry.get("category")
+    own_id = entry.get("id", entry.get("question_id"))
+    return PromptRecord(prompt, own_id, DEFAULT_CATEGORY if category is None else str(category))
