@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from paceline.results import Completion, Finish, Piece, Speculation, Timing, TokenLogprobs
-from paceline.rpc.channel import open_channel
+from paceline.rpc.channel import check_address, open_channel
 from paceline.rpc.messages import sampling_to_message, speculation_to_message
 from paceline.rpc.status import error_of_call
 from paceline.sampling import SamplingParams, SpeculationParams
@@ -40,7 +40,9 @@ class AsyncClient:
     """Speaks to a coordinator. Errors are those of `paceline.errors`."""
 
     def __init__(self, address: str = "127.0.0.1:50050") -> None:
-        """`address`: HOST:PORT or unix:PATH."""
+        """`address`: HOST:PORT or unix:PATH. Raises InvalidArgument."""
+        check_address("address", address)
+        self._address = address
         self._channel = open_channel(address)
         self._stub = generation_pb2_grpc.GenerationStub(self._channel)
 
@@ -67,7 +69,7 @@ class AsyncClient:
             async for response in call:
                 yield _piece(response)
         except grpc.aio.AioRpcError as error:
-            raise error_of_call(error) from None
+            raise error_of_call(error, self._address) from None
         finally:
             call.cancel()
 
@@ -99,13 +101,16 @@ class AsyncClient:
         try:
             return await self._stub.Describe(generation_pb2.DescribeRequest())
         except grpc.aio.AioRpcError as error:
-            raise error_of_call(error) from None
+            raise error_of_call(error, self._address) from None
 
 
 class Client:
     """The same for programs without an event loop: it runs one in a thread of its own."""
 
     def __init__(self, address: str = "127.0.0.1:50050") -> None:
+        """`address`: HOST:PORT or unix:PATH. Raises InvalidArgument."""
+        # Before a thread is started that nobody would end.
+        check_address("address", address)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="paceline client", daemon=True)
         self._thread.start()

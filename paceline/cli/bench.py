@@ -14,7 +14,7 @@ from rich.console import Console
 
 from paceline.cli import options
 from paceline.client import AsyncClient, Prompt
-from paceline.errors import ConfigError, InvalidArgument, RequestError, Unavailable
+from paceline.errors import ConfigError, InvalidArgument, RequestError
 from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop, parse_sweep
 from paceline.loadtest.page import render
 from paceline.loadtest.progress import LiveProgress
@@ -28,7 +28,6 @@ from paceline.loadtest.variants import DEFAULT, Variant, parse_variants
 from paceline.prompts import read_prompts
 from paceline.sampling import SamplingParams, require
 
-DEFAULT_ADDRESS = "127.0.0.1:50050"
 DEFAULT_REQUESTS = 32
 DEFAULT_LENGTHS = "128:64"
 DEFAULT_MAX_TOKENS = 128
@@ -53,12 +52,7 @@ class BenchPlan:
 
 
 def bench(
-    address: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"a coordinator's HOST:PORT or unix:PATH; several are asked in turn; default: {DEFAULT_ADDRESS}"
-        ),
-    ] = None,
+    address: options.Addresses = None,
     concurrency: Annotated[
         int | None, typer.Option(help="closed loop: requests in flight; the default, with 1")
     ] = None,
@@ -100,7 +94,7 @@ def bench(
     require(0 < timeout < math.inf, "--timeout", timeout, "a finite number of seconds > 0")
     lengths, sampling = check_lengths(prompts, synthetic, max_tokens, temperature, seed, ignore_eos)
     plan = BenchPlan(
-        addresses=address or [DEFAULT_ADDRESS],
+        addresses=address or [options.DEFAULT_ADDRESS],
         loads=choose_loads(concurrency, rate, sweep),
         variants=parse_variants(compare),
         extent=check_extent(requests, duration, warmup),
@@ -162,7 +156,7 @@ async def measure(plan: BenchPlan, settings: dict[str, str]) -> Report:
     """Runs every load. Raises Unavailable naming a coordinator that is not there."""
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(AsyncClient(each)) for each in plan.addresses]
-        cards = [await _describe(client, each) for client, each in zip(clients, plan.addresses, strict=True)]
+        cards = [await client.describe() for client in clients]
         variants = [
             Variant(name, await options.resolve_speculation(clients[0], given)) for name, given in plan.variants.items()
         ]
@@ -195,13 +189,6 @@ def described(plan: BenchPlan, prompts: Path | None) -> dict[str, str]:
         "sampling": f"temperature {sampling.temperature:g}, seed {sampling.seed} + request",
         "SLO": "none" if plan.slo is None else f"{plan.slo.label} ms",
     }
-
-
-async def _describe(client: AsyncClient, address: str) -> Any:
-    try:
-        return await client.describe()
-    except Unavailable as error:
-        raise Unavailable(f"--address {address}: {error}") from None
 
 
 def _deployment(card: Any) -> dict[str, str]:

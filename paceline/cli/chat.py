@@ -10,7 +10,7 @@ from paceline.sampling import SamplingParams
 
 
 def chat(
-    address: options.Address = "127.0.0.1:50050",
+    address: options.Address = options.DEFAULT_ADDRESS,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
@@ -35,6 +35,8 @@ async def _run(address: str, sampling: SamplingParams, given: dict[str, Any]) ->
     console = Console(highlight=False)
     messages: list[dict[str, str]] = []
     async with AsyncClient(address) as client:
+        # Who is not there is said before the user writes anything.
+        await client.describe()
         speculation = await options.resolve_speculation(client, given)
         while question := _ask(console):
             messages.append({"role": "user", "content": question})

@@ -20,7 +20,7 @@ from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, SpeculationPar
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="what to answer; default: read from stdin")] = None,
-    address: options.Address = "127.0.0.1:50050",
+    address: options.Address = options.DEFAULT_ADDRESS,
     prompts: Annotated[Path | None, typer.Option(help=f"a file of prompts instead: {options.PROMPT_FORMS}")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="with --prompts: how many at once")] = 1,
     max_tokens: options.MaxTokens = DEFAULT_MAX_TOKENS,

@@ -9,15 +9,33 @@ import typer
 from rich.text import Text
 
 from paceline.client import AsyncClient, Piece
-from paceline.errors import InvalidArgument
+from paceline.errors import InvalidArgument, Unavailable
+from paceline.rpc.channel import check_address
 from paceline.rpc.messages import speculation_from_message
+from paceline.rpc.status import NO_ANSWER
 from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 
 T = TypeVar("T")
 
+DEFAULT_ADDRESS = "127.0.0.1:50050"
 PROMPT_FORMS = "JSON lines or a JSON list, with `prompt`, `messages`, `turns` (the first) or `conversations`"
 
-Address = Annotated[str, typer.Option(help="the coordinator's HOST:PORT or unix:PATH")]
+
+def _checked_address(given: str | list[str] | None) -> str | list[str] | None:
+    for address in [given] if isinstance(given, str) else given or []:
+        check_address("--address", address)
+    return given
+
+
+Address = Annotated[str, typer.Option(help="the coordinator's HOST:PORT or unix:PATH", callback=_checked_address)]
+Addresses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--address",
+        help=f"a coordinator's HOST:PORT or unix:PATH; several are asked in turn; default: {DEFAULT_ADDRESS}",
+        callback=_checked_address,
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(help="most tokens to generate")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy")]
 TopK = Annotated[int, typer.Option(help="keep the k most likely tokens; 0 keeps all")]
@@ -93,8 +111,13 @@ def coloured(piece: Piece) -> Text:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a subcommand's coroutine."""
-    return asyncio.run(main)
+    """Runs a subcommand's coroutine. Where no coordinator answers, the error names the flag for another address."""
+    try:
+        return asyncio.run(main)
+    except Unavailable as error:
+        if str(error).startswith(NO_ANSWER):
+            raise Unavailable(f"{error} (--address gives another address)") from None
+        raise
 
 
 def _choice(name: str, value: str, known: dict[str, T]) -> T:

@@ -71,7 +71,7 @@ def plan(
     measured: Annotated[
         bool, typer.Option("--measure", help="take alpha and the costs that are not given from running services")
     ] = False,
-    address: options.Address = "127.0.0.1:50050",
+    address: options.Address = options.DEFAULT_ADDRESS,
     prompts: Annotated[
         Path | None, typer.Option(help=f"with --measure, a file of prompts: {options.PROMPT_FORMS}")
     ] = None,

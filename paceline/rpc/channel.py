@@ -1,5 +1,8 @@
 """Addresses, channels, and the options both ends share."""
 
+import os
+import re
+
 import grpc.aio
 
 from paceline.errors import InvalidArgument
@@ -28,6 +31,32 @@ CLIENT_OPTIONS = [
     # Two channels to one address are two connections.
     ("grpc.use_local_subchannel_pool", 1),
 ]
+
+# Longer paths the kernel does not take for a socket.
+MAX_SOCKET_PATH_BYTES = 107
+MAX_PORT = 65_535
+# A name or an IPv4 address, or an IPv6 address in brackets.
+_HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[\w.:%]+\]):(\d{1,5})", re.ASCII)
+
+
+def check_address(name: str, address: str, is_listening: bool = False) -> None:
+    """Raises InvalidArgument naming the option `name` unless `address` is HOST:PORT or unix:PATH.
+
+    A server that listens may ask for port 0: any free port.
+    """
+    lowest = 0 if is_listening else 1
+    if address.startswith("unix:"):
+        path = address.removeprefix("unix:")
+        ok = 0 < len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and path.isprintable()
+    else:
+        found = _HOST_AND_PORT.fullmatch(address)
+        ok = found is not None and lowest <= int(found[1]) <= MAX_PORT
+    if not ok:
+        allowed = (
+            f"HOST:PORT or unix:PATH, with a port in [{lowest}, {MAX_PORT}] "
+            f"and a path of at most {MAX_SOCKET_PATH_BYTES} bytes"
+        )
+        raise InvalidArgument.field(name, address, allowed)
 
 
 MAX_PORT = 65_535

@@ -42,9 +42,23 @@ def trailers_of(error: Exception) -> tuple[tuple[str, str], ...]:
     return ()
 
 
-def error_of_call(error: grpc.aio.AioRpcError) -> errors.PacelineError:
-    """The exception for a call that ended with an error."""
-    raised = error_of(error.code(), error.details() or "")
+# How gRPC's own words begin where nothing answers, and where a connection breaks: UNAVAILABLE may also be a
+# coordinator's answer.
+_NOT_CONNECTED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+_CONNECTION_LOST = ("Stream removed", "Socket closed", "recvmsg:", "Connection reset", "GOAWAY", "Cancelling all calls")
+NO_ANSWER = "no coordinator answers at"
+
+
+def error_of_call(error: grpc.aio.AioRpcError, address: str) -> errors.PacelineError:
+    """The exception for a call to the coordinator at `address` that ended with an error."""
+    details = error.details() or ""
+    if error.code() is grpc.StatusCode.UNAVAILABLE and details.startswith(_NOT_CONNECTED):
+        return errors.Unavailable(f"{NO_ANSWER} {address}; is `paceline up` running?")
+    if error.code() is grpc.StatusCode.UNAVAILABLE and details.startswith(_CONNECTION_LOST):
+        return errors.Unavailable(f"lost the coordinator at {address}: {details}")
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.Unavailable(f"what answers at {address} is not a coordinator: {details}")
+    raised = error_of(error.code(), details)
     hint = dict(error.trailing_metadata() or ()).get(RETRY_AFTER_KEY)
     if isinstance(raised, errors.ResourceExhausted) and hint is not None:
         raised.retry_after_s = int(hint) / 1e3

@@ -85,14 +85,6 @@ def test_lengths_beyond_the_model_are_bad_usage(paceline: Paceline, tiny_trio: T
     )
 
 
-def test_a_coordinator_that_is_not_there_is_named(paceline: Paceline, tmp_path: Path) -> None:
-    address = f"unix:{tmp_path}/nobody.sock"
-    ran = paceline("bench", "--address", address)
-    assert (ran.code, ran.out) == (1, "")
-    assert ran.err.startswith(f"error: --address {address}: ")
-    assert len(ran.err.splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

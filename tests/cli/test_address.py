@@ -1,0 +1,92 @@
+"""What is said of an address that can't be one, and of one where no coordinator answers."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.client import AsyncClient, Client
+from paceline.errors import InvalidArgument, Unavailable
+from paceline.rpc.channel import check_address
+from paceline.sampling import SamplingParams
+from tests.services import Service, Trio, running, start_service
+
+GOOD = [
+    "127.0.0.1:50050", "localhost:1", "[::1]:65535", "draft_server:50051", "a.b-c.example:80", "unix:/tmp/a b.sock",
+    "unix:relative.sock", "unix:///tmp/x.sock",
+]  # fmt: skip
+BAD = [
+    "", "50050", "localhost", "http://127.0.0.1:50050", "https://x", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:x",
+    "127.0.0.1:-1", "127.0.0.1:", ":50050", "::1:50050", "host:50 050", "ho st:50050", "127.0.0.1:50050/path",
+    "127.0.0.1:５００５０", "unix:", "unix:/tmp/" + "x" * 103, "unix:/tmp/\udce9",
+]  # fmt: skip
+COMMANDS = [("generate", "x"), ("chat",), ("plan", "--measure"), ("bench",)]
+
+
+@pytest.mark.parametrize("address", GOOD)
+def test_good_addresses_pass(address: str) -> None:
+    check_address("--address", address)
+
+
+@pytest.mark.parametrize("address", BAD)
+def test_bad_addresses_are_named_with_the_allowed_form(address: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"^--address is .*; it must be HOST:PORT or unix:PATH, ") as raised:
+        check_address("--address", address)
+    assert "[1, 65535]" in str(raised.value)
+
+
+def test_a_server_may_take_any_free_port() -> None:
+    check_address("--listen", "127.0.0.1:0", is_listening=True)
+    with pytest.raises(InvalidArgument, match=r"--listen is .*\[0, 65535\]"):
+        check_address("--listen", "127.0.0.1:65536", is_listening=True)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:50050", "50050"])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_commands_name_the_flag(paceline, command: tuple[str, ...], address: str) -> None:
+    ran = paceline(*command, "--address", address)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1), ran
+    assert ran.err.startswith(f"error: --address is '{address}'; it must be HOST:PORT or unix:PATH")
+
+
+async def test_clients_refuse_a_bad_address() -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(InvalidArgument, match=r"^address is '50050'; it must be HOST:PORT"):
+            kind("50050")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_commands_say_that_no_coordinator_answers_and_what_to_do(
+    paceline, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    address = f"unix:{tmp_path}/nobody.sock"
+    ran = paceline(*command, "--address", address)
+    said = f"no coordinator answers at {address}; is `paceline up` running? (--address gives another address)"
+    assert (ran.code, ran.out, ran.err) == (1, "", f"error: {said}\n")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nobody.invalid:50050"])
+async def test_a_client_says_that_no_coordinator_answers(address: str) -> None:
+    async with AsyncClient(address) as client:
+        with pytest.raises(Unavailable, match=f"^no coordinator answers at {address}; is `paceline up` running\\?$"):
+            await client.describe()
+
+
+async def test_another_server_is_not_taken_for_a_coordinator(tiny_trio: Trio) -> None:
+    async with AsyncClient(tiny_trio.draft.address) as client:
+        with pytest.raises(Unavailable, match=f"^what answers at {tiny_trio.draft.address} is not a coordinator"):
+            await client.describe()
+
+
+async def kill_while_it_answers(coordinator: Service, client: AsyncClient) -> None:
+    async for _ in client.stream("hi", SamplingParams(max_tokens=400, ignore_eos=True)):
+        if coordinator.process.poll() is None:
+            coordinator.kill()
+
+
+async def test_a_coordinator_that_dies_is_named(tiny_trio: Trio, tmp_path: Path) -> None:
+    addresses = ("--draft", tiny_trio.draft.address, "--target", tiny_trio.target.address)
+    coordinator = start_service("coordinator", tmp_path, *addresses)
+    with running(coordinator):
+        async with AsyncClient(coordinator.address) as client:
+            with pytest.raises(Unavailable, match=f"^lost the coordinator at {coordinator.address}: "):
+                await kill_while_it_answers(coordinator, client)
