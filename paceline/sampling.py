@@ -15,6 +15,9 @@ MAX_STOP_CHARACTERS = 1024
 DEFAULT_MAX_TOKENS = 256
 MAX_SAMPLES = 64
 MAX_LOGPROBS = 20
+# The least is 0.01 as a message carries it: rounded to float32, which is a little less.
+MIN_REPETITION_PENALTY = 0.01 * (1 - 2**-24)
+MAX_REPETITION_PENALTY = 100.0
 
 
 class Drafter(enum.Enum):
@@ -123,8 +126,8 @@ class SamplingParams:
 
     def _check_adjustments(self) -> None:
         """Penalties and bias."""
-        ok = 0 < self.repetition_penalty < math.inf
-        require(ok, "repetition_penalty", self.repetition_penalty, "a finite number > 0")
+        ok = MIN_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY
+        require(ok, "repetition_penalty", self.repetition_penalty, "in [0.01, 100]")
         for name in ("presence_penalty", "frequency_penalty"):
             require(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "in [-2, 2]")
         for token_id, bias in self.logit_bias.items():

@@ -7,6 +7,9 @@ import torch
 from paceline.engine.sampling.specs import SampleSpec, TokensBefore
 from paceline.sampling import SamplingParams
 
+# No processor makes a logit larger than this: the difference of any two stays a finite float32.
+LARGEST_LOGIT = 1e38
+
 
 def process_logits(logits: torch.Tensor, specs: Seq[SampleSpec]) -> None:
     """Changes logits: [num_specs, vocab_size] float32 in place. Each row depends only on its own spec."""
@@ -22,7 +25,7 @@ def _process_row(logits: torch.Tensor, spec: SampleSpec) -> None:
         _penalise(logits, sampling, spec.before)
     if sampling.logit_bias:
         ids = torch.tensor(list(sampling.logit_bias), device=device)
-        logits[ids] += torch.tensor(list(sampling.logit_bias.values()), device=device)
+        _put(logits, ids, logits[ids] + torch.tensor(list(sampling.logit_bias.values()), device=device))
     if sampling.allowed_token_ids:
         ids = torch.tensor(sampling.allowed_token_ids, device=device)
         allowed = logits[ids]
@@ -43,7 +46,12 @@ def _penalise(logits: torch.Tensor, sampling: SamplingParams, before: TokensBefo
     if sampling.repetition_penalty != 1:
         seen = torch.tensor(before.prompt + before.output, device=device).unique()
         at_seen, penalty = logits[seen], sampling.repetition_penalty
-        logits[seen] = torch.where(at_seen > 0, at_seen / penalty, at_seen * penalty)
+        _put(logits, seen, torch.where(at_seen > 0, at_seen / penalty, at_seen * penalty))
     if before.output:
         ids, counts = torch.tensor(before.output, device=device).unique(return_counts=True)
-        logits[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+        _put(logits, ids, logits[ids] - (sampling.presence_penalty + sampling.frequency_penalty * counts))
+
+
+def _put(logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
+    """Infinite logits would give probabilities that are no numbers. logits: [vocab_size]; ids, values: [num_ids]."""
+    logits[ids] = values.clamp(-LARGEST_LOGIT, LARGEST_LOGIT)

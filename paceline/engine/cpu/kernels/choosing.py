@@ -22,7 +22,7 @@ SMALL = np.float32(2.0**-6)
 TO_UNIT = np.float32(2.0**-32)
 HALF, THIRD = np.float32(0.5), np.float32(1 / 3)
 LN_2 = np.float32(np.log(2.0))
-LARGEST_FACTOR = 1e30
+SMALLEST_FACTOR, LARGEST_FACTOR = 1e-37, 1e30
 ZERO = np.float32(0)
 # ln(m) for m in [1, 2], to 1e-5: least squares at Chebyshev's points.
 _POINTS = 1.5 + 0.5 * np.cos(np.pi * (np.arange(64) + 0.5) / 64)
@@ -54,8 +54,8 @@ def _log(x: Any) -> Any:
 
 @compiled(inline=True)
 def _factor(temperature: Any) -> Any:
-    """1 / temperature, finite: 0 times it is 0 at the least of temperatures too."""
-    return np.float32(min(1 / temperature, LARGEST_FACTOR))
+    """1 / temperature, finite and not 0: 0 times it is 0, and a banned token's -inf times it is -inf, at any temperature."""
+    return np.float32(max(min(1 / temperature, LARGEST_FACTOR), SMALLEST_FACTOR))
 
 
 @compiled(IN_LANES | {"nnan"})
