@@ -32,7 +32,7 @@ def as_value_error(check: Callable[[], object]) -> None:
 
 
 def _check_listen(address: str) -> str:
-    as_value_error(lambda: check_address("listen", address, least_port=0))
+    as_value_error(lambda: check_address("listen", address, is_listening=True))
     return address
 
 

@@ -59,19 +59,6 @@ def check_address(name: str, address: str, is_listening: bool = False) -> None:
         raise InvalidArgument.field(name, address, allowed)
 
 
-MAX_PORT = 65_535
-
-
-def check_address(name: str, text: str, least_port: int = 1) -> None:
-    """Raises InvalidArgument, naming the field, unless `text` is HOST:PORT or unix:PATH."""
-    if text.startswith("unix:") and len(text) > len("unix:"):
-        return
-    host, colon, port = text.rpartition(":")
-    is_host = bool(host) and "/" not in host and (":" not in host or (host[0] == "[" and host[-1] == "]"))
-    if not (colon and is_host and port.isascii() and port.isdecimal() and least_port <= int(port) <= MAX_PORT):
-        raise InvalidArgument.field(name, text, f"HOST:PORT with a port in [{least_port}, {MAX_PORT}], or unix:PATH")
-
-
 def open_channel(address: str) -> grpc.aio.Channel:
     """A channel to HOST:PORT or unix:PATH, without encryption: services speak on loopback or a private network."""
     return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)

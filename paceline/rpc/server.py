@@ -35,7 +35,7 @@ class Server:
 
     def __init__(self, listen: str) -> None:
         """`listen`: HOST:PORT (port 0: any free one) or unix:PATH. Raises InvalidArgument."""
-        check_address("listen", listen, least_port=0)
+        check_address("listen", listen, is_listening=True)
         self._listen = listen
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()

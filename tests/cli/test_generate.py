@@ -52,7 +52,17 @@ def test_penalties_and_logprobs_are_those_of_the_client(paceline, tiny_trio: Tri
 
 def test_text_goes_to_stdout_and_figures_to_stderr(paceline, tiny_trio: Trio) -> None:
     ran = paceline(
-        "generate", "once", "--address", tiny_trio.address, "--raw", "--max-tokens", 5, "--ignore-eos", "--stats"
+        "generate",
+        "once",
+        "--address",
+        tiny_trio.address,
+        "--raw",
+        "--max-tokens",
+        5,
+        "--ignore-eos",
+        "--stats",
+        "--draft-tokens",
+        4,
     )
     assert ran.code == 0
     with Client(tiny_trio.address) as client:
