@@ -1,1 +1,1 @@
-"""The engine on a CPU: the forward, its cache and its samplers, by kernels compiled from Python."""
+"""The CPU backend: the forward, its cache and its samplers, with kernels that Numba compiles from Python."""

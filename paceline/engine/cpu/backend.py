@@ -1,4 +1,4 @@
-"""Builds the CPU backend: forward, cache, and how much of that fits into memory."""
+"""The CPU backend's builder: makes the forward and a cache that fits into memory."""
 
 import os
 
@@ -13,20 +13,20 @@ from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
-# Keys and values are float32 on CPU (see `attention`).
+# Keys and values are float32 on a CPU (see `paged_attention`).
 CPU_CACHE_ELEMENT_BYTES = 4
-# Unless `kv_cache_memory` says otherwise.
+# The default of `kv_cache_memory`.
 CPU_CACHE_BYTES = 2 << 30
-# Tokens in a block, likewise; 64 is the fastest (see `kernels.products`).
+# The default of `block_size`, in tokens. 64 is the fastest (see `kernels.products`).
 CPU_BLOCK_SIZE = 64
-# Left to everything that is neither weights nor cache.
+# Memory for everything other than weights and cache.
 RESERVE_BYTES = 512 << 20
 
 
 def build_cpu(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel, max_model_len: int, progress: Progress
 ) -> Backend:
-    """Raises ConfigError where it does not fit."""
+    """Builds the backend. Raises ConfigError if the model does not fit into memory, or a setting is bad."""
     weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.tensors.values())
     block_size = config.block_size or CPU_BLOCK_SIZE
     num_blocks = _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_size, loaded.config, weights_bytes)
@@ -42,7 +42,7 @@ def build_cpu(
 
 
 def _fit_cache(cache_bytes: int, block_size: int, model: ModelConfig, weights_bytes: int) -> int:
-    """Blocks in the cache. Raises ConfigError with the budget if they do not fit into memory."""
+    """Number of blocks in the cache. Raises ConfigError with the budget if they do not fit into memory."""
     block_bytes = block_size * model.kv_bytes_per_token(CPU_CACHE_ELEMENT_BYTES)
     num_blocks = cache_bytes // block_bytes
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

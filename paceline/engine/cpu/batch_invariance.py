@@ -1,7 +1,7 @@
-"""Does a row's result depend on the rows beside it? Checked at load, on this machine.
+"""Batch invariance check: does a row's result depend on the rows beside it?
 
-Greedy output can be the same with and without speculation only where it does not. The
-facts differ between processors and library versions, so they are measured, not assumed.
+Only a batch invariant model gives the same greedy output with and without speculation. Processors and versions of torch
+differ in this, so the check runs at load, on this machine.
 """
 
 import numpy as np
@@ -13,18 +13,19 @@ from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
 
-# Split sizes tried against one run of all rows.
+# The rows run in parts of each of these sizes. Each result is compared with one run of all rows.
 SPLITS = (1, 5, 17, 40, 100)
 NUM_ROWS = 200
-# Blocks that the layer's rows fill at least: torch has several orders of summation, which part after the fourth.
+# The layer's rows fill at least this many blocks: torch has several orders of summation, and some differ only after
+# the fourth block.
 NUM_BLOCKS = 9
 
 
 @torch.inference_mode()
 def find_batch_variant_parts(model: CpuLlama, block_size: int) -> list[str]:
-    """Names of the parts whose rows depend on the rows beside them; empty if the same bits are assured.
+    """Names of the model's parts whose rows depend on the rows beside them; empty if the model is batch invariant.
 
-    Runs the first layer (all layers have its shapes) and the head on random rows, together and split.
+    Runs the first layer (all layers have the same shapes) and the head on random rows, together and in parts.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     config = model.config
@@ -47,7 +48,7 @@ def _parts(x: Array, split: int) -> list[Array]:
 
 
 def _run_layer(model: CpuLlama, x: Array, split: int, block_size: int) -> Array:
-    """The first layer's output for the rows of one sequence, fed `split` rows at a time."""
+    """The first layer's output for x: [num_rows, hidden_size], the rows of one sequence, fed `split` rows at a time."""
     num_blocks = -(-x.shape[0] // block_size)
     attention = CpuPagedAttention(model.config, num_blocks, block_size, num_layers=1)
     outputs, position = [], 0

@@ -1,4 +1,4 @@
-"""From hidden states to logits; a draft's head may know but the most frequent tokens."""
+"""The head: hidden states -> logits. A draft's head may know only the most frequent tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,21 +14,24 @@ from paceline.engine.sampling.specs import Sample, TruncatedSample
 
 
 class Head:
-    """Logits of the tokens it knows."""
+    """Computes the logits of the tokens that the head knows."""
 
     def __init__(self, linear: CpuLinear, ids: Array | None, vocab_size: int) -> None:
-        """`linear`: by [head_size, hidden_size]; `ids`: whose rows these are, [head_size], None for all in order."""
+        """`linear` has weights [head_size, hidden_size].
+
+        `ids`: [head_size], the token id of each weight row; None if row i is token i.
+        """
         self.linear = linear
         self._ids = ids
         self._vocab_size = vocab_size
 
     @property
     def is_full_vocab(self) -> bool:
-        """Whether a token's place among the logits is its id."""
+        """Whether a token's index among the logits is its id."""
         return self._ids is None
 
     def padded(self, num_rows: int) -> int:
-        """How many rows to run for so many."""
+        """How many rows to run, with padding, for `num_rows` rows."""
         return self.linear.padded(num_rows)
 
     def __call__(self, x: Array) -> torch.Tensor:
@@ -44,13 +47,13 @@ class Head:
         return torch.from_numpy(logits)
 
     def with_ids(self, samples: Sequence[Sample]) -> list[Sample]:
-        """What was drawn from the known logits, with tokens' ids for their places."""
-        assert self._ids is not None, "places are ids"
+        """Replaces indices among the known logits by token ids, in samples from the known logits."""
+        assert self._ids is not None, "indices are ids"
         return [_with_ids(each, self._ids) for each in samples]
 
 
 def _with_ids(sample: Sample, ids: Array) -> Sample:
     if isinstance(sample, TruncatedSample):
         return replace(sample, token=int(ids[sample.token]), support=ids[sample.support].astype(np.int64))
-    assert isinstance(sample, int), "other draws ask for tokens by their ids"
+    assert isinstance(sample, int), "other specs need token ids"
     return int(ids[sample])

@@ -1,8 +1,7 @@
-"""The ways to multiply by a weight: plain, packed for oneDNN (CPU), bfloat16 and int8 by kernels of ours (CPU).
+"""Linear layers on a CPU: torch's own, packed for oneDNN, and bfloat16 and int8 with our kernels.
 
-Identity with and without speculation needs every row's result to be independent of the
-rows beside it. Each class says how many rows to run, padding included, to keep that;
-`row_invariance` checks it at load.
+Equal output with and without speculation needs batch invariance: a row's result must not depend on the rows beside it.
+Each class says how many rows to run, with padding, to keep that. `batch_invariance` checks it at load.
 """
 
 from typing import Protocol
@@ -23,20 +22,20 @@ from paceline.engine.models.quantization import quantise
 
 
 class CpuLinear(Protocol):
-    """y = x W^T + b for x: [rows, in_features], plus `residual`: [rows, out_features] if there is one.
+    """y = x W^T + b + residual, for x: [num_rows, in_features] and residual: [num_rows, out_features] or None.
 
-    Rows are arrays as the kernels take them: float32, or bfloat16 as uint16.
+    Arrays are float32, or bfloat16 as uint16.
     """
 
     def __call__(self, x: Array, residual: Array | None = None) -> Array: ...
 
     def padded(self, num_rows: int) -> int:
-        """How many rows to run for so many: never so few that the library rounds them another way."""
+        """How many rows to run, with padding, for `num_rows` rows: with fewer rows torch may sum in another order."""
         ...
 
 
 class PlainLinear:
-    """The library's own linear."""
+    """torch's own linear."""
 
     _MIN_ROWS = 8
 
@@ -53,16 +52,16 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """Weights reordered once into oneDNN's own layout: about twice as fast for few rows."""
+    """Weights in oneDNN's own layout: about twice as fast for few rows."""
 
-    # One row alone is a matrix-vector product with another order of summation. Two or
-    # three rows have the same bits as more, but from memory they are slower than four.
+    # One row alone is a matrix-vector product with another order of summation. Two or three rows give the same result
+    # as more, but they are slower than four when the weights come from memory.
     _MIN_ROWS = 4
-    # The row count the layout is chosen for; any count runs.
+    # The row count that the layout is chosen for; any count runs.
     _PACKED_FOR_ROWS = 4
-    # Leading binary digits a row count keeps. oneDNN makes a kernel for each count it meets, in 2 ms and
-    # 0.6 MiB for each shape of weight: every count up to 31, every second up to 63, and so on, so that 512 rows
-    # come to 93 counts. A padding row costs what a row costs: at most one in 16.
+    # Significant binary digits of a padded row count. For each count and shape of weight oneDNN makes a kernel, which
+    # takes 2 ms and 0.6 MiB. Counts are every number up to 31, every second up to 63, and so on: 93 counts up to 512
+    # rows. At most one row in 16 is padding.
     _COUNT_DIGITS = 5
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -85,7 +84,7 @@ class PackedLinear:
 
 
 class MatrixUnitLinear:
-    """Weights in bfloat16 and a kernel of ours for the processor's matrix unit (AMX)."""
+    """bfloat16 weights, with our kernel for the processor's matrix unit (AMX)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._out_features = weight.shape[0]
@@ -106,7 +105,7 @@ class MatrixUnitLinear:
 
 
 class Bfloat16Linear:
-    """Weights in bfloat16 and a kernel of ours, where the processor has the instruction for it."""
+    """bfloat16 weights, with our kernel for processors with AVX512-BF16."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._out_features = weight.shape[0]
@@ -127,7 +126,7 @@ class Bfloat16Linear:
 
 
 class Int8Linear:
-    """Weights as int8 with one scale per output feature, and rows rounded to 15 bits with one scale each."""
+    """int8 weights with one scale per output feature, times rows rounded to 15 bits with one scale per row."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         quantised, scale = (each.numpy() for each in quantise(weight))
@@ -146,12 +145,13 @@ class Int8Linear:
 
 
 class DraftInt8Linear:
-    """int8 for few rows, whose time is that of reading weights; for many bfloat16, by the matrix unit.
+    """A draft's weights twice: int8 for few rows, bfloat16 on the matrix unit for many.
 
-    A row's bits depend on how many are beside it. Takes the memory of both.
+    For few rows reading the weights takes most of the time, and int8 weights are half as large. Not batch invariant: a
+    row's result depends on the number of rows.
     """
 
-    # What the matrix unit multiplies in the time of one row, int8 does up to half as many.
+    # The matrix unit multiplies UNIT_ROWS rows in the time of one. int8 is faster for up to half as many.
     _FEW_ROWS = UNIT_ROWS // 2
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -170,7 +170,7 @@ class DraftInt8Linear:
 
 
 class Int8WeightLinear:
-    """Weights as int8 with one scale per output feature; rows stay as they are. For any processor."""
+    """int8 weights with one scale per output feature, times rows that are not rounded. For any processor."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         quantised, self._scale = (each.numpy() for each in quantise(weight))
@@ -189,14 +189,17 @@ def _float_bias(weight: torch.Tensor, bias: torch.Tensor | None) -> Array:
 
 
 def _cut(y: Array, out_features: int) -> Array:
-    """Without what fills the last tile."""
+    """Removes the last tile's padding features from y: [num_rows, padded out_features]."""
     return y if y.shape[1] == out_features else np.ascontiguousarray(y[:, :out_features])
 
 
 def make_cpu_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, batch_invariant: bool = True
 ) -> CpuLinear:
-    """The fastest way to multiply by `weight` on this processor; with `batch_invariant` each row has those it has alone."""
+    """The fastest linear layer for `weight`: [out_features, in_features] on this processor.
+
+    `quantization`: none or int8. With `batch_invariant` a row's result does not depend on the rows beside it.
+    """
     if quantization == "int8" and not batch_invariant and DraftInt8Linear.supports(weight):
         return DraftInt8Linear(weight, bias)
     if quantization == "int8":

@@ -1,4 +1,4 @@
-"""The decoder forward over a flat batch of rows, with fused QKV and gate-up projections.
+"""The decoder forward on a CPU, over a flat batch of rows, with fused QKV and gate-up projections.
 
 Covers Llama, Mistral, Qwen2 (QKV bias) and Qwen3 (norms on queries and keys).
 """
@@ -53,7 +53,10 @@ class CpuLlama:
     def __init__(
         self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool = True
     ) -> None:
-        """Takes the tensors out of `tensors`; `batch_invariant`: see EngineConfig. Raises ConfigError if one is missing or has another shape."""
+        """Takes the tensors out of `tensors`. Raises ConfigError if a tensor is missing or has a wrong shape.
+
+        `batch_invariant`: see EngineConfig.
+        """
         self.config = config
         self.max_model_len = max_model_len
         check_shapes(config, tensors)
@@ -65,26 +68,26 @@ class CpuLlama:
         rope = cos.numpy(), sin.numpy()
         self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, rope) for i in range(config.num_layers)]
         self._norm = tensors.pop("model.norm.weight").float().numpy()  # [hidden_size]
-        # A draft's own: the tokens its head knows.
+        # Only distilled drafts have this: the ids of the tokens that the head knows.
         ids = tensors.pop("head_ids", None)  # [head_size]
         known = None if ids is None else ids.numpy()
         self.head = Head(make(head if ids is None else head[ids], None), known, config.vocab_size)
         self.embedding_dtype = embedding.dtype
 
     def padded(self, num_rows: int) -> int:
-        """How many rows to run for so many (see `linear`)."""
+        """How many rows to run, with padding, for `num_rows` rows (see `linear`)."""
         layer = self.layers[0]
         return max(linear.padded(num_rows) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down))
 
     def forward(self, batch: Batch, attention: CpuPagedAttention, plan: AttentionPlan) -> torch.Tensor:
-        """Feeds the batch's rows into the cache; returns the wanted rows' logits: [num_wanted, head_size] float32."""
+        """Feeds the batch's rows into the cache. Returns the wanted rows' logits: [num_wanted, head_size] float32."""
         x = self._embedding[batch.tokens]  # [num_rows, hidden_size]
         for index in range(len(self.layers)):
             x = self.run_layer(index, x, attention, plan)
         return self.run_head(x[batch.wanted])
 
     def run_layer(self, index: int, x: Array, attention: CpuPagedAttention, plan: AttentionPlan) -> Array:
-        """One layer over x: [num_rows, hidden_size]."""
+        """Runs one layer on x: [num_rows, hidden_size]. Returns the same shape."""
         layer, eps = self.layers[index], self.config.norm_eps
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]
         x = layer.output(attention.forward(index, qkv, plan, layer.rotation), residual=x)
@@ -92,7 +95,7 @@ class CpuLlama:
         return layer.down(silu_gate(gate_up), residual=x)
 
     def run_head(self, x: Array) -> torch.Tensor:
-        """Logits of x: [num_wanted, hidden_size], computed with the head's own padding."""
+        """Logits [num_wanted, head_size] of x: [num_wanted, hidden_size]. The head pads x to its own row count."""
         num_wanted = x.shape[0]
         if num_wanted == 0:
             return torch.empty((0, 0))

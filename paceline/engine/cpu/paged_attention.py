@@ -1,8 +1,7 @@
-"""The paged KV cache on CPU, and which rows of a batch attend to which of its blocks.
+"""Paged attention on a CPU: the KV cache's arrays, and which blocks each row of a batch attends to.
 
-float32 also under bfloat16 weights: the kernel multiplies in float32 either way, and scores
-keep their precision. The kernel (`kernels.attention`) gives a row the same bits whatever
-runs beside it.
+Keys and values are float32 also when the weights are bfloat16: the kernel multiplies in float32 anyway, and so scores
+keep their precision. The kernel (`kernels.attention`) is batch invariant.
 """
 
 import math
@@ -21,11 +20,11 @@ from paceline.engine.threads import num_workers
 
 @dataclass(frozen=True, slots=True)
 class HeadRotation:
-    """What happens to a layer's queries and keys before they meet."""
+    """A layer's norm and rotation of queries and keys."""
 
-    cos: Array  # [max_model_len, head_dim]
-    sin: Array  # the same; its first half is negative
-    # Norm weights of queries and keys: [head_dim], or [0] where the model has none.
+    cos: Array  # [max_model_len, head_dim] float32
+    sin: Array  # [max_model_len, head_dim] float32; the first half of head_dim is negated
+    # Norm weights of queries and keys: [head_dim] float32, or [0] if the model has none.
     query_norm: Array
     key_norm: Array
     norm_eps: float
@@ -33,22 +32,22 @@ class HeadRotation:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Everything about a batch that all layers share."""
+    """A batch's arrays for attention. All layers use the same plan."""
 
     positions: Array  # [num_rows without padding]
-    slots: Array  # [num_rows without padding], block * block_size + place in it
-    tiles: Array  # [num_tiles, 4]: first row, rows, position, where the sequence's blocks begin in `blocks`
-    blocks: Array  # the sequences' blocks, one sequence after the other
-    queries: Array  # [kv_heads, num_rows * heads / kv_heads, head_dim], for the kernel to work in
-    # Whether the work is enough for all cores.
+    slots: Array  # [num_rows without padding]: block * block_size + offset in the block
+    tiles: Array  # [num_tiles, 4]: first row, number of rows, position, start of the sequence's blocks in `blocks`
+    blocks: Array  # [sum of table sizes]: the sequences' block tables, one after the other
+    queries: Array  # [kv_heads, num_rows * heads / kv_heads, head_dim] float32: the kernel's working memory
+    # Whether the work is large enough to share it among all cores.
     is_shared: bool
 
 
 def _make_zeros(shape: tuple[int, ...]) -> Array:
-    """An array of pages that become resident when they are first written to, each by itself.
+    """A float32 array of zeros. Each small page becomes resident at the first write to it.
 
-    torch's zeros touch all pages at once, and numpy's ask for huge ones: a new block then clears two megabytes
-    in each place it has a part in.
+    torch.zeros touches all pages at once. np.zeros asks for large pages: then the first write to a block clears 2 MiB
+    for each array that has a part of the block.
     """
     memory = mmap.mmap(-1, 4 * math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(memory, dtype=np.float32).reshape(shape)
@@ -63,20 +62,20 @@ class CpuPagedAttention:
         self._head_dim = config.head_dim
         self._block_size = block_size
         shape = (num_blocks, config.num_kv_heads)
-        # Keys and values of each layer: see `kernels.attention`.
+        # Keys and values of each layer; `kernels.attention` gives the shapes.
         self._cache = [
             (_make_zeros((*shape, config.head_dim, block_size)), _make_zeros((*shape, block_size, config.head_dim)))
             for _ in range(num_layers or config.num_layers)
         ]
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
-        """Copies blocks' keys and values, in all layers."""
+        """Copies blocks' keys and values in all layers."""
         for keys, values in self._cache:
             keys[destinations] = keys[sources]
             values[destinations] = values[sources]
 
     def plan(self, spans: list[Span]) -> AttentionPlan:
-        """Where the rows of a batch are written, and in which tiles they attend."""
+        """Plans where the rows' keys and values are written, and which rows form a tile of attention."""
         positions, tiles, products = [], [], 0
         blocks: list[int] = []
         for span in spans:
@@ -101,7 +100,7 @@ class CpuPagedAttention:
         )
 
     def forward(self, layer: int, qkv: Array, plan: AttentionPlan, rotation: HeadRotation) -> Array:
-        """Writes the rows' keys and values, then attends.
+        """Writes the rows' keys and values into the cache, then computes attention.
 
         qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]. Returns [num_rows, heads * head_dim]; padding rows are 0.
         """

@@ -1,4 +1,4 @@
-"""The only caller of the model: some rows of some jobs through one forward and one sampling."""
+"""The CPU runner: an engine step is one forward over rows of some jobs, then one call of the sampler."""
 
 from collections.abc import Iterable
 
@@ -12,12 +12,12 @@ from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.scheduling.job import Job
 
-# Plain rounds and rounds with drafts; they fit into the smallest block.
+# Row counts of plain rounds and of rounds with drafts. They fit into the smallest block.
 WARM_UP_ROWS = 8
 
 
 class CpuRunner:
-    """Runs engine steps. Belongs to the worker's thread."""
+    """Runs engine steps. Only the worker's thread may use it."""
 
     def __init__(self, model: CpuLlama, attention: CpuPagedAttention) -> None:
         self._model = model
@@ -26,8 +26,10 @@ class CpuRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Forwards of the usual sizes, in the first block: the library prepares itself for each, and the first
-        request need not wait for that. What they leave in the block belongs to no sequence."""
+        """Runs forwards of the usual row counts, so that the first request does not wait while kernels are prepared.
+
+        The rows go to the first block. No sequence holds it yet.
+        """
         for num_rows in range(1, min(WARM_UP_ROWS, self._model.max_model_len) + 1):
             builder = BatchBuilder()
             builder.add([0] * num_rows, 0, [0], [False] * (num_rows - 1) + [True])
@@ -36,7 +38,7 @@ class CpuRunner:
 
     @torch.inference_mode()
     def step(self, shares: list[tuple[Job, int]]) -> None:
-        """Feeds the first so many pending rows of each job, and lets each absorb its results."""
+        """Feeds the given number of pending rows of each job, and gives each job its samples."""
         builder = BatchBuilder()
         specs = []
         for job, num_rows in shares:

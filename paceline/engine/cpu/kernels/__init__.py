@@ -1,7 +1,5 @@
-"""What a forward does on CPU between its products with weights, compiled by Numba.
+"""CPU kernels, compiled by Numba: products with weights, norms, attention, and sampling.
 
-The library does these parts in several small operations each, which cost more than their
-work for the few rows of decoding, and its fused attention packs all keys again for every
-few queries. Every function here computes each row by itself, in one fixed order: its bits
-do not depend on the rows beside it.
+For the few rows of decoding, torch's many small operations cost more than their work, and torch's fused attention packs
+all keys again for every few queries. Every kernel here computes each row in one fixed order, so it is batch invariant.
 """

@@ -1,13 +1,12 @@
-"""Attention over a paged cache: rotation, writing keys and values, softmax, mixing; one call a layer.
+"""The attention kernel over a paged cache. One call per layer rotates, writes keys and values, and attends.
 
-A layer's cache holds, for each block and KV head, keys by feature and values by token, so
-that both products run along rows of memory:
+A layer's cache holds, for each block and KV head, keys by feature and values by token, so that both products read rows
+of memory:
 
     keys[block, kv_head]: [head_dim, block_size], values[block, kv_head]: [block_size, head_dim], float32
 
-A query meets the blocks of its sequence one after the other, and its softmax is kept up to
-date as they come (Milakov, Gimelshein 2018, algorithm 3). What belongs to one query is added
-up in one order, whatever is computed beside it.
+A query attends to the blocks of its sequence one after the other, with an online softmax (Milakov, Gimelshein 2018,
+algorithm 3). Each query has its own sums in one fixed order, so attention is batch invariant.
 """
 
 from typing import Any
@@ -20,9 +19,9 @@ from paceline.engine.cpu.kernels.products import add_products
 from paceline.engine.cpu.kernels.rows import norm_row
 from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, compiled, exp_of_negative, put, widen
 
-# Rows of one sequence that go through its blocks together.
+# Rows of one sequence that read its blocks together.
 TILE_ROWS = 8
-# Products of a query and a key from which the cores share the work.
+# With this many products of a query and a key, the cores share the work.
 PRODUCTS_TO_SHARE = 1024
 MASKED = np.float32(-np.inf)
 ZERO = np.float32(0)
@@ -30,7 +29,10 @@ ZERO = np.float32(0)
 
 @compiled()
 def _rotate(x: Array, norm: Array, eps: np.float32, cos: Array, sin: Array, out: Array) -> None:
-    """x: [head_dim], normalised first where there is a `norm`; `sin` is negative in its first half."""
+    """Rotates x: [head_dim] into out: [head_dim], after a norm if `norm` is not empty.
+
+    `cos` and `sin` are a position's rows of `rope_tables`.
+    """
     if norm.size:
         norm_row(x, norm, eps, out)
     else:
@@ -44,7 +46,7 @@ def _rotate(x: Array, norm: Array, eps: np.float32, cos: Array, sin: Array, out:
 
 
 @compiled()
-def _place(
+def _write_row(
     row: int, qkv: Array, position: int, slot: int, rope: Any, norms: Any, eps: np.float32, cache: Any, queries: Array
 ) -> None:
     """Rotates a row's queries into `queries`, and writes its keys and values into the cache."""
@@ -53,7 +55,7 @@ def _place(
     per_kv = qkv.shape[1] // kv_heads - 2
     num_heads = per_kv * kv_heads
     cos, sin = rope[0][position], rope[1][position]
-    block, place = slot // block_size, slot % block_size
+    block, offset = slot // block_size, slot % block_size
     scale = np.float32(head_dim**-0.5)
     key = np.empty(head_dim, np.float32)
     for head in range(num_heads):
@@ -65,8 +67,8 @@ def _place(
         _rotate(qkv[row, num_heads + head], norms[1], eps, cos, sin, key)
         value = qkv[row, num_heads + kv_heads + head]
         for d in range(head_dim):
-            keys[block, head, d, place] = key[d]
-            values[block, head, place, d] = widen(value[d])
+            keys[block, head, d, offset] = key[d]
+            values[block, head, offset, d] = widen(value[d])
 
 
 @compiled(IN_LANES | {"nnan"})
@@ -87,7 +89,10 @@ def _sum(weights: Array) -> np.float32:
 
 @compiled()
 def _weigh(scores: Array, num_seen: int, index: int, peaks: Array, totals: Array, mixed: Array) -> None:
-    """Turns a query's scores of a block into weights by its peak so far; a new peak shrinks what it has."""
+    """Turns a query's scores: [block_size] into softmax weights, relative to the query's largest score so far.
+
+    A new largest score scales down the query's total and its mixed values: [head_dim]. Tokens from `num_seen` on get 0.
+    """
     seen = scores[:num_seen]
     peak = _peak(seen)
     if peak > peaks[index]:
@@ -107,7 +112,7 @@ def _weigh(scores: Array, num_seen: int, index: int, peaks: Array, totals: Array
 def _attend(
     head: int, first_row: int, num_rows: int, position: int, blocks: Array, cache: Any, queries: Array, out: Array
 ) -> None:
-    """`num_rows` rows of one sequence, the first at `position`, for the queries of one KV head."""
+    """Attention of `num_rows` rows of one sequence, the first at `position`, for the queries of one KV head."""
     keys, values = cache
     kv_heads, head_dim, block_size = keys.shape[1:]
     per_kv = out.shape[1] // head_dim // kv_heads
@@ -117,14 +122,14 @@ def _attend(
     mixed = np.zeros((count, head_dim), np.float32)
     peaks = np.full(count, MASKED, np.float32)
     totals = np.zeros(count, np.float32)
-    for rank in range((position + num_rows - 1) // block_size + 1):
-        block = blocks[rank]
-        # Rows before the block see nothing of it.
-        hidden = max(0, rank * block_size - position) * per_kv
+    for block_index in range((position + num_rows - 1) // block_size + 1):
+        block = blocks[block_index]
+        # Rows at positions before the block do not attend to it.
+        hidden = max(0, block_index * block_size - position) * per_kv
         scores[hidden:] = ZERO
         add_products(mine[hidden:], keys[block, head], scores[hidden:])
         for index in range(hidden, count):
-            num_seen = min(block_size, position + index // per_kv - rank * block_size + 1)
+            num_seen = min(block_size, position + index // per_kv - block_index * block_size + 1)
             _weigh(scores[index], num_seen, index, peaks, totals, mixed[index])
         add_products(scores[hidden:], values[block, head], mixed[hidden:])
     for index in range(count):
@@ -139,9 +144,9 @@ def attend(
     qkv: Array, positions: Array, slots: Array, tiles: Array, blocks: Array, rope: Any, norms: Any, eps: np.float32,
     cache: Any, queries: Array, out: Array,
 ) -> None:  # fmt: skip
-    """On this thread."""
+    """Attention of one layer, on this thread. `CpuPagedAttention.forward` prepares the arguments."""
     for row in range(slots.size):
-        _place(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
+        _write_row(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
     kv_heads = cache[0].shape[1]
     for item in range(tiles.shape[0] * kv_heads):
         first_row, num_rows, position, start = tiles[item // kv_heads]
@@ -153,11 +158,11 @@ def attend_shared(
     qkv: Array, positions: Array, slots: Array, tiles: Array, blocks: Array, rope: Any, norms: Any, eps: np.float32,
     cache: Any, queries: Array, out: Array, num_workers: int,
 ) -> None:  # fmt: skip
-    """On `num_workers` threads, each taking its share of the rows, then of the tiles and heads."""
+    """As `attend`, on `num_workers` threads. They share the rows for writing, then the tiles and KV heads."""
     kv_heads = cache[0].shape[1]
     for worker in prange(num_workers):
         for row in range(worker, slots.size, num_workers):
-            _place(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
+            _write_row(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
     for worker in prange(num_workers):
         for item in range(worker, tiles.shape[0] * kv_heads, num_workers):
             tile = tiles[item // kv_heads]

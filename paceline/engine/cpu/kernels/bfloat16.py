@@ -1,6 +1,6 @@
-"""Products with bfloat16 weights by the processor's dot product of pairs (vdpbf16ps, of AVX512-BF16).
+"""Products with bfloat16 weights, with the processor's dot product of pairs (vdpbf16ps of AVX512-BF16).
 
-For few rows this takes 0.7 of oneDNN's time, for many as long (docs/performance.md).
+For few rows this takes 0.7 of oneDNN's time, for many rows the same time (docs/performance.md).
 """
 
 from collections.abc import Callable
@@ -33,15 +33,18 @@ DOT = DotInstruction(
 
 
 def pack_bfloat16(weight: torch.Tensor) -> Array:
-    """weight: [out_features, in_features], in_features even. [tiles, in_features / 2, WIDTH] pairs (see `tiles`)."""
+    """weight: [out_features, in_features] -> [num_tiles, in_features / 2, WIDTH] pairs (see `tiles`).
+
+    in_features must be even.
+    """
     return pack_words(weight.contiguous().view(torch.int32).numpy().view(np.uint32))
 
 
 def multiply_bfloat16(x: Array, packed: Array, bias: Array, residual: Array) -> Array:
-    """x packed^T + bias + residual, rounded once. x: [num_rows, in_features]; bias: [padded out_features] float32;
-    residual: [num_rows, padded out_features], or `tiles.no_residual`.
+    """x packed^T + bias + residual, rounded once. Returns [num_rows, padded out_features] bfloat16.
 
-    Returns [num_rows, padded out_features], bfloat16.
+    x: [num_rows, in_features] bfloat16; packed: from `pack_bfloat16`; bias: [padded out_features] float32; residual:
+    [num_rows, padded out_features] bfloat16, or `tiles.no_residual`.
     """
     out = np.empty((x.shape[0], bias.size), np.uint16)
     _multiply_bfloat16(x.view(np.uint32), packed, bias, residual, out)

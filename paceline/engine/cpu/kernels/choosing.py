@@ -1,7 +1,7 @@
-"""DraftMode a token by temperature: Gumbel-max, and inversion of the cumulative sum. A row of logits at a time.
+"""Kernels that choose a token at a temperature: by Gumbel-max, or by inverting the cumulative sum.
 
-Weights are e^x for x = (logit - largest) / temperature, in float32, off by x parts in 2^24; their sums are float64.
-What is drawn from a row depends on that row alone.
+Weights are e^x for x = (logit - largest logit) / temperature, in float32 with a relative error of |x| / 2^24. Their
+sums are float64. A row's token depends only on that row.
 """
 
 from typing import Any
@@ -13,18 +13,18 @@ from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.scalars import IN_LANES, LOWEST, compiled, exp_of_negative
 from paceline.noise import MIX_1, MIX_2
 
-# Weights in a partial sum.
+# Number of weights in a partial sum.
 PART = 128
-# Of a score by approximate logarithms: more than it is off by.
+# Larger than the error of an approximate score.
 SLACK = np.float32(0.01)
-# Below 2^-6 a series gives -ln(1 - u) to a part in a million.
+# For u below this a series gives -ln(1 - u) with a relative error of 1e-6.
 SMALL = np.float32(2.0**-6)
 TO_UNIT = np.float32(2.0**-32)
 HALF, THIRD = np.float32(0.5), np.float32(1 / 3)
 LN_2 = np.float32(np.log(2.0))
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-37, 1e30
 ZERO = np.float32(0)
-# ln(m) for m in [1, 2], to 1e-5: least squares at Chebyshev's points.
+# Coefficients of a polynomial for ln(m), m in [1, 2], with an error of 1e-5: least squares at Chebyshev points.
 _POINTS = 1.5 + 0.5 * np.cos(np.pi * (np.arange(64) + 0.5) / 64)
 L5, L4, L3, L2, L1, L0 = np.polyfit(_POINTS, np.log(_POINTS), 5).astype(np.float32)
 
@@ -41,7 +41,7 @@ def _mixed(token: Any, low: Any, high: Any) -> Any:
 
 @compiled(inline=True)
 def _log(x: Any) -> Any:
-    """ln x for x > 0, float32, to 1e-5."""
+    """ln x for x > 0 in float32, with an error of 1e-5."""
     bits = np.float32(x).view(np.uint32)
     power = np.float32(np.int32(bits >> np.uint32(23)) - np.int32(127))
     m = np.uint32((bits & np.uint32(0x7FFFFF)) | np.uint32(0x3F800000)).view(np.float32)
@@ -54,7 +54,8 @@ def _log(x: Any) -> Any:
 
 @compiled(inline=True)
 def _factor(temperature: Any) -> Any:
-    """1 / temperature, finite and not 0: 0 times it is 0, and a banned token's -inf times it is -inf, at any temperature."""
+    """1 / temperature, but finite and not 0. So at any temperature 0 times the factor is 0, and a banned token's -inf
+    times the factor is -inf."""
     return np.float32(max(min(1 / temperature, LARGEST_FACTOR), SMALLEST_FACTOR))
 
 
@@ -68,10 +69,10 @@ def find_largest(values: Array) -> np.float32:
 
 @compiled()
 def _score(logits: Array, peak: np.float32, factor: np.float32, low: np.uint32, high: np.uint32, scores: Array) -> None:
-    """scores = (logit - peak) * factor + Gumbel noise, to less than SLACK."""
+    """scores = (logit - peak) * factor + Gumbel noise: [vocab_size] float32, with an error below SLACK."""
     for i in range(logits.size):
         h = _mixed(i, low, high)
-        # u and 1 - u, each with all its digits where it is near 0.
+        # u and 1 - u are computed separately, so that each keeps all its digits near 0.
         u, rest = (np.float32(h) + HALF) * TO_UNIT, (np.float32(np.uint32(~h)) + HALF) * TO_UNIT
         series = u + u * u * (HALF + u * THIRD)
         exponential = series if u < SMALL else -_log(rest)
@@ -80,7 +81,10 @@ def _score(logits: Array, peak: np.float32, factor: np.float32, low: np.uint32, 
 
 @compiled()
 def _gumbel_row(logits: Array, temperature: float, low: np.uint32, high: np.uint32, scores: Array) -> int:
-    """argmax((logit - peak) / temperature - ln(-ln(1 - u))): those that come near it are looked at exactly."""
+    """argmax((logit - peak) / temperature - ln(-ln(1 - u))).
+
+    Computes approximate scores for all tokens, and exact scores for the tokens close to the largest.
+    """
     peak = find_largest(logits)
     _score(logits, peak, _factor(temperature), low, high, scores)
     limit = find_largest(scores) - SLACK
@@ -104,7 +108,7 @@ def _sum(weights: Array) -> float:
 
 @compiled()
 def weigh_row(logits: Array, temperature: float, weights: Array, sums: Array) -> None:
-    """Weights, 0 below e^-87, and the sums of each PART of them."""
+    """Writes weights: [vocab_size] float32, 0 below e^-87, and the sums of each PART of them: [num_parts] float64."""
     peak, factor = find_largest(logits), _factor(temperature)
     for i in range(logits.size):
         x = (logits[i] - peak) * factor
@@ -115,7 +119,10 @@ def weigh_row(logits: Array, temperature: float, weights: Array, sums: Array) ->
 
 @compiled()
 def _find(weights: Array, sums: Array, wanted: float) -> int:
-    """The first index whose cumulative sum exceeds `wanted`: never one of weight 0, unless all are."""
+    """The first index whose cumulative sum exceeds `wanted`. Its weight is 0 only if all weights are 0.
+
+    weights: [vocab_size]; sums: [num_parts], of each PART of the weights.
+    """
     before, last = 0.0, 0
     for part in range(sums.size):
         if sums[part] == 0:
@@ -130,10 +137,10 @@ def _find(weights: Array, sums: Array, wanted: float) -> int:
             if reached > wanted:
                 return i
         if is_here:
-            # Added up one by one they come to a little less.
+            # Rounding made the sum of the single weights a little smaller than the part's sum.
             return last
         before += sums[part]
-    # `wanted` is all there is, rounded: the last one.
+    # Rounding made `wanted` as large as the total: take the last token with a weight.
     for i in range(weights.size - 1, -1, -1):
         if weights[i] > 0:
             return i
@@ -144,12 +151,12 @@ def _find(weights: Array, sums: Array, wanted: float) -> int:
 def _outside_row(
     logits: Array, temperature: float, support: Array, uniform: float, weights: Array, sums: Array, inside: Array
 ) -> tuple[int, float]:
-    """Writes the probabilities of `support` into `inside`; draws from the others, and returns their mass."""
+    """Writes the probabilities of `support` into `inside`. Returns a token sampled from the others, and their mass."""
     weigh_row(logits, temperature, weights, sums)
     total = sums.sum()
-    for place, token in enumerate(support):
-        inside[place] = np.float32(np.float64(weights[token]) / total)
-    # Summed over what is left: a difference would let a banned token out by rounding.
+    for index, token in enumerate(support):
+        inside[index] = np.float32(np.float64(weights[token]) / total)
+    # Sum over the other tokens. Because of rounding a difference may be above 0 where only banned tokens are left.
     for token in support:
         weights[token] = ZERO
     for token in support:
@@ -161,10 +168,10 @@ def _outside_row(
 
 @compiled(parallel=True)
 def choose_by_gumbel(logits: Array, temperatures: Array, keys: Array, scores: Array, tokens: Array) -> None:
-    """Tokens by Gumbel-max with `paceline.noise`'s noise of each row's key.
+    """Writes each row's token by Gumbel-max, with the noise of `paceline.noise` for the row's key.
 
-    logits and scores, to work in: [num_rows, vocab_size] float32; temperatures: [num_rows] float64; keys: [num_rows]
-    uint64; tokens: [num_rows].
+    Inputs: logits: [num_rows, vocab_size] float32; temperatures: [num_rows] float64; keys: [num_rows] uint64. Result:
+    tokens: [num_rows] int64. Working memory: scores: [num_rows, vocab_size] float32.
     """
     for row in prange(logits.shape[0]):
         low, high = np.uint32(keys[row] & np.uint64(0xFFFFFFFF)), np.uint32(keys[row] >> np.uint64(32))
@@ -176,11 +183,12 @@ def choose_outside(
     logits: Array, temperatures: Array, supports: Array, starts: Array, uniforms: Array, weights: Array, sums: Array,
     inside: Array, tokens: Array, masses: Array,
 ) -> None:  # fmt: skip
-    """A token of each row from outside its support, the mass out there, and the probabilities inside.
+    """Writes a token of each row from outside its support, the mass outside, and the probabilities inside.
 
-    logits and weights, to work in: [num_rows, vocab_size] float32; sums, to work in: [num_rows, vocab_size / PART,
-    rounded up] float64; supports: the rows' ids one after the other, row's between starts[row] and starts[row + 1];
-    inside: float32, like `supports`; the others [num_rows].
+    Inputs: logits: [num_rows, vocab_size] float32; temperatures and uniforms: [num_rows] float64; supports: [sum of
+    support sizes], one row after the other; starts: [num_rows + 1], row i has supports[starts[i] : starts[i + 1]].
+    Results: tokens: [num_rows] int64; masses: [num_rows] float64; inside: [sum of support sizes] float32. Working
+    memory: weights: [num_rows, vocab_size] float32; sums: [num_rows, ceil(vocab_size / PART)] float64.
     """
     for row in prange(logits.shape[0]):
         own = slice(starts[row], starts[row + 1])

@@ -1,8 +1,8 @@
-"""Products with int8 weights by the processor's dot product of quadruples (vpdpbusd, of AVX512-VNNI).
+"""Products with int8 weights, with the processor's dot product of quadruples (vpdpbusd of AVX512-VNNI).
 
-A row is rounded to 15 bits by a scale of its own, and goes through the weights as two of int8, 128 high + low: with
-the high one alone a tenth of the drafts that are accepted are lost. Reading weights costs the same for both.
-The instruction takes weights without a sign, so they are stored with 128 added: 128 times a row's sum is taken off.
+Each row has its own scale and is rounded to 15 bits. It is multiplied as two int8 rows, 128 * high + low. With the high
+row alone a tenth of the accepted drafts would be rejected. Both rows share the reads of the weights. The instruction
+takes unsigned weights, so they are stored with 128 added, and the kernel subtracts 128 times the row's sum.
 """
 
 from collections.abc import Callable
@@ -33,27 +33,27 @@ DOT = DotInstruction(
     "llvm.x86.avx512.vpdpbusd.512", sums=WORDS, operands=ir.VectorType(ir.IntType(8), 4 * LANES), feature="avx512vnni"
 )
 OFFSET = 128
-# Of a row's two parts: 128 high + low, low in [-64, 63].
+# A row is 2^HIGH_BITS * high + low, with low in [-64, 63].
 HIGH_BITS = 7
 LARGEST = np.float32(127 << HIGH_BITS)
 ROWS_AT_ONCE = TILE_ROWS // 2
-# Rows from which the cores share the rounding: calling them together takes longer than a row.
+# With this many rows or more the cores share the rounding. For fewer, starting the threads takes longer.
 ROWS_TO_SHARE = 8
 TINIEST = np.float32(1e-30)
 
 
 def pack_int8(weight: Array) -> Array:
-    """weight: [out_features, in_features] int8. [tiles, in_features / 4, WIDTH] quadruples (see `tiles`)."""
+    """weight: [out_features, in_features] int8 -> [num_tiles, in_features / 4, WIDTH] quadruples (see `tiles`)."""
     missing = -weight.shape[1] % 4
     shifted = np.pad((weight.astype(np.int16) + OFFSET).astype(np.uint8), ((0, 0), (0, missing)))
     return pack_words(shifted.view(np.uint32))
 
 
 def multiply_int8(x: Array, packed: Array, scales: Array, bias: Array, residual: Array) -> Array:
-    """x packed^T + bias + residual. x: [num_rows, in_features]; scales and bias: [padded out_features] float32;
-    residual: [num_rows, padded out_features], or `tiles.no_residual`.
+    """x (packed * scales)^T + bias + residual, with x rounded to 15 bits.
 
-    Returns [num_rows, padded out_features] of x's dtype. Rows are rounded to 15 bits first.
+    x: [num_rows, in_features]; packed: from `pack_int8`; scales and bias: [padded out_features] float32; residual:
+    [num_rows, padded out_features], or `tiles.no_residual`. Returns [num_rows, padded out_features] of x's dtype.
     """
     num_rows = x.shape[0]
     parts = np.zeros((2 * num_rows, 4 * packed.shape[1]), np.int8)
@@ -65,9 +65,9 @@ def multiply_int8(x: Array, packed: Array, scales: Array, bias: Array, residual:
 
 @compiled(IN_LANES)
 def round_row(x: Array, parts: Array, sums: Array) -> np.float32:
-    """Writes x / scale, to within half a step, as its high and its low part, and their sums; returns the scale.
+    """Writes x / scale, rounded to whole numbers, as its high and its low part, and their sums. Returns the scale.
 
-    x: [in_features]; parts: [2, >= in_features] int8; sums: [2, 1].
+    x: [in_features]; parts: [2, >= in_features] int8; sums: [2, 1] int32.
     """
     peak = TINIEST
     for i in range(x.size):

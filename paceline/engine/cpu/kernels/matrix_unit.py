@@ -1,8 +1,7 @@
-"""Products with bfloat16 weights by the processor's matrix unit (AMX: tdpbf16ps).
+"""Products with bfloat16 weights on the processor's matrix unit (AMX: tdpbf16ps).
 
-It multiplies 16 rows with 16 output features at once, 32 input features deep. Each sum takes its words in one order,
-whatever rows are beside it: so all of a prompt's rows run together, and each has the bits it has alone. 16 rows take
-the time of one.
+One instruction multiplies 16 rows with 16 output features, 32 input features deep. 16 rows take the time of one. Each
+sum adds its words in one fixed order, so the product is batch invariant.
 """
 
 from collections.abc import Callable
@@ -29,14 +28,15 @@ ROW_BYTES = 64
 DEPTH = 32
 _DEPTH_PAIRS = 16
 _PAIR_BYTES = 4
-# Of the weights that a step multiplies with, and of a cache line.
+# Weights that one step of the loop reads.
 _STEP_BYTES = _DEPTH_PAIRS * WIDTH * _PAIR_BYTES
+# A cache line.
 _LINE_BYTES = 64
-# Registers: sums of two times 16 rows with two times 16 features, then the rows, then the weights.
+# Registers 0 to 3 hold the sums of 2 * 16 rows with 2 * 16 output features, 4 and 5 the rows, 6 and 7 the weights.
 MOST_UNITS = 2
 _BLOCKS = 2
 _ROW_REGISTERS, _WEIGHT_REGISTERS = 4, 6
-# Palette 1, and all eight registers of full size.
+# The unit's configuration: palette 1, and all eight registers with full size.
 CONFIG = np.zeros(64, np.uint8)
 CONFIG[0] = 1
 CONFIG[16:32:2] = ROW_BYTES
@@ -46,39 +46,39 @@ _BYTE, _VOID = ir.IntType(8), ir.VoidType()
 
 
 def is_available() -> bool:
-    """Whether this processor has the unit, and the system lets it be used."""
+    """Whether this processor has the unit and the system allows this process to use it."""
     has_unit = bool(llvmlite.binding.get_host_cpu_features().get("amx-bf16"))
     return has_unit and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
 
 
 def pack_for_matrix_unit(weight: torch.Tensor) -> Array:
-    """As for the dot product of pairs. Has the system let this process use the unit."""
+    """Packs as `pack_bfloat16` does, and asks the system to allow this process to use the unit."""
     torch.cpu._init_amx()
     return pack_bfloat16(weight)
 
 
 def multiply_on_matrix_unit(x: Array, packed: Array, bias: Array, residual: Array) -> Array:
-    """x packed^T + bias + residual, rounded once. x: [num_rows, in_features], num_rows a multiple of UNIT_ROWS and
-    in_features one of DEPTH; bias: [padded out_features] float32; residual: [num_rows, padded out_features], or
-    `tiles.no_residual`.
+    """x packed^T + bias + residual, rounded once. Returns [num_rows, padded out_features] bfloat16.
 
-    Returns [num_rows, padded out_features], bfloat16.
+    x: [num_rows, in_features] bfloat16, num_rows a multiple of UNIT_ROWS, in_features a multiple of DEPTH; packed: from
+    `pack_for_matrix_unit`; bias: [padded out_features] float32; residual: [num_rows, padded out_features] bfloat16, or
+    `tiles.no_residual`.
     """
-    assert x.shape[0] % UNIT_ROWS == 0, "the unit reads its rows whole"
+    assert x.shape[0] % UNIT_ROWS == 0, "the unit reads UNIT_ROWS rows at once"
     out = np.empty((x.shape[0], bias.size), np.uint16)
     _multiply(x.view(np.uint32), packed, bias, residual, out, CONFIG, num_workers())
     return out
 
 
 class _UnitWriter:
-    """Writes the code for so many times 16 rows."""
+    """Writes the LLVM code for `num_units` times 16 rows."""
 
     def __init__(self, builder: Any, num_units: int) -> None:
         self._builder = builder
         self._num_units = num_units
 
     def sum_products(self, x: Rows, weights: Rows, sums: Rows) -> None:
-        """sums = x weights^T. x: rows of pairs; weights: a row of WIDTH pairs for each pair of x."""
+        """sums = x weights^T. x: rows of pairs; weights: for each pair of x a row of WIDTH pairs."""
         builder = self._builder
         for register in range(self._num_units * _BLOCKS):
             self._call("tilezero", register)
@@ -107,24 +107,24 @@ class _UnitWriter:
                 self._call("tilestored64", unit * _BLOCKS + block, self._at(sums, offset), sums.stride_bytes)
 
     def _prefetch(self, weights: Rows, here: Any) -> None:
-        """Asks for the next step's weights; behind a tile's last lie the next tile's."""
+        """Prefetches the next step's weights. After a tile's last weights come those of the next tile."""
         number = ir.IntType(32)
         kind = ir.FunctionType(_VOID, [_BYTE.as_pointer(), number, number, number])
         function = cgutils.get_or_insert_function(self._builder.module, kind, "llvm.prefetch.p0")
         for line in range(_STEP_BYTES, 2 * _STEP_BYTES, _LINE_BYTES):
             address = self._at(weights, self._builder.add(here, INDEX(line)))
-            # To read, into the nearest cache, data.
+            # 0: for reading; 3: into the nearest cache; 1: data.
             self._builder.call(function, [address, number(0), number(3), number(1)])
 
     def _rows_before(self, rows: Rows, unit: int) -> Any:
-        """Bytes before a unit's first row."""
+        """Offset of a unit's first row, in bytes."""
         return self._builder.mul(rows.stride_bytes, INDEX(unit * UNIT_ROWS))
 
     def _at(self, rows: Rows, offset_bytes: Any) -> Any:
         return cgutils.pointer_add(self._builder, rows.start, offset_bytes, _BYTE.as_pointer())
 
     def _call(self, name: str, *operands: Any) -> None:
-        """An instruction; registers are numbers."""
+        """Calls an instruction. An integer operand is a register's number."""
         values = [_BYTE(operand) if isinstance(operand, int) else operand for operand in operands]
         kind = ir.FunctionType(_VOID, [value.type for value in values])
         self._builder.call(cgutils.get_or_insert_function(self._builder.module, kind, f"llvm.x86.{name}"), values)
@@ -170,7 +170,7 @@ def _multiply(x: Array, packed: Array, bias: Array, residual: Array, out: Array,
     num_rows, num_tiles = x.shape[0], packed.shape[0]
     has_residual = residual.shape[0] == num_rows
     for part in prange(num_parts):
-        # The registers' shapes belong to a thread, and the library may rely on those it left.
+        # Each thread has its own configuration of the unit. Restore it afterwards, because torch may rely on it.
         found = np.empty(64, np.uint8)
         save_config(found)
         load_config(config)

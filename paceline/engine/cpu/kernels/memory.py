@@ -1,7 +1,8 @@
-"""Memory for weights in large pages.
+"""Memory for weights, in large pages.
 
-A forward reads all weights once. In pages of 4 KiB the processor looks up an address for every 64 lines of them, and
-begins each page anew: a layer's products took a fifth longer so (docs/performance.md).
+A forward reads all weights once. In pages of 4 KiB the processor must look up an address after every 64 cache lines,
+and its prefetching starts again on each page. With such pages a layer's products take a fifth longer
+(docs/performance.md).
 """
 
 import contextlib
@@ -11,20 +12,25 @@ import numpy as np
 
 from paceline.engine.arrays import Array
 
-# Of a large page, of what arrays begin at, and the least that the system is asked for.
+# A large page.
 PAGE_BYTES = 2 << 20
+# A cache line: arrays begin at its multiples.
 LINE_BYTES = 64
+# The smallest region that is asked from the system.
 REGION_BYTES = 16 * PAGE_BYTES
 
 
 class Arena:
-    """Arrays one behind the other, so that small ones share a page. A region is given back when its last array goes."""
+    """Holds arrays one after the other, so that small ones share a page.
+
+    A region is freed when its last array is deleted.
+    """
 
     def __init__(self) -> None:
         self._free = np.empty(0, np.uint8)
 
     def keep(self, array: Array) -> Array:
-        """A copy of it, contiguous."""
+        """Returns a contiguous copy of the array, in the arena's memory."""
         num_bytes = -(-array.nbytes // LINE_BYTES) * LINE_BYTES
         if num_bytes > self._free.size:
             self._free = _map_region(max(num_bytes, REGION_BYTES))
@@ -35,16 +41,16 @@ class Arena:
 
 
 def _map_region(num_bytes: int) -> Array:
-    """Of whole large pages, where the system has them; nothing of it is in use until it is written to."""
-    # One page more, for the first to begin where a large one can.
+    """Maps large pages, if the system has them. A page takes memory only after the first write to it."""
+    # One page more, so that the region can begin at a multiple of a large page.
     size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # A system without large pages refuses; small ones do.
+    # A system without large pages refuses; then small pages are used.
     with contextlib.suppress(OSError, AttributeError):
         region.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(region, np.uint8)
     return memory[-memory.ctypes.data % PAGE_BYTES :]
 
 
-# Of all weights of this process.
+# Holds all weights of this process.
 weights = Arena()

@@ -1,7 +1,7 @@
-"""Each thread of the kernels on a core of its own.
+"""Pinning: each thread of the kernels stays on its own core.
 
-Two model servers wake and sleep in turns, and the system may put both threads of one on the same core for a while, the
-other core idle: one propose in eight took more than 1.5 times the median so, on two cores.
+Two model servers compute alternately. The system may then run both threads of one server on one core for a while, with
+the other core idle. On two cores, one proposal in eight takes more than 1.5 times the median if threads are not pinned.
 """
 
 from typing import Any
@@ -14,23 +14,23 @@ from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.scalars import compiled
 from paceline.engine.threads import CORES, num_workers
 
-# Of the calling thread, which is number 0: int sched_setaffinity(pid_t, size_t, const cpu_set_t *).
+# int sched_setaffinity(pid_t, size_t, const cpu_set_t *); pid 0 is the calling thread.
 _set_affinity: Any = types.ExternalFunction("sched_setaffinity", types.int32(types.int32, types.uintp, types.uintp))
-# Bytes of a set of cores, a bit each.
+# Size of a set of cores, with one bit per core.
 SET_BYTES = 128
-# Elements from which the library calls its own threads.
+# With this many elements torch uses all its threads.
 _SHARED_ELEMENTS = 1 << 22
 
 
 def pin_workers() -> bool:
-    """Pins this thread and those that it shares the kernels' work with, if they are as many as there are cores.
+    """Pins this thread and the other threads of the kernels, if there are as many threads as cores.
 
-    Fewer would be put on some cores, by every server on the same. Returns whether it did; call it once, on the thread
-    that computes.
+    Fewer threads are not pinned: every server would pin them to the same cores. Returns whether it pinned them. Call it
+    once, on the thread that computes.
     """
     if len(CORES) < 2 or num_workers() != len(CORES) or CORES[-1] >= 8 * SET_BYTES:
         return False
-    # The library's threads begin now, with all cores: later they would begin where this one is held.
+    # Start torch's threads before the pinning: a thread inherits the cores of the thread that starts it.
     torch.ones(_SHARED_ELEMENTS).exp_()
     sets = np.zeros((len(CORES), SET_BYTES), np.uint8)
     for worker, core in enumerate(CORES):

@@ -1,4 +1,4 @@
-"""Products with a matrix, added row by row in one order: attention's two, and those with int8 weights."""
+"""Matrix products that add each row in one fixed order: attention's two, and those with int8 weights."""
 
 import numpy as np
 from numba import prange
@@ -6,11 +6,11 @@ from numba import prange
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.scalars import compiled, put, widen
 
-# Terms taken at a time by the inner loops.
+# Terms that one pass of an inner loop adds.
 STEP = 4
-# Block size and head dimension of most models; the tile of an int8 weight.
+# The usual block size and head_dim, and the sides of an int8 weight's tile.
 TILE = 64
-# Rows that go through a tile of weights together.
+# Rows that are multiplied with a tile of weights together.
 TILE_ROWS = 12
 
 
@@ -45,28 +45,29 @@ def _add_products_sized(x: Array, matrix: Array, out: Array, depth: int, width: 
 def add_products(x: Array, matrix: Array, out: Array) -> None:
     """out += x matrix. x: [num_rows, depth], matrix: [depth, width] of any type, out: [num_rows, width].
 
-    Rows go three at a time (a KV head's queries, in many models) and then one by one: that shares what is
-    read, not what is added. The depth must be a multiple of STEP.
+    Takes three rows at a time (many models have three queries per KV head), then single rows. The three rows share the
+    reads of the matrix; each has its own sums. The depth must be a multiple of STEP.
     """
     depth, width = matrix.shape
     if depth == TILE and width == TILE:
-        # Sizes known to the compiler make this a third faster.
+        # Sizes that the compiler knows make this a third faster.
         _add_products_sized(x, matrix, out, TILE, TILE)
     else:
         _add_products_sized(x, matrix, out, depth, width)
 
 
 def pack_int8_weights(weight: Array) -> Array:
-    """weight: [out_features, in_features] int8. [out tiles, in_features, TILE], both sides padded with 0 to tiles."""
+    """weight: [out_features, in_features] int8 -> [num_tiles, in_features, TILE], padded with 0 to multiples of TILE."""
     padding = (-weight.shape[0] % TILE, -weight.shape[1] % TILE)
     padded = np.pad(weight, ((0, padding[0]), (0, padding[1])))
     return np.ascontiguousarray(padded.reshape(-1, TILE, padded.shape[1]).transpose(0, 2, 1))
 
 
 def multiply_int8_weights(x: Array, packed: Array, scale: Array, bias: Array, residual: Array | None) -> Array:
-    """x (packed scale)^T + bias + residual. x: [num_rows, in_features]; scale: [out_features]; bias: the same or [0].
+    """x (packed * scale)^T + bias + residual, multiplied in float32. Returns [num_rows, out_features].
 
-    Returns [num_rows, out_features], multiplied in float32.
+    x: [num_rows, in_features]; packed: from `pack_int8_weights`; scale: [out_features] float32; bias: [out_features]
+    float32 or [0]; residual: [num_rows, out_features] or None.
     """
     out = np.empty((x.shape[0], scale.size), x.dtype)
     wide = np.empty((x.shape[0], packed.shape[1]), np.float32)
@@ -94,7 +95,7 @@ def _multiply_weights(
 
 @compiled()
 def _finish(sums: Array, start: int, scale: Array, bias: Array, residual: Array, out: Array) -> None:
-    """One tile's features of some rows."""
+    """Scales one tile's sums: [num_rows, TILE], adds bias and residual, and writes them to `out`."""
     for row in range(sums.shape[0]):
         for i in range(min(TILE, scale.size - start)):
             y = sums[row, i] * scale[start + i]

@@ -1,4 +1,4 @@
-"""Root-mean-square norm and gated activation, row by row."""
+"""Row kernels: root-mean-square norm and gated activation."""
 
 import numpy as np
 from numba import prange
@@ -7,12 +7,15 @@ from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, compiled, exp_of_negative, put, widen
 from paceline.engine.threads import num_workers
 
-# Rows from which the cores share the work.
+# With this many rows or more the cores share the work.
 ROWS_TO_SHARE = 16
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """x / rms(x) * weight (Zhang, Sennrich 2019, equation 4). x: [num_rows, width]; weight: [width] float32."""
+    """x / rms(x) * weight (Zhang, Sennrich 2019, equation 4): [num_rows, width].
+
+    x: [num_rows, width]; weight: [width] float32.
+    """
     out = np.empty_like(x)
     run = _norm_rows_shared if _is_shared(x.shape[0]) else _norm_rows
     run(x, weight, np.float32(eps), out)
@@ -20,7 +23,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
 
 def silu_gate(gate_up: Array) -> Array:
-    """silu(gate) * up (Shazeer 2020, equation 6). gate_up: [num_rows, 2 * width], gate first; [num_rows, width]."""
+    """silu(gate) * up (Shazeer 2020, equation 6): [num_rows, width]. gate_up: [num_rows, 2 * width], gate first."""
     out = np.empty((gate_up.shape[0], gate_up.shape[1] // 2), gate_up.dtype)
     run = _gate_rows_shared if _is_shared(out.shape[0]) else _gate_rows
     run(gate_up, out)
@@ -33,7 +36,7 @@ def _is_shared(num_rows: int) -> bool:
 
 @compiled(IN_LANES)
 def norm_row(x: Array, weight: Array, eps: np.float32, out: Array) -> None:
-    """One row: [width]."""
+    """Writes the norm of x: [width] to out: [width]; weight: [width] float32."""
     total = np.float32(0)
     for i in range(x.size):
         value = widen(x[i])
@@ -49,7 +52,7 @@ def _gate_row(gate_up: Array, out: Array) -> None:
     for i in range(width):
         gate = widen(gate_up[i])
         small = exp_of_negative(-abs(gate))
-        # 1 / (1 + e^-x), with the exponent never positive.
+        # 1 / (1 + e^-x), written so that the exponent is never positive and can't overflow.
         sigmoid = (ONE if gate >= 0 else small) / (ONE + small)
         put(out, i, gate * sigmoid * widen(gate_up[width + i]))
 

@@ -1,4 +1,4 @@
-"""Scalars of the kernels: bfloat16 as its 16 bits, an exponential that vectorises, how functions are compiled."""
+"""Scalars in kernels: bfloat16 as its 16 bits, a fast exponential, and how kernels are compiled."""
 
 import hashlib
 import os
@@ -15,20 +15,20 @@ from numba.extending import overload
 from paceline import noise
 from paceline.engine.arrays import Array
 
-# Multiplying and adding may be one operation; sums keep their order, so that a row's bits are its own.
+# A product and a sum may become one operation. Sums keep their order, so that kernels are batch invariant.
 IN_ORDER = {"contract"}
-# Sums within one row may take the order the vector units like: it is the same for every row.
+# The compiler may also reorder a sum within one row, to use vector instructions: the order is the same for all rows.
 IN_LANES = {"contract", "reassoc", "nsz"}
 
 LOG2_E = np.float32(1.4426950408889634)
-# ln 2 in two parts: what the first one lacks to 24 bits is in the second.
+# ln 2 = LN2_HIGH + LN2_LOW, with more digits than one float32 has.
 LN2_HIGH = np.float32(0.693359375)
 LN2_LOW = np.float32(-2.12194440e-4)
-# Adding and subtracting it rounds to a whole number.
+# Adding and then subtracting this number rounds to a whole number.
 ROUNDER = np.float32(1.5 * 2**23)
 LOWEST = np.float32(-87.0)
 ONE = np.float32(1.0)
-# e^x - 1 - x over x^2, on [-ln(2)/2, ln(2)/2] (Cephes, expf).
+# Coefficients of a polynomial for (e^x - 1 - x) / x^2 on [-ln(2)/2, ln(2)/2] (Cephes, expf).
 E0, E1, E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 E3, E4, E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 
@@ -38,8 +38,11 @@ COMPILED_IN = (Path(noise.__file__),)
 
 
 def _find_cache_folder() -> str:
-    """A folder for each state of all sources that are compiled. Numba alone takes a cached function for current while
-    the function's own file is unchanged, whatever it takes from others. Where the folder can't be written to: ""."""
+    """The folder for compiled kernels: one for each state of all sources that are compiled. "" if it can't be written.
+
+    Numba compiles a function again only if the function's own file changes. What it inlines may be in other files, so
+    this folder's name depends on all of them. With "" Numba chooses a folder.
+    """
     folder = Path(__file__).parent
     digest = hashlib.blake2b(digest_size=8)
     for source in (*sorted(folder.glob("*.py")), *COMPILED_IN):
@@ -47,12 +50,12 @@ def _find_cache_folder() -> str:
     return str(folder / "__pycache__" / digest.hexdigest()) if os.access(folder, os.W_OK) else ""
 
 
-# A folder that the user named comes first (NUMBA_CACHE_DIR).
+# A folder that the user sets comes first (NUMBA_CACHE_DIR).
 config.CACHE_DIR = config.CACHE_DIR or _find_cache_folder()  # type: ignore[attr-defined]
 
 
 def compiled(order: set[str] = IN_ORDER, parallel: bool = False, inline: bool = False) -> Callable[[Any], Any]:
-    """Compiles a function at its first call, and keeps the result beside its source or in the user's cache."""
+    """Compiles a function at its first call, and keeps the result on disk."""
     decorate: Callable[[Any], Any] = njit(
         cache=not inline,
         nogil=True,
@@ -65,18 +68,18 @@ def compiled(order: set[str] = IN_ORDER, parallel: bool = False, inline: bool = 
 
 
 def bits_of(tensor: torch.Tensor) -> Array:
-    """The tensor's memory as the kernels take it: float32, or bfloat16 as uint16."""
+    """A view of the tensor as the array that kernels take: float32, or bfloat16 as uint16."""
     return tensor.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
 
 
 def tensor_of(array: Array) -> torch.Tensor:
-    """The same the other way round."""
+    """The tensor of an array that kernels gave: the inverse of `bits_of`."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
 
 def pad_rows(x: Array, num_rows: int) -> Array:
-    """x: [at most num_rows, width], with rows of 0 behind it."""
+    """Adds rows of 0 to x: [at most num_rows, width]. Returns [num_rows, width]."""
     if x.shape[0] == num_rows:
         return x
     padded = np.zeros((num_rows, x.shape[1]), x.dtype)
@@ -84,8 +87,8 @@ def pad_rows(x: Array, num_rows: int) -> Array:
     return padded
 
 
-# An element's type decides what is compiled: each function has a form for bfloat16 and one for float32, and Numba
-# wants their arguments written alike.
+# `widen` and `put` each have one form for bfloat16 and one for float32. The element's type selects the form. Numba
+# requires equal argument names in both forms.
 
 
 def _from_bfloat16(value: Any) -> Any:
@@ -97,7 +100,7 @@ def _from_float32(value: Any) -> Any:
 
 
 def widen(value: Any) -> Any:
-    """An element as float32."""
+    """Converts an array's element to float32."""
     return (_from_bfloat16 if isinstance(value, np.uint16) else _from_float32)(value)
 
 
@@ -116,7 +119,7 @@ def _put_float32(array: Any, index: Any, value: Any) -> None:
 
 
 def put(array: Any, index: Any, value: Any) -> None:
-    """array[index] = value: float32, rounded to the nearest (ties to even) where the array is bfloat16."""
+    """array[index] = value, a float32. For a bfloat16 array the value is rounded to nearest, ties to even."""
     (_put_bfloat16 if array.dtype == np.uint16 else _put_float32)(array, index, value)
 
 
@@ -127,7 +130,7 @@ def _put(array: Any, index: Any, value: Any) -> Callable[[Any, Any, Any], None]:
 
 @compiled()
 def exp_of_negative(x: Any) -> Any:
-    """e^x for x <= 0, as float32, to 1e-7 of its value; 0 is e^-87."""
+    """e^x for x <= 0 as float32, with a relative error of 1e-7. Below -87 the result is e^-87."""
     x = x if x > LOWEST else LOWEST
     power = (x * LOG2_E + ROUNDER) - ROUNDER
     rest = x - power * LN2_HIGH

@@ -1,7 +1,8 @@
-"""The product of a few rows with a tile of weights, written for LLVM so that all sums stay in registers.
+"""Tiles: the product of a few rows with a tile of weights, written as LLVM code so that all sums stay in registers.
 
-A word is the 32 bits of a row that one instruction multiplies with 16 output features' words, adding to 16 sums: two
-bfloat16 input features, or four int8. A sum takes its words in one order, whatever rows are beside it.
+A word is 32 bits of a row: two bfloat16 input features, or four int8. One instruction multiplies a word with the words
+of 16 output features, and adds to 16 sums. Each sum adds its words in one fixed order, so the product is batch
+invariant.
 """
 
 from collections.abc import Callable
@@ -18,11 +19,13 @@ from numba.core import cgutils
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels import memory
 
-# Output features of one instruction, and the instructions that share a row's word.
+# Output features of one instruction.
 LANES = 16
+# Instructions that use the same word of a row.
 BLOCKS = 2
+# Output features of a tile.
 WIDTH = LANES * BLOCKS
-# Rows that share the weights in registers: 8 rows of 2 blocks are 16 of the 32 registers.
+# Rows that share the weights in registers: the sums of 8 rows and 2 blocks take 16 of the 32 registers.
 TILE_ROWS = 8
 
 INDEX = ir.IntType(64)
@@ -34,7 +37,7 @@ _WORD_BYTES, _VECTOR_BYTES = 4, 64
 
 
 class BFloat(ir.Type):
-    """bfloat16, which instructions' signatures name and llvmlite does not know."""
+    """LLVM's bfloat type, which instructions' signatures need and llvmlite does not have."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -51,12 +54,12 @@ _ROUNDED = ir.VectorType(BFloat(), LANES)
 
 @dataclass(frozen=True, slots=True)
 class DotInstruction:
-    """sums + weights * word, lane by lane."""
+    """An instruction that computes sums + weights * word in each lane."""
 
     name: str
     sums: ir.VectorType
     operands: ir.VectorType
-    # The processor's feature that it belongs to.
+    # The processor feature that has the instruction.
     feature: str
 
     @property
@@ -70,7 +73,7 @@ class DotInstruction:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """An array's rows: the address of the first, the bytes from each to the next, and how many elements one has."""
+    """An array's rows: the first row's address, the bytes from a row to the next, and the elements of a row."""
 
     start: Any
     stride_bytes: Any
@@ -79,14 +82,17 @@ class Rows:
 
 
 class TileWriter:
-    """Writes the code for so many rows of words."""
+    """Writes the LLVM code for `num_rows` rows of words."""
 
     def __init__(self, builder: Any, num_rows: int) -> None:
         self.builder = builder
         self._num_rows = num_rows
 
     def sum_products(self, dot: DotInstruction, x: Rows, weights: Rows) -> list[list[Any]]:
-        """x weights^T: [num_rows][BLOCKS] vectors of sums. x: rows of words; weights: a row of WIDTH words for each word of x."""
+        """x weights^T, as [num_rows][BLOCKS] vectors of sums.
+
+        x: rows of words; weights: for each word of x a row of WIDTH words.
+        """
         builder, call = self.builder, dot.declare(self.builder.module)
         before, loop, after = builder.block, *map(builder.append_basic_block, ("words", "done"))
         builder.branch(loop)
@@ -115,25 +121,28 @@ class TileWriter:
         return grown
 
     def finish(self, products: list[list[Any]], bias: Rows, residual: Rows, out: Rows) -> None:
-        """out = products + bias + residual, rounded once. products: float32; bias: one row of float32."""
+        """out = products + bias + residual, rounded once.
+
+        products: [num_rows][BLOCKS] vectors of float32; bias: one row of float32.
+        """
         builder = self.builder
         for row, of_row in enumerate(products):
             for block, product in enumerate(of_row):
                 biased = builder.fadd(product, self.load_floats(bias, 0, block))
                 finished = builder.fadd(biased, self.load_floats(residual, row, block))
                 if out.dtype == types.uint16:
-                    # To the nearest, ties to even: one instruction.
+                    # Rounds to nearest, ties to even, with one instruction.
                     finished = builder.fptrunc(finished, _ROUNDED)
                 offset = self._offset(out, row, INDEX(block * LANES * out.dtype.bitwidth // 8))
                 address = cgutils.pointer_add(builder, out.start, offset, finished.type.as_pointer())
                 builder.store(finished, address, align=2)
 
     def load_products(self, sums: Rows) -> list[list[Any]]:
-        """Of sums in memory: what `finish` takes."""
+        """Loads sums from memory, as [num_rows][BLOCKS] vectors of float32 for `finish`."""
         return [[self.load_floats(sums, row, block) for block in range(BLOCKS)] for row in range(self._num_rows)]
 
     def load_floats(self, rows: Rows, row: int, block: int) -> Any:
-        """Sixteen elements of a row as float32."""
+        """Loads the LANES elements of a row's block as float32."""
         builder = self.builder
         offset = self._offset(rows, row, INDEX(block * LANES * rows.dtype.bitwidth // 8))
         if rows.dtype == types.float32:
@@ -142,11 +151,11 @@ class TileWriter:
         return builder.bitcast(builder.shl(builder.zext(halves, WORDS), WORDS([16] * LANES)), FLOATS)
 
     def load_scalar(self, rows: Rows, row: int, kind: Any) -> Any:
-        """A row's first element."""
+        """Loads a row's first element."""
         return self._load(rows, self._offset(rows, row, INDEX(0)), kind)
 
     def broadcast(self, scalar: Any, kind: Any) -> Any:
-        """The scalar in all lanes."""
+        """A vector with the scalar in all lanes."""
         first = self.builder.insert_element(kind(ir.Undefined), scalar, WORD(0))
         return self.builder.shuffle_vector(first, kind(ir.Undefined), WORDS([0] * LANES))
 
@@ -160,10 +169,10 @@ class TileWriter:
 
 
 def tile_code(write: Callable[..., None], *arrays: Any, parts_per_row: int = 1) -> Any:
-    """What a Numba intrinsic returns that takes a count of rows and these arrays.
+    """The signature and the code of a Numba intrinsic that takes a number of rows and these arrays.
 
-    A row is `parts_per_row` rows of words; the count is at most TILE_ROWS over that. `write(tile_writer, *rows)` writes
-    the code for one count.
+    A row has `parts_per_row` rows of words, and the number of rows is at most TILE_ROWS / parts_per_row.
+    `write(tile_writer, *rows)` writes the code for one number of rows.
     """
 
     def write_tile(builder: Any, num_rows: int, *rows: Rows) -> None:
@@ -173,10 +182,10 @@ def tile_code(write: Callable[..., None], *arrays: Any, parts_per_row: int = 1) 
 
 
 def counted_code(write: Callable[..., None], most: int, *arrays: Any) -> Any:
-    """What a Numba intrinsic returns that takes a count, from 1 to `most`, and these arrays.
+    """The signature and the code of a Numba intrinsic that takes a count, from 1 to `most`, and these arrays.
 
-    `write(builder, count, *rows)` writes the code for one count. Each has code of its own, so that its sums have
-    registers.
+    `write(builder, count, *rows)` writes the code for one count. Each count has its own code, so that LLVM can keep all
+    sums in registers.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -200,17 +209,17 @@ def counted_code(write: Callable[..., None], most: int, *arrays: Any) -> Any:
 
 
 def pack_words(words: Array) -> Array:
-    """words: [out_features, num_words] uint32. [out_features / WIDTH, num_words, WIDTH], padded with 0 to whole tiles."""
+    """words: [out_features, num_words] uint32 -> [num_tiles, num_words, WIDTH], padded with 0 to whole tiles."""
     tiles = np.pad(words, ((0, -words.shape[0] % WIDTH), (0, 0))).reshape(-1, WIDTH, words.shape[1])
     return memory.weights.keep(tiles.transpose(0, 2, 1))
 
 
 def pad_features(rows: Array) -> Array:
-    """rows: [..., out_features], padded with 0 to whole tiles."""
+    """rows: [..., out_features] -> [..., padded out_features], padded with 0 to whole tiles."""
     missing = -rows.shape[-1] % WIDTH
     return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)]) if missing else rows
 
 
 def no_residual(out_features: int, dtype: Any) -> Array:
-    """Stands for a residual of zeros, for any number of rows."""
+    """A residual of zeros: [TILE_ROWS, padded out_features]. Kernels use it for any number of rows."""
     return pad_features(np.zeros((TILE_ROWS, out_features), dtype))

@@ -1,1 +1,1 @@
-"""Samplers of the CPU kernels."""
+"""Sampler backends with CPU kernels."""

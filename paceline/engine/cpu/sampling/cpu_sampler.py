@@ -1,4 +1,4 @@
-"""The CPU's sampler: kernels where they know the kind of spec, torch for the rest."""
+"""The CPU's sampler: kernels for the specs they support, torch for the rest."""
 
 from paceline.engine.cpu.sampling.gumbel_sampler import GumbelKernelSampler
 from paceline.engine.cpu.sampling.top_k_sampler import TopKKernelSampler
@@ -7,7 +7,7 @@ from paceline.engine.sampling.torch_sampler import TorchSampler
 
 
 class CpuSampler(Sampler):
-    """Belongs to one thread: the kernels keep memory to work in."""
+    """Only one thread may use it: the kernels keep their working memory."""
 
     def __init__(self) -> None:
         super().__init__(GumbelKernelSampler(), TopKKernelSampler(), TorchSampler())

@@ -1,6 +1,7 @@
-"""Draws that the likeliest few tokens decide, on a CPU: supports, and whatever top-k, top-p and min-p leave.
+"""The top-k sampler: a backend of CPU kernels for specs that depend only on a row's likeliest tokens.
 
-A row that needs more tokens than are looked at is left to the library (`Sampler`).
+These are SampleTruncated, and specs with top-k, top-p or min-p. If a row needs more than the MOST likeliest tokens, the
+next backend samples it (see `sampler`).
 """
 
 from collections.abc import Sequence as Seq
@@ -26,7 +27,7 @@ from paceline.engine.sampling.specs import (
 from paceline.noise import gumbel
 from paceline.sampling import SamplingParams
 
-# Tokens looked at.
+# How many of a row's likeliest tokens the sampler looks at.
 MOST = 256
 
 Floats = NDArray[np.float64]
@@ -34,15 +35,18 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """A row's likeliest tokens that may be drawn, likeliest first."""
+    """A row's likeliest allowed tokens, likeliest first."""
 
-    ids: NDArray[np.int64]
-    probs: Floats  # of the whole distribution
-    # Whether there are no others.
+    ids: NDArray[np.int64]  # [num_tokens]
+    probs: Floats  # [num_tokens], in the whole distribution
+    # Whether the row has no other allowed tokens.
     is_whole: bool
 
     def truncated(self, sampling: SamplingParams) -> "Ranking | None":
-        """What top-k, then top-p on what it leaves, then min-p leave, over its sum; None where that takes more tokens."""
+        """Applies top-k, then top-p to what top-k leaves, then min-p, and normalises the rest.
+
+        None if that needs tokens that are not in the ranking.
+        """
         top, total, is_whole = self.probs, 1.0, self.is_whole
         if 0 < sampling.top_k <= len(top):
             top, is_whole = top[: sampling.top_k], True
@@ -63,14 +67,14 @@ class Ranking:
 
 
 class TopKKernelSampler:
-    """Ranks rows by a kernel and draws from what it found."""
+    """Ranks the tokens of each row with a kernel, and samples from the likeliest."""
 
     def __init__(self) -> None:
         self._scratch = Scratch()
 
     @staticmethod
     def supports(spec: SampleSpec) -> bool:
-        """Whether a few tokens may decide it."""
+        """Whether the likeliest tokens may be enough for this spec."""
         if spec.sampling.is_greedy:
             return False
         if isinstance(spec, SampleTruncated):
@@ -78,7 +82,7 @@ class TopKKernelSampler:
         return isinstance(spec, GumbelMax | SampleComplement) and not spec.sampling.is_untruncated
 
     def sample(self, logits: torch.Tensor, specs: Seq[Any]) -> list[Sample]:
-        """None for a row that needs more tokens. logits: [num_draws, vocab_size] float32."""
+        """None for a row that needs more tokens. logits: [num_specs, vocab_size] float32."""
         return [self._sample(*each) for each in zip(self._rank(logits, specs), specs, strict=True)]
 
     def _rank(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Ranking]:
@@ -105,11 +109,11 @@ class TopKKernelSampler:
 
 
 def _sample_truncated(kept: Ranking, spec: SampleTruncated) -> TruncatedSample:
-    """From the likeliest few that hold the mass."""
+    """Samples from the likeliest tokens that together have the mass `min_mass`, at most `max_size` tokens."""
     sums = kept.probs.cumsum()
     size = int(np.searchsorted(sums, spec.min_mass)) + 1
     size = min(size, spec.max_size, int(np.count_nonzero(kept.probs)))
-    # What is sent must be what was sampled from: float32, rounded before the draw.
+    # Sample from the float32 probabilities that are sent: the verdict needs exactly the q of the sample.
     probs = (kept.probs[:size] / sums[size - 1]).astype(np.float32)
     return TruncatedSample(int(kept.ids[_invert(probs.astype(np.float64), spec.uniform)]), kept.ids[:size], probs)
 
@@ -117,15 +121,15 @@ def _sample_truncated(kept: Ranking, spec: SampleTruncated) -> TruncatedSample:
 def _sample_complement(kept: Ranking, spec: SampleComplement) -> ComplementSample:
     order = np.argsort(kept.ids)
     ids, left = kept.ids[order], kept.probs[order]
-    places = np.minimum(np.searchsorted(ids, spec.support), len(ids) - 1)
-    is_kept = ids[places] == spec.support
-    inside = np.where(is_kept, left[places], 0.0).astype(np.float32)
-    left[places[is_kept]] = 0
+    indices = np.minimum(np.searchsorted(ids, spec.support), len(ids) - 1)  # [support_size]
+    is_kept = ids[indices] == spec.support
+    inside = np.where(is_kept, left[indices], 0.0).astype(np.float32)
+    left[indices[is_kept]] = 0
     return ComplementSample(int(ids[_invert(left, spec.uniform)]), float(left.sum()), inside)
 
 
 def _invert(probs: Floats, uniform: float) -> int:
-    """The first index whose cumulative sum exceeds uniform * total: never one of probability 0, unless all are."""
+    """The first index whose cumulative sum exceeds uniform * total. Its probability is 0 only if all are 0."""
     sums = probs.cumsum()
     index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
     return min(index, int(np.searchsorted(sums, sums[-1])))
