@@ -9,7 +9,7 @@ from paceline.serving.settings import ModelServerSettings
 
 
 class DraftSettings(ModelServerSettings):
-    """Proposes tokens from a small model."""
+    """Settings of a draft server, which proposes tokens from a small model."""
 
     toml_table = "draft"
     model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFT_")

@@ -1,4 +1,4 @@
-"""The job behind Propose: feed the tail, then draft token by token."""
+"""The job of a Propose command: feed the tail, then draft token by token."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from paceline.sampling import DraftMode
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The few token ids on which q is not zero, and q there."""
+    """Limits of a support, the few token ids on which q is not zero: at most `max_size` ids with mass `min_mass`."""
 
     max_size: int
     min_mass: float
@@ -30,30 +30,30 @@ class ProposeSpec:
     num_draft_tokens: int
     draft_mode: DraftMode
     support: Support
-    # Stop early where the model is unsure.
+    # Stops early where the model is unsure; None: never stop early.
     entropy: EntropyStop | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProposeResult:
-    """Drafted tokens; per token its support and q on it, unless drawn greedily or coupled."""
+    """Drafted tokens. In draft mode `sampled` each token also has its support, and q on the support."""
 
     tokens: list[int]
-    supports: list[NDArray[np.int64]]
-    support_probs: list[NDArray[np.float32]]
-    # With the entropy rule: per drafted position, and at the one where it stopped.
+    supports: list[NDArray[np.int64]]  # [support_size] each
+    support_probs: list[NDArray[np.float32]]  # [support_size] each
+    # With the entropy rule: one value for each drafted position, and one for the position where it stopped.
     entropies: list[float]
     entropy_emas: list[float]
-    # Tail tokens that the cache held already.
+    # Tail tokens that the cache already held.
     cached_tokens: int
     queued_us: int
     computed_us: int
 
 
 class ProposeJob(Job):
-    """A catch-up step over the tail, then one row a step.
+    """Feeds the tail, then one row per step.
 
-    k tokens need k draws but feed only k - 1 of them: the last is the target's to judge first.
+    k drafts need k samples, but only k - 1 of them are fed: no further draft depends on the last.
     """
 
     def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec) -> None:
@@ -74,14 +74,14 @@ class ProposeJob(Job):
 
     def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
         for row in row_logprobs:
-            assert self._propose_spec.entropy is not None, "entropy is observed for the rule alone"
+            assert self._propose_spec.entropy is not None, "only the entropy rule asks for entropies"
             self._propose_spec.entropy.see(row.entropy)
 
     def absorb(self, samples: list[Sample]) -> None:
         if not samples:
             return
         if self._propose_spec.entropy is not None and not self._propose_spec.entropy.allows(len(self._samples)):
-            # Decided by the distribution alone; whatever was drawn with it has not been looked at.
+            # The stop depends only on distributions, never on this sample. Otherwise it would bias the output.
             return
         self._samples += samples
         if len(self._samples) < self._propose_spec.num_draft_tokens:
@@ -103,7 +103,7 @@ class ProposeJob(Job):
         )
 
     def _spec(self, row: int, index: int) -> SampleSpec:
-        """The draw of draft `index`, from the logits of pending row `row`."""
+        """The sample spec of draft `index`, for the logits of pending row `row`."""
         options, wanted = self.sequence.options, self._propose_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
