@@ -8,7 +8,7 @@ from paceline.settings import ListenAddress
 
 
 class TargetSettings(ModelServerSettings):
-    """Verifies drafted tokens with the model whose distribution the output follows."""
+    """Settings of a target server, which verifies drafts with the model whose distribution the output follows."""
 
     toml_table = "target"
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")

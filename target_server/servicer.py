@@ -1,4 +1,4 @@
-"""Verify commands <-> messages, and the tokenizer."""
+"""The Target service: converts Verify messages to jobs and results to messages, and sends the tokenizer."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -50,7 +50,7 @@ class TargetServicer(ModelServicer):
             position=verify.position,
             tail=tail,
             num_more=len(drafts),
-            # The last tail token's logits are wanted; all of them to score the prompt.
+            # The last tail token must be fed for its logits. To score the prompt, all must be fed.
             num_reusable=len(tail) - 1 if spec.num_prompt_logprobs is None else 0,
             make_job=lambda sequence, rest: VerifyJob(sequence, rest, spec),
         )

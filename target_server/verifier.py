@@ -1,4 +1,4 @@
-"""The job behind Verify: one forward over the tail and the drafts, and a draw at each of the k + 1 positions."""
+"""The job of a Verify command: one forward over the tail and the drafts, and a sample at each of k + 1 positions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,13 +28,13 @@ _NO_SUPPORT: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class VerifySpec:
-    """What to check, and how."""
+    """What to verify, and how."""
 
     drafts: list[int]
-    # Under `rejection`, per draft: the ids on which q is not zero.
-    supports: list[NDArray[np.int64]]
+    # For rule `rejection`, one for each draft: the ids on which q is not zero.
+    supports: list[NDArray[np.int64]]  # [support_size] each
     rule: Rule
-    # Greedy only: drafts this many times as likely as the likeliest are accepted.
+    # Only for greedy requests: a draft is accepted if p(draft) >= lenience * max p.
     lenience: float = 1.0
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
@@ -42,23 +42,25 @@ class VerifySpec:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """Under `match` k + 1 tokens. Under `rejection` the bonus token, and per draft p on its support and outside it."""
+    """The target's samples and probabilities for k drafts."""
 
+    # For rule `match` k + 1 tokens; for `rejection` only the bonus token.
     tokens: list[int]
+    # For `rejection`, one for each draft: p on the draft's support, and a token sampled outside the support.
     complements: list[ComplementSample]
-    # With lenience, per draft.
+    # With lenience, one for each draft.
     lenient_accepts: list[bool]
-    # Where asked for: per position, and per tail token from the second on.
+    # If asked for: one for each of the k + 1 positions, and one for each tail token from the second on.
     logprobs: list[RowLogprobs]
     prompt_logprobs: list[RowLogprobs]
-    # Tail tokens that the cache held already.
+    # Tail tokens that the cache already held.
     cached_tokens: int
     queued_us: int
     computed_us: int
 
 
 class VerifyJob(Job):
-    """Draws at the last tail token and at each draft: row i sees the drafts before it as context."""
+    """Samples after the last tail token and after each draft. The context of row i includes the drafts before it."""
 
     def __init__(self, sequence: Sequence, tail: list[int], spec: VerifySpec) -> None:
         super().__init__(sequence, tail + spec.drafts)
@@ -86,7 +88,7 @@ class VerifyJob(Job):
 
     @property
     def expects_peer_work(self) -> bool:
-        """Who has drafts verified will have more drafted."""
+        """A sequence whose drafts are verified will ask the draft server for more."""
         return self._num_drafts > 0
 
     @property
@@ -108,14 +110,14 @@ class VerifyJob(Job):
         )
 
     def _score(self, row: int) -> SampleSpec | None:
-        """The prompt's own log-probabilities: a row sees the token behind it."""
+        """The spec for the prompt's log-probabilities: pending row `row` scores the token after it."""
         options, num_logprobs = self.sequence.options, self._verify_spec.num_prompt_logprobs
         if num_logprobs is None:
             return None
         return Score(options.sampling, (), self.pending[row + 1], num_logprobs=num_logprobs)
 
     def _spec(self, index: int, row: int) -> SampleSpec:
-        """The draw that judges draft `index`, or gives the bonus token after the last."""
+        """The sample spec that verifies draft `index`, or gives the bonus token after the last draft."""
         options, wanted = self.sequence.options, self._verify_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
