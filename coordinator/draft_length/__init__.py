@@ -1,7 +1,7 @@
-"""How many tokens to propose in a round: one file a rule.
+"""Draft length rules: how many tokens to propose in a round. Each rule has its own file.
 
-A rule may look at decided positions and at times, never at tokens that were drawn and
-dropped: that would bias the output. Times change where a round begins, never its law.
+A rule may use decided positions and times. It may not use a token that was sampled and then dropped, because that would
+bias the output. Times only change how the output is divided into rounds, never its distribution.
 """
 
 from typing import Protocol
@@ -11,19 +11,19 @@ from coordinator.round import Round
 
 
 class DraftLengthRule(Protocol):
-    """Belongs to one generation."""
+    """One generation's rule."""
 
     def choose(self, context: Context) -> int:
-        """Most tokens to propose in the next round."""
+        """The most tokens to propose in the next round."""
         ...
 
     def learn(self, finished: Round) -> None:
-        """Takes note of a round that was not the prompt's own."""
+        """Learns from a finished round. The round that feeds the prompt has no drafts and is left out."""
         ...
 
 
 class FixedLength:
-    """Always as many."""
+    """Always proposes the same number of tokens."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens

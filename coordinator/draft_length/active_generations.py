@@ -1,4 +1,7 @@
-"""Who shares the target's forwards: the more they are, the more a draft costs, and a prompt read among them delays all."""
+"""The active generations of a coordinator, which share the target's forwards.
+
+The more there are, the more a draft costs. While the target reads the prompt of one, all the others wait longer.
+"""
 
 import math
 import time
@@ -11,22 +14,22 @@ class ActiveGenerations:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._running: set[object] = set()
-        # Those whose prompt is not read yet, and when the last one was.
+        # Generations whose prompt is not read yet, and the time when a prompt was last read.
         self._reading: set[object] = set()
         self._read_s = -math.inf
 
     @property
     def size(self) -> int:
-        """At least 1: who asks is one of them."""
+        """Number of active generations, at least 1: the one that asks is active."""
         return max(1, len(self._running))
 
     def join(self, generation: object) -> None:
-        """It begins to read its prompt."""
+        """A generation begins, and its prompt is not read yet."""
         self._running.add(generation)
         self._reading.add(generation)
 
     def has_read(self, generation: object) -> None:
-        """Its prompt; further calls change nothing."""
+        """The generation's prompt is read. Further calls change nothing."""
         if generation in self._reading:
             self._reading.remove(generation)
             self._read_s = self._clock()
@@ -36,5 +39,5 @@ class ActiveGenerations:
         self._running.discard(generation)
 
     def was_reading_since(self, then_s: float) -> bool:
-        """Whether any prompt was read later than that, in seconds of the clock."""
+        """Whether any prompt was being read after `then_s`, in seconds of the clock."""
         return bool(self._reading) or self._read_s > then_s

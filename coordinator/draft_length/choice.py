@@ -1,4 +1,4 @@
-"""Which draft length rule a request gets."""
+"""The choice of a request's draft length rule."""
 
 from coordinator.draft_length import DraftLengthRule, FixedLength
 from coordinator.draft_length.active_generations import ActiveGenerations
@@ -8,15 +8,15 @@ from paceline.sampling import Bounds, Drafter, SpeculationParams
 
 
 class DraftLengthRules:
-    """Makes a rule for each generation; what rounds cost is learned by all with the same drafter."""
+    """Makes a rule for each generation. Generations with the same drafter share the learned costs."""
 
     def __init__(self, active: ActiveGenerations) -> None:
         self._costs = {drafter: Costs(active) for drafter in Drafter}
-        # After a long match n-grams are more often right than after any.
+        # n-grams after a long match are accepted more often than other n-grams, so they have their own costs.
         self._long_match_costs = Costs(active)
 
     def make(self, speculation: SpeculationParams, after_long_match: bool = False) -> DraftLengthRule:
-        """`after_long_match`: for a hybrid's n-grams."""
+        """`after_long_match`: the rule is for the n-grams of a hybrid proposer."""
         if not speculation.enabled:
             return FixedLength(0)
         length = speculation.num_draft_tokens
@@ -27,5 +27,5 @@ class DraftLengthRules:
                 costs = self._long_match_costs if after_long_match else self._costs[speculation.drafter]
                 return GoodputLength(length, costs)
             case _:
-                # The entropy rule stops earlier, but inside the draft server.
+                # The entropy rule itself runs in the draft server; this is only its limit.
                 return FixedLength(length.bounds.max)

@@ -1,4 +1,4 @@
-"""What rounds cost lately, and how often drafts were accepted: shared by all generations with one drafter."""
+"""Costs of recent rounds, and how often drafts are accepted. All generations with the same drafter share them."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -7,77 +7,78 @@ from coordinator.draft_length.active_generations import ActiveGenerations
 from coordinator.draft_length.estimates import LinearCost, ReadingCost
 from coordinator.round import Round
 
-# Hopeful: too low a guess would stop drafting, and with it what could correct the guess. It counts as so many drafts.
+# The first guess of alpha. It is high, because after a low guess no draft is proposed that could correct the guess.
 FIRST_ALPHA = 0.95
+# The first guess counts as this many decided drafts.
 FIRST_ALPHA_WEIGHT = 4.0
-# What a decided draft still counts after another one.
+# Factor on the weight of older drafts, for each decided draft.
 ALPHA_MEMORY = 0.995
-# Context tokens a Propose brings along when the round before it had drafts too. A longer tail is read once: taken
-# for the price of every draft, it would end drafting for good.
+# Tail tokens of a Propose if the round before it had drafts too. A longer tail is read only once. If its time counted
+# as the time of drafts, the rule would stop drafting for ever.
 NORMAL_TAIL = 2
-# Where somebody's prompt is read all the time, rounds beside it are what there is to learn from.
+# After this many rounds in a row beside a prompt, learn from such rounds too: there may be no others.
 MOST_SKIPPED = 64
 
 
 @dataclass(frozen=True, slots=True)
 class RoundCost:
-    """Seconds of a Propose and of a Verify against k."""
+    """Seconds of a Propose and of a Verify, as functions of k."""
 
     propose: LinearCost
     verify: LinearCost
 
     def predict(self, k: int) -> float:
-        """Without measurements every k takes as long."""
+        """Expected seconds of a round with k drafts. Without measurements 1 for every k."""
         if not self.verify.is_known:
             return 1.0
         return self.verify.predict(k) + (self.propose.predict(k) if k > 0 and self.propose.is_known else 0.0)
 
     def optimistic(self, k: int) -> float:
-        """Seconds that it may well take, as far as is known."""
+        """Optimistic seconds of a round with k drafts: less than expected where the estimate is uncertain."""
         if not self.verify.is_known:
             return 1.0
         return self.verify.optimistic(k) + (self.propose.optimistic(k) if k > 0 and self.propose.is_known else 0.0)
 
     def for_batch_ratio(self, ratio: float) -> "RoundCost":
-        """The same to begin with, for `ratio` times as many: what each drafts, all wait for."""
+        """A first estimate for a batch `ratio` times as large: all sequences wait for the drafts of each."""
         return RoundCost(self.propose.with_uncertainty(ratio), self.verify.with_uncertainty(ratio))
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A try whether drafts pay by now: when it began, and the time its first generation has to read for it."""
+    """A test whether drafts pay off: its start, and the time its first generation needs to read missed context."""
 
     began_s: float
     reading_s: float
 
 
 class Costs:
-    """Times of Propose and Verify by number of drafts, of reading what the drafter missed, and alpha over all requests.
+    """Learns the times of Propose and Verify by k, the time to read missed context, and alpha over all requests.
 
-    Sequences share forwards: a round takes longer for the drafts of all that are in it, not for its own alone. So
-    times are learned against the mean k of the rounds that ran beside each other; a round that asks what k costs
-    asks what it would cost if all did the same. And what drafts add is another thing alone, with few and with many
-    beside: each such company has times of its own. Rounds beside which a prompt was read are no measure of others.
+    Sequences share forwards, so the drafts of all of them make a round longer. So times are learned against the mean k
+    of rounds that ran together. The expected time for k is the time if all sequences propose k tokens. The cost of a
+    draft depends on the number of active generations, so times are kept for each power of two of that number. Rounds
+    that ran beside the reading of a prompt are not used.
     """
 
     def __init__(self, active: ActiveGenerations) -> None:
-        """`active`: all generations, with this drafter or another, or none."""
+        """`active`: all active generations, also those with another drafter or none."""
         self._active = active
-        # Rounds in a row of which nothing was learned.
+        # Number of rounds in a row that were not used.
         self._num_skipped = 0
-        # A forward of few rows costs little more than one of a single row.
+        # A forward of a few rows costs little more than a forward of one row.
         self._round = RoundCost(LinearCost(0.0, free_start=True), LinearCost(guessed_slope=0.02, free_start=False))
-        # That of the company whose size it is, and all by the binary digits of their sizes.
+        # `_round` is the cost for `_size` active generations. `_rounds` has all costs, by the size's number of bits.
         self._size = 1
         self._rounds = {1: self._round}
         self._reading = ReadingCost()
-        # Rounds that others may still be running beside.
+        # Rounds that other rounds may still run beside.
         self._recent: list[Round] = []
-        # What `rounds_s` answers until more is learned.
+        # Results of `rounds_s`, kept until more is learned.
         self._tables: dict[tuple[int, bool], list[float]] = {}
         self.alpha = FIRST_ALPHA
         self._alpha_weight = FIRST_ALPHA_WEIGHT
-        # When a round last ended, and when one last had drafts: seconds of `time.perf_counter`.
+        # When the last round ended, and the last round with drafts (time.perf_counter).
         self.now_s = 0.0
         self.drafted_s = 0.0
         self.probe = Probe(0.0, 0.0)
@@ -90,7 +91,7 @@ class Costs:
         self.now_s = finished.verified_s
         if len(finished.proposal) > 0:
             self.drafted_s = self.now_s
-        # Sequences that share forwards end their rounds within moments, and half a round later all have.
+        # Sequences that share forwards end their rounds at nearly the same time. Half a round later all have ended.
         middle_s = (finished.started_s + finished.verified_s) / 2
         over = [each for each in self._recent if each.verified_s <= middle_s]
         self._recent = [each for each in self._recent if each.verified_s > middle_s] + [finished]
@@ -99,11 +100,14 @@ class Costs:
 
     @property
     def num_beside(self) -> int:
-        """Generations in the company of now, at least 1."""
+        """Number of active generations, at least 1."""
         return self._active.size
 
     def rounds_s(self, most: int, is_optimistic: bool) -> list[float]:
-        """Expected seconds of a round of k drafts, for every k from 0 to `most`; `is_optimistic`: that it may well take."""
+        """Expected seconds of a round with k drafts, for every k from 0 to `most`.
+
+        With `is_optimistic`: less than expected where the estimate is uncertain.
+        """
         cost = self._round_cost()
         table = self._tables.get((most, is_optimistic))
         if table is None:
@@ -112,14 +116,14 @@ class Costs:
         return table
 
     def reading_s(self, num_tokens: int) -> float:
-        """Expected seconds for a drafter to read context it has missed; 0 until known."""
+        """Expected seconds for a drafter to read context that it missed; 0 until measured."""
         return self._reading.predict(num_tokens) if num_tokens > NORMAL_TAIL else 0.0
 
     def begin_probe(self, reading_s: float) -> None:
         self.probe = Probe(self.now_s, reading_s)
 
     def _learn_times(self, beside: list[Round]) -> None:
-        """Rounds that ran beside each other tell one thing together, not as many as they are."""
+        """Learns one measurement from rounds that ran together: they share forwards, so their times are not separate."""
         cost, drafted = self._round_cost(), [each for each in beside if len(each.proposal) > 0]
         drafting = [each.propose_s for each in drafted if each.proposal.num_tail_tokens <= NORMAL_TAIL]
         k = fmean(len(each.proposal) for each in beside)
@@ -141,7 +145,7 @@ class Costs:
             self._reading.learn(each.proposal.num_tail_tokens, each.propose_s - drafting_s)
 
     def _round_cost(self) -> RoundCost:
-        """That of the company of now."""
+        """The cost for the present number of active generations."""
         size = self._active.size
         if size != self._size:
             level = size.bit_length()

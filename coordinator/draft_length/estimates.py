@@ -1,44 +1,49 @@
-"""What something costs, learned from times as they come: by a line, or by the token."""
+"""Estimates of costs from measured times: a line in k, or a cost per token."""
 
 import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Standard deviations in shares of an expected time: of one time, of what a, b and c change by from one to the next,
-# and of the first guesses at b and c.
+# Standard deviations as fractions of the expected time: of one measurement; of the change of a, b and c from one
+# measurement to the next; of the first guesses of b and c.
 NOISE = 0.2
 DRIFTS = np.array([0.03, 0.003, 0.003])
 FIRST_UNCERTAINTY = 0.2
-# A time is cut to so many of its standard deviations: that a replay or a catch-up was in it says nothing of the next
-# round. A second surprise on the same side says that things have changed: it is taken whole, and a, b and c together
-# may be so much more or less, in shares of themselves.
+# A time is limited to this many standard deviations from the expected time: a replay or a longer tail may be in it,
+# which says nothing about the next round.
 MOST_SURPRISE = 2.0
+# A second surprise on the same side means that the costs have changed. Then the time is used without a limit, and the
+# standard deviation of a, b and c together grows by this fraction of them.
 CHANGE = 0.5
-# Nothing is hoped to take less of what was predicted.
+# An optimistic time is at least this fraction of the predicted time.
 LEAST_OPTIMISM = 0.2
-# What was read still counts after something else was; and a time beyond so many times the expected one is cut.
+# Factor on the weight of older measurements, for each new one.
 READING_MEMORY = 0.98
+# A reading time is limited to this multiple of the expected time.
 READING_OUTLIER = 3.0
 
 
 class LinearCost:
-    """seconds = a, and b + c k more with drafts, where all three drift: a Kalman filter, in shares of the time expected.
+    """seconds = a for k = 0, and a + b + c k for k > 0, learned by a Kalman filter, because a, b and c change slowly.
 
-    Loads change a; what drafts add to it changes slowly. So while k stays as it is, nothing is forgotten of b and c:
-    only their uncertainty grows. b is what a batch loses when its sequences do not all come back at once.
+    a changes with the load; b and c change more slowly. While k stays the same, the filter keeps its estimates of b and
+    c, and only their uncertainty grows. b is the time that a batch loses because its sequences do not all come back at
+    once.
     """
 
     def __init__(self, guessed_slope: float, free_start: bool) -> None:
-        """Until different k were seen, c is `guessed_slope` of the time; or, with `free_start`, where there always
-        are drafts, a and b are 0."""
+        """Until the filter has seen different k, c is `guessed_slope` times the first time.
+
+        With `free_start` there are always drafts, and a and b begin at 0 instead.
+        """
         self._guessed_slope = guessed_slope
         self._free_start = free_start
         self._seconds = np.zeros(3)  # a, b, c
-        # The same as they are asked for in every round: numpy would take longer to begin than to add.
+        # a, b and c as floats: `predict` runs in every round, and numpy calls would take longer than its arithmetic.
         self._line: tuple[float, ...] = (0.0, 0.0, 0.0)
         self._covariance = np.zeros((3, 3))
-        # Whether the last time was too short or too long by far: -1 or 1.
+        # Whether the last time was much too short (-1) or much too long (1), otherwise 0.
         self._surprise = 0
         self.is_known = False
 
@@ -63,18 +68,18 @@ class LinearCost:
         self._covariance -= np.outer(shared, shared) / variance
 
     def predict(self, k: float) -> float:
-        """Seconds, > 0."""
+        """Expected seconds for k, > 0."""
         start, jump, slope = self._line
         return max(1e-6, start + (jump + slope * k if k > 0 else 0.0))
 
     def optimistic(self, k: float) -> float:
-        """As predicted, less one standard deviation of the prediction: so a k that was not tried lately is."""
+        """Expected seconds less one standard deviation of the estimate, so that a k without recent times gets tried."""
         features, predicted_s = _features(k), self.predict(k)
         variance = float(features @ self._covariance @ features)
         return max(LEAST_OPTIMISM * predicted_s, predicted_s - math.sqrt(max(0.0, variance)))
 
     def with_uncertainty(self, ratio: float) -> "LinearCost":
-        """The same to begin with, under conditions that may be others; what drafts add, `ratio` times."""
+        """A copy for other conditions, with the uncertainty of a first guess, and b and c multiplied by `ratio`."""
         other = LinearCost(self._guessed_slope, self._free_start)
         if self.is_known:
             other._begin_uncertain(self._seconds * [1.0, ratio, ratio], self.predict(1))
@@ -87,7 +92,7 @@ class LinearCost:
     def _begin_uncertain(self, estimates: NDArray[np.float64], seconds: float) -> None:
         self._seconds = estimates
         self._line = tuple(estimates.tolist())
-        # Where there always are drafts, a and b can't be told apart.
+        # If there are always drafts, measurements can't separate a from b.
         doubts = np.array([1.0, 0.0 if self._free_start else FIRST_UNCERTAINTY, FIRST_UNCERTAINTY])
         self._covariance = np.diag((doubts * seconds) ** 2)
         self.is_known = True
@@ -98,7 +103,7 @@ def _features(k: float) -> NDArray[np.float64]:
 
 
 class ReadingCost:
-    """seconds = c n for n context tokens that a drafter reads before it proposes, with fading memory."""
+    """seconds = c n for n context tokens that a drafter reads before it proposes. Older measurements count less."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
@@ -111,5 +116,5 @@ class ReadingCost:
         self._seconds = self._seconds * READING_MEMORY + max(0.0, seconds)
 
     def predict(self, num_tokens: int) -> float:
-        """Seconds; 0 until something was read."""
+        """Expected seconds; 0 before the first measurement."""
         return self._seconds / self._tokens * num_tokens if self._tokens > 0 else 0.0

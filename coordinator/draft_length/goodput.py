@@ -1,10 +1,9 @@
-"""As many draft tokens as bring the rest of the answer soonest, from measured alpha and costs.
+"""The goodput rule: proposes the k that finishes the answer soonest, from measured alpha and costs.
 
-Expected tokens of a round of k drafts: (1 - alpha^(k+1)) / (1 - alpha) (2211.17192,
-equation 1). Its time: a Propose of k and a Verify of k + 1 rows, as lately measured here,
-queues and wire and all, so the batch size of the moment is in it. Before the first of
-them, a drafter that has missed context must read it: the prompt, or what was decoded
-without drafts.
+The expected tokens of a round with k drafts are (1 - alpha^(k+1)) / (1 - alpha) (2211.17192, equation 1). The round's
+time is a Propose of k tokens and a Verify of k + 1 rows. The coordinator measures both, with queues and network, so the
+times include the effect of the batch size. Before the first drafts a drafter must read the context that it missed: the
+prompt, or tokens that were decoded without drafts.
 """
 
 import math
@@ -16,51 +15,54 @@ from paceline.sampling import Bounds
 
 # A request starts from the acceptance of all requests, which counts as this many of its own decided drafts.
 PRIOR_WEIGHT = 12.0
-# What a decided draft still counts after another one.
+# Factor on the weight of older drafts, for each decided draft.
 MEMORY = 0.98
-# Nobody knows when an answer ends: it is taken to go on for as long as it has, and so many tokens more.
+# An answer's end is not known. The rule expects as many more tokens as there are, plus this number.
 FIRST_REST = 128
-# What does not pay is tried again, as often as takes this share of the time: two rounds of one draft, for in the
-# first the drafter reads what it missed, and only the second shows what a draft costs. All that share a forward try
-# together: one alone would cost the others as much, and not show what it costs when all do.
+# While drafts do not pay off, the rule tests them again (a probe). Probes may take this fraction of the time. All
+# generations that share forwards probe together: a probe of one would cost the others as much time, and would not show
+# the cost when all draft.
 PROBE_SHARE = 0.01
+# A probe is two rounds with one draft: in the first the drafter reads missed context, so only the second shows the cost
+# of a draft.
 PROBE_ROUNDS = 2
-# What drafts must promise to save where many share a forward, for they do not all come to the next one at once: with a
-# tenth, eight at once came to 0.95 and 0.96 of plain.
+# The fraction of time that drafts must be expected to save if many generations share forwards, because these do not all
+# come back for the next forward at once. With 0.1, eight generations ran at 0.95 and 0.96 of plain speed.
 BATCH_MARGIN = 0.2
 
 
 class GoodputLength:
-    """One generation's rule. `costs` is shared by all with the same drafter."""
+    """One generation's rule. All generations with the same drafter share `costs`."""
 
     def __init__(self, bounds: Bounds, costs: Costs) -> None:
         self._bounds = bounds
         self._costs = costs
         self._decided = PRIOR_WEIGHT
         self._accepted = PRIOR_WEIGHT * costs.alpha
-        # Context tokens: those the drafter had read when it last proposed, and all there are now.
+        # Context tokens that the drafter had read when it last proposed, and all context tokens.
         self._num_read = 0
         self._num_tokens = 0
-        # When this generation last had drafts, or its first round.
+        # When this generation last had drafts; before that, when its first round ended (time.perf_counter).
         self._drafted_s = math.inf
-        # The probe it last took part in, or did not, and what is left of that.
+        # The last probe that this generation knows, and the number of rounds left in it.
         self._probe = costs.probe
         self._probe_rounds = 0
 
     @property
     def alpha(self) -> float:
-        """Chance that a decided draft is accepted, as far as known."""
+        """Estimated chance that a decided draft is accepted."""
         return self._accepted / self._decided
 
     def choose(self, context: Context) -> int:
         self._num_tokens = len(context)
         reading_s = self._costs.reading_s(self._num_tokens - self._num_read)
         rest = min(context.num_remaining, FIRST_REST + context.num_generated)
-        # A batch of which a part drafts falls apart into two, with a forward for each: all draft, or none.
+        # If only a part of a batch drafts, the batch falls apart into two, each with its own forwards. So many active
+        # generations use the alpha of all: then all draft, or none.
         others = 1 - 1 / self._costs.num_beside
         alpha = self.alpha + others * (self._costs.alpha - self.alpha)
         if self._may_be_optimistic(reading_s):
-            # Without drafts nothing more would be learned of it.
+            # One standard deviation more: without drafts the estimate of alpha could not improve.
             alpha += math.sqrt(alpha * (1 - alpha) / self._decided)
         if self._best(alpha, rest, reading_s, others * BATCH_MARGIN) > 0:
             return max(1, self._best(self.alpha, rest, reading_s))
@@ -77,7 +79,7 @@ class GoodputLength:
             self._accepted = self._accepted * MEMORY + (index < finished.outcome.num_accepted)
 
     def _draft_to_probe(self, reading_s: float) -> int:
-        """1 in a probe's rounds, else 0."""
+        """1 in the rounds of a probe, otherwise 0."""
         if self._is_probe_due(reading_s):
             self._costs.begin_probe(reading_s)
         if self._probe is not self._costs.probe:
@@ -89,18 +91,18 @@ class GoodputLength:
         return 1
 
     def _is_probe_due(self, reading_s: float) -> bool:
-        """Costs may have changed while nobody drafted, alpha while this request did not."""
+        """Whether it is time for a probe: costs and alpha may have changed after the last drafts."""
         since_s = min(self._drafted_s, self._costs.drafted_s)
         without_s, with_s = self._costs.rounds_s(most=1, is_optimistic=False)
         price_s = reading_s + PROBE_ROUNDS * (with_s - without_s)
         return self._costs.now_s - max(since_s, self._costs.probe.began_s) > price_s / PROBE_SHARE
 
     def _may_be_optimistic(self, reading_s: float) -> bool:
-        """Hope, of one standard deviation, is for what costs nothing to try, and nobody else."""
+        """Whether to use optimistic estimates: only if drafts need no reading, and delay no other generation."""
         return reading_s == 0 and self._costs.num_beside == 1
 
     def _best(self, alpha: float, rest: int, reading_s: float, margin: float = 0.0) -> int:
-        """The k by which `rest` tokens come soonest; drafts must save a share of `margin` of the time without."""
+        """The k that gives `rest` tokens soonest. Drafts must save the fraction `margin` of the time without drafts."""
         rounds_s = self._costs.rounds_s(self._bounds.max, self._may_be_optimistic(reading_s))
         best, best_s = 0, math.inf
         tokens = chance = 1.0
