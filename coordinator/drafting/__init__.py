@@ -1,8 +1,8 @@
-"""Where proposals come from: one file each. A new drafting method is a new file here.
+"""Drafters, which make proposals. Each drafting method has its own file; a new method is a new file here.
 
-A drafter belongs to one generation. It may propose fewer tokens than asked, or none:
-that round is then plain decoding. What it proposes never changes the output's law, as
-long as tokens it calls sampled were sampled from the probabilities it gives.
+A drafter belongs to one generation. It may propose fewer tokens than asked, or none: then the round is plain decoding.
+Proposals never change the output's distribution, if each token that a drafter calls sampled was sampled from the
+probabilities that the drafter gives.
 """
 
 from typing import Protocol
@@ -12,18 +12,18 @@ from coordinator.context import Context
 
 
 class Drafter(Protocol):
-    """What the loop asks of a drafter."""
+    """One generation's drafter, as the decoding loop uses it."""
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
-        """Up to `num_draft_tokens` tokens after the context."""
+        """Proposes up to `num_draft_tokens` tokens after the context."""
         ...
 
     def truncate(self, length: int) -> None:
-        """The context's first `length` tokens are decided; what was cached beyond them is not."""
+        """Drops cached tokens from position `length` on. Only the first `length` tokens of the context are kept."""
         ...
 
     def release(self) -> None:
-        """The generation is over."""
+        """The generation has ended."""
         ...
 
 

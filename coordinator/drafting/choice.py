@@ -1,4 +1,4 @@
-"""Which proposer a request gets."""
+"""The choice of a request's proposer."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ class Proposers:
         )  # fmt: skip
 
     def make(self, request: Request) -> Proposer:
-        """Without a draft server n-grams stand in for the model: they cost nothing."""
+        """Makes the request's proposer. Without a draft server n-grams replace the draft model: they cost nothing."""
         speculation = request.speculation
         length = self._lengths.make(speculation)
         if not speculation.enabled or speculation.num_draft_tokens == 0:

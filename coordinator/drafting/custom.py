@@ -1,4 +1,4 @@
-"""A drafter that somebody else wrote, named on the command line. docs/drafting.md says how."""
+"""Custom drafters: loads a drafter that the command line names (see docs/drafting.md)."""
 
 import importlib
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from paceline.errors import ConfigError
 
 
 def load_drafter(path: str) -> Callable[[Request], Drafter]:
-    """The factory at `path`, "package.module:factory": called once for each request, it returns a drafter.
+    """Loads the factory at `path`, "package.module:factory". A call for each request returns the request's drafter.
 
-    Raises ConfigError, naming --custom-drafter and what is wrong with it.
+    Raises ConfigError, which names --custom-drafter and says what is wrong.
     """
     module_name, colon, factory_name = path.partition(":")
     if not (module_name and colon and factory_name):

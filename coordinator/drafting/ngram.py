@@ -1,9 +1,8 @@
-"""Proposals from n-grams: what followed the newest tokens before, in this prompt and completion.
+"""The n-gram drafter: proposes the tokens that followed the newest tokens earlier in this prompt and completion.
 
-An n-gram of order n is n tokens in a row: n - 1 tokens of context and the token that
-continued them. Orders 4, 3 and 2, so contexts of 3, 2 and 1 tokens: the longest one that
-was seen decides, by its most frequent continuation, ties to the most recent. It costs no
-model and no message.
+An n-gram of order n is n tokens in a row: n - 1 tokens of context, and the token that follows them. The drafter uses
+orders 4, 3 and 2, so contexts of 3, 2 and 1 tokens. The longest context that was seen before decides: its most frequent
+continuation is proposed, or of equally frequent ones the most recent. The drafter needs no model and no message.
 """
 
 import asyncio
@@ -19,13 +18,13 @@ from coordinator.context import Context
 CONTEXT_LENGTHS = (3, 2, 1)
 LONGEST_MATCH = CONTEXT_LENGTHS[0]
 DEFAULT_WINDOW_TOKENS = 4096
-# Tokens counted at a stretch, a few milliseconds, before other generations have their turn.
-TURN_TOKENS = 512
+# Tokens counted without a pause: a few milliseconds. Then other generations run.
+CHUNK_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The next token, by a context of `match_length` tokens that it followed `times_seen` times."""
+    """A predicted token. It followed the last `match_length` tokens `times_seen` times."""
 
     token: int
     match_length: int
@@ -33,7 +32,7 @@ class Prediction:
 
 
 class NgramTable:
-    """Counts of the n-grams that lie within the last `window` tokens, and of no others."""
+    """Counts of the n-grams within the last `window` tokens."""
 
     def __init__(self, window: int = DEFAULT_WINDOW_TOKENS) -> None:
         assert window >= 1, "a window holds at least a token"
@@ -43,11 +42,11 @@ class NgramTable:
         self._continuations: dict[tuple[int, ...], _Continuations] = {}
 
     def __len__(self) -> int:
-        """Contexts held: fewer than 3 for each token of the window."""
+        """Number of contexts: fewer than 3 for each token of the window."""
         return len(self._continuations)
 
     def add(self, token: int) -> None:
-        """Takes the next token in, and the oldest out where the window is full."""
+        """Adds the next token. If the window is full, drops the oldest."""
         if len(self._tokens) == self._window:
             self._forget_oldest()
         recent = tuple(islice(reversed(self._tokens), LONGEST_MATCH))[::-1]
@@ -61,7 +60,7 @@ class NgramTable:
         self._num_added += 1
 
     def predict(self, tail: Sequence[int]) -> Prediction | None:
-        """What follows `tail`, by as many of its last tokens as were seen together; None if not even one was."""
+        """Predicts the token after `tail`, from the longest end of `tail` that was seen before; None if none was."""
         for length in CONTEXT_LENGTHS:
             if length <= len(tail) and (seen := self._continuations.get(tuple(tail[-length:]))) is not None:
                 token, times_seen = seen.best()
@@ -81,14 +80,14 @@ class NgramTable:
 
 
 class _Continuations:
-    """The tokens that followed one context, and the best of them kept at hand."""
+    """The tokens that followed one context, and the best of them."""
 
     __slots__ = ("_best", "_seen")
 
     def __init__(self) -> None:
-        # Token -> how often, and the position of the last time. Positions differ, so no two compare equal.
+        # Token -> how often it was seen, and its last position. Positions differ, so no two values are equal.
         self._seen: dict[int, tuple[int, int]] = {}
-        # None: to be searched for.
+        # None: `best` must search for it.
         self._best: int | None = None
 
     def __len__(self) -> int:
@@ -97,19 +96,19 @@ class _Continuations:
     def add(self, token: int, position: int) -> None:
         times = self._seen[token][0] + 1 if token in self._seen else 1
         self._seen[token] = (times, position)
-        # Nothing is more recent than this token: it wins a tie.
+        # This token is the most recent, so it wins a tie.
         if len(self._seen) == 1 or (self._best is not None and times >= self._seen[self._best][0]):
             self._best = token
 
     def forget_oldest(self, token: int) -> None:
-        """Once less; the position of the last time stays, since it is the first time that goes."""
+        """Removes the token's oldest occurrence. Its last position stays."""
         times, position = self._seen[token]
         if times > 1:
             self._seen[token] = (times - 1, position)
         else:
             del self._seen[token]
         if token == self._best:
-            # Searched for when asked: a context of one frequent token may have thousands of continuations.
+            # Search only when `best` is called: a context of one frequent token may have thousands of continuations.
             self._best = None
 
     def best(self) -> tuple[int, int]:
@@ -120,47 +119,50 @@ class _Continuations:
 
 
 class NgramDrafter:
-    """One generation's n-grams. Proposes ids without probabilities, so `match` checks them."""
+    """One generation's n-grams. It proposes ids without probabilities, so rule `match` verifies them."""
 
     def __init__(self, window: int = DEFAULT_WINDOW_TOKENS) -> None:
-        """`window`: tokens of prompt and completion that are remembered."""
+        """`window`: how many of the newest tokens of prompt and completion are counted."""
         self._window = window
         self._table = NgramTable(window)
         self._num_taken = 0
 
     async def match(self, context: Context) -> int:
-        """How many of the newest tokens were seen together before: 0 to LONGEST_MATCH."""
+        """Length of the longest end of the context that was seen before: 0 to LONGEST_MATCH tokens."""
         await self._take(context.tokens)
         prediction = self._table.predict(context.tokens[-LONGEST_MATCH:])
         return prediction.match_length if prediction is not None else 0
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         if num_draft_tokens < 1:
-            # What was not asked for need not be counted yet.
+            # Count the new tokens later, when a proposal needs them.
             return Proposal()
         await self._take(context.tokens)
         return Proposal(self._chain(context.tokens[-LONGEST_MATCH:], num_draft_tokens))
 
     def truncate(self, length: int) -> None:
-        """Nothing to take back: only tokens of the context were counted, and those are decided."""
+        """Does nothing: only decided tokens of the context are counted."""
 
     def release(self) -> None:
         pass
 
     async def _take(self, tokens: list[int]) -> None:
-        """Counts the tokens since the last round. The first time that is the prompt, or its last window."""
+        """Counts the tokens that are not counted yet, at most the last window. The first call counts the prompt."""
         self._num_taken = max(self._num_taken, len(tokens) - self._window)
         while self._num_taken < len(tokens):
-            turn = tokens[self._num_taken : self._num_taken + TURN_TOKENS]
-            for token in turn:
+            chunk = tokens[self._num_taken : self._num_taken + CHUNK_TOKENS]
+            for token in chunk:
                 self._table.add(token)
-            self._num_taken += len(turn)
+            self._num_taken += len(chunk)
             if self._num_taken < len(tokens):
                 await asyncio.sleep(0)
 
     def _chain(self, tail: list[int], num_tokens: int) -> list[int]:
-        """Tokens, each predicted from the ones before it. None, or as many as asked: what was predicted once was
-        itself followed by something, unless it is the newest token, of which that is known already."""
+        """Predicts tokens one after the other, each from the tokens before it.
+
+        Returns `num_tokens` tokens, or none: every token that was predicted has a continuation itself. The newest token
+        has one too, if it was predicted: it was seen earlier as well.
+        """
         tokens: list[int] = []
         while len(tokens) < num_tokens and (prediction := self._table.predict(tail)) is not None:
             tokens.append(prediction.token)

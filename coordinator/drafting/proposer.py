@@ -1,4 +1,4 @@
-"""Who proposes in a round, and how many tokens: drafters, each with its draft length rule."""
+"""The proposer: chooses which drafter proposes in a round. Each drafter has its own draft length rule."""
 
 from dataclasses import dataclass
 
@@ -18,21 +18,27 @@ class Source:
 
 
 class Proposer:
-    """One generation's proposals, all from one source. Subclasses choose among several."""
+    """One generation's proposer with one source. A subclass may choose among several sources."""
 
     def __init__(self, *sources: Source) -> None:
         self._sources = sources
-        # Who proposed in this round; None in the prompt's own.
+        # The source that proposed in this round; None in the round that feeds the prompt.
         self._asked: Source | None = None
 
     async def choose(self, context: Context) -> Source:
-        """The source of the next round. Must depend on decided tokens alone: the rule that checks a proposal may
-        depend on the source."""
+        """The source of the next round.
+
+        The choice must depend only on decided tokens, because the rule that verifies a proposal may depend on the
+        source.
+        """
         return self._sources[0]
 
     async def propose(self, context: Context) -> Proposal:
-        """What the next round's source proposes. The prompt's own round has no drafts: the first token does not wait
-        until the draft model has read the prompt."""
+        """The proposal for the next round.
+
+        The round that feeds the prompt has no drafts, so that the first token does not wait until the draft model has
+        read the prompt.
+        """
         if context.num_generated == 0:
             return Proposal()
         self._asked = await self.choose(context)
@@ -40,7 +46,7 @@ class Proposer:
         return await self._asked.drafter.propose(context, num_draft_tokens)
 
     def learn(self, finished: Round) -> None:
-        """What a source costs, and how often it is right, says nothing of another."""
+        """Only the source of this round learns from it: costs and acceptance of other sources differ."""
         if self._asked is not None:
             self._asked.length.learn(finished)
 

@@ -1,7 +1,7 @@
-"""Proposals from the draft server's model.
+"""The remote drafter: proposals from the draft server's model.
 
-Trouble there never becomes the client's: without room, without the server, past the
-draft model's maximum length, decoding goes on without proposals and tries again later.
+A fault of the draft server never fails a request. If the server is away or its cache is full, or if the context exceeds
+the draft model's maximum length, decoding continues without proposals, and the drafter tries again later.
 """
 
 import logging
@@ -35,13 +35,13 @@ class RemoteDrafter:
         self._paused_until_s = 0.0
         length = request.speculation.num_draft_tokens
         self._entropy_rule = entropy_rule_to_message(length) if isinstance(length, EntropyAdaptive) else None
-        # The entropy rule's state: over decided positions, and where the last round would take it.
+        # The entropy rule's state after the decided positions, and after each position of the last round.
         self._ema = 0.0
         self._round_emas: list[float] = []
         self._round_start = 0
 
     def is_available(self, context: Context) -> bool:
-        """Whether the model can draft here: it is there, and its maximum length has room."""
+        """Whether the model can draft here: the server is up, and the model's maximum length has room."""
         return self._link.is_up and time.monotonic() >= self._paused_until_s and self._room(context) >= 1
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
@@ -76,7 +76,7 @@ class RemoteDrafter:
 
     def truncate(self, length: int) -> None:
         self._sequence.truncate(length)
-        # Positions up to `length` are decided, that of the newest token included.
+        # The positions 0 to `length` are decided: position `length` is that of the newest token.
         num_decided = min(len(self._round_emas), length + 1 - self._round_start)
         if num_decided > 0:
             self._ema = self._round_emas[num_decided - 1]
@@ -86,13 +86,13 @@ class RemoteDrafter:
         self._sequence.release()
 
     def _room(self, context: Context) -> int:
-        """Draft tokens for which the draft model's maximum length has room: k of them feed n + k - 1."""
+        """How many draft tokens fit into the draft model's maximum length: k of them feed n + k - 1 tokens."""
         card = self._link.card
         return card.max_model_len - len(context) + 1 if card is not None else 0
 
 
 def _proposal(answer: Any, num_tail_tokens: int) -> Proposal:
-    """Raises InvalidArgument if the message's parts do not fit together."""
+    """The proposal of an answer. Raises InvalidArgument if the sizes in the message do not match."""
     supports, probs = [], []
     if answer.support_sizes:
         sizes = list(answer.support_sizes)
@@ -103,6 +103,6 @@ def _proposal(answer: Any, num_tail_tokens: int) -> Proposal:
 
 
 def _fed_drafts(answer: Any) -> int:
-    """The last draft is not fed; where the entropy rule stopped, it was, to see what comes after it."""
+    """How many drafts the server fed: all but the last. If the entropy rule stopped, it fed all, to see the next."""
     num_drafts, num_seen = len(answer.tokens), len(answer.entropy_emas) // 4
     return num_drafts if num_seen > num_drafts else num_drafts - 1

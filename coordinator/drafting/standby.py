@@ -1,4 +1,4 @@
-"""The draft model, and n-grams where it can't draft: past its maximum length, or while it is away."""
+"""The standby drafter: n-grams replace the draft model past its maximum length, or while its server is away."""
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
@@ -7,7 +7,7 @@ from coordinator.drafting.remote_model import RemoteDrafter
 
 
 class StandbyDrafter:
-    """Proposals of `model` wherever it is available, else of `ngram`."""
+    """Proposes from `model` if it is available, otherwise from `ngram`."""
 
     def __init__(self, model: RemoteDrafter, ngram: NgramDrafter) -> None:
         self._model = model

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.drafting.ngram import CONTEXT_LENGTHS, TURN_TOKENS, NgramDrafter, NgramTable, Prediction
+from coordinator.drafting.ngram import CHUNK_TOKENS, CONTEXT_LENGTHS, NgramDrafter, NgramTable, Prediction
 from tests.coordinator.contexts import decide, make_context
 
 
@@ -164,7 +164,7 @@ async def test_rounds_of_any_length_count_as_one_pass_over_the_context(window: i
 
 
 async def test_long_prompt_gives_others_their_turn_and_is_counted_whole() -> None:
-    prompt = [1, 2, 3, *range(100, 100 + 4 * TURN_TOKENS), 1, 2, 3]
+    prompt = [1, 2, 3, *range(100, 100 + 4 * CHUNK_TOKENS), 1, 2, 3]
     turns = 0
 
     async def other() -> None:
