@@ -24,9 +24,13 @@ from coordinator.text import Tokenizer
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import sampling_from_message, speculation_from_message, speculation_to_message
-from paceline.sampling import SpeculationParams, require
+from paceline.sampling import SpeculationParams, require, require_at_most
 from paceline.v1 import generation_pb2, model_pb2
 
+# Far more than tokens have on average: a longer text has too many tokens for the model, whatever they are.
+MAX_CHARACTERS_PER_TOKEN = 32
+MAX_MESSAGES = 4096
+MAX_ID_CHARACTERS = 256
 # What a choice's task hands to the call; None when the task is over, however it ended.
 Emissions = asyncio.Queue[tuple[Choice, Emission | None]]
 
@@ -52,7 +56,7 @@ class GenerationServicer:
         self._active = active
 
     async def Generate(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        request = self._parse(message)
+        request = await self._parse(message)
         emissions: Emissions = asyncio.Queue()
         choices = [Choice(index, each, self._tokenizer) for index, each in enumerate(_requests_of_choices(request))]
         tasks = {choice.index: asyncio.create_task(self._run(choice, emissions)) for choice in choices}
@@ -116,9 +120,10 @@ class GenerationServicer:
         block_size = self._card.block_size
         return -(-(len(request.prompt) + request.max_new_tokens) // block_size) * block_size
 
-    def _parse(self, message: Any) -> Request:
+    async def _parse(self, message: Any) -> Request:
         """Everything resolved and checked. Raises InvalidArgument naming the field and its range."""
         card = self._card
+        require_at_most(MAX_ID_CHARACTERS, len(message.request_id), "request_id", "characters")
         sampling = sampling_from_message(message.sampling)
         eos_token_ids = () if sampling.ignore_eos else tuple(card.eos_token_ids)
         sampling.check_token_ids(card.vocab_size, eos_token_ids)
@@ -127,10 +132,9 @@ class GenerationServicer:
         speculation = speculation_from_message(message.speculation, self._defaults)
         speculation.check(sampling)
         self._proposers.check(speculation.drafter)
-        prompt = self._prompt(message, card.vocab_size)
-        longest = card.max_model_len - 1
+        prompt = await self._prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
-        require(len(prompt) <= longest, "prompt", f"{len(prompt)} tokens", f"at most {longest} tokens for this model")
+        _check_prompt_length(len(prompt), card)
         return Request(
             request_id=message.request_id or secrets.token_hex(8),
             prompt=prompt,
@@ -140,26 +144,42 @@ class GenerationServicer:
             max_length=card.max_model_len,
         )
 
-    def _prompt(self, message: Any, vocab_size: int) -> list[int]:
+    async def _prompt(self, message: Any, card: model_pb2.ModelCard) -> list[int]:
+        """The prompt's tokens. What is too long for the model is refused before it is tokenized or copied."""
+        most = card.max_model_len * MAX_CHARACTERS_PER_TOKEN
         match message.WhichOneof("prompt"):
             case "text":
-                return self._tokenizer.encode(message.text) if message.text else []
+                text = message.text
+                require_at_most(most, len(text), "text", "characters")
+                return await self._tokenizer.run(lambda: self._tokenizer.encode(text), len(text)) if text else []
             case "chat":
-                messages = [{"role": m.role, "content": m.content} for m in message.chat.messages]
-                require(len(messages) > 0, "chat.messages", "empty", "at least one message")
-                for each in messages:
-                    require(
-                        each["role"] in ("system", "user", "assistant"),
-                        "chat.messages.role", each["role"], "system, user or assistant",
-                    )  # fmt: skip
-                return self._tokenizer.encode_chat(messages)
+                messages = _parse_chat(message.chat)
+                num_characters = sum(len(each["role"]) + len(each["content"]) for each in messages)
+                require_at_most(most, num_characters, "chat.messages", "characters")
+                return await self._tokenizer.run(lambda: self._tokenizer.encode_chat(messages), num_characters)
             case "token_ids":
+                _check_prompt_length(len(message.token_ids.ids), card)
                 ids = list(message.token_ids.ids)
                 worst = max(ids, default=0)
-                require(worst < vocab_size, "token_ids", worst, f"in [0, {vocab_size})")
+                require(worst < card.vocab_size, "token_ids", worst, f"in [0, {card.vocab_size})")
                 return ids
             case _:
                 raise InvalidArgument.field("prompt", None, "text, chat or token_ids")
+
+
+def _parse_chat(chat: Any) -> list[dict[str, str]]:
+    require(len(chat.messages) > 0, "chat.messages", "empty", "at least one message")
+    require_at_most(MAX_MESSAGES, len(chat.messages), "chat.messages", "messages")
+    messages = [{"role": message.role, "content": message.content} for message in chat.messages]
+    for each in messages:
+        allowed = "system, user or assistant"
+        require(each["role"] in ("system", "user", "assistant"), "chat.messages.role", each["role"], allowed)
+    return messages
+
+
+def _check_prompt_length(num_tokens: int, card: model_pb2.ModelCard) -> None:
+    longest = card.max_model_len - 1
+    require(num_tokens <= longest, "prompt", f"{num_tokens} tokens", f"at most {longest} tokens for this model")
 
 
 def _requests_of_choices(request: Request) -> list[Request]:

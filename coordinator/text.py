@@ -1,12 +1,18 @@
 """Tokens <-> text: the target's own tokenizer, incremental decoding, stop strings."""
 
+import asyncio
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import ConfigError, InvalidArgument
+
+# A text of as many characters is tokenized in a few milliseconds.
+LONG_CHARACTERS = 10_000
 
 
 class Tokenizer:
@@ -22,6 +28,16 @@ class Tokenizer:
             except Exception as error:  # tokenizers raises bare Exception for files it can't read
                 raise ConfigError(f"the target's tokenizer can't be read: {error}") from error
         self.backend = self._tokenizer.backend_tokenizer
+        # The first call takes truncation and padding out, if the files ask for them; two threads can't do that at once.
+        self._tokenizer.encode("")
+        # One thread: who tokenizes long texts must not take all cores from the model servers.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+
+    async def run(self, encode: Callable[[], list[int]], num_characters: int) -> list[int]:
+        """What `encode` returns. Off the event loop where the text is long, so that other generations go on."""
+        if num_characters < LONG_CHARACTERS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
 
     def encode(self, text: str) -> list[int]:
         """Text as it is, with what the tokenizer itself puts around it (a BOS token, say)."""

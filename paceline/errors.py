@@ -35,7 +35,8 @@ class InvalidArgument(RequestError):
     @classmethod
     def field(cls, name: str, value: object, allowed: str) -> "InvalidArgument":
         """An error that names the field, what it holds and what it may hold."""
-        shown = repr(value)
+        # A text may have millions of characters.
+        shown = repr(value[:80] if isinstance(value, str) else value)
         if len(shown) > 80:
             shown = shown[:77] + "..."
         return cls(f"{name} is {shown}; it must be {allowed}")

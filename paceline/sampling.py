@@ -6,12 +6,15 @@ Each field's meaning and unit stand in proto/paceline/v1/sampling.proto.
 import enum
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.errors import InvalidArgument
 
 MAX_DRAFT_TOKENS = 16
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
+# In a list of token ids, or of biases: each of them costs time in every step.
+MAX_LISTED_IDS = 16_384
 DEFAULT_MAX_TOKENS = 256
 MAX_SAMPLES = 64
 MAX_LOGPROBS = 20
@@ -50,6 +53,19 @@ def require(ok: bool, name: str, value: object, allowed: str) -> None:
         raise InvalidArgument.field(name, value, allowed)
 
 
+def require_at_most(most: int, count: int, name: str, unit: str) -> None:
+    """The same for the length of a list or text, which the error tells in place of the content."""
+    require(count <= most, name, f"{count} {unit}", f"at most {most} {unit}")
+
+
+def check_lengths(params: Any) -> None:
+    """Raises InvalidArgument where a list is too long. `params`: SamplingParams, or the message of that name: it is
+    checked before its lists are copied."""
+    require_at_most(MAX_STOP_STRINGS, len(params.stop), "stop", "strings")
+    for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
+        require_at_most(MAX_LISTED_IDS, len(getattr(params, name)), name, "token ids")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn and when to stop. Raises InvalidArgument on construction."""
@@ -82,12 +98,7 @@ class SamplingParams:
         require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         require(self.seed is None or 0 <= self.seed < 2**64, "seed", self.seed, "in [0, 2^64)")
-        require(
-            len(self.stop) <= MAX_STOP_STRINGS,
-            "stop",
-            f"{len(self.stop)} strings",
-            f"at most {MAX_STOP_STRINGS} strings",
-        )
+        check_lengths(self)
         for text in self.stop:
             require(
                 1 <= len(text) <= MAX_STOP_CHARACTERS, "stop", text, f"strings of 1 to {MAX_STOP_CHARACTERS} characters"

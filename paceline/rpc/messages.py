@@ -17,6 +17,7 @@ from paceline.sampling import (
     Rule,
     SamplingParams,
     SpeculationParams,
+    check_lengths,
 )  # fmt: skip
 from paceline.v1 import model_pb2, sampling_pb2
 
@@ -45,9 +46,10 @@ _OPTIONAL_FIELDS = {
 
 
 def sampling_from_message(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Raises InvalidArgument naming a field out of range."""
+    """Raises InvalidArgument naming a field out of range. What a list repeats counts once."""
+    check_lengths(message)
     fields: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN_FIELDS}
-    fields |= {name: tuple(getattr(message, name)) for name in _LIST_FIELDS}
+    fields |= {name: tuple(dict.fromkeys(getattr(message, name))) for name in _LIST_FIELDS}
     for name, default in _OPTIONAL_FIELDS.items():
         fields[name] = getattr(message, name) if message.HasField(name) else default
     return SamplingParams(logit_bias=dict(message.logit_bias), **fields)

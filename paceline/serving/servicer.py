@@ -15,11 +15,11 @@ from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.engine import Engine
 from paceline.engine.scheduling.commands import Answer, Command, Open, Opened, Refuse, Release, Truncate
 from paceline.engine.scheduling.session import Session as EngineSession
-from paceline.errors import InvalidArgument, NotFound, PacelineError
+from paceline.errors import InvalidArgument, NotFound, OutOfRange, PacelineError
 from paceline.rpc.channel import SPLIT_BYTES
 from paceline.rpc.messages import sampling_from_message
 from paceline.rpc.status import number_of
-from paceline.sampling import require
+from paceline.sampling import MAX_LISTED_IDS, require, require_at_most
 from paceline.v1 import model_pb2
 
 PROTOCOL_VERSION = 1
@@ -163,10 +163,18 @@ class ModelServicer(ABC):
                     return Release(*ids)
                 case None:
                     raise InvalidArgument.field("command", None, "set")
-                case _:
+                case kind:
+                    # Before it is copied.
+                    self._check_tail(len(getattr(message, kind).tail_tokens))
                     return self.parse_job(message)
         except PacelineError as error:
             return Refuse(*ids, error)
+
+    def _check_tail(self, num_tokens: int) -> None:
+        if num_tokens > self._engine.max_model_len:
+            raise OutOfRange(
+                f"tail_tokens holds {num_tokens} tokens; the model's maximum is {self._engine.max_model_len}"
+            )
 
     def _responses(self, answers: list[Answer], steps: int) -> Iterable[Any]:
         """Messages below the size limit."""
@@ -197,4 +205,5 @@ class ModelServicer(ABC):
 def _options(message: model_pb2.Open) -> SequenceOptions:
     sampling = sampling_from_message(message.sampling)
     require(sampling.seed is not None, "sampling.seed", None, "set: servers do not make seeds")
+    require_at_most(MAX_LISTED_IDS, len(message.eos_token_ids), "eos_token_ids", "token ids")
     return SequenceOptions(sampling, message.num_prompt_tokens, tuple(message.eos_token_ids))

@@ -1,11 +1,13 @@
 """Incremental decoding and stop strings, through SmolLM2's own tokenizer (byte-level BPE)."""
 
+import asyncio
 import random
+import threading
 
 import pytest
 import torch
 
-from coordinator.text import TextStream, Tokenizer
+from coordinator.text import LONG_CHARACTERS, TextStream, Tokenizer
 from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError, InvalidArgument
@@ -171,3 +173,17 @@ def test_model_without_chat_template_refuses_chat() -> None:
 def test_files_that_are_no_tokenizer_are_refused() -> None:
     with pytest.raises(ConfigError, match="tokenizer can't be read"):
         Tokenizer({"tokenizer.json": b"{}", "tokenizer_config.json": b"{}"})
+
+
+async def test_a_long_text_is_tokenized_while_the_event_loop_goes_on(tokenizer: Tokenizer) -> None:
+    loop_went_on = threading.Event()
+
+    def encode() -> list[int]:
+        # On the event loop this would wait for itself.
+        assert loop_went_on.wait(timeout=20)
+        return tokenizer.encode("long")
+
+    encoding = asyncio.create_task(tokenizer.run(encode, LONG_CHARACTERS))
+    await asyncio.sleep(0)
+    loop_went_on.set()
+    assert await encoding == tokenizer.encode("long")
