@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from paceline.errors import InvalidArgument
 from paceline.results import Completion, Finish, Piece, Speculation, Timing, TokenLogprobs
 from paceline.rpc.channel import check_address, open_channel
 from paceline.rpc.messages import sampling_to_message, speculation_to_message
@@ -177,24 +178,33 @@ class Client:
 def make_request(
     prompt: Prompt, sampling: SamplingParams | None, speculation: SpeculationParams | None, raw: bool
 ) -> generation_pb2.GenerateRequest:
-    """The request message; what is None is left to the coordinator."""
+    """The request message; what is None is left to the coordinator. Raises InvalidArgument."""
     request = generation_pb2.GenerateRequest()
     if sampling is not None:
         request.sampling.CopyFrom(sampling_to_message(sampling))
     if speculation is not None:
         request.speculation.CopyFrom(speculation_to_message(speculation))
     if isinstance(prompt, str) and raw:
-        request.text = prompt
+        request.text = _encodable("prompt", prompt)
     elif isinstance(prompt, str):
-        request.chat.messages.add(role="user", content=prompt)
+        request.chat.messages.add(role="user", content=_encodable("prompt", prompt))
     else:
         request.token_ids.SetInParent()
         for part in prompt:
             if isinstance(part, int):
                 request.token_ids.ids.append(part)
             else:
-                request.chat.messages.add(role=part["role"], content=part["content"])
+                request.chat.messages.add(role=part["role"], content=_encodable("prompt", part["content"]))
     return request
+
+
+def _encodable(name: str, text: str) -> str:
+    """Raises InvalidArgument where a text holds half of a character, which UTF-8 can't."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument.field(name, text, "a text in UTF-8") from None
+    return text
 
 
 def _piece(response: generation_pb2.GenerateResponse) -> Piece:

@@ -86,11 +86,8 @@ def bench(
     html_file: Annotated[Path | None, typer.Option("--html", help="write a page with plots to this file")] = None,
 ) -> None:
     """Puts load on coordinators and measures latency, throughput, acceptance, and where the time goes."""
-    files = {"--json": json_file, "--html": html_file}
-    # Said before minutes are spent on measuring.
-    for name, path in files.items():
-        ok = path is None or (path.parent.is_dir() and not path.is_dir())
-        require(ok, name, str(path), "a file in a folder that exists")
+    options.require_file("--json", json_file)
+    options.require_file("--html", html_file)
     require(0 < timeout < math.inf, "--timeout", timeout, "a finite number of seconds > 0")
     lengths, sampling = check_lengths(prompts, synthetic, max_tokens, temperature, seed, ignore_eos)
     plan = BenchPlan(

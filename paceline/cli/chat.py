@@ -5,6 +5,7 @@ from typing import Any
 from rich.console import Console
 
 from paceline.cli import options
+from paceline.cli.printing import coloured
 from paceline.client import AsyncClient, Completion
 from paceline.sampling import SamplingParams
 
@@ -43,7 +44,7 @@ async def _run(address: str, sampling: SamplingParams, given: dict[str, Any]) ->
             answer = Completion()
             async for piece in client.stream(messages, sampling, speculation):
                 answer.add(piece)
-                console.print(options.coloured(piece), end="", soft_wrap=True)
+                console.print(coloured(piece), end="", soft_wrap=True)
             console.print("\n")
             messages.append({"role": "assistant", "content": answer.text})
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from paceline.cli import options
 from paceline.cli.deployment import make_deployment
+from paceline.cli.printing import coloured, legend
 from paceline.cli.report import print_stats, tokens_per_second
 from paceline.cli.services import Services
 from paceline.client import AsyncClient, Completion, Finish
@@ -59,8 +60,9 @@ async def _show(
     answer = Completion()
     async for piece in client.stream(prompt, sampling, speculative):
         answer.add(piece)
-        console.print(options.coloured(piece), end="", soft_wrap=True)
-    console.print("\n\n[green]accepted draft[/green]  [red]recovered[/red]  [blue]bonus[/blue]  target alone\n")
+        console.print(coloured(piece), end="", soft_wrap=True)
+    console.print("\n")
+    console.print(legend(), end="\n\n")
     print_stats([answer])
     finishes: dict[bool, list[Finish]] = {False: [], True: []}
     for _ in range(TIMED_RUNS):

@@ -3,17 +3,17 @@
 import asyncio
 import dataclasses
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.text import Text
 
-from paceline.client import AsyncClient, Piece
+from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.rpc.channel import check_address
 from paceline.rpc.messages import speculation_from_message
 from paceline.rpc.status import NO_ANSWER
-from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
+from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length, require
 
 T = TypeVar("T")
 
@@ -68,9 +68,6 @@ Lenience = Annotated[
     ),
 ]
 
-# Origins as colours: accepted drafts stand out, the target's own tokens look plain.
-ORIGIN_STYLES = {"A": "green", "R": "red", "B": "blue", "T": ""}
-
 
 def given_speculation(
     speculation: str | None,
@@ -93,6 +90,8 @@ def given_speculation(
     if lenience is not None:
         given["lenience"] = lenience
     if coupled:
+        if given.get("rule") is Rule.REJECTION:
+            raise InvalidArgument("--coupled is a form of --rule match; leave out --rule rejection")
         given |= {"rule": Rule.MATCH, "draft_mode": DraftMode.COUPLED}
     return given
 
@@ -105,11 +104,6 @@ async def resolve_speculation(client: AsyncClient, given: dict[str, Any]) -> Spe
     return dataclasses.replace(defaults, **given)
 
 
-def coloured(piece: Piece) -> Text:
-    """A round's text, each token in the colour of where it comes from."""
-    return Text.assemble(*((text, ORIGIN_STYLES[origin]) for text, origin in piece.parts))
-
-
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Runs a subcommand's coroutine. Where no coordinator answers, the error names the flag for another address."""
     try:
@@ -118,6 +112,14 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         if str(error).startswith(NO_ANSWER):
             raise Unavailable(f"{error} (--address gives another address)") from None
         raise
+
+
+def require_file(name: str, path: Path | None, suffix: str = "") -> None:
+    """Raises InvalidArgument unless `path` can be written: said before any work."""
+    if path is None:
+        return
+    require(path.parent.is_dir() and not path.is_dir(), name, str(path), "a file in a folder that exists")
+    require(not suffix or path.suffix.lower() == suffix, name, str(path), f"a file whose name ends in {suffix}")
 
 
 def _choice(name: str, value: str, known: dict[str, T]) -> T:

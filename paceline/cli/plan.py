@@ -67,7 +67,7 @@ def plan(
         float | None, typer.Option(help="arithmetic of a draft step, in target rows; default: the draft cost")
     ] = None,
     max_draft_tokens: Annotated[int, typer.Option(help=f"largest k, in [1, {MAX_DRAFT_TOKENS}]")] = MAX_DRAFT_TOKENS,
-    png: Annotated[Path | None, typer.Option(help="write the plot to this file")] = None,
+    png: Annotated[Path | None, typer.Option(help="write the plot to this .png file")] = None,
     measured: Annotated[
         bool, typer.Option("--measure", help="take alpha and the costs that are not given from running services")
     ] = False,
@@ -83,10 +83,9 @@ def plan(
     check_costs(alpha, draft_cost, wire, operations_cost)
     require(1 <= max_draft_tokens <= MAX_DRAFT_TOKENS, "--max-draft-tokens", max_draft_tokens,
             f"in [1, {MAX_DRAFT_TOKENS}]")  # fmt: skip
-    # Said before minutes are spent on measuring.
-    require(
-        png is None or (png.parent.is_dir() and not png.is_dir()), "--png", str(png), "a file in a folder that exists"
-    )
+    options.require_file("--png", png, ".png")
+    if prompts is not None and not measured:
+        raise InvalidArgument("--prompts needs --measure: the theory asks no model")
     found = None
     if measured:
         found = _measure(address, prompts, max_tokens, temperature)

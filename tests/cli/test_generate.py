@@ -1,6 +1,9 @@
 """`paceline generate` against real services: what a script reads from it."""
 
+import io
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from paceline.sampling import SamplingParams
 from tests.services import Trio
 
 KEYS = [
-    "index", "text", "token_ids", "origins", "finish_reason", "usage", "speculation", "timing", "seed",
+    "index", "choice", "text", "token_ids", "origins", "finish_reason", "usage", "speculation", "timing", "seed",
 ]  # fmt: skip
 
 
@@ -76,9 +79,12 @@ def test_text_goes_to_stdout_and_figures_to_stderr(paceline, tiny_trio: Trio) ->
     [
         (("--top-p", 0), "top_p"),
         (("--max-tokens", 0), "max_tokens"),
-        (("--logprobs", 1000), "logprobs"),
+        (("--logprobs", 1000, "--json"), "logprobs"),
+        (("--logprobs", 2), "--logprobs needs --json"),
+        (("--rule", "rejection", "--coupled"), "--coupled is a form of --rule match; leave out --rule rejection"),
+        (("--n", 0), "n is 0; it must be in [1, 64]"),
         (("--drafter", "oracle"), "drafter"),
-        (("--prompts", "nowhere.jsonl"), "nowhere.jsonl: no such file"),
+        (("--prompts", "nowhere.jsonl"), "PROMPT and --prompts are given; give one of them"),
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(paceline, tiny_trio: Trio, flags: tuple[object, ...], said: str) -> None:
@@ -87,3 +93,83 @@ def test_what_is_wrong_is_named_in_one_line(paceline, tiny_trio: Trio, flags: tu
     assert ran.out == ""
     assert said in ran.err
     assert len(ran.err.strip().splitlines()) == 1
+
+
+def stdin_of(content: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(content))
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",)])
+def test_without_a_prompt_or_with_a_dash_stdin_is_read(
+    paceline, tiny_trio: Trio, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    flags = ("--address", tiny_trio.address, "--raw", "--max-tokens", 5, "--ignore-eos")
+    wanted = paceline("generate", "on\u00e9", *flags).out
+    monkeypatch.setattr(sys, "stdin", stdin_of("on\u00e9".encode()))
+    assert paceline("generate", *arguments, *flags).out == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content", "said"),
+    [
+        (("",), b"", "PROMPT is ''; it must be a text that is not empty"),
+        ((" ",), b"", "PROMPT is ' '; it must be a text that is not empty"),
+        (("\udce9",), b"", "PROMPT is '\\udce9'; it must be a text in UTF-8"),
+        ((), b"\n", "the prompt on stdin is '\\n'; it must be a text that is not empty"),
+        (("-",), b"caf\xe9", "the prompt on stdin is not UTF-8 text"),
+    ],
+)
+def test_a_prompt_that_is_none_is_refused(
+    paceline, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], content: bytes, said: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", stdin_of(content))
+    ran = paceline("generate", "--address", "unix:/nowhere/nobody.sock", *arguments)
+    assert (ran.code, ran.out, ran.err) == (2, "", f"error: {said}\n")
+
+
+def test_a_terminal_without_a_prompt_is_told_what_to_give(paceline, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = os.openpty()
+    with open(follower) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        ran = paceline("generate", "--address", "unix:/nowhere/nobody.sock")
+    os.close(leader)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "error: there is no prompt; give a PROMPT, --prompts FILE, or a text on stdin\n"
+
+
+def test_several_answers_have_headers(paceline, tiny_trio: Trio, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps("first\nprompt") + "\n" + json.dumps("word " * 40) + "\n")
+    flags = ("--raw", "--max-tokens", 4, "--ignore-eos", "--temperature", 1, "--seed", 3)
+    ran = paceline("generate", "--address", tiny_trio.address, "--prompts", file, "--n", 2, *flags)
+    headers = [line for line in ran.out.split("\n") if line.startswith("--- ")]
+    assert headers[:3] == ["--- 1: first prompt", "--- 1, sample 2: first prompt", f"--- 2: {('word ' * 12).strip()}…"]
+    assert len(headers) == 4
+    with Client(tiny_trio.address) as client:
+        sampling = SamplingParams(max_tokens=4, ignore_eos=True, temperature=1.0, seed=3, n=2)
+        texts = [each.text for each in client.complete_all("first\nprompt", sampling, raw=True)]
+    assert texts[0] != texts[1]
+    assert ran.out.startswith(f"{headers[0]}\n{texts[0]}\n\n{headers[1]}\n{texts[1]}\n\n{headers[2]}\n")
+
+
+def test_json_has_an_object_for_each_sample(paceline, tiny_trio: Trio) -> None:
+    flags = ("--max-tokens", 4, "--temperature", 1, "--n", 3, "--json", "--logprobs", 1)
+    ran = paceline("generate", "x", "--address", tiny_trio.address, *flags)
+    found = [json.loads(line) for line in ran.out.splitlines()]
+    assert [(each["index"], each["choice"]) for each in found] == [(0, 0), (0, 1), (0, 2)]
+    assert all(len(each["logprobs"]) == len(each["token_ids"]) for each in found)
+
+
+def test_colours_are_for_terminals_and_are_explained(
+    paceline, tiny_trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--address", tiny_trio.address, "--raw", "--max-tokens", 9, "--ignore-eos", "--color")
+    plain = paceline("generate", "x", *flags)
+    assert ("\x1b[" in plain.out, plain.err) == (False, "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    forced = paceline("generate", "x", *flags)
+    assert "\x1b[32m" in forced.out
+    assert "accepted draft" in forced.err
+    monkeypatch.setenv("NO_COLOR", "1")
+    refused = paceline("generate", "x", *flags)
+    assert (refused.out, refused.err) == (plain.out, "")

@@ -99,6 +99,8 @@ def test_plot_columns_are_as_high_as_the_values() -> None:
         ((*COSTS, "--max-draft-tokens", "0"), "--max-draft-tokens is 0; it must be in [1, 16]"),
         ((*COSTS, "--max-draft-tokens", "17"), "--max-draft-tokens is 17; it must be in [1, 16]"),
         ((*COSTS, "--png", "/no/such/folder/a.png"), "--png is '/no/such/folder/a.png'; it must be a file in a folder"),
+        ((*COSTS, "--png", "/tmp/a.jpg"), "--png is '/tmp/a.jpg'; it must be a file whose name ends in .png"),
+        ((*COSTS, "--prompts", "x"), "--prompts needs --measure"),
         (("--draft-cost", "0.1"), "--alpha is missing; give a number in [0, 1], or --measure"),
         (("--alpha", "0.5"), "--draft-cost is missing; give a number >= 0, or --measure"),
         (("--measure", "--max-tokens", "7"), "--max-tokens is 7; it must be >= 8"),
