@@ -1,4 +1,4 @@
-"""Shared services: real processes, started once a session."""
+"""Shared services, started once a session: in one process together, or each in one of its own."""
 
 import os
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import pytest
 # Before torch is imported by any test: one team of threads, as in the servers.
 from paceline.prompts import read_prompts
 from paceline.serving.main import prepare_process
+from tests.hosted import Host
 from tests.services import Trio, start_trio
 
 prepare_process()
@@ -29,11 +30,30 @@ TINY = (
 )
 
 
+# Two models over 32 ids: so few that transformers can say what must come.
+SMALL_FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
+UNLIKE_TARGET = ("--model", "dummy:tiny-32-a", *SMALL_FLAGS)
+UNLIKE_DRAFT = ("--model", "dummy:tiny-32-b", *SMALL_FLAGS)
+
+
 @pytest.fixture(scope="session")
-def tiny_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """One process for all services that need none of their own."""
+    host = Host(tmp_path_factory.mktemp("host"))
+    yield host
+    host.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_trio(host: Host) -> Trio:
     """Three services over a tiny random model, for what does not need real text."""
-    with start_trio(tmp_path_factory.mktemp("tiny"), TINY, TINY) as trio:
-        yield trio
+    return host.trio(TINY, TINY)
+
+
+@pytest.fixture(scope="session")
+def unlike_trio(host: Host) -> Trio:
+    """Three services over two models that seldom agree."""
+    return host.trio(UNLIKE_TARGET, UNLIKE_DRAFT)
 
 
 @pytest.fixture(scope="session")

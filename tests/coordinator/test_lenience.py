@@ -5,7 +5,6 @@ asks the real services.
 """
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from paceline.errors import InvalidArgument
 from paceline.noise import Purpose, make_key, uniform
 from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
 from tests.end_to_end.tiny_oracle import oracle_logprobs
-from tests.services import Trio, start_trio
+from tests.services import Trio
 
 Law = NDArray[np.float64]  # [vocab_size]
 NUM_DRAWS = 65_536
@@ -115,22 +114,13 @@ def test_under_match_the_targets_flag_accepts_and_its_own_token_ends_the_round()
         assert accept(proposal, verdict, noise) == expected
 
 
-TARGET, DRAFT = "tiny-32-a", "tiny-32-b"
-FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
+TARGET = "tiny-32-a"
 PROMPT = [3, 16, 12]
 GREEDY = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=3)
 CONTROLLED = replace(GREEDY, repetition_penalty=1.2, frequency_penalty=0.3, banned_token_ids=(4, 5))
 SAMPLED = SamplingParams(max_tokens=40, temperature=1.0, ignore_eos=True)
 AHEAD = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
 PLAIN = SpeculationParams(enabled=False)
-
-
-@pytest.fixture(scope="module")
-def unlike_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    """Two models that seldom agree."""
-    target, draft = ("--model", f"dummy:{TARGET}", *FLAGS), ("--model", f"dummy:{DRAFT}", *FLAGS)
-    with start_trio(tmp_path_factory.mktemp("lenience"), target, draft) as trio:
-        yield trio
 
 
 async def complete(trio: Trio, *requests: tuple[SamplingParams, SpeculationParams]) -> list[Completion]:

@@ -1,7 +1,5 @@
 """Acceptance by a coin: as often as told, marked as what it is, with everything else as always."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
@@ -10,7 +8,8 @@ from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument
 from paceline.sampling import Drafter, Rule, SamplingParams, SpeculationParams
 from tests.conftest import TINY
-from tests.services import Trio, start_trio
+from tests.hosted import Host
+from tests.services import Trio
 
 CHANCE = 0.75
 DRAFTS = [11, 12, 13]
@@ -41,11 +40,8 @@ def test_certainty_is_certain() -> None:
 
 
 @pytest.fixture(scope="module")
-def synthetic_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-
-    flags = ("--synthetic-acceptance", str(CHANCE))
-    with start_trio(tmp_path_factory.mktemp("synthetic"), TINY, TINY, flags) as trio:
-        yield trio
+def synthetic_trio(host: Host) -> Trio:
+    return host.trio(TINY, TINY, ("--synthetic-acceptance", str(CHANCE)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -6,7 +6,6 @@ forgot them would cost speed, a target that did would change the output.
 
 import asyncio
 import collections
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,10 +17,9 @@ from paceline.noise import derive_seed
 from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
 from tests.end_to_end.test_faults import free_and_total_blocks, wait_until_free
 from tests.end_to_end.tiny_oracle import adjusted, adjusted_after, model_logits, oracle_ids
-from tests.services import Trio, start_trio
+from tests.services import Trio
 
-TARGET, DRAFT = "tiny-32-a", "tiny-32-b"
-FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
+TARGET = "tiny-32-a"
 PROMPT = [3, 1, 4, 1, 5]
 MAX_TOKENS = 48
 PLAIN = SpeculationParams(enabled=False)
@@ -63,14 +61,6 @@ CONTROLS = {
     },
 }  # fmt: skip
 EVERY_CONTROL = pytest.mark.parametrize("name", CONTROLS)
-
-
-@pytest.fixture(scope="module")
-def unlike_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    """Two models over 32 ids that seldom agree."""
-    target = ("--model", f"dummy:{TARGET}", *FLAGS)
-    with start_trio(tmp_path_factory.mktemp("controls"), target, ("--model", f"dummy:{DRAFT}", *FLAGS)) as trio:
-        yield trio
 
 
 def controlled(name: str, **more: object) -> SamplingParams:

@@ -8,9 +8,10 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.sampling import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
-from tests.services import Trio, start_trio
+from tests.conftest import TINY
+from tests.hosted import Host
+from tests.services import Trio, running, start_service
 
-FLAGS = ("--model", "dummy:tiny", "--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16")
 PROMPT = [11, 12, 13, 14, 15] * 4
 # Of so few tokens even a random model repeats what the prompt has.
 GREEDY = SamplingParams(max_tokens=80, ignore_eos=True, allowed_token_ids=(11, 12, 13, 14, 15))
@@ -19,13 +20,15 @@ LENGTHS = {"fixed": 4, "adaptive": Bounds(0, 6), "entropy": EntropyAdaptive(Boun
 
 
 @pytest.fixture(scope="module")
-def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+def trio(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    servers = host.trio(TINY, TINY)
     folder = tmp_path_factory.mktemp("drafters")
-    # As a user's own module, found where the coordinator was started.
+    # As a user's own module, found where the coordinator was started: so this one is a process of its own.
     shutil.copy(Path(__file__).parents[2] / "examples" / "copy_drafter.py", folder / "my_drafter.py")
-    custom = ("--custom-drafter", "my_drafter:make_drafter")
-    with start_trio(folder, target=FLAGS, draft=FLAGS, coordinator=custom) as started:
-        yield started
+    flags = ("--draft", servers.draft.address, "--target", servers.target.address)
+    coordinator = start_service("coordinator", folder, *flags, "--custom-drafter", "my_drafter:make_drafter")
+    with running(coordinator):
+        yield Trio(servers.draft, servers.target, coordinator)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -1,7 +1,6 @@
 """The entropy rule: fewer drafts where the draft model is unsure, the same output, and nothing left to chance."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +12,9 @@ from draft_server.entropy import EntropyStop
 from paceline.client import AsyncClient, Completion
 from paceline.sampling import Bounds, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
 from tests.end_to_end.tiny_oracle import adjusted_after, oracle_ids
-from tests.services import Trio, start_trio
+from tests.services import Trio
 
 TARGET, DRAFT = "tiny-32-a", "tiny-32-b"
-FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
 PROMPT = [3, 16, 12]
 PLAIN = SpeculationParams(enabled=False)
 GREEDY = SamplingParams(max_tokens=64, ignore_eos=True)
@@ -58,14 +56,6 @@ def test_without_memory_the_last_entropy_alone_decides() -> None:
     stop.see(0.25)
     assert stop.allows(5)
     assert not stop.allows(6)
-
-
-@pytest.fixture(scope="module")
-def unlike_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    """Two models that seldom agree."""
-    target, draft = ("--model", f"dummy:{TARGET}", *FLAGS), ("--model", f"dummy:{DRAFT}", *FLAGS)
-    with start_trio(tmp_path_factory.mktemp("entropy"), target, draft) as trio:
-        yield trio
 
 
 def by_entropy(length: EntropyAdaptive, **more: object) -> SpeculationParams:

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,8 @@ from paceline.errors import ResourceExhausted
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.conftest import TINY
 from tests.end_to_end.test_faults import wait_until_free
-from tests.services import Trio, running, start_service, start_trio
+from tests.hosted import Host
+from tests.services import Trio
 
 SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
 BLOCK_SIZE = 16
@@ -70,22 +70,22 @@ async def test_200_cancelled_generations_leave_every_block_free(tiny_trio: Trio)
     await wait_until_free(tiny_trio.target)
 
 
-async def test_a_cache_a_tenth_of_what_is_wanted_changes_no_output(tiny_trio: Trio, tmp_path: Path) -> None:
+async def test_a_cache_a_tenth_of_what_is_wanted_changes_no_output(tiny_trio: Trio, host: Host) -> None:
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     prompts = token_prompts(32, 200)
     unpressed = await outputs_alone(tiny_trio.address, prompts, params)
     num_wanted = sum(-(-(len(prompt) + params.max_tokens) // BLOCK_SIZE) for prompt in prompts)
     small = (*TINY, "--kv-cache-memory", str(num_wanted // 10 * BLOCK_SIZE * TINY_TOKEN_BYTES))
-    with start_trio(tmp_path, small, small) as pressed:
-        assert await outputs_at_once(pressed.address, prompts, params) == unpressed
-        for server in (pressed.draft, pressed.target):
-            await wait_until_free(server)
-            # It has checked its cache's bookkeeping whenever it was idle, and would have ended at a fault.
-            assert server.stop() == 0
+    pressed = host.start_trio(small, small)
+    assert await outputs_at_once(pressed.address, prompts, params) == unpressed
+    for server in (pressed.draft, pressed.target):
+        await wait_until_free(server)
+        # It has checked its cache's bookkeeping whenever it was idle, and would have ended at a fault.
+        assert server.stop() == 0
 
 
 async def test_two_coordinators_that_want_more_than_the_cache_holds_evict_and_change_no_output(
-    tiny_trio: Trio, tmp_path: Path
+    tiny_trio: Trio, host: Host
 ) -> None:
     """Each lets in as many as the cache has room for: together they are twice too many."""
     params = SamplingParams(max_tokens=60, ignore_eos=True)
@@ -93,27 +93,24 @@ async def test_two_coordinators_that_want_more_than_the_cache_holds_evict_and_ch
     unpressed = await outputs_alone(tiny_trio.address, prompts, params)
     num_wanted = sum(-(-(len(prompt) + params.max_tokens) // BLOCK_SIZE) for prompt in prompts)
     small = (*TINY, "--kv-cache-memory", str(num_wanted // 4 * BLOCK_SIZE * TINY_TOKEN_BYTES))
-    with start_trio(tmp_path, small, small) as pressed:
-        servers = ("--draft", pressed.draft.address, "--target", pressed.target.address)
-        (tmp_path / "other").mkdir()
-        other = start_service("coordinator", tmp_path / "other", *servers)
-        with running(other):
-            halves = await asyncio.gather(
-                outputs_at_once(pressed.address, prompts[::2], params),
-                outputs_at_once(other.address, prompts[1::2], params),
-            )
-        assert halves == [unpressed[::2], unpressed[1::2]]
-        for server in (pressed.draft, pressed.target):
-            await wait_until_free(server)
-            assert server.stop() == 0
+    pressed = host.start_trio(small, small)
+    other = host.start("coordinator", "--draft", pressed.draft.address, "--target", pressed.target.address)
+    halves = await asyncio.gather(
+        outputs_at_once(pressed.address, prompts[::2], params),
+        outputs_at_once(other.address, prompts[1::2], params),
+    )
+    assert halves == [unpressed[::2], unpressed[1::2]]
+    for server in (pressed.draft, pressed.target):
+        await wait_until_free(server)
+        assert server.stop() == 0
 
 
-async def test_beyond_the_waiting_queue_requests_are_refused_at_once(tmp_path: Path) -> None:
-    with start_trio(tmp_path, TINY, TINY, ("--max-running", "1", "--max-waiting", "2")) as trio:
-        params = SamplingParams(max_tokens=300, ignore_eos=True)
-        async with AsyncClient(trio.address) as client:
-            everyone = [client.complete(prompt, params) for prompt in token_prompts(8, 20)]
-            done = await asyncio.gather(*everyone, return_exceptions=True)
+async def test_beyond_the_waiting_queue_requests_are_refused_at_once(host: Host) -> None:
+    trio = host.trio(TINY, TINY, ("--max-running", "1", "--max-waiting", "2"))
+    params = SamplingParams(max_tokens=300, ignore_eos=True)
+    async with AsyncClient(trio.address) as client:
+        everyone = [client.complete(prompt, params) for prompt in token_prompts(8, 20)]
+        done = await asyncio.gather(*everyone, return_exceptions=True)
     refused = [result for result in done if isinstance(result, Exception)]
     assert [type(error).__name__ for error in refused] == ["ResourceExhausted"] * 5
     assert all(isinstance(error, ResourceExhausted) and error.retry_after_s for error in refused)

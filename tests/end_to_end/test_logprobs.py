@@ -1,7 +1,6 @@
 """Log-probabilities: of the target, before temperature, the same however the tokens came about."""
 
 import asyncio
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -9,11 +8,12 @@ from scipy.special import log_softmax
 
 from paceline.client import AsyncClient, Completion, TokenLogprobs
 from paceline.sampling import Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.end_to_end.tiny_oracle import model_logits, oracle_logprobs
-from tests.services import Trio, start_trio
+from tests.hosted import Host
+from tests.services import Trio
 
-TARGET, DRAFT = "tiny-32-a", "tiny-32-b"
-FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
+TARGET = "tiny-32-a"
 # Prompts here are longer than one prefill chunk of the target.
 MAX_BATCH_TOKENS = 32
 PROMPT = [3, 1, 4, 1, 5]
@@ -47,12 +47,10 @@ REJECTION = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Ru
 
 
 @pytest.fixture(scope="module")
-def unlike_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+def unlike_trio(host: Host) -> Trio:
     """Two models that seldom agree, a target of small prefill chunks, and q on 8 of the 32 ids."""
-    target = ("--model", f"dummy:{TARGET}", *FLAGS, "--max-batch-tokens", str(MAX_BATCH_TOKENS))
-    draft = ("--model", f"dummy:{DRAFT}", *FLAGS, "--support-size", "8")
-    with start_trio(tmp_path_factory.mktemp("logprobs"), target, draft) as trio:
-        yield trio
+    target = (*UNLIKE_TARGET, "--max-batch-tokens", str(MAX_BATCH_TOKENS))
+    return host.trio(target, (*UNLIKE_DRAFT, "--support-size", "8"))
 
 
 async def complete(

@@ -1,7 +1,6 @@
 """What was computed for a prompt's beginning is found again, on both servers, and changes no output."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,7 +8,8 @@ from paceline.client import AsyncClient, Completion
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.conftest import TINY
 from tests.end_to_end.test_load import token_prompts
-from tests.services import Trio, start_trio
+from tests.hosted import Host
+from tests.services import Trio
 
 BLOCK_SIZE = 16
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -17,10 +17,9 @@ SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=3)
 
 
 @pytest.fixture(scope="module")
-def uncached_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+def uncached_trio(host: Host) -> Trio:
     flags = (*TINY, "--no-prefix-caching")
-    with start_trio(tmp_path_factory.mktemp("uncached"), flags, flags) as trio:
-        yield trio
+    return host.trio(flags, flags)
 
 
 async def complete(trio: Trio, *prompts: list[int]) -> list[Completion]:

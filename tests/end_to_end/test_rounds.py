@@ -5,15 +5,15 @@ other ids, so these tests compare ids, and hold acceptance to its ideal.
 """
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
 from paceline.client import AsyncClient, Completion
 from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
-from tests.services import Trio, start_trio
+from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
+from tests.hosted import Host
+from tests.services import Trio
 
-FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
 DRAFT_MAX_LEN = 64
 PROMPT = [3, 1, 4, 1, 5]
 PLAIN = SpeculationParams(enabled=False)
@@ -22,12 +22,10 @@ EITHER_TRIO = pytest.mark.parametrize("services", ["unlike_trio", "real_trio"])
 
 
 @pytest.fixture(scope="module")
-def unlike_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+def unlike_trio(host: Host) -> Trio:
     """Two models that seldom agree, and a draft that holds fewer tokens than the target."""
-    target = ("--model", "dummy:tiny-32-a", *FLAGS)
-    draft = ("--model", "dummy:tiny-32-b", *FLAGS, "--max-model-len", str(DRAFT_MAX_LEN), "--support-size", "8")
-    with start_trio(tmp_path_factory.mktemp("unlike"), target, draft) as trio:
-        yield trio
+    draft = (*UNLIKE_DRAFT, "--max-model-len", str(DRAFT_MAX_LEN), "--support-size", "8")
+    return host.trio(UNLIKE_TARGET, draft)
 
 
 @pytest.fixture

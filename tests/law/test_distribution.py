@@ -12,10 +12,7 @@ import asyncio
 import collections
 import functools
 import itertools
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,10 +25,11 @@ from transformers import LlamaForCausalLM
 from paceline.client import AsyncClient
 from paceline.engine.models.dummy import dummy_config, make_dummy
 from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
-from tests.services import Trio, start_trio
+from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
+from tests.hosted import Host
+from tests.services import Trio
 
-TARGET, DRAFT = "tiny-32-a", "tiny-32-b"
-FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
+TARGET = "tiny-32-a"
 SUPPORTS = {"truncated": ("--support-size", "8"), "full": ("--support-size", "32", "--support-mass", "1.0")}
 # After it the two models agree better than elsewhere: all ways through a round are taken often.
 PROMPT = [3, 16, 12]
@@ -52,21 +50,18 @@ class Samples:
     origins: list[str]
 
 
-def start_pair(folder: Path, support: str) -> AbstractContextManager[Trio]:
-    target = ("--model", f"dummy:{TARGET}", *FLAGS)
-    return start_trio(folder, target, ("--model", f"dummy:{DRAFT}", *FLAGS, *SUPPORTS[support]))
+def start_pair(host: Host, support: str) -> Trio:
+    return host.trio(UNLIKE_TARGET, (*UNLIKE_DRAFT, *SUPPORTS[support]))
 
 
 @pytest.fixture(scope="module")
-def truncated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    with start_pair(tmp_path_factory.mktemp("truncated"), "truncated") as trio:
-        yield trio
+def truncated(host: Host) -> Trio:
+    return start_pair(host, "truncated")
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    with start_pair(tmp_path_factory.mktemp("full"), "full") as trio:
-        yield trio
+def full(host: Host) -> Trio:
+    return start_pair(host, "full")
 
 
 async def sample(trio: Trio, speculation: SpeculationParams, num_samples: int) -> Samples:

@@ -1,36 +1,26 @@
 """Draft and target servers for raw streams: one of each, and one of each that caches no prefixes, to compare."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.conftest import TINY
-from tests.services import Service, running, start_service
+from tests.hosted import Host, HostedService
 
 
 @pytest.fixture(scope="session")
-def draft_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    service = start_service("draft_server", tmp_path_factory.mktemp("draft"), *TINY)
-    with running(service):
-        yield service
+def draft_server(host: Host) -> HostedService:
+    return host.start("draft_server", *TINY)
 
 
 @pytest.fixture(scope="session")
-def target_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    service = start_service("target_server", tmp_path_factory.mktemp("target"), *TINY)
-    with running(service):
-        yield service
+def target_server(host: Host) -> HostedService:
+    return host.start("target_server", *TINY)
 
 
 @pytest.fixture(scope="session")
-def uncached_draft_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    service = start_service("draft_server", tmp_path_factory.mktemp("uncached"), *TINY, "--no-prefix-caching")
-    with running(service):
-        yield service
+def uncached_draft_server(host: Host) -> HostedService:
+    return host.start("draft_server", *TINY, "--no-prefix-caching")
 
 
 @pytest.fixture(scope="session")
-def uncached_target_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    service = start_service("target_server", tmp_path_factory.mktemp("uncached"), *TINY, "--no-prefix-caching")
-    with running(service):
-        yield service
+def uncached_target_server(host: Host) -> HostedService:
+    return host.start("target_server", *TINY, "--no-prefix-caching")

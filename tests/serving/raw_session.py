@@ -9,6 +9,7 @@ import grpc
 
 from paceline.rpc.channel import CLIENT_OPTIONS
 from paceline.v1 import draft_pb2, draft_pb2_grpc, model_pb2, target_pb2, target_pb2_grpc
+from tests.hosted import HostedService
 from tests.services import Service
 
 TIMEOUT_S = 60.0
@@ -17,7 +18,7 @@ TIMEOUT_S = 60.0
 class RawSession:
     """Talks to one model server. Not for use by several threads."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service | HostedService) -> None:
         is_draft = service.module == "draft_server"
         messages: Any = draft_pb2 if is_draft else target_pb2
         self._request = messages.DraftRequest if is_draft else messages.TargetRequest

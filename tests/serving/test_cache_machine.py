@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.services import Service
+from tests.hosted import HostedService
 from tests.serving.raw_session import RawSession, propose, release, substance_of, truncate, verify
 
 VOCAB_SIZE = 512
@@ -33,8 +33,8 @@ FAILED_PRECONDITION, OUT_OF_RANGE, INVALID_ARGUMENT, CANCELLED = 9, 11, 3, 1
 class CacheMachine(RuleBasedStateMachine):
     """Believes of each sequence only the tokens it must hold."""
 
-    service: Service
-    uncached: Service
+    service: HostedService
+    uncached: HostedService
 
     @initialize(seed=st.integers(0, 10**6))
     def connect(self, seed: int) -> None:

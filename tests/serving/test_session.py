@@ -11,7 +11,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.v1 import model_pb2, target_pb2
 from tests.conftest import TINY
-from tests.services import Service, running, start_service
+from tests.hosted import Host, HostedService
+from tests.services import running, start_service
 from tests.serving.raw_session import RawSession, opening, propose, release, substance_of, truncate, verify
 
 MATCH = 1
@@ -19,14 +20,14 @@ CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 @pytest.fixture
-def target(target_server: Service):
+def target(target_server: HostedService):
     session = RawSession(target_server)
     yield session
     session.close()
 
 
 @pytest.fixture
-def draft(draft_server: Service):
+def draft(draft_server: HostedService):
     session = RawSession(draft_server)
     yield session
     session.close()
@@ -145,7 +146,7 @@ def test_release_drops_a_long_prefill_at_once(target: RawSession) -> None:
     wait_until_all_free(target)
 
 
-def test_the_end_of_a_stream_releases_all_it_opened(target_server: Service, target: RawSession) -> None:
+def test_the_end_of_a_stream_releases_all_it_opened(target_server: HostedService, target: RawSession) -> None:
     other = RawSession(target_server)
     other.ask(other.open(), verify(0, [1] * 100))
     assert target.describe().free_blocks < target.describe().total_blocks
@@ -167,7 +168,7 @@ def test_unary_truncate_and_release_name_the_session(target: RawSession) -> None
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_garbage_ends_only_its_own_stream(target_server: Service, target: RawSession) -> None:
+def test_garbage_ends_only_its_own_stream(target_server: HostedService, target: RawSession) -> None:
     with grpc.insecure_channel(target_server.address) as channel:
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = channel.stream_stream("/paceline.v1.Target/Session")(iter(requests.get, None))
@@ -180,23 +181,21 @@ def test_garbage_ends_only_its_own_stream(target_server: Service, target: RawSes
     assert target.ask(target.open(), verify(0, [1])).WhichOneof("answer") == "verdict"
 
 
-def test_without_room_the_youngest_idle_sequence_is_evicted(tmp_path: Path) -> None:
+def test_without_room_the_youngest_idle_sequence_is_evicted(host: Host) -> None:
     ten_blocks = str(10 * 16 * 512)
-    service = start_service("target_server", tmp_path, *TINY, "--kv-cache-memory", ten_blocks)
-    with running(service):
-        session = RawSession(service)
-        old, young = session.open(), session.open()
-        session.ask(old, verify(0, [1] * 64))
-        session.ask(young, verify(0, [2] * 64))
-        session.ask(old, verify(64, [1] * 40))
-        answer = session.ask(young, verify(64, [2]))
-        assert failure_of(answer)[0] == "FAILED_PRECONDITION"
-        assert answer.failure.cache_length == 0
-        assert session.ask(old, verify(104, [1])).WhichOneof("answer") == "verdict"
-        session.close()
+    session = RawSession(host.start("target_server", *TINY, "--kv-cache-memory", ten_blocks))
+    old, young = session.open(), session.open()
+    session.ask(old, verify(0, [1] * 64))
+    session.ask(young, verify(0, [2] * 64))
+    session.ask(old, verify(64, [1] * 40))
+    answer = session.ask(young, verify(64, [2]))
+    assert failure_of(answer)[0] == "FAILED_PRECONDITION"
+    assert answer.failure.cache_length == 0
+    assert session.ask(old, verify(104, [1])).WhichOneof("answer") == "verdict"
+    session.close()
 
 
-def test_describe_health_and_reflection(target_server: Service, target: RawSession) -> None:
+def test_describe_health_and_reflection(target_server: HostedService, target: RawSession) -> None:
     card = target.describe()
     assert (card.name, card.dtype, card.vocab_size, card.block_size) == ("dummy:tiny", "float32", 512, 16)
     assert card.max_model_len == 512
@@ -204,7 +203,7 @@ def test_describe_health_and_reflection(target_server: Service, target: RawSessi
     assert card.batch_invariant
     health = health_pb2_grpc.HealthStub(target.channel)
     for name in ("", "paceline.v1.Target"):
-        status = health.VerifySpec(health_pb2.HealthCheckRequest(service=name)).status
+        status = health.Check(health_pb2.HealthCheckRequest(service=name)).status
         assert status == health_pb2.HealthCheckResponse.SERVING
     reflection = reflection_pb2_grpc.ServerReflectionStub(target.channel)
     request = reflection_pb2.ServerReflectionRequest(list_services="")

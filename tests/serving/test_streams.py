@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,7 +9,7 @@ import pytest
 
 from paceline.v1 import draft_pb2, model_pb2, target_pb2
 from tests.conftest import TINY
-from tests.services import Service, running, start_service
+from tests.hosted import Host, HostedService
 from tests.serving.raw_session import RawSession, opening, propose, release, substance_of, truncate, verify
 
 VOCAB_SIZE = 512
@@ -22,18 +21,18 @@ EIGHT_BLOCKS = str(8 * 16 * 512)
 
 
 @pytest.fixture(params=["draft_server", "target_server"])
-def service(request: pytest.FixtureRequest) -> Service:
+def service(request: pytest.FixtureRequest) -> HostedService:
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
-def session(service: Service) -> Iterator[RawSession]:
+def session(service: HostedService) -> Iterator[RawSession]:
     opened = RawSession(service)
     yield opened
     opened.close()
 
 
-def work(service: Service, position: int, tail: list[int]) -> Callable[[Any], None]:
+def work(service: HostedService, position: int, tail: list[int]) -> Callable[[Any], None]:
     """The server's own command; it adds exactly `tail` to the cache."""
     return propose(position, tail, 1) if service.module == "draft_server" else verify(position, tail)
 
@@ -51,21 +50,21 @@ def wait_for_blocks_in_use(session: RawSession, expected: int) -> None:
         time.sleep(0.005)
 
 
-def test_sessions_have_names_of_their_own_and_the_process_has_one(session: RawSession, service: Service) -> None:
+def test_sessions_have_names_of_their_own_and_the_process_has_one(session: RawSession, service: HostedService) -> None:
     other = RawSession(service)
     assert session.hello.session_id != other.hello.session_id
     assert session.hello.instance_id == other.hello.instance_id
     other.close()
 
 
-def test_every_command_for_an_unknown_sequence_is_not_found(session: RawSession, service: Service) -> None:
+def test_every_command_for_an_unknown_sequence_is_not_found(session: RawSession, service: HostedService) -> None:
     for command in (work(service, 0, [1]), truncate(0), release):
         error = failure(session.ask(77, command))
         assert error.code == NOT_FOUND
         assert not error.HasField("cache_length")
 
 
-def test_sequence_ids_belong_to_their_stream(session: RawSession, service: Service) -> None:
+def test_sequence_ids_belong_to_their_stream(session: RawSession, service: HostedService) -> None:
     other = RawSession(service)
     sequence = session.open()
     session.ask(sequence, work(service, 0, [5, 6, 7]))
@@ -89,7 +88,7 @@ def test_an_open_that_bans_tokens_outside_the_vocabulary_is_refused(session: Raw
         assert f"[0, {VOCAB_SIZE})" in error.message
 
 
-def test_support_outside_the_vocabulary_is_refused_by_name(target_server: Service) -> None:
+def test_support_outside_the_vocabulary_is_refused_by_name(target_server: HostedService) -> None:
     session = RawSession(target_server)
     error = failure(session.ask(session.open(), verify(0, [1], [2], support=[VOCAB_SIZE])))
     assert error.code == INVALID_ARGUMENT
@@ -97,7 +96,7 @@ def test_support_outside_the_vocabulary_is_refused_by_name(target_server: Servic
     session.close()
 
 
-def test_commands_sent_without_waiting_are_carried_out_in_order(session: RawSession, service: Service) -> None:
+def test_commands_sent_without_waiting_are_carried_out_in_order(session: RawSession, service: HostedService) -> None:
     sequence, fresh = session.open(), session.open()
     steps = work(service, 0, [1] * 40), work(service, 40, [2] * 20), truncate(45), work(service, 45, [3, 4])
     last = session.send(sequence, *steps)[-1]
@@ -108,7 +107,7 @@ def test_commands_sent_without_waiting_are_carried_out_in_order(session: RawSess
 
 
 def test_what_waits_behind_a_failure_is_aborted_and_a_retry_repeats_the_answer(
-    session: RawSession, service: Service
+    session: RawSession, service: HostedService
 ) -> None:
     sequence, twin = session.open(), session.open()
     for one in (sequence, twin):
@@ -126,7 +125,7 @@ def test_what_waits_behind_a_failure_is_aborted_and_a_retry_repeats_the_answer(
 
 @pytest.mark.parametrize("how", ["half-closed", "cancelled", "garbage"])
 def test_the_end_of_a_stream_frees_all_its_blocks_and_no_others(
-    session: RawSession, service: Service, how: str
+    session: RawSession, service: HostedService, how: str
 ) -> None:
     mine = session.open()
     session.ask(mine, work(service, 0, [5] * 20))
@@ -151,7 +150,7 @@ def test_the_end_of_a_stream_frees_all_its_blocks_and_no_others(
     assert session.ask(mine, work(service, 20, [6])).WhichOneof("answer") != "failure"
 
 
-def garbage_after_work(service: Service) -> Iterator[bytes]:
+def garbage_after_work(service: HostedService) -> Iterator[bytes]:
     """A sequence with a cache, and then bytes that are no message."""
     request: Any = draft_pb2.DraftRequest() if service.module == "draft_server" else target_pb2.TargetRequest()
     opening()(request.commands.add(command_id=1, sequence_id=1))
@@ -160,7 +159,7 @@ def garbage_after_work(service: Service) -> Iterator[bytes]:
     yield b"\xff\xff\xff"
 
 
-def test_a_unary_truncate_heals_a_failed_sequence(session: RawSession, service: Service) -> None:
+def test_a_unary_truncate_heals_a_failed_sequence(session: RawSession, service: HostedService) -> None:
     sequence = session.open()
     session.ask(sequence, work(service, 0, [5] * 40))
     failure(session.ask(sequence, work(service, 7, [6])))
@@ -176,34 +175,31 @@ def test_an_unknown_session_is_not_found(session: RawSession) -> None:
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_release_drops_what_is_queued_and_running_and_answers_it(tmp_path: Path) -> None:
-    service = start_service("target_server", tmp_path, *SLOWLY)
-    with running(service):
-        session = RawSession(service)
-        sequences = [session.open() for _ in range(60)]
-        ids = [session.send(sequence, verify(0, [5] * 500))[0] for sequence in sequences]
-        # The first sign of life: work is going on, and far from done.
-        first = next(session.responses())
-        for sequence in sequences:
-            session.send(sequence, release)
-        done = {answer.command_id for answer in first.answers}
-        answers = [session.answer(command_id) for command_id in ids if command_id not in done]
-        dropped = [answer for answer in answers if answer.WhichOneof("answer") == "failure"]
-        assert dropped, "all sixty prompts were through before they could be released"
-        assert {answer.failure.code for answer in dropped} == {CANCELLED}
-        wait_for_blocks_in_use(session, 0)
-        session.close()
+def test_a_release_drops_what_is_queued_and_running_and_answers_it(host: Host) -> None:
+    session = RawSession(host.start("target_server", *SLOWLY))
+    sequences = [session.open() for _ in range(60)]
+    ids = [session.send(sequence, verify(0, [5] * 500))[0] for sequence in sequences]
+    # The first sign of life: work is going on, and far from done.
+    first = next(session.responses())
+    for sequence in sequences:
+        session.send(sequence, release)
+    done = {answer.command_id for answer in first.answers}
+    answers = [session.answer(command_id) for command_id in ids if command_id not in done]
+    dropped = [answer for answer in answers if answer.WhichOneof("answer") == "failure"]
+    assert dropped, "all sixty prompts were through before they could be released"
+    assert {answer.failure.code for answer in dropped} == {CANCELLED}
+    wait_for_blocks_in_use(session, 0)
+    session.close()
 
 
 @pytest.fixture
-def crowded(tmp_path: Path) -> Iterator[tuple[RawSession, RawSession]]:
+def crowded(host: Host) -> Iterator[tuple[RawSession, RawSession]]:
     """Two streams of a draft server with a cache of 8 blocks of 16 tokens."""
-    service = start_service("draft_server", tmp_path, *TINY, "--kv-cache-memory", EIGHT_BLOCKS)
-    with running(service):
-        sessions = RawSession(service), RawSession(service)
-        yield sessions
-        for session in sessions:
-            session.close()
+    service = host.start("draft_server", *TINY, "--kv-cache-memory", EIGHT_BLOCKS)
+    sessions = RawSession(service), RawSession(service)
+    yield sessions
+    for session in sessions:
+        session.close()
 
 
 def test_without_room_the_youngest_idle_sequence_of_any_stream_is_evicted(
