@@ -27,11 +27,16 @@ TINY = (
     "--threads",
     "1",
     "--check-integrity",
+    "--quantization",
+    "none",
 )
 
 
 # Two models over 32 ids: so few that transformers can say what must come.
-SMALL_FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
+SMALL_FLAGS = (
+    "--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1",
+    "--quantization", "none",
+)  # fmt: skip
 UNLIKE_TARGET = ("--model", "dummy:tiny-32-a", *SMALL_FLAGS)
 UNLIKE_DRAFT = ("--model", "dummy:tiny-32-b", *SMALL_FLAGS)
 
@@ -59,7 +64,7 @@ def unlike_trio(host: Host) -> Trio:
 @pytest.fixture(scope="session")
 def real_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
     """Three services over SmolLM2 at float32, the same model as draft and target."""
-    flags = ("--model", "smollm2-135m", "--dtype", "float32", "--kv-cache-memory", "1GiB")
+    flags = ("--model", "smollm2-135m", "--dtype", "float32", "--quantization", "none", "--kv-cache-memory", "1GiB")
     with start_trio(tmp_path_factory.mktemp("real"), flags, flags) as trio:
         yield trio
 

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import Drafter
-from paceline.sampling import Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Drafter, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio
 
 PROMPT = [3, 14, 15, 92, 65, 35]

@@ -46,7 +46,7 @@ class Opening:
 
 def read_openings(encode: Callable[[str], list[int]]) -> list[Opening]:
     """From openings.txt, a line each; lines with # are comments."""
-    lines = files("distillation").joinpath("openings.txt").read_text(encoding="utf-8").splitlines()
+    lines = files("paceline.distillation").joinpath("openings.txt").read_text(encoding="utf-8").splitlines()
     return [Opening.of(line, encode) for line in lines if line and not line.startswith("#")]
 
 

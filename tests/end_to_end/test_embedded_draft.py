@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.cli.up import DEFAULT_DRAFT, DEFAULT_MODEL
+from benchmarks.deployment import DRAFT, MODEL
 from paceline.client import AsyncClient
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
@@ -16,7 +16,7 @@ DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=3)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    target, draft = (("--model", model, *FLAGS) for model in (DEFAULT_MODEL, DEFAULT_DRAFT))
+    target, draft = (("--model", model, *FLAGS) for model in (MODEL, DRAFT))
     with start_trio(tmp_path_factory.mktemp("embedded"), target, (*draft, "--quantization", "int8")) as trio:
         yield trio
 

@@ -69,7 +69,7 @@ def compile_draws() -> None:
     known = {
         "logits": whole, "numbers": wide, "supports": index, "peaks": whole, "places": index, "totals": wide,
         "outsides": wide, "scores": wide, "choices": index, "ids": index, "kept": wide, "lists": long, "merged": long,
-        "drawn": wide, "drawn_ids": index, "drawn_probs": whole, "vocab_size": "i32", "num_parts": "i32",
+        "samples": wide, "sample_ids": index, "sample_probs": whole, "vocab_size": "i32", "num_parts": "i32",
     }  # fmt: skip
     weighed, ranked = {"PART": weighing.PART_TOKENS, "PADDED": 32}, {"PART": ranking.PART_TOKENS}
     for kernel, constants in (
@@ -80,7 +80,7 @@ def compile_draws() -> None:
     compile_for_hopper(
         following._follow,
         {
-            "drawn": wide, "ranks": index, "num_steps": index, "first_positions": index, "wanted": index,
+            "samples": wide, "ranks": index, "num_steps": index, "first_positions": index, "wanted": index,
             "tables": index, "tokens": index, "positions": index, "slots": index, "rows": index, "tiles": index,
             "step": "i32", "table_width": "i32", "trash_slot": "i32",
         },

@@ -115,7 +115,7 @@ def _rank_among(keys, key, peak, temperature, whole):
 
 @triton.jit
 def _cut(
-    merged, numbers, peaks, totals, ids, kept, samples, drawn_ids, vocab_size, num_parts, PADDED: tl.constexpr,
+    merged, numbers, peaks, totals, ids, kept, samples, sample_ids, vocab_size, num_parts, PADDED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     its, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
@@ -149,7 +149,7 @@ def _cut(
             probs = tl.where(rank < size, probs, 0.0)
             # What is sent must be what was sampled from: float32, rounded before the draw.
             probs = (probs / tl.sum(probs, 0)).to(tl.float32).to(tl.float64)
-            tl.store(drawn_ids + row * FEW + rank, token_of(key))
+            tl.store(sample_ids + row * FEW + rank, token_of(key))
         tl.store(ids + row * FEW + rank, token_of(key))
         tl.store(kept + row * FEW + rank, probs)
     else:

@@ -49,7 +49,7 @@ def _first_above(sums, weights, target, place):
 
 @triton.jit
 def _from_whole(
-    logits, numbers, supports, peaks, totals, outsides, samples, drawn_probs, row, vocab_size, num_parts,
+    logits, numbers, supports, peaks, totals, outsides, samples, sample_probs, row, vocab_size, num_parts,
     PART: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """A token from outside a support, the mass out there, the probabilities inside; nothing is cut off."""
@@ -60,7 +60,7 @@ def _from_whole(
     place = tl.arange(0, FEW)
     support = tl.load(supports + row * FEW + place)
     inside = tl.load(logits + row * vocab_size + support, mask=place < size, other=-float("inf"))
-    tl.store(drawn_probs + row * FEW + place, (weights_of(inside, peak, temperature) / whole).to(tl.float32))
+    tl.store(sample_probs + row * FEW + place, (weights_of(inside, peak, temperature) / whole).to(tl.float32))
     # First the part, then the token in it.
     masses, part = load_parts(outsides, row, num_parts, 0.0, PADDED), tl.arange(0, PADDED)
     mass = tl.sum(masses, 0)
@@ -76,7 +76,7 @@ def _from_whole(
 
 
 @triton.jit
-def _from_few(numbers, supports, ids, kept, samples, drawn_probs, row):
+def _from_few(numbers, supports, ids, kept, samples, sample_probs, row):
     """The same from what was not cut off. Tokens stand by likelihood, and are gone through by their ids."""
     its, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
     place = tl.arange(0, FEW)
@@ -94,14 +94,14 @@ def _from_few(numbers, supports, ids, kept, samples, drawn_probs, row):
     weights = tl.where(is_inside > 0, 0.0, tl.load(kept + row * FEW + place))
     mass = tl.max(sums, 0)
     chosen = _first_above(sums, weights, tl.load(its + UNIFORM) * mass, token)
-    tl.store(drawn_probs + row * FEW + place, inside.to(tl.float32))
+    tl.store(sample_probs + row * FEW + place, inside.to(tl.float32))
     tl.store(found + TOKEN, chosen.to(tl.float64))
     tl.store(found + MASS, mass)
 
 
 @triton.jit
 def _choose(
-    logits, numbers, supports, peaks, places, totals, outsides, scores, choices, ids, kept, samples, drawn_probs,
+    logits, numbers, supports, peaks, places, totals, outsides, scores, choices, ids, kept, samples, sample_probs,
     vocab_size, num_parts, PART: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -116,7 +116,7 @@ def _choose(
         sums = tl.cumsum(probs, 0)
         chosen = _first_above(sums, probs, tl.load(its + UNIFORM) * tl.max(sums, 0), tl.arange(0, FEW))
         tl.store(found + TOKEN, tl.load(ids + row * FEW + chosen).to(tl.float64))
-        tl.store(drawn_probs + few, probs.to(tl.float32))
+        tl.store(sample_probs + few, probs.to(tl.float32))
     elif kind == GUMBEL:
         if is_cut:
             low, high = tl.load(its + KEY_LOW).to(tl.int64), tl.load(its + KEY_HIGH).to(tl.int64)
@@ -128,10 +128,10 @@ def _choose(
             best = tl.argmax(load_parts(scores, row, num_parts, -float("inf"), PADDED), 0)
             tl.store(found + TOKEN, tl.load(choices + row * num_parts + best).to(tl.float64))
     elif is_cut:
-        _from_few(numbers, supports, ids, kept, samples, drawn_probs, row)
+        _from_few(numbers, supports, ids, kept, samples, sample_probs, row)
     else:
         _from_whole(
-            logits, numbers, supports, peaks, totals, outsides, samples, drawn_probs, row, vocab_size, num_parts,
+            logits, numbers, supports, peaks, totals, outsides, samples, sample_probs, row, vocab_size, num_parts,
             PART, PADDED,
         )  # fmt: skip
 
