@@ -1,1 +1,1 @@
-"""Small drafts for any target: the target's own text, a few of its layers, and training on its distribution."""
+"""Distillation: makes a small draft for any target, from a few of its layers, trained on text that it writes itself."""

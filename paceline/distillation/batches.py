@@ -1,4 +1,4 @@
-"""Conversations -> padded batches, in an order that a resumed training finds again."""
+"""Training batches: conversations, padded, in an order that a resumed training repeats."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from paceline.distillation.conversation import Record
 from paceline.distillation.head import HeadIndex
 from paceline.distillation.loss import Goal
 
-# Conversations of like length are found among so many batches' worth of them.
+# Conversations of similar length are put together within windows of this many batches.
 WINDOW_BATCHES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Conversations padded on the right, and what the target's distribution was where it wrote."""
+    """Conversations, padded on the right, and the target's distributions at the tokens that it wrote."""
 
-    tokens: torch.Tensor  # [num_conversations, longest]
-    # Rows of the flattened tokens before each token the target wrote: [num_rows].
-    rows: torch.Tensor
+    tokens: torch.Tensor  # [num_conversations, longest] int64
+    # Indices into the flattened tokens: the token before each token that the target wrote.
+    rows: torch.Tensor  # [num_rows] int64
     goal: Goal
 
     def to(self, device: str) -> "TrainingBatch":
-        goal = Goal(self.goal.places.to(device), self.goal.probs.to(device))
+        goal = Goal(self.goal.indices.to(device), self.goal.probs.to(device))
         return TrainingBatch(self.tokens.to(device), self.rows.to(device), goal)
 
 
@@ -32,18 +32,21 @@ def make_batch(records: Sequence[Record], index: HeadIndex) -> TrainingBatch:
     longest = max(len(record.tokens) for record in records) - 1
     tokens = np.zeros((len(records), longest), np.int64)
     rows = []
-    for place, record in enumerate(records):
-        # The last token is predicted, and predicts nothing.
-        tokens[place, : len(record.tokens) - 1] = record.tokens[:-1]
-        rows.append(place * longest + record.written.astype(np.int64) - 1)
+    for row, record in enumerate(records):
+        # The last token is only predicted: no token follows it.
+        tokens[row, : len(record.tokens) - 1] = record.tokens[:-1]
+        rows.append(row * longest + record.written.astype(np.int64) - 1)
     ids = torch.from_numpy(np.concatenate([record.top_ids for record in records]).astype(np.int64))
     logprobs = torch.from_numpy(np.concatenate([record.top_logprobs for record in records]).astype(np.float32))
-    goal = Goal(index.places(ids), logprobs.exp())
+    goal = Goal(index.indices_of(ids), logprobs.exp())
     return TrainingBatch(torch.from_numpy(tokens), torch.from_numpy(np.concatenate(rows)), goal)
 
 
 def shuffled(records: Sequence[Record], batch_tokens: int, seed: int) -> Iterator[list[Record]]:
-    """One pass over `records` in batches of up to `batch_tokens`, padding counted; those of like length together."""
+    """One pass over `records`, in batches of up to `batch_tokens` tokens with padding.
+
+    A batch has conversations of similar length.
+    """
     random = np.random.default_rng(seed)
     order = random.permutation(len(records))
     mean = max(1.0, float(np.mean([len(record.tokens) for record in records])))

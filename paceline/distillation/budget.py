@@ -1,4 +1,4 @@
-"""How much is to be done, by tokens or by the clock."""
+"""A budget of tokens and time."""
 
 import math
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What ends first ends the work; time that a broken off run took counts."""
+    """The work ends when the tokens or the seconds are used. The time of interrupted runs counts."""
 
     tokens: float = math.inf
     seconds: float = math.inf
 
     def share(self, tokens: int, seconds: float) -> float:
-        """What of it is used, in [0, 1]."""
+        """The used part of the budget, in [0, 1]."""
         return min(1.0, max(tokens / self.tokens, seconds / self.seconds))

@@ -1,4 +1,4 @@
-"""What a draft is, for those who find its folder: README.md beside its weights."""
+"""A draft's model card: the README.md beside its weights."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,14 +11,14 @@ TITLES = ("text", "alpha, at least", "same likeliest token", "tokens")
 
 
 def table(found: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
-    """Rows as TITLES has them."""
+    """Rows with the columns of TITLES."""
     return [
         (name, f"{each.mean_alpha:.3f}", f"{each.mean_top_1:.3f}", f"{each.num_rows:,}") for name, each in found.items()
     ]
 
 
 def write_card(folder: Path, work: Distillation, trained: Trained, found: Mapping[str, Agreement]) -> None:
-    """`found`: what it is worth on each kind of text."""
+    """Writes the card. `found`: the draft's agreement with the target, for each kind of text."""
     config, plan = work.config, work.config.plan
     layers = ", ".join(map(str, chosen_layers(config.num_layers, work.beginning.config.num_layers)))
     command = (

@@ -1,4 +1,4 @@
-"""What `paceline distill` does: a distillation with its progress and its table."""
+"""The command `paceline distill`: runs a distillation, and shows its progress and its results."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A conversation of one turn while the target writes it, and as it is kept."""
+"""A conversation of one user message and one answer: while the target writes it, and as a record."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ from paceline.distillation.frame import ChatFrame
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A finished conversation, and what the target's distribution was before each token it wrote.
+    """A finished conversation, with the target's distribution at each token that it wrote.
 
-    The rest of the distribution's mass, outside the likeliest few, is one minus their sum.
+    Only the likeliest tokens of a distribution are kept. The mass of all others is one minus the sum of these.
     """
 
     tokens: NDArray[np.int32]  # [num_tokens]
     # Tokens before the answer.
     num_prompt_tokens: int
-    # Positions of what the target wrote: the answer, and the user's turn if that is its own too.
+    # Positions of the tokens that the target wrote: the answer, and the part of the user's message that it wrote.
     written: NDArray[np.int32]  # [num_written]
     top_ids: NDArray[np.int32]  # [num_written, top]
     top_logprobs: NDArray[np.float16]  # [num_written, top], likeliest first
@@ -29,7 +29,7 @@ class Record:
 
     @property
     def answer(self) -> "Record":
-        """The same conversation, of which the answer alone counts as written."""
+        """The same conversation, with only the answer counted as written."""
         first = int(np.searchsorted(self.written, self.num_prompt_tokens))
         kept = (self.written[first:], self.top_ids[first:], self.top_logprobs[first:])
         return Record(self.tokens, self.num_prompt_tokens, *kept)
@@ -37,8 +37,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one author's words are drawn; 0 takes the likeliest."""
+    """How the tokens of a user's message or of an answer are sampled."""
 
+    # 0 takes the likeliest token.
     temperature: float
     top_p: float
     max_tokens: int
@@ -46,28 +47,28 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A user's turn: whole, or how it begins, and the target writes the rest."""
+    """A user's message, or its beginning if `is_whole` is False: then the target writes the rest."""
 
     tokens: list[int]
     is_whole: bool
 
 
 class Conversation:
-    """Written token by token: what is missing of the user's turn, then the answer."""
+    """A conversation that is written token by token: the rest of the user's message, then the answer."""
 
     def __init__(
         self, number: int, frame: ChatFrame, num_cached: int, user: Style, answer: Style, question: Question
     ) -> None:
-        """`num_cached`: how many of the frame's first tokens are in the cache."""
+        """`num_cached`: how many of the frame's first tokens are already in the cache."""
         self.number = number
         self._frame = frame
         self._answer = answer
-        # In the cache, and to be fed before the next is drawn.
+        # `tokens` are in the cache. `pending` must be fed before the next token is sampled.
         self.tokens = frame.before[:num_cached]
         self.pending = frame.before[num_cached:] + question.tokens
         self.style = user
         self.is_done = False
-        # Of the author at work.
+        # Tokens written in the present part: the user's message or the answer.
         self._num_written = 0
         self._num_prompt_tokens = 0
         self._positions: list[int] = []
@@ -77,16 +78,19 @@ class Conversation:
             self._hand_over()
 
     def fed(self) -> None:
-        """What was pending is in the cache."""
+        """The pending tokens were fed: they are in the cache."""
         self.tokens += self.pending
         self.pending = []
 
     def write(self, token: int, ends: bool, top_ids: NDArray[np.int32], top_logprobs: NDArray[np.float16]) -> None:
-        """Takes the token drawn after what was fed, and the distribution's top."""
+        """Takes the token sampled after the fed tokens, and the likeliest tokens of its distribution: [top] each.
+
+        `ends`: whether it is an EOS token.
+        """
         is_answer = self._num_prompt_tokens > 0
         self._num_written += 1
         is_full = self._num_written >= self.style.max_tokens
-        # The user's turn is ended by what the template puts there.
+        # The chat template ends the user's message, so an EOS token there is dropped.
         if is_answer or not ends:
             self._positions.append(len(self.tokens))
             self._top_ids.append(top_ids)

@@ -1,4 +1,4 @@
-"""What the target wrote, on disk: shards that are whole or not there."""
+"""The corpus on disk: conversations that the target wrote, in shards. A shard is written completely or not at all."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,21 +21,21 @@ class Corpus:
 
     @property
     def shards(self) -> list[Path]:
-        """In the order they were written."""
+        """The shards' files, in the order in which they were written."""
         return sorted(self._folder.glob("shard-*.safetensors"))
 
     @property
     def num_written(self) -> int:
-        """Tokens, in all conversations."""
+        """Number of tokens that the target wrote, in all conversations."""
         return sum(int(_read_array(shard, "num_written").sum()) for shard in self.shards)
 
     @property
     def seconds(self) -> float:
-        """Time that writing took."""
+        """Seconds that the writing of all shards took."""
         return sum(float(_read_array(shard, "seconds")[0]) for shard in self.shards)
 
     def add(self, records: list[Record], seconds: float) -> None:
-        """Writes one more shard; `seconds`: what its conversations took."""
+        """Writes one more shard. `seconds`: the time that its conversations took."""
         arrays = {
             "seconds": np.array([seconds]),
             "tokens": np.concatenate([record.tokens for record in records]),
@@ -54,7 +54,7 @@ class Corpus:
 
 
 def read_shard(path: Path) -> Iterator[Record]:
-    """A shard's conversations. Raises ConfigError if it can't be read."""
+    """A shard's conversations. Raises ConfigError if the shard can't be read."""
     try:
         arrays = tensors_on_disk.load_file(path)
     except Exception as error:  # safetensors raises several types for files it can't read

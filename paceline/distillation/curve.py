@@ -1,4 +1,4 @@
-"""How a training went, as a table and a picture."""
+"""The learning curve of a training, as a table and a picture."""
 
 import csv
 from pathlib import Path
@@ -9,7 +9,7 @@ COLUMNS = ("tokens", "loss", "alpha", "top_1")
 
 
 class Curve:
-    """FOLDER/curve.csv and FOLDER/curve.png; what is there already is kept."""
+    """FOLDER/curve.csv and FOLDER/curve.png. Existing rows are kept."""
 
     def __init__(self, folder: Path) -> None:
         self._csv, self._png = folder / "curve.csv", folder / "curve.png"
@@ -20,7 +20,7 @@ class Curve:
             self.rows = [{name: float(row[name]) for name in COLUMNS} | {"tokens": int(row["tokens"])} for row in rows]
 
     def add(self, tokens: int, loss: float, found: Agreement) -> None:
-        """`loss`: the mean since the row before."""
+        """Adds a row. `loss`: the mean over the steps after the last row."""
         values = (
             tokens,
             round(loss, 4),
@@ -35,7 +35,7 @@ class Curve:
         self._draw()
 
     def _draw(self) -> None:
-        # A second to import, and only pictures need it.
+        # Imported here, because the import takes a second and only pictures need it.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""A draft: a few of the target's layers, with the target's embedding and head."""
+"""A draft model: a few of the target's layers, with the target's embedding and head."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,10 @@ from paceline.errors import ConfigError
 
 
 def chosen_layers(num_layers: int, num_model_layers: int) -> list[int]:
-    """A model's first layers and its last: those at the ends do what those between refine."""
+    """The layers that a draft begins with: a model's first and last ones. The layers between them only refine.
+
+    Raises ConfigError if the model does not have `num_layers` layers.
+    """
     if not 1 <= num_layers <= num_model_layers:
         raise ConfigError(f"layers is {num_layers}; it must be in [1, {num_model_layers}], of what it begins with")
     last = num_layers // 2
@@ -22,7 +25,7 @@ def chosen_layers(num_layers: int, num_model_layers: int) -> list[int]:
 
 
 def require_alike(target: LoadedModel, beginning: LoadedModel) -> None:
-    """Raises ConfigError where the target's embedding and head don't fit the layers of `beginning`."""
+    """Raises ConfigError if the target's embedding and head do not fit the layers of `beginning`."""
     for name in ("hidden_size", "vocab_size"):
         theirs, ours = getattr(target.config, name), getattr(beginning.config, name)
         if theirs != ours:
@@ -30,9 +33,9 @@ def require_alike(target: LoadedModel, beginning: LoadedModel) -> None:
 
 
 def make_backbone(source: Any, tensors: dict[str, torch.Tensor], num_layers: int) -> PreTrainedModel:
-    """The trainable part, float32: layers and final norm, begun as a model's; the embedding is frozen.
+    """The draft without its head, in float32: layers and norm, copied from a model, and a frozen embedding.
 
-    `source`: that model's transformers config; `tensors`: its tensors, by Hugging Face's names.
+    `source`: the model's config of transformers; `tensors`: the model's tensors, with Hugging Face's names.
     """
     layers = chosen_layers(num_layers, source.num_hidden_layers)
     config = AutoConfig.for_model(**{**source.to_dict(), "num_hidden_layers": num_layers})
@@ -49,7 +52,10 @@ def make_backbone(source: Any, tensors: dict[str, torch.Tensor], num_layers: int
 
 
 def save_draft(folder: Path, backbone: PreTrainedModel, target: str, head_ids: torch.Tensor) -> None:
-    """Writes what `--model` takes: the layers as int8, and by name whose embedding, head and tokenizer are shared."""
+    """Writes a folder for `--model`: the layers as int8, and the name of the target.
+
+    The draft uses the target's embedding, head and tokenizer. head_ids: [head_size], the tokens that its head knows.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     state = {"head_ids": head_ids.to(torch.int32)}
     for name, value in backbone.state_dict().items():
@@ -63,7 +69,7 @@ def save_draft(folder: Path, backbone: PreTrainedModel, target: str, head_ids: t
         state[f"model.{name}"] = quantised
         state[f"model.{name}{SCALE}"] = scale
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    # Names that begin so are of the folder and file that the target was read from.
+    # Keys with "_" tell the folder and file that the target was read from.
     config = {key: value for key, value in backbone.config.to_dict().items() if not key.startswith("_")}
     config[LENDER_KEY] = target
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")

@@ -1,4 +1,4 @@
-"""What a draft is worth on prompts it has not seen: alpha and agreement with the target's greedy answers."""
+"""Evaluation of a draft on prompts that it has not seen: alpha and agreement, on the target's greedy answers."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ GREEDY = Style(temperature=0.0, top_p=1.0, max_tokens=80)
 def answer_greedily(
     model: CpuLlama, frame: ChatFrame, questions: Sequence[list[int]], at_once: int, top: int
 ) -> list[Record]:
-    """The target's answers, in the order of the questions."""
+    """The target's greedy answers to questions given as tokens, in the order of the questions."""
     longest = max(map(len, questions), default=0)
     asked = (Question(question, is_whole=True) for question in questions)
     writer = Writer(model, frame, at_once, top, 0, asked, longest, (GREEDY,))
@@ -24,7 +24,7 @@ def answer_greedily(
 
 
 def by_category(trainer: Trainer, records: Sequence[Record], categories: Sequence[str]) -> dict[str, Agreement]:
-    """In the order of the categories' first appearance."""
+    """Agreement for each category, in the order in which the categories first appear."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record, category in zip(records, categories, strict=True):
         groups[category].append(record)

@@ -1,4 +1,4 @@
-"""What a chat template puts around a user's turn, as tokens."""
+"""The chat frame: the tokens that a chat template puts around a user's message."""
 
 import tempfile
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _MARK = "\u2063paceline\u2063"
 
 
 def read_tokenizer(files: dict[str, bytes]) -> PreTrainedTokenizerFast:
-    """`files`: name -> content, as a loaded model has them."""
+    """Makes a tokenizer. `files`: name -> content, as in `LoadedModel.tokenizer_files`."""
     with tempfile.TemporaryDirectory() as folder:
         for name, data in files.items():
             (Path(folder) / name).write_bytes(data)
@@ -22,14 +22,17 @@ def read_tokenizer(files: dict[str, bytes]) -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """A conversation of one turn is `before`, the user's words, `after`, the answer, and an EOS token."""
+    """A conversation is `before`, the user's message, `after`, the answer, and an EOS token."""
 
     before: list[int]
     after: list[int]
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> "ChatFrame":
-        """Raises ConfigError for a model without a chat template, or with one that changes what users say."""
+        """The frame of a model's tokenizer.
+
+        Raises ConfigError if the model has no chat template, or if the template changes the user's message.
+        """
         if tokenizer.chat_template is None:
             raise ConfigError("the target has no chat template; distillation needs one to have it write conversations")
         turn = [{"role": "user", "content": _MARK}]

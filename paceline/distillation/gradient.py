@@ -1,4 +1,7 @@
-"""Logits -> their gradient, in place, in two passes over each row: what a training step spends outside of products."""
+"""The gradient kernel: replaces logits by the loss's gradient, in two passes over each row.
+
+It is most of a training step's work outside matrix products.
+"""
 
 import numpy as np
 from numba import prange
@@ -7,7 +10,7 @@ from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, compiled, exp_of_negative, put, widen
 
 TINY = np.float32(1e-9)
-# What the draft must leave for "anything else", to divide by.
+# Least value of q_rest, the draft's mass outside the top, because the loss divides by it.
 LEAST_REST = np.float32(1e-6)
 
 
@@ -29,9 +32,9 @@ def _sum_exponentials(logits: Array, highest: np.float32) -> np.float32:
 
 @compiled()
 def _kl(p: Array, q: Array, by_logit: Array) -> tuple[np.float32, np.float32]:
-    """KL(p || q) of one row, and what q is multiplied with outside the top: q - p_rest q / q_rest.
+    """KL(p || q) of one row, and the factor 1 - p_rest / q_rest: outside the top the gradient is q times this factor.
 
-    p, q: [known] of the top's tokens that the head knows. `by_logit` is filled: q - p.
+    p, q: [num_known], of the top's tokens that the head knows. Writes the gradient at these, q - p, to `by_logit`.
     """
     loss, p_rest, q_rest = np.float32(0), ONE, ONE
     for j in range(p.size):
@@ -45,7 +48,7 @@ def _kl(p: Array, q: Array, by_logit: Array) -> tuple[np.float32, np.float32]:
 
 @compiled()
 def _overlap(p: Array, q: Array, by_logit: Array) -> tuple[np.float32, np.float32]:
-    """The same for 1 - sum min(p, q)."""
+    """As `_kl`, for the loss 1 - sum min(p, q)."""
     loss, below = ONE, np.float32(0)
     for j in range(p.size):
         loss -= min(p[j], q[j])
@@ -56,17 +59,17 @@ def _overlap(p: Array, q: Array, by_logit: Array) -> tuple[np.float32, np.float3
 
 
 @compiled()
-def _differentiate_row(logits: Array, places: Array, probs: Array, by_overlap: bool) -> np.float32:
-    """Returns the row's loss."""
+def _differentiate_row(logits: Array, indices: Array, probs: Array, by_overlap: bool) -> np.float32:
+    """Replaces one row of logits: [head_size] by the gradient. Returns the row's loss."""
     highest = _highest(logits)
     total = _sum_exponentials(logits, highest)
     known = 0
-    at, p = np.empty(places.size, np.int64), np.empty(places.size, np.float32)
-    q, by_logit = np.empty(places.size, np.float32), np.empty(places.size, np.float32)
-    for j in range(places.size):
-        if places[j] < logits.size:
-            at[known], p[known] = places[j], probs[j]
-            q[known] = exp_of_negative(widen(logits[places[j]]) - highest) / total
+    at, p = np.empty(indices.size, np.int64), np.empty(indices.size, np.float32)
+    q, by_logit = np.empty(indices.size, np.float32), np.empty(indices.size, np.float32)
+    for j in range(indices.size):
+        if indices[j] < logits.size:
+            at[known], p[known] = indices[j], probs[j]
+            q[known] = exp_of_negative(widen(logits[indices[j]]) - highest) / total
             known += 1
     if by_overlap:
         loss, factor = _overlap(p[:known], q[:known], by_logit)
@@ -81,10 +84,11 @@ def _differentiate_row(logits: Array, places: Array, probs: Array, by_overlap: b
 
 
 @compiled(parallel=True)
-def differentiate(logits: Array, places: Array, probs: Array, by_overlap: bool, losses: Array) -> None:
-    """logits: [num_rows, head_size] float32 or bfloat16's bits, replaced by the loss's gradient by them.
+def differentiate(logits: Array, indices: Array, probs: Array, by_overlap: bool, losses: Array) -> None:
+    """Replaces logits: [num_rows, head_size] by the gradient of the loss, and writes losses: [num_rows] float32.
 
-    places, probs: [num_rows, top], places from head_size on are not in the head. `losses`: [num_rows], filled.
+    logits: float32, or bfloat16 as uint16; indices: [num_rows, top], where indices from head_size on are not in the
+    head; probs: [num_rows, top] float32.
     """
     for row in prange(logits.shape[0]):
-        losses[row] = _differentiate_row(logits[row], places[row], probs[row], by_overlap)
+        losses[row] = _differentiate_row(logits[row], indices[row], probs[row], by_overlap)

@@ -1,4 +1,4 @@
-"""The same as `gradient`, in torch's own operations: for devices that its kernels don't run on."""
+"""The gradient in torch's operations, for devices that the kernel of `gradient` does not run on."""
 
 import torch
 
@@ -7,13 +7,16 @@ LEAST_REST = 1e-6
 
 
 def differentiate(
-    logits: torch.Tensor, places: torch.Tensor, probs: torch.Tensor, by_overlap: bool
+    logits: torch.Tensor, indices: torch.Tensor, probs: torch.Tensor, by_overlap: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits: [num_rows, head_size]; places, probs: [num_rows, top]. Losses, [num_rows], and gradient as `logits`."""
+    """Returns losses: [num_rows] and the gradient: [num_rows, head_size].
+
+    logits: [num_rows, head_size]; indices and probs: [num_rows, top].
+    """
     q = logits.float().softmax(dim=-1)
-    inside = places < q.shape[-1]
-    places = places.clamp(max=q.shape[-1] - 1)
-    p, q_top = probs * inside, q.gather(1, places) * inside
+    inside = indices < q.shape[-1]
+    indices = indices.clamp(max=q.shape[-1] - 1)
+    p, q_top = probs * inside, q.gather(1, indices) * inside
     if by_overlap:
         below = (q_top < p) * q_top
         factor = below.sum(dim=-1, keepdim=True)
@@ -26,5 +29,5 @@ def differentiate(
         losses = (p * (p.clamp_min(TINY) / q_top.clamp_min(TINY)).log()).sum(dim=-1)
         losses += (p_rest * (p_rest.clamp_min(TINY) / q_rest).log()).squeeze(1)
         added = q_top * (p_rest / q_rest) - p
-    gradient = (q * factor).scatter_add_(1, places, added * inside)
+    gradient = (q * factor).scatter_add_(1, indices, added * inside)
     return losses, gradient.to(logits.dtype)

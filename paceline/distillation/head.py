@@ -1,7 +1,7 @@
-"""The draft's head: the target's own, frozen, over the tokens that its text is made of.
+"""The draft's head: the target's own, frozen, with only the tokens that the target's text often contains.
 
-Rare tokens cost as much as frequent ones at every step and are hardly ever drafted. Leaving them out changes no
-output: where q is zero, nothing is proposed.
+Rare tokens cost as much as frequent ones at every step, and are almost never drafted. Without them the output stays
+correct: for tokens where q is zero, nothing is proposed.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,28 @@ ALL = 0
 
 
 def frequent_ids(records: Sequence[Record], vocab_size: int, size: int) -> NDArray[np.int64]:
-    """The `size` tokens that the target wrote most often, or all with size ALL, in increasing order: [size]."""
+    """The ids of the `size` tokens that the target wrote most often, in increasing order: [size].
+
+    With size ALL all ids: [vocab_size].
+    """
     if size == ALL or size >= vocab_size:
         return np.arange(vocab_size)
     counts = np.zeros(vocab_size, np.int64)
     for record in records:
-        # What the target might as well have said counts too, or a small corpus would know too few tokens.
+        # Also count the likeliest token at each position: a small corpus alone has too few different tokens.
         np.add.at(counts, record.top_ids[:, 0], 1)
         counts += np.bincount(record.tokens[record.written], minlength=vocab_size)
     return np.sort(np.argsort(-counts, kind="stable")[:size])
 
 
 class HeadIndex:
-    """From token ids to places in the head; tokens that are not there get the place `absent`."""
+    """Maps token ids to indices in the head. Tokens that the head does not have get the index `absent`."""
 
     def __init__(self, ids: NDArray[np.int64], vocab_size: int) -> None:
         self.absent = len(ids)
-        self._places = torch.full((vocab_size,), self.absent)
-        self._places[torch.from_numpy(ids)] = torch.arange(len(ids))
+        self._indices = torch.full((vocab_size,), self.absent)
+        self._indices[torch.from_numpy(ids)] = torch.arange(len(ids))
 
-    def places(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The same shape as `token_ids`."""
-        return self._places[token_ids]
+    def indices_of(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Indices in the head, of the same shape as `token_ids`."""
+        return self._indices[token_ids]

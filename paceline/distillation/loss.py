@@ -1,9 +1,9 @@
-"""How far the draft's distribution q is from the target's p, and the gradient, without keeping any logits.
+"""The loss: how far the draft's distribution q is from the target's p; and its gradient, without keeping the logits.
 
-The head is frozen, so the gradient with respect to its input is all there is to compute, and for both losses it
-has a closed form: chunk by chunk, logits are made, used and forgotten.
+The head is frozen, so only the gradient with respect to the head's input is needed. For both losses it has a closed
+form, so the logits are computed and dropped chunk by chunk.
 
-p is known on the target's likeliest tokens; what is left of its mass is one more outcome, "anything else".
+p is known only for the target's likeliest tokens. The rest of its mass counts as one more outcome, "anything else".
 """
 
 import enum
@@ -16,68 +16,73 @@ import torch
 from paceline.distillation import gradient, gradient_torch
 from paceline.engine.cpu.kernels.scalars import bits_of
 
-# Rows whose logits are in memory at once.
+# Number of rows whose logits are in memory at the same time.
 CHUNK_ROWS = 512
 
 
 class Divergence(enum.StrEnum):
-    """What is minimised."""
+    """The loss that training minimises."""
 
-    # KL(p || q): every mistake counts, the more so the surer the target was.
+    # KL(p || q): every mistake counts, and counts more where the target is sure.
     KL = "kl"
-    # 1 - sum min(p, q): exactly the chance that a drafted token is rejected (2211.17192, corollary 3.6).
+    # 1 - sum min(p, q): the chance that a drafted token is rejected (2211.17192, corollary 3.6).
     OVERLAP = "overlap"
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """p for some rows. Places count tokens of the head; mass on tokens it lacks is "anything else"."""
+    """p for some rows, on the target's likeliest tokens. Tokens that the head does not have are "anything else"."""
 
-    places: torch.Tensor  # [num_rows, top]; the head's size where it lacks the token
+    indices: torch.Tensor  # [num_rows, top]: indices in the head; head_size for tokens that it does not have
     probs: torch.Tensor  # [num_rows, top] float32
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Sums over rows."""
+    """Agreement of draft and target, as sums over rows."""
 
+    # Lower bound of sum min(p, q).
     alpha: float
+    # Number of rows in which draft and target have the same likeliest token.
     top_1: float
     num_rows: int
 
     @property
     def mean_alpha(self) -> float:
-        """The chance that a drafted token is accepted, at least."""
+        """A lower bound of the chance that a drafted token is accepted."""
         return self.alpha / max(1, self.num_rows)
 
     @property
     def mean_top_1(self) -> float:
-        """How often the likeliest token is the same."""
+        """The fraction of rows in which draft and target have the same likeliest token."""
         return self.top_1 / max(1, self.num_rows)
 
 
 class FrozenHead:
-    """hidden W^T, and losses on it."""
+    """The frozen head, and the losses of its output hidden W^T."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         """weight: [head_size, hidden_size] bfloat16."""
         self._weight = weight
 
     def loss(self, hidden: torch.Tensor, goal: Goal, divergence: Divergence) -> torch.Tensor:
-        """Mean over rows. hidden: [num_rows, hidden_size]; its gradient flows on."""
+        """The mean loss over rows. hidden: [num_rows, hidden_size], which gets a gradient."""
         loss: torch.Tensor = _HeadLoss.apply(hidden, self._weight, goal, divergence)
         return loss
 
     @torch.no_grad()
     def agreement(self, hidden: torch.Tensor, goal: Goal) -> Agreement:
-        """sum min(p, q) over the target's likeliest tokens, a lower bound for alpha's; and equal likeliest tokens."""
+        """The agreement for hidden: [num_rows, hidden_size].
+
+        alpha is sum min(p, q) over the target's likeliest tokens only, so it is a lower bound.
+        """
         alpha, top_1 = 0.0, 0
         for rows in range(0, hidden.shape[0], CHUNK_ROWS):
             part = slice(rows, rows + CHUNK_ROWS)
             logits = (hidden[part].to(self._weight.dtype) @ self._weight.T).float()
             q = torch.softmax(logits, dim=-1)
-            alpha += float(torch.minimum(_at(q, goal.places[part]), goal.probs[part]).sum())
-            top_1 += int((logits.argmax(dim=-1) == goal.places[part, 0]).sum())
+            alpha += float(torch.minimum(_at(q, goal.indices[part]), goal.probs[part]).sum())
+            top_1 += int((logits.argmax(dim=-1) == goal.indices[part, 0]).sum())
         return Agreement(alpha, top_1, hidden.shape[0])
 
 
@@ -91,7 +96,7 @@ class _HeadLoss(torch.autograd.Function):
         for rows in range(0, hidden.shape[0], CHUNK_ROWS):
             part = slice(rows, rows + CHUNK_ROWS)
             logits = hidden[part].to(weight.dtype) @ weight.T  # [chunk, head_size]
-            loss, by_logits = _differentiate(logits, goal.places[part], goal.probs[part], divergence)
+            loss, by_logits = _differentiate(logits, goal.indices[part], goal.probs[part], divergence)
             total += loss
             by_hidden[part] = (by_logits @ weight).to(by_hidden.dtype)
         ctx.save_for_backward(by_hidden / hidden.shape[0])
@@ -104,19 +109,22 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def _differentiate(
-    logits: torch.Tensor, places: torch.Tensor, probs: torch.Tensor, divergence: Divergence
+    logits: torch.Tensor, indices: torch.Tensor, probs: torch.Tensor, divergence: Divergence
 ) -> tuple[float, torch.Tensor]:
-    """The rows' losses summed, and their gradient by `logits`, which may be overwritten."""
+    """The sum of the rows' losses, and the gradient with respect to logits: [num_rows, head_size].
+
+    The gradient may overwrite `logits`.
+    """
     by_overlap = divergence is Divergence.OVERLAP
     if logits.device.type != "cpu":
-        losses, by_logits = gradient_torch.differentiate(logits, places, probs, by_overlap)
+        losses, by_logits = gradient_torch.differentiate(logits, indices, probs, by_overlap)
         return float(losses.sum()), by_logits
     found = np.empty(logits.shape[0], np.float32)
-    gradient.differentiate(bits_of(logits), places.numpy(), probs.numpy(), by_overlap, found)
+    gradient.differentiate(bits_of(logits), indices.numpy(), probs.numpy(), by_overlap, found)
     return float(found.sum(dtype=np.float64)), logits
 
 
-def _at(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """values[row, place], 0 where the head lacks the token: [num_rows, top]."""
-    inside = places < values.shape[-1]
-    return values.gather(1, places.clamp(max=values.shape[-1] - 1)) * inside
+def _at(values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """values[row, index], or 0 for tokens that the head does not have: [num_rows, top]."""
+    inside = indices < values.shape[-1]
+    return values.gather(1, indices.clamp(max=values.shape[-1] - 1)) * inside

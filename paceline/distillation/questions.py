@@ -1,5 +1,7 @@
-"""Where users' turns come from. Left to itself the target asks for advice, plans and recipes, and little else;
-openings make it ask as users do, some about a text, for which an answer of its own serves.
+"""Questions: the users' messages of the conversations.
+
+Without help the target asks almost only for advice, plans and recipes. Openings make it ask as users do. Some openings
+are about a text, for which an earlier answer of the target is used.
 """
 
 from collections import deque
@@ -11,22 +13,23 @@ import numpy as np
 
 from paceline.distillation.conversation import Question, Record
 
-# Of users' turns that are not given whole: how many are about a text, and how many of the rest begin as an opening.
+# Of the messages that are not given prompts, the fraction that is about a text.
 TEXT_SHARE = 0.25
+# Of the rest, the fraction that begins with an opening.
 OPENING_SHARE = 0.75
-# In an opening: where a text stands; at the end of one: the target writes on.
+# In an opening TEXT_MARK stands for a text. After GOES_ON at an opening's end the target writes on.
 TEXT_MARK, GOES_ON = "{text}", "..."
 MAX_ANSWERS_A_TEXT = 3
 MIN_ANSWER_TOKENS = 32
 MAX_TEXT_TOKENS = 512
 NUM_ANSWERS_KEPT = 1024
-# The target writes all of it.
+# A message that the target writes completely.
 OWN = Question([], is_whole=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a user's turn begins: words, or words around a text."""
+    """The beginning of a user's message: words, or words around a text."""
 
     before: list[int]
     after: list[int]
@@ -35,7 +38,7 @@ class Opening:
 
     @classmethod
     def of(cls, line: str, encode: Callable[[str], list[int]]) -> "Opening":
-        """From a line of openings.txt, in which \\n is a line's end."""
+        """Reads an opening from a line of openings.txt. \\n in the line means a line break."""
         before, mark, after = line.replace("\\n", "\n").partition(TEXT_MARK)
         is_whole = bool(mark) and not after.endswith(GOES_ON)
         return cls(encode(before), encode(after.removesuffix(GOES_ON)), bool(mark), is_whole)
@@ -51,12 +54,12 @@ def read_openings(encode: Callable[[str], list[int]]) -> list[Opening]:
 
 
 class Questions:
-    """For ever: in turns one of the prompts given, and one that the target writes, or writes on."""
+    """An endless series of questions: alternately a given prompt, and a message that the target writes or completes."""
 
     def __init__(
         self, prompts: Sequence[list[int]], openings: Sequence[Opening], ends: Sequence[int], seed: int
     ) -> None:
-        """`ends`: EOS tokens, no part of a text."""
+        """`ends`: EOS tokens, which are removed from texts."""
         self._prompts = prompts
         self._plain = [each for each in openings if not each.is_about_text]
         self._about_text = [each for each in openings if each.is_about_text]
@@ -66,12 +69,12 @@ class Questions:
 
     @property
     def longest(self) -> int:
-        """Tokens in any question."""
+        """The most tokens of a question."""
         openings = [len(each.before) + len(each.after) for each in self._plain + self._about_text]
         return max([*map(len, self._prompts), *(MAX_TEXT_TOKENS + each for each in openings)], default=0)
 
     def keep(self, record: Record) -> None:
-        """Its answer is a text for questions to come."""
+        """Keeps the record's answer as a text for later questions."""
         answer: list[int] = [
             each for each in record.tokens[record.num_prompt_tokens :].tolist() if each not in self._ends
         ]

@@ -1,10 +1,10 @@
-"""From a target's name to a draft's folder, in steps that can be broken off and taken up again.
+"""A distillation: a target's name -> a draft's folder. A run can be interrupted and resumed.
 
-FOLDER/corpus/          what the target wrote
-FOLDER/head_ids.npy     the tokens the draft can propose
-FOLDER/checkpoint.pt    the training as it stands
-FOLDER/curve.csv        alpha and agreement on held-out text, by tokens seen; FOLDER/curve.png
-FOLDER/draft/           the draft: what `--model` takes
+FOLDER/corpus/          the text that the target wrote
+FOLDER/head_ids.npy     the tokens that the draft can propose
+FOLDER/checkpoint.pt    the state of the training
+FOLDER/curve.csv        alpha and agreement on held-out text, by tokens seen; also as FOLDER/curve.png
+FOLDER/draft/           the draft, for `--model`
 """
 
 import time
@@ -34,41 +34,45 @@ from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
-# Conversations kept from training, but not more than a tenth: of the oldest, so that a resumed run keeps the same
-# ones, every fourth, for the very first to end are short.
+# Number of held-out conversations. They are among the oldest, so that a resumed run holds out the same ones.
 HELD_OUT = 128
+# Of the oldest conversations every fourth is held out, because the first ones to end are short.
 HELD_OUT_EVERY = 4
+# At most this fraction of all conversations is held out.
 HELD_OUT_SHARE = 0.1
 MIN_CONVERSATIONS = 10
 SHARD_CONVERSATIONS = 512
 CHECKPOINT_S = 180.0
-# Time between evaluations, in times what one takes.
+# Time between evaluations, as a multiple of an evaluation's time.
 EVALUATION_PAUSE = 40.0
-# Called with what is going on, how much of it is done, in [0, 1], and how many tokens that is.
+# Called with the name of the present work, its finished part in [0, 1], and its number of tokens.
 Progress = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DistillConfig:
-    """What draft is wanted."""
+    """The settings of a distillation."""
 
     target: str
-    # Layers, and the model they begin as some of: the target, or a draft to go on with.
     num_layers: int
+    # The model that the layers are copied from: the target, or a draft to train further.
     begin_with: str
-    # For the target's writing; the plan has that of training.
+    # The budget of the corpus. The plan has the budget of the training.
     writing: Budget
     plan: TrainingPlan
-    # Where training runs: cpu or cuda.
+    # The training's device: cpu or cuda.
     device: str = "cpu"
+    # Tokens that the draft's head knows.
     head_size: int = 16_384
+    # Conversations that the target writes at the same time.
     at_once: int = 128
+    # How many likeliest tokens of each distribution are kept.
     top: int = 32
 
 
 @dataclass(slots=True)
 class Pause:
-    """When something was last done, and how long that took."""
+    """When some work was last done, and how long it took."""
 
     since_s: float = field(default_factory=time.monotonic)
     took_s: float = 1.0
@@ -85,7 +89,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished training, and what it came to on held-out conversations."""
+    """A finished training, and its agreement on held-out conversations."""
 
     trainer: Trainer
     held_out: Agreement
@@ -93,31 +97,31 @@ class Trained:
 
 @dataclass(slots=True)
 class Distillation:
-    """One folder's work."""
+    """The distillation in one folder."""
 
     folder: Path
     config: DistillConfig
     target: LoadedModel
-    # What its layers begin as some of.
+    # The model that the draft's layers are copied from.
     beginning: LoadedModel
     progress: Progress
     corpus: Corpus = field(init=False)
     _tokenizer: PreTrainedTokenizerFast = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a beginning that is no draft of this target."""
+        """Raises ConfigError if `beginning` does not fit the target, or has too few layers."""
         require_alike(self.target, self.beginning)
         chosen_layers(self.config.num_layers, self.beginning.config.num_layers)
         self.corpus = Corpus(self.folder / "corpus")
         self._tokenizer = read_tokenizer(self.target.tokenizer_files)
 
     def write(self, prompts: Sequence[str] = ()) -> None:
-        """Has the target write until there is enough; every second user's turn is one of `prompts`."""
+        """The target writes until the budget is used. Every second user's message is one of `prompts`."""
         config = self.config
         written, spent_s = self.corpus.num_written, self.corpus.seconds
         if config.writing.share(written, spent_s) >= 1:
             return
-        # Each time another seed: a resumed run must not write the same again.
+        # Each run has another seed, so that a resumed run does not write the same text again.
         seed = config.plan.seed + 1000 * len(self.corpus.shards)
         openings, ends = read_openings(self._encode), self.target.config.eos_token_ids
         questions = Questions(self._tokens_of(prompts), openings, ends, seed)
@@ -138,7 +142,10 @@ class Distillation:
                 return
 
     def train(self) -> Trained:
-        """Trains, from the checkpoint if there is one, and writes the draft."""
+        """Trains, from the checkpoint if there is one, and writes the draft.
+
+        Raises ConfigError if the corpus has too few conversations.
+        """
         config = self.config
         records = [record for shard in self.corpus.shards for record in read_shard(shard)]
         if len(records) < MIN_CONVERSATIONS:
@@ -184,13 +191,13 @@ class Distillation:
         return Trained(trainer, evaluate())
 
     def evaluate(self, trained: Trained, questions: Sequence[str], categories: Sequence[str]) -> dict[str, Agreement]:
-        """On the target's greedy answers to prompts that are not its own, by category."""
+        """Agreement by category, on the target's greedy answers to given prompts."""
         asked = self._tokens_of(questions)
         answers = answer_greedily(self._model(), self._frame(), asked, self.config.at_once, self.config.top)
         return by_category(trained.trainer, answers, categories)
 
     def _head_ids(self, records: Sequence[Record]) -> NDArray[np.int64]:
-        """Chosen once: a checkpoint belongs to its head."""
+        """The head's token ids: [head_size]. They are kept in a file, because a checkpoint is trained for one head."""
         path = self.folder / "head_ids.npy"
         if not path.exists():
             np.save(path, frequent_ids(records, self.target.config.vocab_size, self.config.head_size))
@@ -208,5 +215,5 @@ class Distillation:
         return ChatFrame.of(self._tokenizer)
 
     def _model(self) -> CpuLlama:
-        # It takes the tensors out of what it is given; the trainer needs them too.
+        # CpuLlama takes the tensors out of the dict. The trainer needs them too, so it gets a copy of the dict.
         return CpuLlama(self.target.config, dict(self.target.tensors), "none", self.target.config.max_model_len)

@@ -1,4 +1,4 @@
-"""Training: the draft's layers towards the target's distribution on the target's own text (2211.17192, section 3)."""
+"""The trainer: fits the draft's layers to the target's distribution, on the target's text (2211.17192, section 3)."""
 
 import itertools
 import math
@@ -16,33 +16,34 @@ from paceline.distillation.conversation import Record
 from paceline.distillation.head import HeadIndex
 from paceline.distillation.loss import Agreement, Divergence, FrozenHead
 
+# The fraction of the budget in which the learning rate rises.
 WARM_UP_SHARE = 0.03
-# Of the peak learning rate, at the end.
+# The final learning rate, as a fraction of the highest.
 FINAL_SHARE = 0.05
 MAX_GRADIENT_NORM = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """How a training goes."""
+    """The settings of a training."""
 
-    # Tokens of the target's seen in all, repeats counted, or time spent on training.
+    # Tokens of the target that the training sees, with repeats, or time spent on training.
     budget: Budget
-    # Small batches learn more from as many tokens: 132,000 in ones of 1,024 came to alpha 0.25, 238,000 in ones of
-    # 4,096 to 0.20, in two thirds of the time.
+    # Small batches learn more from the same number of tokens: 132,000 tokens in batches of 1,024 gave alpha 0.25.
+    # 238,000 tokens in batches of 4,096 gave alpha 0.20, in two thirds of the time.
     batch_tokens: int = 1024
     learning_rate: float = 1e-3
     divergence: Divergence = Divergence.KL
-    # The share of the budget from which on it is the overlap in any case.
+    # When this fraction of the budget is used, the loss becomes the overlap.
     overlap_from: float = math.inf
     seed: int = 0
 
     def divergence_at(self, share: float) -> Divergence:
-        """What is minimised when `share` of the budget is used."""
+        """The loss when the fraction `share` of the budget is used."""
         return Divergence.OVERLAP if share >= self.overlap_from else self.divergence
 
     def rate(self, share: float) -> float:
-        """The learning rate when `share` of the budget is used: a linear rise, then half a cosine."""
+        """The learning rate when the fraction `share` of the budget is used: a linear rise, then half a cosine."""
         if share < WARM_UP_SHARE:
             return self.learning_rate * (share + 1e-3) / WARM_UP_SHARE
         fall = 0.5 * (1 + math.cos(math.pi * (share - WARM_UP_SHARE) / (1 - WARM_UP_SHARE)))
@@ -50,7 +51,7 @@ class TrainingPlan:
 
 
 class Trainer:
-    """One draft in training; its state can be saved after any step."""
+    """Trains one draft. Its state can be saved after any step."""
 
     def __init__(
         self, backbone: PreTrainedModel, head: FrozenHead, index: HeadIndex, plan: TrainingPlan, device: str = "cpu"
@@ -64,7 +65,7 @@ class Trainer:
         self._index = index
         self._plan = plan
         self._epoch = 0
-        # Batches of this pass that were used.
+        # Number of batches of this pass that were used.
         self._used = 0
         parameters = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(
@@ -74,11 +75,11 @@ class Trainer:
 
     @property
     def share(self) -> float:
-        """How much of the plan is done, in [0, 1]."""
+        """The used part of the plan's budget, in [0, 1]."""
         return self._plan.budget.share(self.seen, self.spent_s)
 
     def run(self, records: Sequence[Record]) -> Iterator[float]:
-        """Steps until the plan is fulfilled, pass after pass; yields each one's mean loss."""
+        """Runs steps, pass after pass, until the budget is used. Yields each step's mean loss."""
         assert records, "there must be something to learn from"
         while self.share < 1:
             batches = shuffled(records, self._plan.batch_tokens, self._plan.seed + self._epoch)
@@ -91,7 +92,7 @@ class Trainer:
             self._epoch, self._used = self._epoch + 1, 0
 
     def step(self, records: Sequence[Record]) -> float:
-        """One batch; returns its mean loss."""
+        """Trains on one batch. Returns its mean loss."""
         started_s = time.monotonic()
         batch = make_batch(records, self._index).to(self._device)
         loss = self._head.loss(self._hidden(batch.tokens)[batch.rows], batch.goal, self._plan.divergence_at(self.share))
@@ -107,7 +108,7 @@ class Trainer:
 
     @torch.no_grad()
     def agreement(self, records: Sequence[Record]) -> Agreement:
-        """Over all that the target wrote of `records`."""
+        """Agreement over all tokens that the target wrote in `records`."""
         total = Agreement(0.0, 0, 0)
         for part in shuffled(records, self._plan.batch_tokens, 0):
             batch = make_batch(part, self._index).to(self._device)
@@ -116,7 +117,7 @@ class Trainer:
         return total
 
     def save(self, path: Path) -> None:
-        """Whole or not at all."""
+        """Saves the state, completely or not at all."""
         state = {
             "backbone": {name: value for name, value in self.backbone.state_dict().items() if "embed" not in name},
             "optimizer": self._optimizer.state_dict(),

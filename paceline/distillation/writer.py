@@ -1,5 +1,7 @@
-"""Has the target write conversations with itself, in large batches: decoding many at once is bound by
-arithmetic, not by reading the weights, and some forty times as fast as one at a time.
+"""The writer: the target writes conversations with itself, many at the same time.
+
+In a large batch arithmetic takes the time, not the reading of the weights. It is about forty times as fast as one
+conversation at a time.
 """
 
 import itertools
@@ -15,17 +17,17 @@ from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
 
 BLOCK_SIZE = 64
-# Drawn from so many likeliest tokens: the text is material, its law need not be exact.
+# Tokens are sampled from this many likeliest ones. The text is only for training: its distribution need not be exact.
 CANDIDATES = 64
 USER = Style(temperature=1.0, top_p=0.95, max_tokens=160)
-# Half of the answers as users get them at temperature 0, half as they get them above it.
+# Half of the answers are greedy, half are sampled.
 ANSWERS = (Style(0.0, 1.0, 256), Style(0.8, 1.0, 256))
-# Most rows of prompts in one forward, a longer prompt's own apart.
+# Most prompt rows in one forward. A longer prompt runs too, with no other prompt beside it.
 MAX_PROMPT_ROWS = 512
 
 
 class Writer:
-    """`records` yields conversations as they are finished, while there are users' turns to answer."""
+    """Writes one conversation for each question, `at_once` at the same time."""
 
     def __init__(
         self, model: CpuLlama, frame: ChatFrame, at_once: int, top: int, seed: int,
@@ -34,13 +36,13 @@ class Writer:
     ) -> None:  # fmt: skip
         """`top`: how many likeliest tokens of each distribution are kept, at most CANDIDATES.
 
-        `longest_question`: tokens in any of `questions`.
+        `longest_question`: the most tokens of a question.
         """
         longest_answer = max(each.max_tokens for each in answers)
         longest = len(frame.before) + longest_question + USER.max_tokens + len(frame.after) + longest_answer
         self._blocks_each = -(-longest // BLOCK_SIZE)
         self._model = model
-        # The last place holds what all conversations begin with.
+        # The blocks after those of all conversations hold the frame's tokens, with which each conversation begins.
         self._attention = CpuPagedAttention(model.config, (at_once + 1) * self._blocks_each, BLOCK_SIZE)
         self._frame = frame
         self._frame_blocks = self._blocks(at_once)
@@ -50,35 +52,35 @@ class Writer:
         self._questions = enumerate(questions)
         self._ends = torch.tensor(model.config.eos_token_ids)
         self._read_frame()
-        # Who writes where; a place without a conversation has no more questions.
-        self._places = {place: begun for place in range(at_once) if (begun := self._begin(place)) is not None}
+        # Conversations by the index of their blocks. An index without a conversation means that no questions are left.
+        self._conversations = {index: begun for index in range(at_once) if (begun := self._begin(index)) is not None}
 
     def records(self) -> Iterator[tuple[int, Record]]:
-        """Conversations in the order they end, with the number of the question."""
-        while self._places:
-            for place in self._step():
-                done = self._places.pop(place)
-                if (begun := self._begin(place)) is not None:
-                    self._places[place] = begun
+        """Conversations in the order in which they end, each with the number of its question."""
+        while self._conversations:
+            for index in self._step():
+                done = self._conversations.pop(index)
+                if (begun := self._begin(index)) is not None:
+                    self._conversations[index] = begun
                 yield done.number, done.record
 
-    def _blocks(self, place: int) -> list[int]:
-        return list(range(place * self._blocks_each, (place + 1) * self._blocks_each))
+    def _blocks(self, index: int) -> list[int]:
+        return list(range(index * self._blocks_each, (index + 1) * self._blocks_each))
 
     def _read_frame(self) -> None:
-        """Its last token is left to each conversation: the first word is drawn after it."""
+        """Feeds the frame without its last token. Each conversation feeds that token, to sample after it."""
         begun, builder = self._frame.before[:-1], BatchBuilder()
         if begun:
             builder.add(begun, 0, self._frame_blocks, [False] * len(begun))
             self._forward(builder)
 
-    def _begin(self, place: int) -> Conversation | None:
+    def _begin(self, index: int) -> Conversation | None:
         asked = next(self._questions, None)
         if asked is None:
             return None
         num_cached = max(0, len(self._frame.before) - 1)
         used = -(-num_cached // BLOCK_SIZE)
-        self._attention.copy_blocks(self._frame_blocks[:used], self._blocks(place)[:used])
+        self._attention.copy_blocks(self._frame_blocks[:used], self._blocks(index)[:used])
         return Conversation(asked[0], self._frame, num_cached, USER, next(self._styles), asked[1])
 
     @torch.inference_mode()
@@ -88,34 +90,34 @@ class Writer:
 
     @torch.inference_mode()
     def _step(self) -> list[int]:
-        """One token for each; returns the places of those that are done."""
+        """Writes one token of each conversation. Returns the indices of the conversations that are done."""
         builder, room = BatchBuilder(), MAX_PROMPT_ROWS
         fed: list[int] = []
-        for place, conversation in self._places.items():
+        for index, conversation in self._conversations.items():
             num_rows = len(conversation.pending)
             if num_rows > 1 and room < min(num_rows, MAX_PROMPT_ROWS):
                 continue
             room -= num_rows if num_rows > 1 else 0
             wanted = [False] * (num_rows - 1) + [True]
-            builder.add(conversation.pending, len(conversation.tokens), self._blocks(place), wanted)
+            builder.add(conversation.pending, len(conversation.tokens), self._blocks(index), wanted)
             conversation.fed()
-            fed.append(place)
+            fed.append(index)
         self._write(fed, self._forward(builder))
-        return [place for place in fed if self._places[place].is_done]
+        return [index for index in fed if self._conversations[index].is_done]
 
-    def _write(self, places: list[int], logits: torch.Tensor) -> None:
-        """logits: [num_places, vocab_size]."""
+    def _write(self, indices: list[int], logits: torch.Tensor) -> None:
+        """Samples and writes a token for each index; logits: [num_rows, vocab_size], a row for each index."""
         total = logits.logsumexp(dim=-1, keepdim=True)
-        top, ids = logits.topk(CANDIDATES, dim=-1)  # [num_places, CANDIDATES]
-        tokens = self._draw(top, ids, [self._places[place].style for place in places])
+        top, ids = logits.topk(CANDIDATES, dim=-1)  # [num_rows, CANDIDATES]
+        tokens = self._sample(top, ids, [self._conversations[index].style for index in indices])
         ends = torch.isin(tokens, self._ends).tolist()
         top_ids = ids[:, : self._top].to(torch.int32).numpy()
         top_logprobs = (top - total)[:, : self._top].to(torch.float16).numpy()
-        for row, (place, token) in enumerate(zip(places, tokens.tolist(), strict=True)):
-            self._places[place].write(token, ends[row], top_ids[row], top_logprobs[row])
+        for row, (index, token) in enumerate(zip(indices, tokens.tolist(), strict=True)):
+            self._conversations[index].write(token, ends[row], top_ids[row], top_logprobs[row])
 
-    def _draw(self, top: torch.Tensor, ids: torch.Tensor, styles: list[Style]) -> torch.Tensor:
-        """One token a row: [num_places]."""
+    def _sample(self, top: torch.Tensor, ids: torch.Tensor, styles: list[Style]) -> torch.Tensor:
+        """Samples one token per row: [num_rows]. top and ids: [num_rows, CANDIDATES], the likeliest tokens."""
         temperature = torch.tensor([[max(style.temperature, 1e-3)] for style in styles])
         probs = torch.softmax(top / temperature, dim=-1)
         before = probs.cumsum(dim=-1) - probs

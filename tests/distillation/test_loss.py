@@ -13,16 +13,16 @@ HIDDEN, HEAD, TOP = 16, 40, 6
 
 def make_goal(num_rows: int) -> Goal:
     """Some tokens of each row's top are not in the head, and some mass is outside the top."""
-    places = torch.stack([torch.randperm(HEAD + 10)[:TOP] for _ in range(num_rows)]).clamp(max=HEAD)
+    indices = torch.stack([torch.randperm(HEAD + 10)[:TOP] for _ in range(num_rows)]).clamp(max=HEAD)
     probs = torch.softmax(torch.randn(num_rows, TOP) * 2, dim=-1) * 0.9
-    return Goal(places, probs)
+    return Goal(indices, probs)
 
 
 def plain_loss(logits: torch.Tensor, goal: Goal, divergence: Divergence) -> torch.Tensor:
     """Written out row by row."""
     total = torch.zeros(())
     for row, q in enumerate(logits.softmax(dim=-1)):
-        known = [(int(at), p) for at, p in zip(goal.places[row], goal.probs[row], strict=True) if at < HEAD]
+        known = [(int(at), p) for at, p in zip(goal.indices[row], goal.probs[row], strict=True) if at < HEAD]
         if divergence is Divergence.OVERLAP:
             total = total + 1 - sum(torch.minimum(q[at], p) for at, p in known)
             continue
@@ -52,9 +52,9 @@ def test_other_devices_operations_find_the_same(divergence: Divergence, dtype: t
     torch.manual_seed(0)
     goal, logits = make_goal(9), torch.randn(9, HEAD).to(dtype)
     by_overlap = divergence is Divergence.OVERLAP
-    losses, by_logits = gradient_torch.differentiate(logits, goal.places, goal.probs, by_overlap)
+    losses, by_logits = gradient_torch.differentiate(logits, goal.indices, goal.probs, by_overlap)
     found = np.empty(9, np.float32)
-    gradient.differentiate(bits_of(logits), goal.places.numpy(), goal.probs.numpy(), by_overlap, found)
+    gradient.differentiate(bits_of(logits), goal.indices.numpy(), goal.probs.numpy(), by_overlap, found)
     np.testing.assert_allclose(found, losses.numpy(), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(logits, by_logits, rtol=1e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-6)
 
@@ -67,7 +67,7 @@ def test_chunks_add_up() -> None:
     whole = head.loss(hidden, goal, Divergence.KL)
     parts = [slice(0, 5), slice(5, rows)]
     sums = [
-        float(head.loss(hidden[part], Goal(goal.places[part], goal.probs[part]), Divergence.KL)) * len(hidden[part])
+        float(head.loss(hidden[part], Goal(goal.indices[part], goal.probs[part]), Divergence.KL)) * len(hidden[part])
         for part in parts
     ]
     assert float(whole) == pytest.approx(sum(sums) / rows, rel=1e-5)
@@ -76,9 +76,9 @@ def test_chunks_add_up() -> None:
 def test_agreement_is_one_where_the_draft_is_the_target() -> None:
     torch.manual_seed(0)
     weight, hidden = torch.randn(HEAD, HIDDEN), torch.randn(9, HIDDEN)
-    probs, places = torch.softmax(hidden @ weight.T, dim=-1).topk(TOP, dim=-1)
-    found = FrozenHead(weight).agreement(hidden, Goal(places, probs))
+    probs, indices = torch.softmax(hidden @ weight.T, dim=-1).topk(TOP, dim=-1)
+    found = FrozenHead(weight).agreement(hidden, Goal(indices, probs))
     assert (found.top_1, found.num_rows) == (9, 9)
     assert found.alpha == pytest.approx(float(probs.sum()), rel=1e-4)
-    elsewhere = Goal(torch.full_like(places, HEAD), probs)
+    elsewhere = Goal(torch.full_like(indices, HEAD), probs)
     assert FrozenHead(weight).agreement(hidden, elsewhere).alpha == 0

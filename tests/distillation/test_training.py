@@ -134,7 +134,7 @@ def test_a_batch_asks_for_each_answer_token_where_it_was_drawn(records: list[Rec
             row = place * longest + record.num_prompt_tokens - 1 + offset
             assert batch.rows[at] == row
             assert batch.tokens.flatten()[row] == record.tokens[record.num_prompt_tokens - 1 + offset]
-            assert batch.goal.places[at].tolist() == record.top_ids[offset].tolist()
+            assert batch.goal.indices[at].tolist() == record.top_ids[offset].tolist()
             at += 1
     assert at == len(batch.rows)
 
@@ -146,9 +146,9 @@ def test_the_head_knows_the_tokens_that_came_most_often(records: list[Record]) -
     assert ids.tolist() == sorted(ids.tolist())
     assert counts[ids].min() >= np.sort(counts)[-10]
     index = HeadIndex(ids, VOCAB)
-    assert index.places(torch.tensor([int(ids[3])])).item() == 3
+    assert index.indices_of(torch.tensor([int(ids[3])])).item() == 3
     absent = next(token for token in range(VOCAB) if token not in ids)
-    assert index.places(torch.tensor([absent])).item() == 10
+    assert index.indices_of(torch.tensor([absent])).item() == 10
 
 
 def test_what_ends_first_ends_the_work() -> None:
