@@ -76,7 +76,7 @@ def check_same_tokenizer(draft: model_pb2.ModelCard, target: model_pb2.ModelCard
 
 async def _wait_for_target(target: Link, timeout_s: float) -> tuple[Tokenizer, model_pb2.ModelCard]:
     try:
-        await target.wait_up(timeout_s)
+        await target.wait_usable(timeout_s)
     except Unavailable as error:
         raise ConfigError(str(error)) from error
     assert target.channel is not None

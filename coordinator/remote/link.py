@@ -17,6 +17,7 @@ import grpc.aio
 
 from paceline.errors import Aborted, ConfigError, OutOfRange, PacelineError, Unavailable
 from paceline.rpc.channel import SPLIT_BYTES, open_channel
+from paceline.rpc.messages import PROTOCOL_VERSION
 from paceline.rpc.status import error_of_number
 from paceline.v1 import model_pb2
 
@@ -67,7 +68,9 @@ class Link:
         self._unsent: list[Any] = []
         self._newest_bytes = 0
         self._has_unsent = asyncio.Event()
+        # `time.monotonic`: when the server last sent something, and when the link came up.
         self._progress_s = 0.0
+        self._came_up_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self.messages_sent = 0
         self.channel: grpc.aio.Channel | None = None
@@ -155,8 +158,14 @@ class Link:
                 self._trouble = str(error)
                 if isinstance(error, ConfigError):
                     self._was_refused.set()
+            except Exception as error:
+                # Whatever it is: without this task, requests would wait for ever.
+                log.exception("the link to the %s server at %s failed", self.kind.name, self.address)
+                self._trouble = f"{type(error).__name__}: {error}"
             if self.is_up:
-                backoff_s = FIRST_BACKOFF_S
+                # A server that breaks as soon as it is up is not tried again at once.
+                if time.monotonic() - self._came_up_s > MAX_BACKOFF_S:
+                    backoff_s = FIRST_BACKOFF_S
                 log.warning("lost the %s server at %s: %s", self.kind.name, self.address, self._trouble)
             self._go_down()
             await asyncio.sleep(backoff_s)
@@ -165,21 +174,22 @@ class Link:
     async def _serve(self, channel: grpc.aio.Channel) -> None:
         """One connection's life. Returns or raises when it is over."""
         stub = self.kind.make_stub(channel)
-        card = await stub.Describe(model_pb2.DescribeModelRequest(), timeout=10)
+        card = _decoded(await stub.Describe(model_pb2.DescribeModelRequest(), timeout=10))
+        self._check_version(card)
         self._check_card(card)
         call = stub.Session()
-        hello = await call.read()
-        if hello is grpc.aio.EOF:
+        if _decoded(await call.read()) is grpc.aio.EOF:
             raise Unavailable("the server closed the session at once")
         self.card = card
         self.epoch += 1
         self.is_up = True
+        self._came_up_s = time.monotonic()
         self._came_up.set()
         log.info("%s server at %s is up: %s (%s)", self.kind.name, self.address, card.name, card.dtype)
         writer = asyncio.create_task(self._write(call))
         watch = asyncio.create_task(self._watch(call))
         try:
-            while (response := await call.read()) is not grpc.aio.EOF:
+            while (response := _decoded(await call.read())) is not grpc.aio.EOF:
                 self._progress_s = time.monotonic()
                 for answer in response.answers:
                     self._settle(answer)
@@ -188,7 +198,7 @@ class Link:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # It was the call that was cancelled, by the watch.
+            # It was the call that was cancelled, by the watch or the writer.
             raise Unavailable(self._trouble) from None
         finally:
             writer.cancel()
@@ -196,8 +206,7 @@ class Link:
             call.cancel()
 
     async def _write(self, call: Any) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # A broken stream is the reader's to report.
+        try:
             while True:
                 await self._has_unsent.wait()
                 # What gathered in this turn of the event loop, or during the last write, travels together.
@@ -206,6 +215,13 @@ class Link:
                 for request in requests:
                     await call.write(request)
                     self.messages_sent += 1
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # A broken stream is the reader's to report.
+            return
+        except Exception as error:
+            log.exception("sending to the %s server at %s failed", self.kind.name, self.address)
+            self._trouble = f"{type(error).__name__}: {error}"
+            call.cancel()
 
     async def _watch(self, call: Any) -> None:
         """Breaks the stream when answers are due and the server shows no progress."""
@@ -221,6 +237,10 @@ class Link:
             # A Truncate that failed says so by its sequence's next command as well.
             return
         kind = answer.WhichOneof("answer")
+        if kind is None:
+            raise Unavailable("the server sent an answer of unknown kind")
+        if kind == "opened":
+            raise Unavailable("the server sent 'opened' in answer to another command")
         if kind != "failure":
             future.set_result(getattr(answer, kind))
             return
@@ -233,6 +253,13 @@ class Link:
             error = CacheError(failure.cache_length, failure.message)
         future.set_exception(error)
 
+    def _check_version(self, card: model_pb2.ModelCard) -> None:
+        if card.protocol_version != PROTOCOL_VERSION:
+            raise ConfigError(
+                f"the {self.kind.name} server at {self.address} speaks version {card.protocol_version} of the protocol; "
+                f"this coordinator speaks version {PROTOCOL_VERSION}"
+            )
+
     def _go_down(self) -> None:
         self.is_up = False
         self._came_up.clear()
@@ -244,3 +271,10 @@ class Link:
                 future.set_exception(
                     Unavailable(f"lost the {self.kind.name} server at {self.address}: {self._trouble}")
                 )
+
+
+def _decoded(message: Any) -> Any:
+    """grpc gives None for bytes that it can't decode. Raises Unavailable for it."""
+    if message is None:
+        raise Unavailable("the server sent a message that is not valid protobuf of the expected type")
+    return message

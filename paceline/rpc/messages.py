@@ -21,6 +21,9 @@ from paceline.sampling import (
 )  # fmt: skip
 from paceline.v1 import model_pb2, sampling_pb2
 
+# What both ends of a link must agree on (`ModelCard.protocol_version`).
+PROTOCOL_VERSION = 1
+
 _DRAFTERS = {
     sampling_pb2.DRAFTER_MODEL: Drafter.MODEL,
     sampling_pb2.DRAFTER_NGRAM: Drafter.NGRAM,

@@ -17,12 +17,10 @@ from paceline.engine.scheduling.commands import Answer, Command, Open, Opened, R
 from paceline.engine.scheduling.session import Session as EngineSession
 from paceline.errors import InvalidArgument, NotFound, OutOfRange, PacelineError
 from paceline.rpc.channel import SPLIT_BYTES
-from paceline.rpc.messages import sampling_from_message
+from paceline.rpc.messages import PROTOCOL_VERSION, sampling_from_message
 from paceline.rpc.status import number_of
 from paceline.sampling import MAX_LISTED_IDS, require, require_at_most
 from paceline.v1 import model_pb2
-
-PROTOCOL_VERSION = 1
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,208 @@
+"""A link to a server that is broken: it goes down and says why, nobody waits for ever, and it comes up again.
+
+The server is a fake, because a real one never sends such answers.
+"""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.__main__ import TARGET
+from coordinator.remote.link import Link
+from paceline.errors import ConfigError, Unavailable
+from paceline.rpc.messages import PROTOCOL_VERSION
+from paceline.rpc.server import Server
+from paceline.v1 import model_pb2, target_pb2
+
+WAIT_S = 20.0
+
+
+class Raw:
+    """Bytes in place of a message."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def SerializeToString(self) -> bytes:
+        return self._data
+
+
+def good(command: Any) -> Any:
+    response = target_pb2.TargetResponse()
+    response.answers.add(command_id=command.command_id).verdict.tokens.append(7)
+    return response
+
+
+def of_no_kind(command: Any) -> Any:
+    response = target_pb2.TargetResponse()
+    response.answers.add(command_id=command.command_id)
+    return response
+
+
+def of_a_kind_from_the_future(command: Any) -> Any:
+    # Field 15 of TargetAnswer, a message without content.
+    answer = bytes([0x08, command.command_id, 0x7A, 0x00])
+    return Raw(bytes([0x12, len(answer)]) + answer)
+
+
+def of_another_command(command: Any) -> Any:
+    response = target_pb2.TargetResponse()
+    response.answers.add(command_id=command.command_id).opened.SetInParent()
+    return response
+
+
+def no_answer(command: Any) -> Any:
+    return target_pb2.TargetResponse(engine_steps=1)
+
+
+def no_message(command: Any) -> Any:
+    return Raw(b"\xff\xff\xff")
+
+
+class FakeTarget:
+    """Answers as it is told to: the first session by `answer`, later ones well."""
+
+    def __init__(self, answer: Any = good, version: int = PROTOCOL_VERSION) -> None:
+        self.version = version
+        self.sessions = 0
+        self._answer = answer
+
+    async def Describe(self, request: Any, context: Any) -> Any:
+        return model_pb2.ModelCard(name="fake", protocol_version=self.version, max_model_len=512)
+
+    async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.sessions += 1
+        answer = self._answer if self.sessions == 1 else good
+        yield target_pb2.TargetResponse(hello=model_pb2.Hello(session_id="fake"))
+        async for request in requests:
+            for command in request.commands:
+                yield answer(command)
+
+    async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        yield target_pb2.TokenizerPiece(file_name="tokenizer.json", data=b"{}")
+
+    async def Truncate(self, request: Any, context: Any) -> Any:
+        return model_pb2.TruncateResponse()
+
+    async def Release(self, request: Any, context: Any) -> Any:
+        return model_pb2.ReleaseResponse()
+
+
+@contextlib.asynccontextmanager
+async def serving(fake: FakeTarget, folder: Path) -> AsyncIterator[str]:
+    server = Server(f"unix:{folder}/fake.sock")
+    server.add_service(target_pb2.DESCRIPTOR.services_by_name["Target"], fake)
+    address = await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def linked(address: str, check_card: Any = lambda card: None) -> AsyncIterator[Link]:
+    link = Link(TARGET, address, check_card)
+    link.start()
+    try:
+        yield link
+    finally:
+        await link.stop()
+
+
+async def ask(link: Link) -> Any:
+    return await asyncio.wait_for(link.request(1, lambda command: command.verify.SetInParent()), WAIT_S)
+
+
+BROKEN = {
+    "of no kind": (of_no_kind, "an answer of unknown kind"),
+    "of a kind from the future": (of_a_kind_from_the_future, "an answer of unknown kind"),
+    "to another command": (of_another_command, "'opened'"),
+    "no message": (no_message, "not valid protobuf"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_a_server_with_broken_answers_is_left_saying_why_and_tried_again(name: str, tmp_path: Path) -> None:
+    answer, reason = BROKEN[name]
+    async with serving(FakeTarget(answer), tmp_path) as address, linked(address) as link:
+        await link.wait_up(WAIT_S)
+        first_epoch = link.epoch
+        with pytest.raises(Unavailable, match=reason) as caught:
+            await ask(link)
+        assert address in str(caught.value)
+        await link.wait_up(WAIT_S)
+        assert link.epoch > first_epoch
+        assert list((await ask(link)).tokens) == [7]
+
+
+async def test_a_fault_in_the_links_own_code_does_not_end_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    faults = [RuntimeError("a fault of ours")]
+
+    def check_card(card: Any) -> None:
+        if faults:
+            raise faults.pop()
+
+    async with serving(FakeTarget(), tmp_path) as address, linked(address, check_card) as link:
+        await link.wait_up(WAIT_S)
+        assert list((await ask(link)).tokens) == [7]
+    assert "a fault of ours" in caplog.text
+
+
+async def test_a_fault_while_sending_fails_those_who_wait(tmp_path: Path) -> None:
+    async with serving(FakeTarget(no_answer), tmp_path) as address, linked(address) as link:
+        await link.wait_up(WAIT_S)
+        asking = asyncio.create_task(ask(link))
+        while link.messages_sent == 0:
+            await asyncio.sleep(0.01)
+        # A fault of the link's own: this is no list of messages.
+        link._unsent = None  # type: ignore[assignment]
+        link._has_unsent.set()
+        with pytest.raises(Unavailable, match="lost the target server"):
+            await asking
+        await link.wait_up(WAIT_S)
+        assert list((await ask(link)).tokens) == [7]
+
+
+async def test_a_server_of_another_protocol_version_is_refused_naming_both(tmp_path: Path) -> None:
+    async with serving(FakeTarget(version=PROTOCOL_VERSION + 1), tmp_path) as address, linked(address) as link:
+        with pytest.raises(ConfigError, match=f"version {PROTOCOL_VERSION + 1} .*version {PROTOCOL_VERSION}"):
+            await link.wait_usable(WAIT_S)
+
+
+async def test_a_link_stays_down_when_a_server_of_another_version_takes_its_place(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        async with serving(FakeTarget(), tmp_path) as address:
+            link = await stack.enter_async_context(linked(address))
+            await link.wait_up(WAIT_S)
+        newer = FakeTarget(version=PROTOCOL_VERSION + 1)
+        await stack.enter_async_context(serving(newer, tmp_path))
+        trouble = ""
+        async with asyncio.timeout(WAIT_S):
+            while "version" not in trouble:
+                try:
+                    await link.wait_up(0.1)
+                except Unavailable as error:
+                    trouble = str(error)
+                await asyncio.sleep(0.01)
+        assert f"version {PROTOCOL_VERSION + 1}" in trouble
+        assert not link.is_up
+        assert newer.sessions == 0
+
+
+async def test_a_coordinator_ends_where_its_target_is_of_another_version(tmp_path: Path) -> None:
+    async with serving(FakeTarget(version=PROTOCOL_VERSION + 1), tmp_path) as address:
+        flags = ("--target", address, "--draft", "none", "--listen", f"unix:{tmp_path}/coordinator.sock")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "coordinator", *flags, stderr=asyncio.subprocess.PIPE
+        )
+        _, stderr = await process.communicate()
+    [line] = [line for line in stderr.decode().splitlines() if line.startswith("error:")]
+    assert f"version {PROTOCOL_VERSION + 1}" in line
+    assert f"version {PROTOCOL_VERSION}" in line
+    assert process.returncode == 1
+    assert "Traceback" not in stderr.decode()
