@@ -3,6 +3,8 @@
 import os
 import re
 
+import re
+
 import grpc.aio
 
 from paceline.errors import InvalidArgument

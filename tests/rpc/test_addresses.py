@@ -1,0 +1,57 @@
+"""Addresses: what is none is refused by name, and what is one is listened on as it stands."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError, InvalidArgument
+from paceline.rpc.channel import check_address
+from paceline.rpc.health import is_serving
+from paceline.rpc.server import Server
+
+GOOD = ["127.0.0.1:50050", "localhost:1", "0.0.0.0:65535", "[::1]:50050", "[::]:50050", "draft_server:50051", "a.b-c.d:80", "unix:x", "unix:/a/b.sock"]  # fmt: skip
+BAD = [
+    "127.0.0.1:99999", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1", "127.0.0.1:", ":50050", "::1:50050", "[::1]", "50050", "",
+    "127.0.0.1:0x10", "127.0.0.1:1:2", "http://127.0.0.1:80", "127.0.0.1:80/", "unix:", "a b:80", "127.0.0.1:٣",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_an_address_is_taken(text: str) -> None:
+    check_address("--target", text)
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_no_address_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"^--target is .*; it must be HOST:PORT .* or unix:PATH$"):
+        check_address("--target", text)
+
+
+def test_port_0_is_for_those_who_listen() -> None:
+    check_address("--listen", "127.0.0.1:0", least_port=0)
+    with pytest.raises(InvalidArgument, match=r"a port in \[1, 65535\]"):
+        check_address("--target", "127.0.0.1:0")
+
+
+@pytest.mark.parametrize("text", BAD)
+async def test_a_server_refuses_to_listen_there_naming_the_flag(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--listen is .*a port in \[0, 65535\]"):
+        Server(text)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0", "unix:"])
+async def test_a_server_is_found_at_the_address_it_tells(listen: str, tmp_path: Path) -> None:
+    if "[" in listen:
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    server = Server(f"unix:{tmp_path}/it.sock" if listen == "unix:" else listen)
+    address = await server.start()
+    try:
+        assert address.startswith(listen.removesuffix("0"))
+        assert await asyncio.to_thread(is_serving, address)
+    finally:
+        await server.stop(0)
