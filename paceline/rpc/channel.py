@@ -3,8 +3,6 @@
 import os
 import re
 
-import re
-
 import grpc.aio
 
 from paceline.errors import InvalidArgument

@@ -34,8 +34,11 @@ class Server:
     """One or more services behind one address."""
 
     def __init__(self, listen: str) -> None:
-        """`listen`: HOST:PORT (port 0: any free one) or unix:PATH. Raises InvalidArgument."""
-        check_address("listen", listen, is_listening=True)
+        """`listen`: HOST:PORT (port 0: any free one) or unix:PATH. Raises ConfigError if it is neither."""
+        try:
+            check_address("--listen", listen, is_listening=True)
+        except InvalidArgument as error:
+            raise ConfigError(str(error)) from error
         self._listen = listen
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()

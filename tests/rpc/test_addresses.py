@@ -11,10 +11,10 @@ from paceline.rpc.channel import check_address
 from paceline.rpc.health import is_serving
 from paceline.rpc.server import Server
 
-GOOD = ["127.0.0.1:50050", "localhost:1", "0.0.0.0:65535", "[::1]:50050", "[::]:50050", "draft_server:50051", "a.b-c.d:80", "unix:x", "unix:/a/b.sock"]  # fmt: skip
+GOOD = ["127.0.0.1:50050", "localhost:1", "0.0.0.0:65535", "[::1]:50050", "[::]:50050", "draft_server:50051", "a.b-c.d:80", "unix:x", "unix:/a/b c.sock", "unix:///tmp/x.sock"]  # fmt: skip
 BAD = [
     "127.0.0.1:99999", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1", "127.0.0.1:", ":50050", "::1:50050", "[::1]", "50050", "",
-    "127.0.0.1:0x10", "127.0.0.1:1:2", "http://127.0.0.1:80", "127.0.0.1:80/", "unix:", "a b:80", "127.0.0.1:٣",
+    "127.0.0.1:0x10", "127.0.0.1:1:2", "http://127.0.0.1:80", "127.0.0.1:80/", "unix:", "a b:80", "127.0.0.1:٣", "unix:/tmp/" + "x" * 103, "unix:/tmp/\udce9", "host:50 050",
 ]  # fmt: skip
 
 
@@ -25,12 +25,14 @@ def test_an_address_is_taken(text: str) -> None:
 
 @pytest.mark.parametrize("text", BAD)
 def test_what_is_no_address_is_refused_by_name(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"^--target is .*; it must be HOST:PORT .* or unix:PATH$"):
+    with pytest.raises(
+        InvalidArgument, match=r"^--target is .*; it must be HOST:PORT or unix:PATH, with a port in \[1, 65535\]"
+    ):
         check_address("--target", text)
 
 
 def test_port_0_is_for_those_who_listen() -> None:
-    check_address("--listen", "127.0.0.1:0", least_port=0)
+    check_address("--listen", "127.0.0.1:0", is_listening=True)
     with pytest.raises(InvalidArgument, match=r"a port in \[1, 65535\]"):
         check_address("--target", "127.0.0.1:0")
 
