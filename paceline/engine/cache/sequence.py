@@ -75,7 +75,7 @@ class Sequence:
             self._digests.append(digest)
 
     def missing_blocks(self, length: int) -> int:
-        """Blocks that `reserve` would take."""
+        """Number of blocks that `reserve` would take."""
         more = max(0, self._pool.blocks_for(length) - len(self.blocks))
         return more + (self._shared_index() is not None)
 
