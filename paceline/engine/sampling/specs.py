@@ -60,7 +60,7 @@ class Argmax(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class ArgmaxWithLenience(SampleSpec):
-    """The likeliest token, and whether `draft` is at least `lenience` times as likely. Gives LenientSample."""
+    """The likeliest token, and whether p(draft) >= lenience * its probability. Gives LenientSample."""
 
     draft: int
     lenience: float
