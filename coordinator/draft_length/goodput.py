@@ -13,7 +13,7 @@ from coordinator.draft_length.costs import Costs
 from coordinator.round import Round
 from paceline.sampling import Bounds
 
-# A request starts from the acceptance of all requests, which counts as this many of its own decided drafts.
+# A request's alpha starts from the alpha of all requests, which counts as this many of its own decided drafts.
 PRIOR_WEIGHT = 12.0
 # Factor on the weight of older drafts, for each decided draft.
 MEMORY = 0.98
