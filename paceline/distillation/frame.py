@@ -35,8 +35,8 @@ class ChatFrame:
         """
         if tokenizer.chat_template is None:
             raise ConfigError("the target has no chat template; distillation needs one to have it write conversations")
-        turn = [{"role": "user", "content": _MARK}]
-        text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        message = [{"role": "user", "content": _MARK}]
+        text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
         before, mark, after = text.partition(_MARK)
         if not mark:
             raise ConfigError("the target's chat template does not contain the user's turn as it is")
