@@ -1,4 +1,4 @@
-"""A loaded model's place on a GPU: weights, budget, cache, graphs."""
+"""The CUDA backend's builder: puts a loaded model on a GPU with its budget, cache and graphs."""
 
 import time
 from collections.abc import Callable
@@ -20,8 +20,10 @@ from paceline.engine.dtypes import DTYPES
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
+# The default of `block_size`, in tokens.
 BLOCK_SIZE = 16
-# There are graphs for rounds of so many rows and for contexts of so many tokens; beyond either, kernels are launched.
+# Graphs are captured for steps up to this many rows and contexts up to this many tokens. Larger steps launch each
+# kernel.
 GRAPH_ROWS = 64
 GRAPH_TOKENS = 16_384
 
@@ -32,16 +34,16 @@ class Memory(Protocol):
     total: int
 
     def used(self) -> int:
-        """By this process's tensors, now."""
+        """Bytes that this process's tensors take at this moment."""
         ...
 
     def peak_of(self, run: Callable[[], object]) -> int:
-        """The most that `run` has beside what was there before."""
+        """The most bytes that `run` takes in addition to those used before it."""
         ...
 
 
 class CudaMemory:
-    """By torch's own count."""
+    """A GPU's memory, as torch counts it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -78,7 +80,7 @@ def build_on(
     device: torch.device,
     memory: Memory,
 ) -> Backend:
-    """The same on any device."""
+    """As `build_cuda`, but on any device, for tests."""
     head_dim = loaded.config.head_dim
     if head_dim & (head_dim - 1):
         raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
@@ -117,16 +119,18 @@ def _fit(
     device: torch.device,
     memory: Memory,
 ) -> Budget:
-    """Weights are in place; activations are measured in the largest batch, at the end of the longest context, on a
-    cache of its own."""
+    """Measures the budget. The weights are already on the device.
+
+    Measures the activations of the largest batch, at the end of the longest context, with a small trial cache.
+    """
     weights = memory.used()
     block_size = config.block_size or BLOCK_SIZE
     num_rows = min(config.max_batch_tokens, model.max_model_len)
     num_blocks = -(-num_rows // block_size)
     trial = _cache(model, num_blocks + 1, block_size, DTYPES[config.dtype], device)
     builder = BatchBuilder()
-    # What it reads means nothing: blocks over and over.
-    blocks = [place % num_blocks for place in range(-(-model.max_model_len // block_size))]
+    # The forward's values do not matter here, so the block table repeats the trial cache's blocks.
+    blocks = [index % num_blocks for index in range(-(-model.max_model_len // block_size))]
     builder.add([0] * num_rows, model.max_model_len - num_rows, blocks, [False] * (num_rows - 1) + [True])
     batch = builder.build(num_rows)
     staging = Staging(ForwardShape.of(batch, batch_invariant), num_blocks + 1, block_size, device)

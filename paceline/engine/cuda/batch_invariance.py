@@ -1,4 +1,4 @@
-"""Does a row's result depend on the rows beside it? Measured on this GPU: see `engine.row_invariance`."""
+"""Batch invariance check on this GPU: does a row's result depend on the rows beside it? See `cpu.batch_invariance`."""
 
 import torch
 
@@ -8,7 +8,7 @@ from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.staging import Staging
 
-# Split sizes tried against one run of all rows: those of rounds, and of chunks.
+# The rows run in parts of each of these sizes, as in rounds and in chunks. Each result is compared with one run of all.
 SPLITS = (1, 5, 17, 40)
 NUM_ROWS = 80
 
@@ -17,9 +17,9 @@ NUM_ROWS = 80
 def find_batch_variant_parts(
     model: CudaLlama, attention: CudaPagedAttention, batch_invariant: bool, device: torch.device
 ) -> list[str]:
-    """["forward"] where logits of some tokens differ with how they are split; empty if the same bits are assured.
+    """["forward"] if the logits change when the rows run in parts; empty if the model is batch invariant.
 
-    Uses the cache's first blocks, while they are nobody's.
+    Writes to the cache's first blocks, so no sequence may hold them yet.
     """
     num_rows = min(NUM_ROWS, model.max_model_len, (attention.num_blocks - 1) * attention.block_size)
     generator = torch.Generator().manual_seed(0)

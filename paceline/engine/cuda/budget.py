@@ -1,26 +1,28 @@
-"""What of a GPU's memory goes where."""
+"""The budget of a GPU's memory: weights, KV cache, activations, graphs and a reserve."""
 
 from dataclasses import dataclass
 
 from paceline.errors import ConfigError
 
 MIB = 2**20
-# For the library's workspaces, and what is lost between tensors.
+# For the workspaces of torch's libraries, and for gaps between tensors.
 RESERVE_BYTES = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """One server's share, in bytes."""
+    """One server's budget. All sizes are in bytes."""
 
+    # The whole GPU.
     total: int
-    # Of the whole GPU.
+    # The part of `total` that this server may use.
     fraction: float
     weights: int
     # The most that a forward of the largest batch takes beside weights and cache.
     activations: int
-    # Of captured graphs, arrays of fixed shapes among them.
+    # Captured graphs, with their arrays of fixed shapes.
     graphs: int
+    # One block of the KV cache.
     block: int
     num_blocks: int
 
@@ -28,8 +30,10 @@ class Budget:
     def fit(
         cls, total: int, fraction: float, weights: int, activations: int, graphs: int, block: int, cache: int | None
     ) -> "Budget":
-        """`cache`: bytes for keys and values; None takes what is left. Raises ConfigError with the table where two
-        blocks do not fit."""
+        """Computes the number of blocks. `cache`: bytes for keys and values; None takes all that is left.
+
+        Raises ConfigError with the budget if two blocks, or `cache` bytes, do not fit.
+        """
         left = int(total * fraction) - weights - activations - graphs - RESERVE_BYTES
         num_blocks = (left if cache is None else cache) // block
         made = cls(total, fraction, weights, activations, graphs, block, max(0, num_blocks))
@@ -44,7 +48,7 @@ class Budget:
 
     @property
     def used(self) -> int:
-        """All of it together."""
+        """The sum of all parts, in bytes."""
         return self.weights + self.activations + self.graphs + RESERVE_BYTES + self.block * self.num_blocks
 
     def __str__(self) -> str:

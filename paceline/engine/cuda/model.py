@@ -1,4 +1,4 @@
-"""The decoder forward on a GPU, over a flat batch of rows: the same models as `engine.llama`."""
+"""The decoder forward on a GPU, over a flat batch of rows, for the same models as `cpu.llama`."""
 
 from functools import partial
 
@@ -30,10 +30,10 @@ class Layer:
         def linear(*names: str) -> CudaLinear:
             return make(*fused(tensors, prefix, *names))
 
-        def norm(name: str) -> torch.Tensor:
+        def norm(name: str) -> torch.Tensor:  # [hidden_size] float32
             return tensors.pop(f"{prefix}{name}.weight").float().to(device)
 
-        def head_norm(name: str) -> torch.Tensor | None:  # Qwen3 only
+        def head_norm(name: str) -> torch.Tensor | None:  # Qwen3 only: [head_dim] float32
             weight = tensors.pop(f"{prefix}{name}.weight", None)
             return None if weight is None else weight.float().to(device)
 
@@ -54,7 +54,10 @@ class CudaLlama:
         self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool,
         device: torch.device,
     ) -> None:  # fmt: skip
-        """Takes the tensors out of `tensors`, each to the GPU as it comes. Raises ConfigError if one is missing or has another shape."""
+        """Takes the tensors out of `tensors` and copies them to the GPU one by one.
+
+        Raises ConfigError if a tensor is missing or has a wrong shape.
+        """
         self.config = config
         self.max_model_len = max_model_len
         check_shapes(config, tensors)
@@ -62,7 +65,7 @@ class CudaLlama:
         cos, sin = (table.to(device) for table in rope_tables(config, max_model_len))
         self._embedding = tensors["model.embed_tokens.weight"].to(device)  # [vocab_size, hidden_size]
         head = tensors["model.embed_tokens.weight"] if config.tied_embeddings else tensors.pop("lm_head.weight")
-        ids = tensors.pop("head_ids", None)  # [head_size], of a distilled draft
+        ids = tensors.pop("head_ids", None)  # [head_size], only in distilled drafts
         self._head_ids = None if ids is None else ids.long().to(device)
         shared = self._embedding if config.tied_embeddings else head
         self._head = make(shared if ids is None else head[ids.long()], None)
@@ -71,12 +74,15 @@ class CudaLlama:
 
     @property
     def num_bytes(self) -> int:
-        """Of the weights that a forward reads."""
+        """Bytes of weights that a forward reads."""
         products = [each for layer in self.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return sum(each.num_bytes for each in (*products, self._head))
 
     def forward(self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor) -> torch.Tensor:
-        """Feeds the plan's rows into the cache; the wanted rows' logits go to `out`: [num_wanted, vocab_size] float32."""
+        """Feeds the plan's rows into the cache.
+
+        Writes the wanted rows' logits to out: [num_wanted, vocab_size] float32.
+        """
         eps = self.config.norm_eps
         x = functional.embedding(plan.tokens, self._embedding)  # [num_rows, hidden_size]
         added = None
@@ -97,5 +103,5 @@ class CudaLlama:
         return out.fill_(UNKNOWN_LOGIT).index_copy_(1, self._head_ids, logits.float())
 
     def new_logits(self, num_rows: int) -> torch.Tensor:
-        """[num_rows, vocab_size] float32, for `forward` to write to."""
+        """An empty array for `forward` to write to: [num_rows, vocab_size] float32."""
         return torch.empty((num_rows, self.config.vocab_size), device=self._embedding.device)

@@ -1,11 +1,11 @@
-"""Attention over a paged cache on a GPU, for a few query rows of each sequence or a chunk of a prompt.
+"""Paged attention on a GPU, for a few query rows of each sequence or a chunk of a prompt.
 
     keys[layer], values[layer]: [num_blocks, block_size, kv_heads, head_dim]
 
-A program takes a tile, some rows of one sequence with all query heads of one KV head, over one stretch of PART_TOKENS
-positions (Dao et al. 2023, "Flash-Decoding"); a second kernel adds a row's stretches up in their order. Stretches
-begin at fixed positions, and a row of a matrix product is its own: so a row's bits do not depend on what runs beside
-it, nor on how many rows a tile has.
+A tile is some rows of one sequence, with all query heads of one KV head. A program computes one tile over one part of
+PART_TOKENS positions (Dao et al. 2023, "Flash-Decoding"). A second kernel adds each row's parts in order. Parts begin
+at fixed positions, and each row of a matrix product is computed separately, so attention is batch invariant. It does
+not depend on the number of rows in a tile either.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ import triton.language as tl
 
 from paceline.engine.cuda.forward_plan import PART_TOKENS, ForwardPlan, ForwardShape
 
-# The most that results of stretches take at once; a chunk of a prompt behind a long context takes several turns.
+# The most memory for the parts' results. A chunk of a prompt after a long context may need several passes.
 RESULT_BYTES = 256 << 20
-# Positions that a program goes through at a time.
+# Positions that a program reads in one pass of its loop.
 CHUNK_TOKENS = 32
-# Least size of a matrix product's sides.
+# The smallest side of a matrix product in Triton.
 _LEAST_ROWS = 16
 _LOG2_E = 1.4426950408889634
 
@@ -38,13 +38,13 @@ def _attend_part(
     table = tables + tl.load(tiles + tile * 4 + 3).to(tl.int64) * table_width
     last = position + num_rows - 1
     if (num_rows > 0) & (part * PART <= last):
-        # A tile's queries: row by row, in each the heads of this KV head.
+        # The order of a tile's queries: row by row, and in each row the heads of this KV head.
         query = tl.arange(0, TILE_QUERIES)
         row, head = query // GROUP, kv_head * GROUP + query % GROUP
         is_query = row < num_rows
         d = tl.arange(0, HEAD_DIM)
-        place = (first_row + row).to(tl.int64) * (GROUP * KV_HEADS) + head
-        q = tl.load(queries + place[:, None] * HEAD_DIM + d[None, :], mask=is_query[:, None], other=0.0)
+        index = (first_row + row).to(tl.int64) * (GROUP * KV_HEADS) + head
+        q = tl.load(queries + index[:, None] * HEAD_DIM + d[None, :], mask=is_query[:, None], other=0.0)
         peak = tl.full([TILE_QUERIES], -float("inf"), tl.float32)
         total = tl.zeros([TILE_QUERIES], tl.float32)
         sums = tl.zeros([TILE_QUERIES, HEAD_DIM], tl.float32)
@@ -54,11 +54,12 @@ def _attend_part(
             at = ((block * BLOCK_TOKENS + token % BLOCK_TOKENS) * KV_HEADS + kv_head) * HEAD_DIM
             k = tl.load(keys + at[:, None] + d[None, :], mask=(token <= last)[:, None], other=0.0)
             v = tl.load(values + at[:, None] + d[None, :], mask=(token <= last)[:, None], other=0.0)
-            # Of float32 all digits count.
+            # "ieee" keeps all digits of float32.
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
             scores = tl.where(token[None, :] <= (position + row)[:, None], scores, -float("inf"))
             higher = tl.maximum(peak, tl.max(scores, 1))
-            # A row that has seen nothing yet has no peak to take off.
+            # Before a row attends to its first position, its peak is -inf. Subtract 0 instead, because -inf minus -inf
+            # is not a number.
             base = tl.where(higher == -float("inf"), 0.0, higher)
             shrink = tl.exp2(peak - base)
             weights = tl.exp2(scores - base[:, None])
@@ -92,7 +93,7 @@ def _add_parts(
             has = (row < num_rows) & (part * PART <= position + row)
             its_peak = tl.load(peaks + at, mask=has, other=-float("inf"))
             higher = tl.maximum(peak, its_peak)
-            # Of rows that the tile has not, and of padding, nothing.
+            # Rows outside the tile and padding rows have the peak -inf. Subtract 0 instead.
             base = tl.where(higher == -float("inf"), 0.0, higher)
             shrink, weight = tl.exp2(peak - base), tl.exp2(its_peak - base)
             total = total * shrink + tl.load(totals + at, mask=has, other=0.0) * weight
@@ -100,14 +101,14 @@ def _add_parts(
             sums = sums * shrink[:, None] + its_sums * weight[:, None]
             peak = higher
         sums = sums / tl.where(total > 0, total, 1.0)[:, None]
-        place = (first_row + row) * NUM_HEADS + head
+        index = (first_row + row) * NUM_HEADS + head
         tl.store(
-            out + place[:, None] * HEAD_DIM + d[None, :], sums.to(out.dtype.element_ty), mask=(row < num_rows)[:, None]
+            out + index[:, None] * HEAD_DIM + d[None, :], sums.to(out.dtype.element_ty), mask=(row < num_rows)[:, None]
         )
 
 
 def tiles_at_once(plan: ForwardPlan | ForwardShape, num_heads: int, head_dim: int) -> tuple[int, int]:
-    """Of how many tiles the stretches' results are kept at once, and the bytes they take."""
+    """How many tiles one pass computes, so that the parts' results fit into RESULT_BYTES; and the results' bytes."""
     num_tiles = plan.num_tiles
     tile_bytes = 4 * plan.tile_rows * num_heads * plan.num_parts * (head_dim + 2)
     at_once = min(num_tiles, max(1, RESULT_BYTES // tile_bytes))
@@ -122,19 +123,22 @@ class CudaPagedAttention:
         dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip
         shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
-        # The last block is nobody's: padding rows are written there.
+        # No sequence holds the last block: padding rows are written to it.
         self.num_blocks, self.block_size = num_blocks, block_size
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self._factor = head_dim**-0.5 * _LOG2_E
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
-        """Copies blocks' keys and values, in all layers."""
+        """Copies blocks' keys and values in all layers."""
         for cache in (self.keys, self.values):
             cache[:, destinations] = cache[:, sources]
 
     def attend(self, layer: int, queries: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
-        """queries: [num_rows, heads, head_dim], rotated, their keys and values in the cache. Returns the same shape."""
+        """queries: [num_rows, heads, head_dim], rotated. Returns the same shape.
+
+        The keys and values of these rows must be in the cache.
+        """
         num_heads, head_dim = queries.shape[1:]
         kv_heads = self.keys.shape[3]
         group = num_heads // kv_heads

@@ -1,8 +1,8 @@
-"""The ways to multiply by a weight on a GPU: the library's, and tiles of ours, of bfloat16 or int8 weights.
+"""Products on a GPU: linear layers with torch's product, or with our tiles of bfloat16 or int8 weights.
 
-Reading weights is what a product of a few rows costs. Tiles of int8 weights read half as much. Tiles of one size, in
-spans of input features that the weight's shape alone decides, added up in one order whatever the number of rows, give a
-row the same bits in any company; the library chooses another kernel for another number of rows.
+For few rows, reading the weights takes most of the time, and int8 weights are half as large. Our product is batch
+invariant: all tiles have one size, and the input features are divided into spans that depend only on the weight's shape
+and are added in one order. torch's product is not: cuBLAS selects its kernel by the number of rows.
 """
 
 from typing import Any, Protocol
@@ -16,27 +16,29 @@ from paceline.engine.models.quantization import quantise
 
 # Of a tile: rows, output features and input features at a time.
 TILE_ROWS, TILE_FEATURES, TILE_DEPTH = 16, 32, 128
-# Programs that keep a large GPU busy, some for each of its processors.
+# Number of programs that keeps all processors of a large GPU busy.
 PROGRAMS = 512
+# Most spans of a product, and the fewest input features in a span.
 MOST_SPANS = 8
 LEAST_SPAN = 2 * TILE_DEPTH
-# Of a program that adds spans up.
+# Output features of a program that adds spans.
 SUM_FEATURES = 512
-# Up to so many rows a product's time is that of reading weights; beyond, its programs are many anyway.
+# Up to this many rows, reading the weights takes most of the time. With more rows there are enough programs without
+# spans.
 FEW_ROWS = 64
 
 
 class CudaLinear(Protocol):
-    """y = x W^T + b for x: [num_rows, in_features]."""
+    """y = x W^T + b for x: [num_rows, in_features]. Returns [num_rows, out_features]."""
 
-    # What a product reads of weights.
+    # Bytes of weights that a product reads.
     num_bytes: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 class LibraryLinear:
-    """cuBLAS."""
+    """torch's own linear (cuBLAS)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight  # [out_features, in_features]
@@ -47,7 +49,7 @@ class LibraryLinear:
         return functional.linear(x, self._weight, self._bias)
 
 
-# Nothing is compiled for one number of rows.
+# `do_not_specialize`: all numbers of rows use the same compiled kernel.
 @triton.jit(do_not_specialize=["num_rows"])
 def _multiply(
     x, weight, scale, bias, out, num_rows, out_features, in_features, span, num_spans,
@@ -61,7 +63,8 @@ def _multiply(
     weight_at = feature.to(tl.int64)[None, :] * in_features
     row_at = row.to(tl.int64)[:, None] * in_features
     total = tl.zeros([ROWS, FEATURES], tl.float32)
-    # A span's sum begins at 0 and is added to those before it, here or by `_add_spans`: the same bits.
+    # Each span's sum begins at 0 and is then added to the spans before it. `_add_spans` adds in the same order, so the
+    # result is the same.
     own = tl.program_id(2)
     for each in range(0 if IN_ONE else own, num_spans if IN_ONE else own + 1):
         partial = tl.zeros([ROWS, FEATURES], tl.float32)
@@ -102,18 +105,23 @@ def _add_spans(
 
 
 def spans_of(out_features: int, in_features: int) -> int:
-    """In how many spans of input features the programs of a few rows share a product: a few features alone would leave
-    most of a GPU idle. By the weight's shape alone, so that a row's sums are the same in any company."""
+    """Number of spans of input features that a product of few rows is divided into, so that it keeps the GPU busy.
+
+    It depends only on the weight's shape, so that the product is batch invariant.
+    """
     programs = triton.cdiv(out_features, TILE_FEATURES)
     wanted = triton.next_power_of_2(triton.cdiv(PROGRAMS, programs))
     return max(1, min(wanted, MOST_SPANS, in_features // LEAST_SPAN))
 
 
 class TiledLinear:
-    """Tiles of one size; with scales, of int8 weights. An int8 is a bfloat16 exactly, so its products are as exact."""
+    """Our product, with tiles of one size. With scales the weights are int8.
+
+    bfloat16 represents every int8 exactly, so int8 products are as exact as bfloat16 products.
+    """
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None) -> None:
-        """weight: [out_features, in_features]; scale: [out_features] float32, of int8 weights."""
+        """weight: [out_features, in_features]; scale: [out_features] float32, only for int8 weights."""
         self._weight, self._scale, self._bias = weight, scale, bias
         self.num_bytes = weight.nbytes
         wanted = spans_of(*weight.shape)
@@ -142,7 +150,10 @@ class TiledLinear:
 
 
 class Int8Linear:
-    """int8 weights: tiles for few rows; for many, whose time is that of multiplying, the library, on weights widened."""
+    """int8 weights. Few rows use our tiles; many rows use torch's product with the weights converted back.
+
+    For many rows multiplying takes most of the time, and cuBLAS is faster. With `batch_invariant` all use our tiles.
+    """
 
     def __init__(
         self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, batch_invariant: bool
@@ -162,7 +173,10 @@ class Int8Linear:
 def make_cuda_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, batch_invariant: bool, device: torch.device
 ) -> CudaLinear:
-    """`quantization`: none or int8; `batch_invariant`: each row those it has alone."""
+    """The fastest linear layer for `weight`: [out_features, in_features] on this GPU.
+
+    `quantization`: none or int8. With `batch_invariant` a row's result does not depend on the rows beside it.
+    """
     placed_bias = None if bias is None else bias.to(device)
     if quantization == "int8":
         quantised, scale = (each.to(device) for each in quantise(weight.to(device)))

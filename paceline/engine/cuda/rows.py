@@ -1,4 +1,4 @@
-"""What happens to rows between the products, each in one kernel: norms, rotation into the cache, gated activation."""
+"""Row kernels between the products: norm, rotation with the write to the cache, and gated activation."""
 
 from dataclasses import dataclass
 
@@ -24,9 +24,9 @@ def _norm(x, added, weight, out, eps, width, HAS_ADDED: tl.constexpr, PADDED: tl
 
 
 def add_and_norm(x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x += added, in place, then x / rms(x) * weight (Zhang, Sennrich 2019, equation 4).
+    """x += added in place, then returns x / rms(x) * weight (Zhang, Sennrich 2019, equation 4): [num_rows, width].
 
-    x and added: [num_rows, width]; weight: [width].
+    x and added: [num_rows, width]; weight: [width] float32.
     """
     out = torch.empty_like(x)
     num_rows, width = x.shape
@@ -48,7 +48,7 @@ def _gate(gate_up, out, width, BLOCK: tl.constexpr):
 
 
 def silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up (Shazeer 2020, equation 6). gate_up: [num_rows, 2 * width], gate first; [num_rows, width]."""
+    """silu(gate) * up (Shazeer 2020, equation 6): [num_rows, width]. gate_up: [num_rows, 2 * width], gate first."""
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((num_rows, width))
     block = min(1024, triton.next_power_of_2(width))
@@ -58,11 +58,11 @@ def silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What happens to a layer's queries and keys before they meet."""
+    """A layer's norm and rotation of queries and keys."""
 
     cos: torch.Tensor  # [max_model_len, head_dim] float32
-    sin: torch.Tensor  # the same; its first half is negative
-    # Norm weights of queries and keys: [head_dim], or None where the model has none.
+    sin: torch.Tensor  # [max_model_len, head_dim] float32; the first half of head_dim is negated
+    # Norm weights of queries and keys: [head_dim] float32, or None if the model has none.
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     norm_eps: float
@@ -87,7 +87,7 @@ def _rotate_and_place(
             factor = 1.0 / tl.sqrt(tl.sum(x * x, 0) / HEAD_DIM + eps)
             x = x * factor * tl.where(is_query, tl.load(query_norm + d), tl.load(key_norm + d))
             opposite = opposite * factor * tl.where(is_query, tl.load(query_norm + other), tl.load(key_norm + other))
-        # Padding rows stand at position -1.
+        # Padding rows have position -1.
         position = tl.maximum(tl.load(positions + row), 0).to(tl.int64)
         at = position * HEAD_DIM + d
         rotated = (x * tl.load(cos + at) + opposite * tl.load(sin + at)).to(value.dtype)
@@ -103,10 +103,11 @@ def rotate_and_place(
     qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rotation: Rotation,
     keys: torch.Tensor, values: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """Rotates (Su et al. 2021), writes keys and values into the cache, and returns the queries: [num_rows, heads, head_dim].
+    """Rotates queries and keys (Su et al. 2021), and writes keys and values into the cache.
 
-    qkv: [num_rows, heads + 2 * kv_heads, head_dim]; positions and slots, block * block_size + place in it: [num_rows];
-    keys and values, a layer's: [num_blocks, block_size, kv_heads, head_dim].
+    qkv: [num_rows, heads + 2 * kv_heads, head_dim]; positions: [num_rows]; slots: [num_rows], block * block_size +
+    offset in the block; keys and values of one layer: [num_blocks, block_size, kv_heads, head_dim].
+    Returns the queries: [num_rows, heads, head_dim].
     """
     num_rows, all_heads, head_dim = qkv.shape
     kv_heads = keys.shape[2]

@@ -1,7 +1,8 @@
-"""Some rows of some jobs through one program: what `engine.runner` does, on a GPU.
+"""The CUDA runner: an engine step runs rows of some jobs in one program.
 
-A round of few rows is rounded up to a shape whose graph was captured at the start; a prompt's chunk runs in a shape
-of its own, launch by launch. Where all that a job still wants is to feed what it draws, its steps run in one go.
+A batch of few rows is rounded up to a shape that has a captured graph. A prompt's chunk launches each kernel, in its
+exact shape. If a job's next steps only feed the tokens they sample (`Job.multi_step_specs`), one program runs several
+steps.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.sampling.torch_sampler import TorchSampler
 from paceline.engine.scheduling.job import Job
 
-# Graphs between two lines in the log.
+# A progress line after this many captured graphs.
 REPORT_EVERY = 25
 
 
@@ -33,15 +34,15 @@ class _Row:
     """A row whose logits matter."""
 
     job: Job
-    # Of the job's sequence in the batch.
-    rank: int
+    # Index of the job's sequence in the batch.
+    sequence_index: int
     spec: SampleSpec
-    # The draws of the steps ahead.
-    coming: list[SampleSpec]
+    # The sample specs of the next steps.
+    next_specs: list[SampleSpec]
 
 
 class CudaRunner:
-    """Runs engine steps. Belongs to the worker's thread."""
+    """Runs engine steps. Only the worker's thread may use it."""
 
     def __init__(
         self,
@@ -51,78 +52,81 @@ class CudaRunner:
         graph_shapes: GraphShapes,
         device: torch.device,
     ) -> None:
-        """`graph_shapes`: where there are no graphs, shapes are rounded up all the same."""
+        """Shapes are rounded up to `graph_shapes` also on devices without graphs."""
         self._model, self._attention = model, attention
         self._batch_invariant, self._device, self._graph_shapes = batch_invariant, device, graph_shapes
         self._sampler = Sampler(TorchSampler())
         self._programs: dict[tuple[ForwardShape, int], Program] = {}
-        # The last step's.
+        # The program of the last step.
         self.last: Program | None = None
-        # Programs run one at a time, and the largest of their arrays is the same for all.
+        # All programs share the logits, their largest array: only one program runs at a time.
         self._logits = torch.zeros((graph_shapes.most_logits(), model.config.vocab_size), device=device)
 
     @property
     def model_bytes(self) -> int:
-        """Of the weights that a forward reads."""
+        """Bytes of weights that a forward reads."""
         return self._model.num_bytes
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Captures all graphs."""
+        """Captures all graphs. Does nothing on devices without graphs."""
         if self._device.type != "cuda":
             return
         shapes, pool = list(self._graph_shapes.shapes()), torch.cuda.graph_pool_handle()
-        # Nobody's block: what is written there belongs to no sequence.
-        nowhere = [Span(0, 1, 0, [self._attention.num_blocks - 1])]
+        # The rows go to the last block, which no sequence holds.
+        padding_span = [Span(0, 1, 0, [self._attention.num_blocks - 1])]
         for done, (shape, num_ahead) in enumerate(shapes):
             if done % REPORT_EVERY == 0:
                 progress(f"capturing graph {done + 1} of {len(shapes)}")
             program = self._program(shape, num_ahead)
-            program.fill(Batch(np.zeros(1, np.int64), nowhere, np.zeros(1, np.int64)), [], [], [])
+            program.fill(Batch(np.zeros(1, np.int64), padding_span, np.zeros(1, np.int64)), [], [], [])
             program.capture(pool)
 
     @torch.inference_mode()
     def step(self, shares: list[tuple[Job, int]]) -> None:
-        """Feeds the first so many pending rows of each job, and lets each absorb its results."""
+        """Feeds the given number of pending rows of each job, and gives each job its samples.
+
+        If possible also runs the next steps of jobs that have `multi_step_specs`.
+        """
         builder = BatchBuilder()
         rows: list[_Row] = []
-        for rank, (job, num_rows) in enumerate(shares):
+        for sequence_index, (job, num_rows) in enumerate(shares):
             wanted = job.specs(num_rows)
             builder.add(
                 job.pending[:num_rows], job.sequence.length, job.sequence.blocks, [spec is not None for spec in wanted]
             )
-            coming = job.multi_step_specs() if num_rows == len(job.pending) else []
+            next_specs = job.multi_step_specs() if num_rows == len(job.pending) else []
             samples = [spec for spec in wanted if spec is not None]
-            # Only the last draw of a job is of a token that it feeds.
-            rows += [_Row(job, rank, spec, coming if spec is samples[-1] else []) for spec in samples]
+            # The next step feeds the token that the job's last row samples.
+            rows += [_Row(job, sequence_index, spec, next_specs if spec is samples[-1] else []) for spec in samples]
         batch = builder.build(builder.num_rows)
         program = self.last = self._program_for(batch, self._steps_ahead(rows))
-        ahead = [row.coming[: program.num_ahead] for row in rows]
-        program.fill(batch, [row.spec for row in rows], [row.rank for row in rows], ahead)
+        ahead = [row.next_specs[: program.num_ahead] for row in rows]
+        program.fill(batch, [row.spec for row in rows], [row.sequence_index for row in rows], ahead)
         results = program.run()
         first = iter(zip(rows, self._decoded([row.spec for row in rows], program, results, 0), strict=True))
         for job, num_rows in shares:
             job.sequence.tokens += job.pending[:num_rows]
             del job.pending[:num_rows]
             self._hand_over(job, [next(first)[1] for row in rows if row.job is job])
-        self._follow(rows, program, results)
+        self._absorb_next_steps(rows, program, results)
 
     def _steps_ahead(self, rows: Seq[_Row]) -> int:
-        """How many more steps may run in one go: as many as any job wants, if tables can say all their draws."""
-        if not all(map(is_codable, (spec for row in rows for spec in (row.spec, *row.coming)))):
+        """How many next steps the program runs: as many as any job asks for, but 0 if a spec can't be encoded."""
+        if not all(map(is_codable, (spec for row in rows for spec in (row.spec, *row.next_specs)))):
             return 0
-        return self._graph_shapes.multi_steps(max((len(row.coming) for row in rows), default=0))
+        return self._graph_shapes.multi_steps(max((len(row.next_specs) for row in rows), default=0))
 
-    def _follow(self, rows: Seq[_Row], program: Program, results: Results) -> None:
-        """What was drawn in the steps ahead, as if each had been a step of its own."""
-        # Behind a token that the table could not draw nothing is worth anything: that job goes on by steps of its own.
-        going = [(place, row) for place, row in enumerate(rows) if results.is_complete[0, place]]
+    def _absorb_next_steps(self, rows: Seq[_Row], program: Program, results: Results) -> None:
+        """Gives each job the samples of the next steps, in order, as if each had been an engine step."""
+        # If the kernels could not sample a row, its job's next steps are not valid: later engine steps repeat them.
+        active = [(index, row) for index, row in enumerate(rows) if results.is_complete[0, index]]
         for step in range(1, 1 + program.num_ahead):
-            going = [(place, row) for place, row in going if len(row.coming) >= step and row.job.pending]
-            of_rows = results.of_step(step).at([place for place, _ in going])
-            samples = decode([row.coming[step - 1] for _, row in going], of_rows)
-            going = [entry for entry, value in zip(going, samples, strict=True) if value is not None]
-            for (_, row), value in zip(going, filter(lambda each: each is not None, samples), strict=True):
+            active = [(index, row) for index, row in active if len(row.next_specs) >= step and row.job.pending]
+            of_rows = results.of_step(step).at([index for index, _ in active])
+            samples = decode([row.next_specs[step - 1] for _, row in active], of_rows)
+            active = [entry for entry, value in zip(active, samples, strict=True) if value is not None]
+            for (_, row), value in zip(active, filter(lambda each: each is not None, samples), strict=True):
                 row.job.sequence.tokens += row.job.pending
                 row.job.pending.clear()
                 row.job.absorb([value])
@@ -130,7 +134,7 @@ class CudaRunner:
     def _decoded(
         self, specs: list[SampleSpec], program: Program, results: Results, step: int
     ) -> list[tuple[Sample, RowLogprobs | None]]:
-        """All draws of a step, those that the table could not make drawn again from its logits."""
+        """All samples of a step. Rows that the kernels could not sample are sampled again, from the step's logits."""
         samples = decode(specs, results.of_step(step))
         row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
         left = [row for row, spec in enumerate(specs) if samples[row] is None or spec.wants_logprobs]

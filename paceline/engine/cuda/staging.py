@@ -1,7 +1,7 @@
-"""From a batch to its plan on the GPU: one array of 32-bit integers, copied in one go.
+"""Staging: a batch -> its forward plan on the GPU. One copy moves all arrays, as 32-bit integers.
 
-A captured graph reads the same addresses every time, so arrays are of a shape fixed beforehand, with padding: padding
-rows stand at position -1, attend to nothing, and are written into the cache's last block, which is nobody's.
+A captured graph reads the same addresses every time, so the arrays have fixed shapes, with padding. Padding rows have
+position -1, attend to nothing, and are written to the cache's last block, which no sequence holds.
 """
 
 import math
@@ -14,11 +14,11 @@ from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch, Span
 from paceline.engine.cuda.forward_plan import ForwardPlan, ForwardShape
 
-NOWHERE = -1
+PADDING_POSITION = -1
 
 
 class Staging:
-    """The array of one shape, here and on the GPU."""
+    """The arrays of one shape, on the host and on the GPU."""
 
     def __init__(self, shape: ForwardShape, num_blocks: int, block_size: int, device: torch.device) -> None:
         self.shape = shape
@@ -30,24 +30,24 @@ class Staging:
             (shape.num_tiles, 4), (shape.num_tiles, width),
         )  # fmt: skip
         total = sum(map(_aligned, self._sizes))
-        self._here = torch.zeros(total, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._there = torch.zeros(total, dtype=torch.int32, device=device)
-        self._arrays: list[Array] = [part.numpy() for part in self._split(self._here)]
-        tokens, positions, slots, wanted, tiles, tables = self._split(self._there)
+        self._on_host = torch.zeros(total, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._on_device = torch.zeros(total, dtype=torch.int32, device=device)
+        self._arrays: list[Array] = [part.numpy() for part in self._split(self._on_host)]
+        tokens, positions, slots, wanted, tiles, tables = self._split(self._on_device)
         self.plan = ForwardPlan(tokens, positions, slots, wanted, tiles, tables, shape.num_parts, shape.tile_rows)
 
     def fill(self, batch: Batch) -> None:
-        """Writes a batch that the shape holds, and sends it off; nothing waits for it to arrive."""
+        """Writes a batch, which must fit into the shape, and starts its copy to the GPU without waiting for its end."""
         tokens, positions, slots, wanted, tiles, tables = self._arrays
         count = min(batch.num_rows, len(tokens))
         tokens[:count], tokens[count:] = batch.tokens[:count], 0
-        positions[:], slots[:], wanted[:], tiles[:] = NOWHERE, self._trash_slot, 0, 0
+        positions[:], slots[:], wanted[:], tiles[:] = PADDING_POSITION, self._trash_slot, 0, 0
         wanted[: len(batch.wanted)] = batch.wanted
         self._place(batch.spans, positions, slots)
         num_tiles = self._tile(batch.spans, tiles, tables)
         padding = tiles[num_tiles:][: len(tokens) - count]
-        padding[:, 0], padding[:, 1], padding[:, 2] = count + np.arange(len(padding)), 1, NOWHERE
-        self._there.copy_(self._here, non_blocking=True)
+        padding[:, 0], padding[:, 1], padding[:, 2] = count + np.arange(len(padding)), 1, PADDING_POSITION
+        self._on_device.copy_(self._on_host, non_blocking=True)
 
     def _place(self, spans: Seq[Span], positions: Array, slots: Array) -> None:
         for span in spans:
@@ -57,17 +57,17 @@ class Staging:
             slots[own] = np.asarray(span.blocks)[at // self._block_size] * self._block_size + at % self._block_size
 
     def _tile(self, spans: Seq[Span], tiles: Array, tables: Array) -> int:
-        """How many it used."""
-        place, tile_rows = 0, self.shape.tile_rows
-        for rank, span in enumerate(spans):
-            # Also those reserved for the steps ahead.
+        """Writes the tiles and the block tables. Returns the number of tiles."""
+        num_tiles, tile_rows = 0, self.shape.tile_rows
+        for sequence_index, span in enumerate(spans):
+            # Includes the blocks that are reserved for the next steps.
             used = min(len(span.blocks), tables.shape[1])
-            tables[rank, :used] = span.blocks[:used]
+            tables[sequence_index, :used] = span.blocks[:used]
             for done in range(0, span.num_rows, tile_rows):
                 num_rows = min(tile_rows, span.num_rows - done)
-                tiles[place] = span.first_row + done, num_rows, span.position + done, rank
-                place += 1
-        return place
+                tiles[num_tiles] = span.first_row + done, num_rows, span.position + done, sequence_index
+                num_tiles += 1
+        return num_tiles
 
     def _split(self, array: torch.Tensor) -> list[torch.Tensor]:
         parts = array.split([_aligned(size) for size in self._sizes])
@@ -75,5 +75,8 @@ class Staging:
 
 
 def _aligned(size: tuple[int, ...]) -> int:
-    """Numbers set aside for an array of this size. Kernels are compiled once for addresses that are multiples of 16 bytes."""
+    """Number of integers reserved for an array of this shape, a multiple of 4.
+
+    Kernels are compiled for addresses that are multiples of 16 bytes.
+    """
     return -(-math.prod(size) // 4) * 4

@@ -25,12 +25,10 @@ from triton.compiler import ASTSource
 from paceline.engine.cuda import paged_attention as attention
 from paceline.engine.cuda import products, rows
 from paceline.engine.cuda.forward_plan import PART_TOKENS
-from paceline.engine.cuda.graphs import next_step as following
+from paceline.engine.cuda.graphs import next_step
 from paceline.engine.cuda.paged_attention import CHUNK_TOKENS
 from paceline.engine.cuda.products import TILE_DEPTH, TILE_FEATURES, TILE_ROWS
-from paceline.engine.cuda.sampling import partial_softmax as weighing
-from paceline.engine.cuda.sampling import ranking
-from paceline.engine.cuda.sampling import token_selection as choosing
+from paceline.engine.cuda.sampling import partial_softmax, ranking, token_selection
 
 HOPPER = GPUTarget("cuda", 90, 32)
 # Of these numbers, and of arrays' addresses, a launch finds that they are multiples of 16, in Llama's shapes: so much
@@ -63,22 +61,23 @@ def spilled_bytes(ptx: str) -> int:
     return sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
 
 
-def compile_draws() -> None:
-    """Of Llama's vocabulary."""
+def compile_sampling() -> None:
+    """Compiles the sampling kernels, for the size of Llama's vocabulary."""
     whole, wide, index, long = "*fp32", "*fp64", "*i32", "*i64"
     known = {
-        "logits": whole, "numbers": wide, "supports": index, "peaks": whole, "places": index, "totals": wide,
+        "logits": whole, "numbers": wide, "supports": index, "peaks": whole, "peak_tokens": index, "totals": wide,
         "outsides": wide, "scores": wide, "choices": index, "ids": index, "kept": wide, "lists": long, "merged": long,
         "samples": wide, "sample_ids": index, "sample_probs": whole, "vocab_size": "i32", "num_parts": "i32",
     }  # fmt: skip
-    weighed, ranked = {"PART": weighing.PART_TOKENS, "PADDED": 32}, {"PART": ranking.PART_TOKENS}
+    weighed, ranked = {"PART": partial_softmax.PART_TOKENS, "PADDED": 32}, {"PART": ranking.PART_TOKENS}
     for kernel, constants in (
-        (weighing._survey, {"PART": weighing.PART_TOKENS}), (weighing._weigh, weighed), (ranking._rank_part, ranked),
-        (ranking._merge, {"PADDED": 16}), (ranking._cut, {"PADDED": 32}), (choosing._choose, weighed),
+        (partial_softmax._survey, {"PART": partial_softmax.PART_TOKENS}), (partial_softmax._weigh, weighed),
+        (ranking._rank_part, ranked), (ranking._merge, {"PADDED": 16}), (ranking._cut, {"PADDED": 32}),
+        (token_selection._select_token, weighed),
     ):  # fmt: skip
-        compile_for_hopper(kernel, known, constants, weighing.NUM_WARPS)
+        compile_for_hopper(kernel, known, constants, partial_softmax.NUM_WARPS)
     compile_for_hopper(
-        following._follow,
+        next_step._plan_next_step,
         {
             "samples": wide, "ranks": index, "num_steps": index, "first_positions": index, "wanted": index,
             "tables": index, "tokens": index, "positions": index, "slots": index, "rows": index, "tiles": index,
@@ -144,7 +143,7 @@ def main() -> None:
         },
         {"HAS_SCALE": True, "HAS_BIAS": True, "BLOCK": products.SUM_FEATURES},
     )  # fmt: skip
-    compile_draws()
+    compile_sampling()
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""A step in fixed shapes, which CUDA captures once as a graph and replays."""
+"""Programs: engine steps in fixed shapes, which CUDA captures once as graphs and replays."""

@@ -1,7 +1,7 @@
-"""A step in fixed shapes: a forward, its draws, and further steps that feed what was drawn, without the host.
+"""A program: a forward in fixed shapes, the sampling of its rows, and further steps that feed the sampled tokens.
 
-On a GPU it is captured once and replayed: a launch for some hundreds of kernels (CUDA graphs). Elsewhere, and for
-shapes that come once, it just runs.
+The host does nothing between these steps. On a GPU a program can be captured as a CUDA graph and replayed: one launch
+for some hundreds of kernels. On other devices, and for shapes without a graph, each kernel is launched.
 """
 
 from collections.abc import Sequence as Seq
@@ -12,7 +12,7 @@ import torch
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
 from paceline.engine.cuda.forward_plan import ForwardShape
-from paceline.engine.cuda.graphs.next_step import follow
+from paceline.engine.cuda.graphs.next_step import plan_next_step
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.sampling.encoding import Results, encode
@@ -21,12 +21,12 @@ from paceline.engine.cuda.sampling.token_selection import sample_all
 from paceline.engine.cuda.staging import Staging
 from paceline.engine.sampling.specs import SampleSpec
 
-# Forwards before a capture: Triton compiles, the library chooses its kernels.
+# Forwards before a capture: in these Triton compiles, and torch's libraries choose their kernels.
 WARM_UPS = 2
 
 
 class Program:
-    """One shape's arrays, and what is done with them."""
+    """The arrays of one shape, and the computation on them."""
 
     def __init__(
         self,
@@ -37,7 +37,10 @@ class Program:
         logits: torch.Tensor,
         device: torch.device,
     ) -> None:
-        """`num_ahead`: steps after the first; logits: [at least (1 + num_ahead) * num_wanted, vocab_size], to work in."""
+        """`num_ahead`: the number of steps after the first.
+
+        logits: [at least (1 + num_ahead) * num_wanted, vocab_size] float32: working memory.
+        """
         self.shape, self.num_ahead = shape, num_ahead
         self._model, self._attention, self._device = model, attention, device
         self.staging = Staging(shape, attention.num_blocks, attention.block_size, device)
@@ -45,8 +48,8 @@ class Program:
         steps, wanted = 1 + num_ahead, shape.num_wanted
         self._numbers = _Pair((steps, wanted, len(Column)), torch.float64, device)
         self._supports = _Pair((steps, wanted, MOST), torch.int32, device)
-        # Of each wanted row its sequence's rank, and in how many of the steps ahead it goes on.
-        self._followers = _Pair((2, wanted), torch.int32, device)
+        # For each wanted row the index of its sequence, and the number of next steps that it takes part in.
+        self._continuations = _Pair((2, wanted), torch.int32, device)
         self.logits = logits[: steps * wanted].view(steps, wanted, -1)
         self._samples = (
             _Pair((steps, wanted, len(Found)), torch.float64, device),
@@ -55,37 +58,44 @@ class Program:
         )
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def fill(self, batch: Batch, specs: Seq[SampleSpec], ranks: Seq[int], coming: Seq[Seq[SampleSpec]]) -> None:
-        """Sends a batch off. For each wanted row: its draw, its sequence's rank, and the draws of the steps ahead."""
+    def fill(
+        self, batch: Batch, specs: Seq[SampleSpec], sequence_indices: Seq[int], next_specs: Seq[Seq[SampleSpec]]
+    ) -> None:
+        """Starts the copy of a batch to the device.
+
+        For each wanted row: its sample spec, the index of its sequence, and the sample specs of the next steps.
+        """
         vocab_size = self._model.config.vocab_size
         self.staging.fill(batch)
         for step in range(1 + self.num_ahead):
-            # Where a sequence does not go on, any draw will do.
-            of_step = [([first, *each] + [first] * step)[step] for first, each in zip(specs, coming, strict=True)]
-            encode(of_step, vocab_size, self._numbers.here[step], self._supports.here[step])
-        self._followers.here[:] = 0
-        self._followers.here[0, : len(ranks)] = ranks
-        self._followers.here[1, : len(coming)] = [len(each) for each in coming]
-        for pair in (self._numbers, self._supports, self._followers):
+            # A sequence that does not go on repeats its first spec; the sample is not used.
+            of_step = [([first, *each] + [first] * step)[step] for first, each in zip(specs, next_specs, strict=True)]
+            encode(of_step, vocab_size, self._numbers.on_host[step], self._supports.on_host[step])
+        self._continuations.on_host[:] = 0
+        self._continuations.on_host[0, : len(sequence_indices)] = sequence_indices
+        self._continuations.on_host[1, : len(next_specs)] = [len(each) for each in next_specs]
+        for pair in (self._numbers, self._supports, self._continuations):
             pair.send()
 
     def run(self) -> Results:
-        """Computes; the one wait of a step is for its results."""
+        """Runs the program and waits for its samples. The host waits only once per step."""
         self.launch()
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        return Results(*(pair.here for pair in self._samples))
+        return Results(*(pair.on_host for pair in self._samples))
 
     def launch(self) -> None:
-        """Has the device compute, and does not wait for it."""
+        """Starts the program on the device and does not wait for it."""
         if self._graph is not None:
             self._graph.replay()
         else:
             self._compute()
 
     def capture(self, pool: Any) -> None:
-        """Records a graph; what is in the arrays must be fit to run. `pool`: of memory that graphs, of which one runs
-        at a time, have together."""
+        """Captures a graph. The arrays must hold a batch that can run.
+
+        `pool`: memory that all graphs share, because only one of them runs at a time.
+        """
         for _ in range(WARM_UPS):
             self._compute()
         torch.cuda.synchronize()
@@ -96,28 +106,28 @@ class Program:
 
     def _compute(self) -> None:
         first = plan = self.staging.plan
-        ranks, num_steps = self._followers.there
+        sequence_indices, num_steps = self._continuations.on_device
         for step in range(1 + self.num_ahead):
-            samples = SampleTable(*(pair.there[step] for pair in self._samples))
+            samples = SampleTable(*(pair.on_device[step] for pair in self._samples))
             logits = self._model.forward(plan, self._attention, self.logits[step])
-            sample_all(logits, SpecTable(self._numbers.there[step], self._supports.there[step]), samples)
+            sample_all(logits, SpecTable(self._numbers.on_device[step], self._supports.on_device[step]), samples)
             if step < self.num_ahead:
                 size = self._attention.block_size
-                plan = follow(first, samples, ranks, num_steps, step + 1, size, self._trash_slot)
+                plan = plan_next_step(first, samples, sequence_indices, num_steps, step + 1, size, self._trash_slot)
         for pair in self._samples:
             pair.fetch()
 
 
 class _Pair:
-    """An array on the host and one on the device. Pinned, so that copies need not wait."""
+    """An array on the host and its copy on the device. The host's memory is pinned, so copies run asynchronously."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._host = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-        self.here: Array = self._host.numpy()
-        self.there = torch.zeros(shape, dtype=dtype, device=device)
+        self._host_tensor = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+        self.on_host: Array = self._host_tensor.numpy()
+        self.on_device = torch.zeros(shape, dtype=dtype, device=device)
 
     def send(self) -> None:
-        self.there.copy_(self._host, non_blocking=True)
+        self.on_device.copy_(self._host_tensor, non_blocking=True)
 
     def fetch(self) -> None:
-        self._host.copy_(self.there, non_blocking=True)
+        self._host_tensor.copy_(self.on_device, non_blocking=True)

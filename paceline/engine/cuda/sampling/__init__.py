@@ -1,1 +1,1 @@
-"""Samples from logits on a GPU, in fixed shapes: what to draw as a table, kernels, and what was drawn as a table."""
+"""Sampling on a GPU in fixed shapes: a table of sample specs, kernels, and a table of samples."""

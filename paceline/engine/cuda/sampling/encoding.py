@@ -1,7 +1,7 @@
-"""Draws as rows of a table for the GPU, and back.
+"""The encoding of sample specs as rows of a table for the GPU, and of the table of samples back into samples.
 
-top-k, top-p and min-p look at the MOST likeliest tokens; a row that needs more says so, and is drawn again by `TorchSampler`, as
-are draws with no code.
+top-k, top-p and min-p look at the MOST likeliest tokens. If a row needs more, its sample says so, and `TorchSampler`
+samples the row again. It also samples the rows whose spec can't be encoded.
 """
 
 from collections.abc import Sequence as Seq
@@ -25,28 +25,28 @@ from paceline.engine.sampling.specs import (
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A `SampleTable` on the host, perhaps of several steps: [num_steps, num_draws, ...]."""
+    """A `SampleTable` on the host, of one step ([num_rows, ...]) or several ([num_steps, num_rows, ...])."""
 
-    numbers: Array
-    ids: Array
-    probs: Array
+    numbers: Array  # [..., num_rows, len(Found)] float64
+    ids: Array  # [..., num_rows, MOST] int32
+    probs: Array  # [..., num_rows, MOST] float32
 
     def of_step(self, step: int) -> "Results":
-        """One step's."""
+        """The results of one step."""
         return Results(self.numbers[step], self.ids[step], self.probs[step])
 
     def at(self, rows: list[int]) -> "Results":
-        """Some rows of one step's."""
+        """The results of some rows of one step."""
         return Results(self.numbers[rows], self.ids[rows], self.probs[rows])
 
     @property
     def is_complete(self) -> Array:
-        """Of which rows what was drawn is to be used."""
+        """Which rows have a valid sample: [..., num_rows] bool."""
         return self.numbers[..., Found.IS_COMPLETE] > 0
 
 
 def is_codable(spec: SampleSpec) -> bool:
-    """Whether a row of a table can say it."""
+    """Whether a row of a `SpecTable` can hold the spec."""
     if spec.is_processed or spec.wants_logprobs:
         return False
     match spec:
@@ -60,7 +60,10 @@ def is_codable(spec: SampleSpec) -> bool:
 
 
 def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Array) -> None:
-    """Writes draws that are codable into the first rows of a table's arrays; the others become padding."""
+    """Writes the specs into the first rows of a table's arrays. Specs that can't be encoded become padding rows.
+
+    numbers: [num_rows, len(Column)] float64; supports: [num_rows, MOST] int32.
+    """
     numbers[:], supports[:] = 0, vocab_size
     numbers[:, Column.TEMPERATURE] = numbers[:, Column.TOP_P] = 1
     for row, spec in enumerate(specs):
@@ -84,7 +87,7 @@ def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Ar
 
 
 def decode(specs: Seq[SampleSpec], samples: Results) -> list[Sample]:
-    """`samples`: one step's. None for a row that must be drawn another way."""
+    """The samples of one step. None for a row that `TorchSampler` must sample."""
     found: list[Sample] = []
     for row, spec in enumerate(specs):
         own, probs = samples.numbers[row], samples.probs[row]

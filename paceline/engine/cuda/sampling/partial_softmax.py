@@ -1,6 +1,7 @@
-"""The vocabulary in parts, a program each: the largest logit, all weights beside it, the best of them with noise.
+"""The softmax over parts of the vocabulary: each part's largest logit, sum of weights, and best Gumbel score.
 
-A row that does not ask for something leaves its kernel at once: a greedy row costs its largest logit and some launches.
+One program computes one part. A program ends at once if its row does not need the result: a greedy row needs only its
+largest logits.
 """
 
 from dataclasses import dataclass
@@ -27,52 +28,52 @@ from paceline.noise import MIX_2 as _MIX_2
 
 # Tokens in a part.
 PART_TOKENS = 4096
-# Of a program that goes through a part, so that its numbers fit into registers.
+# Warps of a program, enough that a part fits into registers.
 NUM_WARPS = 8
 MIX_1, MIX_2 = tl.constexpr(_MIX_1), tl.constexpr(_MIX_2)
 
 
 @triton.jit
 def gumbel(ids, low, high):
-    """Noise for token ids, by a key's halves: `engine.noise`, in a kernel. Float64."""
+    """Gumbel noise for token ids and a key's halves, float64: the same as `engine.sampling.noise`."""
     x = ids.to(tl.uint32) ^ low.to(tl.uint32)
     x = (x ^ (x >> 16)) * tl.full([], MIX_1, tl.uint32)
     x = x + high.to(tl.uint32)
     x = (x ^ (x >> 15)) * tl.full([], MIX_2, tl.uint32)
     x = x ^ (x >> 15)
     u = (x.to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
-    # Of 33 bits, 1 - u is exact: no need of log1p.
+    # u has 33 bits, so 1 - u is exact, and log1p is not needed.
     return -tl.log(-tl.log(1.0 - u))
 
 
 @triton.jit
 def weights_of(logits, peak, temperature):
-    """exp((logit - peak) / temperature), float64: at most 1, also of the least of temperatures."""
+    """exp((logit - peak) / temperature), float64: at most 1, also for the smallest temperatures."""
     return tl.exp((logits.to(tl.float64) - peak.to(tl.float64)) / temperature)
 
 
 @triton.jit
 def outside_of(weights, token, supports, row, size):
-    """`weights` of tokens, 0 for those in the row's support."""
-    for place in range(0, size):
-        weights = tl.where(token == tl.load(supports + row * FEW + place), 0.0, weights)
+    """The tokens' weights, but 0 for tokens in the row's support."""
+    for index in range(0, size):
+        weights = tl.where(token == tl.load(supports + row * FEW + index), 0.0, weights)
     return weights
 
 
 @triton.jit
 def load_parts(values, row, num_parts, other, PADDED: tl.constexpr):
-    """A row's value of each part."""
+    """The values of all parts of a row: [PADDED]."""
     part = tl.arange(0, PADDED)
     return tl.load(values + row * num_parts + part, mask=part < num_parts, other=other)
 
 
 @triton.jit
-def _survey(logits, peaks, places, vocab_size, num_parts, PART: tl.constexpr):
+def _survey(logits, peaks, peak_tokens, vocab_size, num_parts, PART: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = part * PART + tl.arange(0, PART)
     own = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=-float("inf"))
     tl.store(peaks + row * num_parts + part, tl.max(own, 0))
-    tl.store(places + row * num_parts + part, part * PART + tl.argmax(own, 0))
+    tl.store(peak_tokens + row * num_parts + part, part * PART + tl.argmax(own, 0))
 
 
 @triton.jit
@@ -81,21 +82,21 @@ def _weigh(
     PART: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    its = numbers + row * NUM_COLUMNS
-    kind = tl.load(its + KIND)
+    spec = numbers + row * NUM_COLUMNS
+    kind = tl.load(spec + KIND)
     if kind != LIKELIEST:
         peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
         token = part * PART + tl.arange(0, PART)
         own = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=-float("inf"))
-        temperature = tl.load(its + TEMPERATURE)
+        temperature = tl.load(spec + TEMPERATURE)
         weights = weights_of(own, peak, temperature)
         result = row * num_parts + part
         tl.store(totals + result, tl.sum(weights, 0))
         if kind == OUTSIDE:
-            size = tl.load(its + SUPPORT_SIZE).to(tl.int32)
+            size = tl.load(spec + SUPPORT_SIZE).to(tl.int32)
             tl.store(outsides + result, tl.sum(outside_of(weights, token, supports, row, size), 0))
         if kind == GUMBEL:
-            low, high = tl.load(its + KEY_LOW).to(tl.int64), tl.load(its + KEY_HIGH).to(tl.int64)
+            low, high = tl.load(spec + KEY_LOW).to(tl.int64), tl.load(spec + KEY_HIGH).to(tl.int64)
             score = (own.to(tl.float64) - peak.to(tl.float64)) / temperature + gumbel(token, low, high)
             tl.store(scores + result, tl.max(score, 0))
             tl.store(choices + result, part * PART + tl.argmax(score, 0))
@@ -103,15 +104,15 @@ def _weigh(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What is known of each row's parts: [num_draws, num_parts] each."""
+    """The results of each part of each row: [num_rows, num_parts] each."""
 
     # Largest logit, and its token.
     peaks: torch.Tensor  # float32
-    places: torch.Tensor  # int32
-    # Sums of weights: all; outside a row's support.
+    peak_tokens: torch.Tensor  # int32
+    # Sum of all weights, and sum of the weights outside the row's support.
     totals: torch.Tensor  # float64
     outsides: torch.Tensor  # float64
-    # Largest of logit over temperature and noise, and its token.
+    # Largest Gumbel score (logit / temperature + noise), and its token.
     scores: torch.Tensor  # float64
     choices: torch.Tensor  # int32
 
@@ -121,19 +122,19 @@ class Parts:
 
     @property
     def padded(self) -> int:
-        """To a power of two."""
+        """num_parts, rounded up to a power of two."""
         return triton.next_power_of_2(self.num_parts)
 
 
 def weigh(logits: torch.Tensor, table: SpecTable) -> Parts:
-    """logits: [num_draws, vocab_size] float32."""
-    num_draws, vocab_size = logits.shape
-    size = (num_draws, triton.cdiv(vocab_size, PART_TOKENS))
+    """Computes the parts of logits: [num_rows, vocab_size] float32."""
+    num_rows, vocab_size = logits.shape
+    size = (num_rows, triton.cdiv(vocab_size, PART_TOKENS))
     wide, index = (logits.new_empty(size, dtype=dtype) for dtype in (torch.float64, torch.int32))
     parts = Parts(
         logits.new_empty(size), index, wide, torch.empty_like(wide), torch.empty_like(wide), torch.empty_like(index)
     )
-    _survey[size](logits, parts.peaks, parts.places, vocab_size, parts.num_parts, PART=PART_TOKENS)
+    _survey[size](logits, parts.peaks, parts.peak_tokens, vocab_size, parts.num_parts, PART=PART_TOKENS)
     _weigh[size](
         logits, table.numbers, table.supports, parts.peaks, parts.totals, parts.outsides, parts.scores, parts.choices,
         vocab_size, parts.num_parts, PART=PART_TOKENS, PADDED=parts.padded, num_warps=NUM_WARPS,

@@ -1,7 +1,8 @@
-"""The likeliest few tokens of a row, and what top-k, top-p and min-p leave of them.
+"""The ranking of a row's MOST likeliest tokens, and which of them top-k, top-p and min-p keep.
 
-A key is a logit with its token: 64 bits that are larger for a larger logit, and of equal ones for the lower token. The
-few largest of a part are those above a threshold, found by halving; then the few largest of what the parts found.
+A key is a 64-bit number made of a logit and its token. It is larger for a larger logit, and for equal logits larger for
+the lower token id. A bisection finds a limit such that MOST keys of a part are at least the limit. Then the same search
+runs over the keys that all parts found.
 """
 
 from dataclasses import dataclass
@@ -31,16 +32,16 @@ from paceline.engine.cuda.sampling.table import (
     SpecTable,
 )
 
-# Tokens in a part: fewer parts than for weighing, for each leaves MOST.
+# Tokens in a part. Parts are larger than those of `partial_softmax`, because each part gives MOST keys to merge.
 PART_TOKENS = 8192
-# Keys that a program looks at in one piece.
+# Keys that a program compares in one pass of a loop.
 CHUNK = tl.constexpr(16)
 
 
 @triton.jit
 def key_of(logits, token):
     bits = logits.to(tl.int32, bitcast=True)
-    # Of negative floats the larger has the smaller bits.
+    # The larger of two negative floats has the smaller bits, so these are inverted.
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - token.to(tl.int64))
 
@@ -57,27 +58,27 @@ def logit_of(key):
 
 
 @triton.jit
-def needs_ranking(its):
-    """Whether a draw with such numbers looks at the likeliest few."""
-    return (tl.load(its + KIND) == SUPPORT) | (tl.load(its + IS_CUT) > 0)
+def needs_ranking(spec):
+    """Whether a spec with these numbers needs the row's likeliest tokens."""
+    return (tl.load(spec + KIND) == SUPPORT) | (tl.load(spec + IS_CUT) > 0)
 
 
 @triton.jit
 def _store_largest(keys, out):
-    """The few largest of different keys, in no order."""
-    # At least so many are not below `low`, fewer are not below `high`.
+    """Writes the FEW largest of `keys` to `out`, in no order. All keys must be different."""
+    # Invariant: at least FEW keys are >= low, and fewer are >= high.
     low, high = tl.min(keys, 0), tl.max(keys, 0) + 1
     held = tl.sum((keys >= low).to(tl.int32), 0)
     while (held != FEW) & (low + 1 < high):
-        # Their mean, without their sum, which may not fit.
+        # The mean of low and high, without their sum, which may overflow.
         middle = (low & high) + ((low ^ high) >> 1)
         count = tl.sum((keys >= middle).to(tl.int32), 0)
         is_enough = count >= FEW
         low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle)
         held = tl.where(is_enough, count, held)
     is_held = keys >= low
-    place = tl.cumsum(is_held.to(tl.int32), 0) - 1
-    tl.store(out + place, keys, mask=is_held & (place < FEW))
+    index = tl.cumsum(is_held.to(tl.int32), 0) - 1
+    tl.store(out + index, keys, mask=is_held & (index < FEW))
 
 
 @triton.jit
@@ -93,16 +94,16 @@ def _rank_part(logits, numbers, lists, vocab_size, num_parts, PART: tl.constexpr
 def _merge(lists, numbers, merged, num_parts, PADDED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     if needs_ranking(numbers + row * NUM_COLUMNS):
-        place = tl.arange(0, PADDED * FEW)
-        # Behind the last part: keys below all others, each another.
-        keys = tl.load(lists + row * num_parts * FEW + place, mask=place < num_parts * FEW, other=0)
-        lowest = key_of(tl.full([PADDED * FEW], -float("inf"), tl.float32), 0x7FFF0000 + place)
-        _store_largest(tl.where(place < num_parts * FEW, keys, lowest), merged + row * FEW)
+        index = tl.arange(0, PADDED * FEW)
+        # Padding after the last part: different keys that are smaller than all others.
+        keys = tl.load(lists + row * num_parts * FEW + index, mask=index < num_parts * FEW, other=0)
+        lowest = key_of(tl.full([PADDED * FEW], -float("inf"), tl.float32), 0x7FFF0000 + index)
+        _store_largest(tl.where(index < num_parts * FEW, keys, lowest), merged + row * FEW)
 
 
 @triton.jit
 def _rank_among(keys, key, peak, temperature, whole):
-    """Of each key its rank among a row's `keys`, and the probability of those before it."""
+    """For each key: its rank among the row's `keys`, and the sum of the probabilities of likelier keys."""
     rank, before = tl.zeros([FEW], tl.int32), tl.zeros([FEW], tl.float64)
     for start in range(0, FEW, CHUNK):
         other = tl.load(keys + start + tl.arange(0, CHUNK))
@@ -118,18 +119,18 @@ def _cut(
     merged, numbers, peaks, totals, ids, kept, samples, sample_ids, vocab_size, num_parts, PADDED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    its, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
-    if needs_ranking(its):
+    spec, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
+    if needs_ranking(spec):
         peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
         whole = tl.sum(load_parts(totals, row, num_parts, 0.0, PADDED), 0)
-        temperature = tl.load(its + TEMPERATURE)
+        temperature = tl.load(spec + TEMPERATURE)
         key = tl.load(merged + row * FEW + tl.arange(0, FEW))
         probs = weights_of(logit_of(key), peak, temperature) / whole
         rank, before = _rank_among(merged + row * FEW, key, peak, temperature, whole)
         best, least, total = tl.max(probs, 0), tl.min(probs, 0), tl.sum(probs, 0)
         is_complete = 1.0
-        if tl.load(its + IS_CUT) > 0:
-            top_k, top_p, min_p = tl.load(its + TOP_K), tl.load(its + TOP_P), tl.load(its + MIN_P)
+        if tl.load(spec + IS_CUT) > 0:
+            top_k, top_p, min_p = tl.load(spec + TOP_K), tl.load(spec + TOP_P), tl.load(spec + MIN_P)
             has_top_k = (top_k > 0) & (top_k < vocab_size)
             in_top_k = (rank < top_k) | (has_top_k == 0)
             share = tl.where(has_top_k, tl.sum(tl.where(in_top_k, probs, 0.0), 0), 1.0)
@@ -142,12 +143,12 @@ def _cut(
             left = tl.sum(probs, 0)
             probs, before = probs / left, before / left
         tl.store(found + IS_COMPLETE, is_complete)
-        if tl.load(its + KIND) == SUPPORT:
-            keep = (rank < tl.load(its + MAX_SIZE)) & (before < tl.load(its + MIN_MASS)) & (probs > 0)
+        if tl.load(spec + KIND) == SUPPORT:
+            keep = (rank < tl.load(spec + MAX_SIZE)) & (before < tl.load(spec + MIN_MASS)) & (probs > 0)
             size = tl.sum(keep.to(tl.int32), 0)
             tl.store(found + SIZE, size.to(tl.float64))
             probs = tl.where(rank < size, probs, 0.0)
-            # What is sent must be what was sampled from: float32, rounded before the draw.
+            # Sample from the float32 probabilities that are sent: the verdict needs exactly the q of the sample.
             probs = (probs / tl.sum(probs, 0)).to(tl.float32).to(tl.float64)
             tl.store(sample_ids + row * FEW + rank, token_of(key))
         tl.store(ids + row * FEW + rank, token_of(key))
@@ -158,24 +159,27 @@ def _cut(
 
 @dataclass(frozen=True, slots=True)
 class Few:
-    """Of rows that ask for them, the likeliest tokens, likeliest first."""
+    """The likeliest tokens of the rows that need them, likeliest first. Undefined for other rows."""
 
-    ids: torch.Tensor  # [num_draws, MOST] int32
-    # 0 for those cut off, over the sum of those left.
-    probs: torch.Tensor  # [num_draws, MOST] float64
+    ids: torch.Tensor  # [num_rows, MOST] int32
+    # Normalised over the kept tokens; 0 for the others.
+    probs: torch.Tensor  # [num_rows, MOST] float64
 
 
 def rank(logits: torch.Tensor, table: SpecTable, parts: Parts, samples: SampleTable) -> Few:
-    """logits: [num_draws, vocab_size] float32. Says in `samples` which rows are complete, and what supports hold."""
-    num_draws, vocab_size = logits.shape
-    size = (num_draws, triton.cdiv(vocab_size, PART_TOKENS))
+    """Ranks the tokens of logits: [num_rows, vocab_size] float32.
+
+    Also writes into `samples` which rows are complete, and the token ids of supports.
+    """
+    num_rows, vocab_size = logits.shape
+    size = (num_rows, triton.cdiv(vocab_size, PART_TOKENS))
     lists = logits.new_empty((*size, MOST), dtype=torch.int64)
-    merged = logits.new_empty((num_draws, MOST), dtype=torch.int64)
-    few = Few(merged.new_empty((num_draws, MOST), dtype=torch.int32), torch.empty_like(merged, dtype=torch.float64))
+    merged = logits.new_empty((num_rows, MOST), dtype=torch.int64)
+    few = Few(merged.new_empty((num_rows, MOST), dtype=torch.int32), torch.empty_like(merged, dtype=torch.float64))
     _rank_part[size](logits, table.numbers, lists, vocab_size, size[1], PART=PART_TOKENS, num_warps=NUM_WARPS)
     padded = triton.next_power_of_2(size[1])
-    _merge[(num_draws,)](lists, table.numbers, merged, size[1], PADDED=padded, num_warps=NUM_WARPS)
-    _cut[(num_draws,)](
+    _merge[(num_rows,)](lists, table.numbers, merged, size[1], PADDED=padded, num_warps=NUM_WARPS)
+    _cut[(num_rows,)](
         merged, table.numbers, parts.peaks, parts.totals, few.ids, few.probs, samples.numbers, samples.ids,
         vocab_size, parts.num_parts, PADDED=parts.padded, num_warps=NUM_WARPS,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What to draw from each row of logits, and what was drawn, as arrays of fixed shapes: what a graph can hold."""
+"""Tables of sample specs and of samples: arrays of fixed shapes, which a graph can use."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -6,71 +6,76 @@ from enum import IntEnum
 import torch
 import triton.language as tl
 
-# Tokens looked at for supports and for top-k, top-p and min-p, and the most in a support.
+# How many of a row's likeliest tokens supports, top-k, top-p and min-p look at; also the most tokens in a support.
 MOST = 256
 
 
 class Kind(IntEnum):
-    """Of a draw. A padding row is of the first."""
+    """The kind of a spec. Padding rows are LIKELIEST."""
 
+    # Argmax.
     LIKELIEST = 0
+    # GumbelMax.
     GUMBEL = 1
+    # SampleTruncated.
     SUPPORT = 2
+    # SampleComplement.
     OUTSIDE = 3
 
 
 class Column(IntEnum):
-    """Of a draw's numbers, all float64: 32-bit integers are exact in it."""
+    """The numbers of a spec, all float64. float64 holds 32-bit integers exactly."""
 
     KIND = 0
     TEMPERATURE = 1
     TOP_K = 2
     TOP_P = 3
     MIN_P = 4
-    # Whether top-k, top-p or min-p cut anything off.
+    # Whether top-k, top-p or min-p may remove tokens.
     IS_CUT = 5
     UNIFORM = 6
-    # Of a support to draw from: its limits.
+    # Limits of a SUPPORT spec's support.
     MAX_SIZE = 7
     MIN_MASS = 8
-    # Of a support to draw from outside of: its tokens.
+    # Number of tokens in an OUTSIDE spec's support.
     SUPPORT_SIZE = 9
+    # The halves of a GUMBEL spec's key.
     KEY_LOW = 10
     KEY_HIGH = 11
 
 
 class Found(IntEnum):
-    """Of what was drawn: its numbers, all float64."""
+    """The numbers of a sample, all float64."""
 
     TOKEN = 0
-    # Of a support.
+    # Number of tokens in a SUPPORT sample's support.
     SIZE = 1
-    # Of probability, outside.
+    # Probability outside an OUTSIDE spec's support.
     MASS = 2
-    # Whether MOST tokens were enough; otherwise nothing else means anything.
+    # Whether MOST tokens were enough. If not, the row's other values have no meaning.
     IS_COMPLETE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SpecTable:
-    """What to draw."""
+    """The sample specs of a step."""
 
-    numbers: torch.Tensor  # [num_draws, len(Column)] float64
-    supports: torch.Tensor  # [num_draws, MOST] int32, behind each support the vocabulary's size
+    numbers: torch.Tensor  # [num_rows, len(Column)] float64
+    supports: torch.Tensor  # [num_rows, MOST] int32, each padded with vocab_size
 
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """What was drawn."""
+    """The samples of a step."""
 
-    numbers: torch.Tensor  # [num_draws, len(Found)] float64
-    # A support's, likeliest first; the kinds without one leave them as they were.
-    ids: torch.Tensor  # [num_draws, MOST] int32
-    # On that support, or on the one to draw from outside of.
-    probs: torch.Tensor  # [num_draws, MOST] float32
+    numbers: torch.Tensor  # [num_rows, len(Found)] float64
+    # A SUPPORT sample's support, likeliest first. Undefined for other kinds.
+    ids: torch.Tensor  # [num_rows, MOST] int32
+    # Probabilities on a SUPPORT sample's support, or on an OUTSIDE spec's support.
+    probs: torch.Tensor  # [num_rows, MOST] float32
 
 
-# The same for kernels.
+# The constants above, for kernels.
 FEW = tl.constexpr(MOST)
 NUM_COLUMNS, NUM_FOUND = tl.constexpr(len(Column)), tl.constexpr(len(Found))
 LIKELIEST, GUMBEL = tl.constexpr(int(Kind.LIKELIEST)), tl.constexpr(int(Kind.GUMBEL))

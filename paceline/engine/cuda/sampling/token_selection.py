@@ -1,4 +1,4 @@
-"""From what is known of a row's parts and its likeliest few: the token drawn."""
+"""Token selection: samples each row's token from the results of its parts and its likeliest tokens."""
 
 import torch
 import triton
@@ -34,17 +34,18 @@ from paceline.engine.cuda.sampling.table import (
     SpecTable,
 )
 
-NOWHERE = tl.constexpr(0x7FFFFFFF)
+# Larger than every candidate.
+NO_CANDIDATE = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def _first_above(sums, weights, target, place):
-    """The first place whose sum exceeds the target: never one of weight 0, unless all are.
+def _first_above(sums, weights, target, candidates):
+    """The lowest candidate whose cumulative sum exceeds the target. Its weight is 0 only if all weights are 0.
 
-    Where rounding left no larger sum: the last place that has a weight.
+    If rounding left no sum above the target: the highest candidate with a weight.
     """
-    last = tl.max(tl.where(weights > 0, place, 0), 0)
-    return tl.minimum(tl.min(tl.where((sums > target) & (weights > 0), place, NOWHERE), 0), last)
+    last = tl.max(tl.where(weights > 0, candidates, 0), 0)
+    return tl.minimum(tl.min(tl.where((sums > target) & (weights > 0), candidates, NO_CANDIDATE), 0), last)
 
 
 @triton.jit
@@ -52,8 +53,8 @@ def _from_whole(
     logits, numbers, supports, peaks, totals, outsides, samples, sample_probs, row, vocab_size, num_parts,
     PART: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """A token from outside a support, the mass out there, the probabilities inside; nothing is cut off."""
-    its, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
+    """OUTSIDE without truncation: a token from outside the support, the mass outside, the probabilities inside."""
+    spec, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
     peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
     whole = tl.sum(load_parts(totals, row, num_parts, 0.0, PADDED), 0)
     temperature, size = tl.load(its + TEMPERATURE), tl.load(its + SUPPORT_SIZE).to(tl.int32)
@@ -64,14 +65,14 @@ def _from_whole(
     # First the part, then the token in it.
     masses, part = load_parts(outsides, row, num_parts, 0.0, PADDED), tl.arange(0, PADDED)
     mass = tl.sum(masses, 0)
-    target = tl.load(its + UNIFORM) * mass
+    target = tl.load(spec + UNIFORM) * mass
     chosen = _first_above(tl.cumsum(masses, 0), masses, target, part)
     before = tl.sum(tl.where(part < chosen, masses, 0.0), 0)
     token = chosen * PART + tl.arange(0, PART)
     own = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=-float("inf"))
     weights = outside_of(weights_of(own, peak, temperature), token, supports, row, size)
-    place_in_part = _first_above(before + tl.cumsum(weights, 0), weights, target, tl.arange(0, PART))
-    tl.store(found + TOKEN, (chosen * PART + place_in_part).to(tl.float64))
+    token_in_part = _first_above(before + tl.cumsum(weights, 0), weights, target, tl.arange(0, PART))
+    tl.store(found + TOKEN, (chosen * PART + token_in_part).to(tl.float64))
     tl.store(found + MASS, mass / whole)
 
 
@@ -91,7 +92,7 @@ def _from_few(numbers, supports, ids, kept, samples, sample_probs, row):
         left = tl.where(tl.max(is_same.to(tl.int32), 0) > 0, 0.0, probs)
         sums += tl.sum(tl.where(other[None, :] <= token[:, None], left[None, :], 0.0), 1)
         is_inside = tl.maximum(is_inside, tl.max((theirs[None, :] == token[:, None]).to(tl.int32), 1))
-    weights = tl.where(is_inside > 0, 0.0, tl.load(kept + row * FEW + place))
+    weights = tl.where(is_inside > 0, 0.0, tl.load(kept + row * FEW + index))
     mass = tl.max(sums, 0)
     chosen = _first_above(sums, weights, tl.load(its + UNIFORM) * mass, token)
     tl.store(sample_probs + row * FEW + place, inside.to(tl.float32))
@@ -105,21 +106,21 @@ def _choose(
     vocab_size, num_parts, PART: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    its, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
-    kind, is_cut = tl.load(its + KIND), tl.load(its + IS_CUT) > 0
+    spec, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
+    kind, is_cut = tl.load(spec + KIND), tl.load(spec + IS_CUT) > 0
     few = row * FEW + tl.arange(0, FEW)
     if kind == LIKELIEST:
         best = tl.argmax(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
-        tl.store(found + TOKEN, tl.load(places + row * num_parts + best).to(tl.float64))
+        tl.store(found + TOKEN, tl.load(peak_tokens + row * num_parts + best).to(tl.float64))
     elif kind == SUPPORT:
         probs = tl.load(kept + few)
         sums = tl.cumsum(probs, 0)
-        chosen = _first_above(sums, probs, tl.load(its + UNIFORM) * tl.max(sums, 0), tl.arange(0, FEW))
+        chosen = _first_above(sums, probs, tl.load(spec + UNIFORM) * tl.max(sums, 0), tl.arange(0, FEW))
         tl.store(found + TOKEN, tl.load(ids + row * FEW + chosen).to(tl.float64))
         tl.store(sample_probs + few, probs.to(tl.float32))
     elif kind == GUMBEL:
         if is_cut:
-            low, high = tl.load(its + KEY_LOW).to(tl.int64), tl.load(its + KEY_HIGH).to(tl.int64)
+            low, high = tl.load(spec + KEY_LOW).to(tl.int64), tl.load(spec + KEY_HIGH).to(tl.int64)
             probs, noise = tl.load(kept + few), gumbel(tl.load(ids + few), low, high)
             score = tl.where(probs > 0, tl.log(tl.where(probs > 0, probs, 1.0)) + noise, -float("inf"))
             best = tl.argmax(score, 0)
@@ -137,12 +138,12 @@ def _choose(
 
 
 def sample_all(logits: torch.Tensor, table: SpecTable, samples: SampleTable) -> None:
-    """Writes into `samples`. logits: [num_draws, vocab_size] float32."""
-    num_draws, vocab_size = logits.shape
+    """Samples every row of logits: [num_rows, vocab_size] float32, and writes into `samples`."""
+    num_rows, vocab_size = logits.shape
     parts = weigh(logits, table)
     few: Few = rank(logits, table, parts, samples)
-    _choose[(num_draws,)](
-        logits, table.numbers, table.supports, parts.peaks, parts.places, parts.totals, parts.outsides, parts.scores,
-        parts.choices, few.ids, few.probs, samples.numbers, samples.probs, vocab_size, parts.num_parts,
+    _select_token[(num_rows,)](
+        logits, table.numbers, table.supports, parts.peaks, parts.peak_tokens, parts.totals, parts.outsides,
+        parts.scores, parts.choices, few.ids, few.probs, samples.numbers, samples.probs, vocab_size, parts.num_parts,
         PART=PART_TOKENS, PADDED=parts.padded, num_warps=NUM_WARPS,
     )  # fmt: skip
