@@ -9,6 +9,7 @@ A prompt is text (put through the model's chat template unless raw), a list of m
 """
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -22,9 +23,12 @@ from paceline.rpc.channel import check_address, open_channel
 from paceline.rpc.messages import sampling_to_message, speculation_to_message
 from paceline.rpc.status import error_of_call
 from paceline.sampling import SamplingParams, SpeculationParams
-from paceline.v1 import generation_pb2, generation_pb2_grpc
+from paceline.v1 import generation_pb2, generation_pb2_grpc, model_pb2
 
-__all__ = ["AsyncClient", "Client", "Completion", "Finish", "Piece", "Prompt", "Speculation", "Timing", "TokenLogprobs"]
+__all__ = [
+    "AsyncClient", "Client", "Completion", "Deployment", "Finish", "Model", "Piece", "Prompt", "Speculation", "Timing",
+    "TokenLogprobs",
+]  # fmt: skip
 
 Prompt = str | list[dict[str, str]] | list[int]
 
@@ -97,10 +101,10 @@ class AsyncClient:
             completions[piece.index].add(piece)
         return completions
 
-    async def describe(self) -> Any:
-        """Both models' cards, limits and defaults: a DescribeResponse message."""
+    async def describe(self) -> Deployment:
+        """Both models, limits and defaults."""
         try:
-            return await self._stub.Describe(generation_pb2.DescribeRequest())
+            response = await self._stub.Describe(generation_pb2.DescribeRequest())
         except grpc.aio.AioRpcError as error:
             raise error_of_call(error, self._address) from None
 
@@ -218,6 +222,10 @@ def _piece(response: generation_pb2.GenerateResponse) -> Piece:
         prompt_logprobs=[_logprobs(each) for each in response.prompt_logprobs],
         finish=_finish(response.finish) if response.HasField("finish") else None,
     )
+
+
+def _model(card: model_pb2.ModelCard) -> Model:
+    return Model(**{field.name: getattr(card, field.name) for field in dataclasses.fields(Model)})
 
 
 def _logprobs(message: generation_pb2.TokenLogprobs) -> TokenLogprobs:

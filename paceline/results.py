@@ -1,7 +1,10 @@
-"""What a generation gives: rounds as they come, or the whole. Plain values, no messages."""
+"""What a coordinator gives: a generation's rounds as they come, or the whole, and what it says of itself. Plain values,
+no messages."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from paceline.sampling import SpeculationParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +102,31 @@ class Completion:
         self.logprobs += piece.logprobs
         self.prompt_logprobs += piece.prompt_logprobs
         self.finish = piece.finish or self.finish
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model behind a server; each field's meaning stands in ModelCard (proto/paceline/v1/model.proto)."""
+
+    name: str
+    dtype: str
+    quantization: str
+    device: str
+    vocab_size: int
+    max_model_len: int
+    batch_invariant: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A coordinator with its servers."""
+
+    target: Model
+    # None without a draft server.
+    draft: Model | None
+    # What a request's open fields become.
+    defaults: SpeculationParams
+    # Generations now, and at most.
+    running: int
+    max_running: int
+    version: str

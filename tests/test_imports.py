@@ -9,10 +9,25 @@ from pathlib import Path
 
 import pytest
 
+from paceline.v1 import draft_pb2, generation_pb2, model_pb2, sampling_pb2, target_pb2
+
 ROOT = Path(__file__).parent.parent
 SERVICES = ("draft_server", "target_server", "coordinator")
 PACKAGES = ("paceline", *SERVICES)
-MESSAGE_FILES = {"servicer.py", "link.py", "responses.py", "client.py", "__main__.py"}
+# Who translates between messages and domain values, besides paceline/rpc.
+MESSAGE_FILES = {
+    "coordinator/servicer.py", "coordinator/responses.py", "coordinator/__main__.py", "coordinator/remote/link.py",
+    "coordinator/remote/sequence.py", "coordinator/remote/target.py", "coordinator/drafting/remote_model.py",
+    "draft_server/servicer.py", "draft_server/__main__.py", "target_server/servicer.py", "target_server/__main__.py",
+    "paceline/serving/servicer.py", "paceline/client.py",
+}  # fmt: skip
+# What only messages can do.
+MESSAGE_METHODS = {
+    "ByteSize", "ClearField", "CopyFrom", "FromString", "HasField", "ListFields", "MergeFrom", "MergeFromString",
+    "ParseFromString", "SerializeToString", "SetInParent", "WhichOneof",
+}  # fmt: skip
+# Fields that share their name with something of a library: grpc's code, typer's command, numpy's data, Path.open.
+FOREIGN_NAMES = {"code", "command", "data", "open"}
 
 
 def source_files() -> list[Path]:
@@ -102,11 +117,55 @@ def test_leaf_modules_import_at_most_errors() -> None:
     assert [line for line in found if not line.split()[-1].startswith("paceline.errors")] == []
 
 
-def test_messages_are_touched_only_where_they_are_translated() -> None:
+def touches_messages(file: Path) -> bool:
+    """Whether the file is one of those that may."""
+    return str(file.relative_to(ROOT)) in MESSAGE_FILES or within(module_name(file), "paceline.rpc")
+
+
+def names_given(tree: ast.AST) -> Iterator[str]:
+    """Names that a file gives to functions, classes and attributes of its own."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+
+
+def message_names() -> set[str]:
+    """Methods and fields that messages have and no class of ours has."""
+    files = [draft_pb2, generation_pb2, model_pb2, sampling_pb2, target_pb2]
+    messages = [message for file in files for message in file.DESCRIPTOR.message_types_by_name.values()]
+    fields = {field.name for message in messages for field in message.fields}
+    own = {
+        name
+        for file in source_files()
+        if not touches_messages(file)
+        for name in names_given(ast.parse(file.read_text()))
+    }
+    return MESSAGE_METHODS | (fields - own - FOREIGN_NAMES)
+
+
+def test_messages_are_imported_only_where_they_are_translated() -> None:
     for file in source_files():
-        if file.name in MESSAGE_FILES or within(module_name(file), "paceline.rpc"):
-            continue
-        assert not [name for name in imports(file) if within(name, "paceline.v1")], module_name(file)
+        if not touches_messages(file):
+            assert not [name for name in imports(file) if within(name, "paceline.v1")], module_name(file)
+
+
+def test_messages_are_touched_only_where_they_are_translated() -> None:
+    names = message_names()
+    assert {"tail_tokens", "support_sizes", "commands", "engine_steps"} < names, "nothing to look for"
+    assert [
+        f"{module_name(file)}:{node.lineno} .{node.attr}"
+        for file in source_files()
+        if not touches_messages(file)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in names
+    ] == []
+
+
+def test_every_file_that_may_touch_messages_is_there() -> None:
+    assert [name for name in MESSAGE_FILES if not (ROOT / name).is_file()] == []
 
 
 def test_no_import_cycles() -> None:

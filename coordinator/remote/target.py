@@ -7,7 +7,7 @@ import numpy as np
 
 from coordinator.acceptance import Proposal, Verdict
 from coordinator.context import Context, Request
-from coordinator.logprobs import unpack_logprobs
+from coordinator.logprobs import PositionLogprobs
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence, with_patience
 from paceline.rpc.messages import floats_from_bytes, rule_to_message
@@ -58,10 +58,10 @@ class RemoteTarget:
         logprobs, prompt_logprobs = [], []
         if self._sampling.logprobs is not None:
             candidates = _candidates(verdict, proposal, rule)
-            logprobs = unpack_logprobs(answer.logprobs, candidates, self._sampling.logprobs)
+            logprobs = _unpack_logprobs(answer.logprobs, candidates, self._sampling.logprobs)
         if self._sampling.prompt_logprobs is not None and context.num_generated == 0:
             wanted = context.tokens[1:]
-            positions = unpack_logprobs(answer.prompt_logprobs, [[t] for t in wanted], self._sampling.prompt_logprobs)
+            positions = _unpack_logprobs(answer.prompt_logprobs, [[t] for t in wanted], self._sampling.prompt_logprobs)
             prompt_logprobs = [at.of(token) for at, token in zip(positions, wanted, strict=True)]
         return replace(verdict, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
@@ -109,3 +109,18 @@ def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[i
         return [[token] for token in verdict.tokens]
     supported = zip(proposal.supports, verdict.outside_tokens, strict=True)
     return [*([*support.tolist(), outside] for support, outside in supported), verdict.tokens]
+
+
+def _unpack_logprobs(message: Any, candidates: list[list[int]], num_top: int) -> list[PositionLogprobs]:
+    """`candidates`: per position the ids that `message.chosen` speaks of. Raises InvalidArgument where it does not fit."""
+    sizes = [len(ids) for ids in candidates]
+    values = floats_from_bytes(message.chosen, "logprobs.chosen", sum(sizes))
+    chosen = np.split(values, np.cumsum(sizes)[:-1]) if sizes else []
+    num_positions = len(candidates)
+    ids = np.array(message.top_token_ids, dtype=np.int64).reshape(num_positions, num_top)
+    top = floats_from_bytes(message.top, "logprobs.top", num_positions * num_top).reshape(num_positions, num_top)
+    return [
+        # The first mention counts: an outside token that means nothing may repeat an id of the support.
+        PositionLogprobs(dict(zip(reversed(of), reversed(values.tolist()), strict=True)), ids[at].tolist(), top[at].tolist())
+        for at, (of, values) in enumerate(zip(candidates, chosen, strict=True))
+    ]  # fmt: skip

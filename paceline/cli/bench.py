@@ -194,7 +194,7 @@ def _deployment(card: Any) -> dict[str, str]:
     return {**shown, "version": card.version}
 
 
-def _prompts_of(plan: BenchPlan, cards: list[Any]) -> Callable[[int, str], Prompt]:
+def _prompts_of(plan: BenchPlan, cards: list[Deployment]) -> Callable[[int, str], Prompt]:
     """The prompt of request i to a variant. Raises InvalidArgument where synthetic lengths don't fit the model."""
     if plan.prompts is not None:
         listed = plan.prompts

@@ -100,8 +100,7 @@ async def resolve_speculation(client: AsyncClient, given: dict[str, Any]) -> Spe
     """What was given over the coordinator's own defaults; None where nothing was."""
     if not given:
         return None
-    defaults = speculation_from_message((await client.describe()).defaults, SpeculationParams())
-    return dataclasses.replace(defaults, **given)
+    return dataclasses.replace((await client.describe()).defaults, **given)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
