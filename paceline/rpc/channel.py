@@ -26,7 +26,8 @@ CLIENT_OPTIONS = [
     *_OPTIONS,
     # A server that was restarted is found again soon.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # How long one attempt to connect may take: a busy server is slow to answer, and one that is gone refuses at once.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Two channels to one address are two connections.
     ("grpc.use_local_subchannel_pool", 1),
