@@ -18,9 +18,9 @@ import grpc
 import grpc.aio
 
 from paceline.errors import InvalidArgument
-from paceline.results import Completion, Finish, Piece, Speculation, Timing, TokenLogprobs
+from paceline.results import Completion, Deployment, Finish, Model, Piece, Speculation, Timing, TokenLogprobs
 from paceline.rpc.channel import check_address, open_channel
-from paceline.rpc.messages import sampling_to_message, speculation_to_message
+from paceline.rpc.messages import sampling_to_message, speculation_from_message, speculation_to_message
 from paceline.rpc.status import error_of_call
 from paceline.sampling import SamplingParams, SpeculationParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc, model_pb2
@@ -107,6 +107,14 @@ class AsyncClient:
             response = await self._stub.Describe(generation_pb2.DescribeRequest())
         except grpc.aio.AioRpcError as error:
             raise error_of_call(error, self._address) from None
+        return Deployment(
+            target=_model(response.target),
+            draft=_model(response.draft) if response.HasField("draft") else None,
+            defaults=speculation_from_message(response.defaults, SpeculationParams()),
+            running=response.running,
+            max_running=response.max_running,
+            version=response.version,
+        )
 
 
 class Client:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options
-from paceline.client import AsyncClient, Prompt
+from paceline.client import AsyncClient, Deployment, Prompt
 from paceline.errors import ConfigError, InvalidArgument, RequestError
 from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop, parse_sweep
 from paceline.loadtest.page import render
@@ -188,8 +188,8 @@ def described(plan: BenchPlan, prompts: Path | None) -> dict[str, str]:
     }
 
 
-def _deployment(card: Any) -> dict[str, str]:
-    models = {"target": card.target, **({"draft": card.draft} if card.HasField("draft") else {})}
+def _deployment(card: Deployment) -> dict[str, str]:
+    models = {"target": card.target, **({"draft": card.draft} if card.draft is not None else {})}
     shown = {role: f"{model.name} ({model.dtype}, {model.device})" for role, model in models.items()}
     return {**shown, "version": card.version}
 

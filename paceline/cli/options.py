@@ -11,7 +11,6 @@ import typer
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.rpc.channel import check_address
-from paceline.rpc.messages import speculation_from_message
 from paceline.rpc.status import NO_ANSWER
 from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length, require
 

@@ -163,7 +163,8 @@ def test_json_has_an_object_for_each_sample(paceline, tiny_trio: Trio) -> None:
 def test_colours_are_for_terminals_and_are_explained(
     paceline, tiny_trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ("--address", tiny_trio.address, "--raw", "--max-tokens", 9, "--ignore-eos", "--color")
+    drafts = ("--drafter", "model", "--draft-tokens", 4)
+    flags = ("--address", tiny_trio.address, "--raw", "--max-tokens", 9, "--ignore-eos", "--color", *drafts)
     plain = paceline("generate", "x", *flags)
     assert ("\x1b[" in plain.out, plain.err) == (False, "")
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -31,7 +31,7 @@ def build_cpu(
     block_size = config.block_size or CPU_BLOCK_SIZE
     num_blocks = _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_size, loaded.config, weights_bytes)
     model = CpuLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.is_batch_invariant(role))
-    progress("checking row invariance")
+    progress("checking batch invariance")
     dependent = find_batch_variant_parts(model, block_size)
     attention = CpuPagedAttention(loaded.config, num_blocks, block_size)
     runner = CpuRunner(model, attention)

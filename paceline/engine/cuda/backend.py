@@ -92,7 +92,7 @@ def build_on(
     progress(f"budget: {budget}")
     # One block more: nobody's (see `staging`).
     attention = _cache(model, budget.num_blocks + 1, block_size, DTYPES[config.dtype], device)
-    progress("checking row invariance")
+    progress("checking batch invariance")
     dependent = find_batch_variant_parts(model, attention, batch_invariant, device)
     runner = CudaRunner(model, attention, batch_invariant, graph_shapes, device)
     started_s = time.monotonic()

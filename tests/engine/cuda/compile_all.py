@@ -79,7 +79,7 @@ def compile_sampling() -> None:
     compile_for_hopper(
         next_step._plan_next_step,
         {
-            "samples": wide, "ranks": index, "num_steps": index, "first_positions": index, "wanted": index,
+            "samples": wide, "sequence_indices": index, "num_steps": index, "first_positions": index, "wanted": index,
             "tables": index, "tokens": index, "positions": index, "slots": index, "rows": index, "tiles": index,
             "step": "i32", "table_width": "i32", "trash_slot": "i32",
         },

@@ -57,12 +57,12 @@ def _from_whole(
     spec, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
     peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
     whole = tl.sum(load_parts(totals, row, num_parts, 0.0, PADDED), 0)
-    temperature, size = tl.load(its + TEMPERATURE), tl.load(its + SUPPORT_SIZE).to(tl.int32)
-    place = tl.arange(0, FEW)
-    support = tl.load(supports + row * FEW + place)
-    inside = tl.load(logits + row * vocab_size + support, mask=place < size, other=-float("inf"))
-    tl.store(sample_probs + row * FEW + place, (weights_of(inside, peak, temperature) / whole).to(tl.float32))
-    # First the part, then the token in it.
+    temperature, size = tl.load(spec + TEMPERATURE), tl.load(spec + SUPPORT_SIZE).to(tl.int32)
+    index = tl.arange(0, FEW)
+    support = tl.load(supports + row * FEW + index)
+    inside = tl.load(logits + row * vocab_size + support, mask=index < size, other=-float("inf"))
+    tl.store(sample_probs + row * FEW + index, (weights_of(inside, peak, temperature) / whole).to(tl.float32))
+    # Select the part first, then the token in the part.
     masses, part = load_parts(outsides, row, num_parts, 0.0, PADDED), tl.arange(0, PADDED)
     mass = tl.sum(masses, 0)
     target = tl.load(spec + UNIFORM) * mass
@@ -78,10 +78,13 @@ def _from_whole(
 
 @triton.jit
 def _from_few(numbers, supports, ids, kept, samples, sample_probs, row):
-    """The same from what was not cut off. Tokens stand by likelihood, and are gone through by their ids."""
-    its, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
-    place = tl.arange(0, FEW)
-    token, support = tl.load(ids + row * FEW + place), tl.load(supports + row * FEW + place)
+    """OUTSIDE with truncation: as `_from_whole`, from the kept tokens.
+
+    The ranking orders tokens by likelihood, but the cumulative sum is over increasing token ids.
+    """
+    spec, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
+    index = tl.arange(0, FEW)
+    token, support = tl.load(ids + row * FEW + index), tl.load(supports + row * FEW + index)
     is_inside = tl.zeros([FEW], tl.int32)
     inside, sums = tl.zeros([FEW], tl.float64), tl.zeros([FEW], tl.float64)
     for start in range(0, FEW, CHUNK):
@@ -94,15 +97,15 @@ def _from_few(numbers, supports, ids, kept, samples, sample_probs, row):
         is_inside = tl.maximum(is_inside, tl.max((theirs[None, :] == token[:, None]).to(tl.int32), 1))
     weights = tl.where(is_inside > 0, 0.0, tl.load(kept + row * FEW + index))
     mass = tl.max(sums, 0)
-    chosen = _first_above(sums, weights, tl.load(its + UNIFORM) * mass, token)
-    tl.store(sample_probs + row * FEW + place, inside.to(tl.float32))
+    chosen = _first_above(sums, weights, tl.load(spec + UNIFORM) * mass, token)
+    tl.store(sample_probs + row * FEW + index, inside.to(tl.float32))
     tl.store(found + TOKEN, chosen.to(tl.float64))
     tl.store(found + MASS, mass)
 
 
 @triton.jit
-def _choose(
-    logits, numbers, supports, peaks, places, totals, outsides, scores, choices, ids, kept, samples, sample_probs,
+def _select_token(
+    logits, numbers, supports, peaks, peak_tokens, totals, outsides, scores, choices, ids, kept, samples, sample_probs,
     vocab_size, num_parts, PART: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
