@@ -1,16 +1,28 @@
-"""What speculation is worth in theory: used by `paceline plan` and by adaptive k.
+"""What speculation is worth in theory: used by `paceline plan` and by adaptive k (`expected_tokens`).
 
 alpha: chance that one proposed token is accepted. k: tokens proposed in a round.
 c: time of a draft step over time of a target forward; wire: a round's messages, in the
 same unit. Leviathan, Kalman, Matias (2211.17192): equation 1, theorems 3.8 and 3.11.
 """
 
+from collections.abc import Iterator
+
+
+def expected_tokens(alpha: float, longest: int) -> Iterator[float]:
+    """Expected tokens of one target forward with k drafts, for each k from 0 to `longest`: 1 + alpha + ... + alpha^k
+    (equation 1). Adaptive k asks for all of them in every round: each costs one product and one sum."""
+    tokens = chance = 1.0
+    yield tokens
+    for _ in range(longest):
+        chance *= alpha
+        tokens += chance
+        yield tokens
+
 
 def tokens_per_round(alpha: float, k: int) -> float:
-    """Expected tokens of one target forward, 1 to k + 1: (1 - alpha^(k+1)) / (1 - alpha)."""
-    if alpha == 1:
-        return k + 1.0
-    return (1 - alpha ** (k + 1)) / (1 - alpha)
+    """Expected tokens of one target forward with k drafts, 1 to k + 1."""
+    *_, tokens = expected_tokens(alpha, k)
+    return tokens
 
 
 def speedup(alpha: float, k: int, c: float, wire: float = 0.0) -> float:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.theory import best_k, operations, speedup, tokens_per_round
+from paceline.theory import best_k, expected_tokens, operations, speedup, tokens_per_round
 
 # Table 1: alpha, gamma, operations, speed, at c = 0.
 TABLE_1 = [
@@ -35,6 +35,13 @@ def test_table_4(k: int, alpha: float, c: float, expected: float) -> None:
 
 def test_certain_acceptance_emits_every_draft_and_the_bonus_token() -> None:
     assert tokens_per_round(1.0, 4) == 5
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 0.999])
+def test_expected_tokens_are_equation_1_for_every_k(alpha: float) -> None:
+    found = list(expected_tokens(alpha, 16))
+    assert found == pytest.approx([(1 - alpha ** (k + 1)) / (1 - alpha) for k in range(17)])
+    assert found == [tokens_per_round(alpha, k) for k in range(17)]
 
 
 def test_a_draft_that_never_agrees_or_costs_as_much_as_the_target_does_not_pay() -> None:

@@ -12,6 +12,7 @@ from coordinator.context import Context
 from coordinator.draft_length.costs import Costs
 from coordinator.round import Round
 from paceline.sampling import Bounds
+from paceline.theory import expected_tokens
 
 # A request's alpha starts from the alpha of all requests, which counts as this many of its own decided drafts.
 PRIOR_WEIGHT = 12.0
@@ -105,12 +106,9 @@ class GoodputLength:
         """The k that gives `rest` tokens soonest. Drafts must save the fraction `margin` of the time without drafts."""
         rounds_s = self._costs.rounds_s(self._bounds.max, self._may_be_optimistic(reading_s))
         best, best_s = 0, math.inf
-        tokens = chance = 1.0
-        for k, round_s in enumerate(rounds_s):
+        of_k = zip(rounds_s, expected_tokens(alpha, self._bounds.max), strict=True)
+        for k, (round_s, tokens) in enumerate(of_k):
             rest_s = rest / tokens * round_s + reading_s if k > 0 else (1 - margin) * rest * round_s
             if k >= self._bounds.min and rest_s < best_s:
                 best, best_s = k, rest_s
-            # Expected tokens of a round with one more draft.
-            chance *= alpha
-            tokens += chance
         return best
