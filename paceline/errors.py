@@ -10,8 +10,7 @@
     │   ├── Aborted                 an earlier command of the sequence failed
     │   ├── Cancelled               dropped by a Release, a Truncate or the end of its stream
     │   └── ResourceExhausted       no room now; try again later
-    └── Unavailable                 a server is not there, or went away
-        └── TimedOut                it is there and made no progress
+    └── Unavailable                 a server is not there, went away, or makes no progress
 
 Only `paceline.rpc.status` knows their gRPC codes. Imports nothing of ours.
 """
@@ -75,8 +74,4 @@ class ResourceExhausted(RequestError):
 
 
 class Unavailable(PacelineError):
-    """A server is not there, or went away."""
-
-
-class TimedOut(Unavailable):
-    """A server is there and made no progress for the stated time."""
+    """A server is not there, went away, or makes no progress."""

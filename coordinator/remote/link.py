@@ -72,7 +72,6 @@ class Link:
         self._progress_s = 0.0
         self._came_up_s = 0.0
         self._task: asyncio.Task[None] | None = None
-        self.messages_sent = 0
         self.channel: grpc.aio.Channel | None = None
 
     def start(self) -> None:
@@ -214,7 +213,6 @@ class Link:
                 self._has_unsent.clear()
                 for request in requests:
                     await call.write(request)
-                    self.messages_sent += 1
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # A broken stream is the reader's to report.
             return

@@ -14,7 +14,6 @@ _CODES: list[tuple[type[errors.PacelineError], grpc.StatusCode]] = [
     (errors.Aborted, grpc.StatusCode.ABORTED),
     (errors.Cancelled, grpc.StatusCode.CANCELLED),
     (errors.ResourceExhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (errors.TimedOut, grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
     (errors.ConfigError, grpc.StatusCode.FAILED_PRECONDITION),
 ]

@@ -69,7 +69,7 @@ class FakeTarget:
 
     def __init__(self, answer: Any = good, version: int = PROTOCOL_VERSION) -> None:
         self.version = version
-        self.sessions = 0
+        self.sessions = self.commands = 0
         self._answer = answer
 
     async def Describe(self, request: Any, context: Any) -> Any:
@@ -81,6 +81,7 @@ class FakeTarget:
         yield target_pb2.TargetResponse(hello=model_pb2.Hello(session_id="fake"))
         async for request in requests:
             for command in request.commands:
+                self.commands += 1
                 yield answer(command)
 
     async def Tokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -154,10 +155,11 @@ async def test_a_fault_in_the_links_own_code_does_not_end_it(tmp_path: Path, cap
 
 
 async def test_a_fault_while_sending_fails_those_who_wait(tmp_path: Path) -> None:
-    async with serving(FakeTarget(no_answer), tmp_path) as address, linked(address) as link:
+    fake = FakeTarget(no_answer)
+    async with serving(fake, tmp_path) as address, linked(address) as link:
         await link.wait_up(WAIT_S)
         asking = asyncio.create_task(ask(link))
-        while link.messages_sent == 0:
+        while fake.commands == 0:
             await asyncio.sleep(0.01)
         # A fault of the link's own: this is no list of messages.
         link._unsent = None  # type: ignore[assignment]

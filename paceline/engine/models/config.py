@@ -15,7 +15,6 @@ UNKNOWN_LOGIT = -1e9
 class ModelConfig:
     """Shape of a Llama-like decoder."""
 
-    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -50,7 +49,6 @@ class ModelConfig:
         eos = config.eos_token_id
         eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,)
         return cls(
-            architecture=config.model_type,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,

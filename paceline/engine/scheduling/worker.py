@@ -126,10 +126,6 @@ class Worker:
         return await asyncio.wrap_future(future)
 
     @property
-    def num_free_blocks(self) -> int:
-        return self._pool.num_free
-
-    @property
     def is_busy(self) -> bool:
         """Whether any job is running. Read it through `call`."""
         return any(state.job is not None for session in self._clients for state in session.states)
