@@ -16,7 +16,7 @@ from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence
 from paceline.errors import PacelineError
 from paceline.rpc.messages import draft_mode_to_message, entropy_rule_to_message, floats_from_bytes
-from paceline.sampling import EntropyAdaptive
+from paceline.sampling import EntropyAdaptive, require, require_at_most
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,10 @@ class RemoteDrafter:
         num_tail_tokens = len(context) - self._sequence.length
         try:
             answer = await self._sequence.feed(context.tokens, fill, _fed_drafts)
+            num_emas = len(answer.entropy_emas) // 4
+            emas = floats_from_bytes(answer.entropy_emas, "entropy_emas", num_emas).tolist()
+            proposal = _proposal(answer, num_tail_tokens)
+            self._check(proposal, num_draft_tokens)
         except PacelineError as error:
             log.info("drafting pauses for %.2f s: %s", self._pause_s, error)
             self._paused_until_s = time.monotonic() + self._pause_s
@@ -69,10 +73,8 @@ class RemoteDrafter:
             return Proposal()
         self._pause_s = FIRST_PAUSE_S
         self._round_start = len(context)
-        self._round_emas = floats_from_bytes(
-            answer.entropy_emas, "entropy_emas", len(answer.entropy_emas) // 4
-        ).tolist()
-        return _proposal(answer, num_tail_tokens)
+        self._round_emas = emas
+        return proposal
 
     def truncate(self, length: int) -> None:
         self._sequence.truncate(length)
@@ -90,12 +92,25 @@ class RemoteDrafter:
         card = self._link.card
         return card.max_model_len - len(context) + 1 if card is not None else 0
 
+    def _check(self, proposal: Proposal, most: int) -> None:
+        """Raises InvalidArgument for drafts that were not asked for, or that the target would refuse."""
+        assert self._link.card is not None, "the server answered"
+        require_at_most(most, len(proposal.tokens), "tokens", "tokens")
+        vocab_size = self._link.card.vocab_size
+        worst = max((*proposal.tokens, *(int(support.max()) for support in proposal.supports)), default=0)
+        require(worst < vocab_size, "tokens", worst, f"token ids in [0, {vocab_size})")
+
 
 def _proposal(answer: Any, num_tail_tokens: int) -> Proposal:
     """The proposal of an answer. Raises InvalidArgument if the sizes in the message do not match."""
     supports, probs = [], []
     if answer.support_sizes:
-        sizes = list(answer.support_sizes)
+        sizes, num_drafts, num_ids = list(answer.support_sizes), len(answer.tokens), len(answer.support_token_ids)
+        require(
+            len(sizes) == num_drafts, "support_sizes", f"{len(sizes)} sizes", f"one for each of {num_drafts} drafts"
+        )
+        require(all(sizes), "support_sizes", 0, ">= 1: a draft is in its own support")
+        require(sum(sizes) == num_ids, "support_token_ids", f"{num_ids} ids", f"{sum(sizes)} ids")
         ends = np.cumsum(sizes)[:-1]
         supports = np.split(np.array(answer.support_token_ids, dtype=np.int64), ends)
         probs = np.split(floats_from_bytes(answer.support_probs, "support_probs", sum(sizes)), ends)

@@ -1,0 +1,98 @@
+"""A draft server whose proposals do not fit together costs drafts and no generation.
+
+The server is a fake, because a real one never sends such proposals.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.__main__ import DRAFT
+from coordinator.drafting.remote_model import RemoteDrafter
+from coordinator.remote.link import Link
+from paceline.rpc.messages import PROTOCOL_VERSION
+from paceline.rpc.server import Server
+from paceline.v1 import draft_pb2, model_pb2
+from tests.coordinator.contexts import make_context
+
+
+class FakeDraft:
+    """Fills every proposal in the same way."""
+
+    def __init__(self, fill: Callable[[Any], None]) -> None:
+        self._fill = fill
+
+    async def Describe(self, request: Any, context: Any) -> Any:
+        return model_pb2.ModelCard(protocol_version=PROTOCOL_VERSION, max_model_len=512, vocab_size=512)
+
+    async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        yield draft_pb2.DraftResponse(hello=model_pb2.Hello(session_id="fake"))
+        async for request in requests:
+            for command in request.commands:
+                if command.WhichOneof("command") == "propose":
+                    response = draft_pb2.DraftResponse()
+                    self._fill(response.answers.add(command_id=command.command_id).proposal)
+                    yield response
+
+    async def Truncate(self, request: Any, context: Any) -> Any:
+        return model_pb2.TruncateResponse()
+
+    async def Release(self, request: Any, context: Any) -> Any:
+        return model_pb2.ReleaseResponse()
+
+
+@contextlib.asynccontextmanager
+async def linked(fake: FakeDraft, folder: Path) -> AsyncIterator[Link]:
+    server = Server(f"unix:{folder}/draft.sock")
+    server.add_service(draft_pb2.DESCRIPTOR.services_by_name["Draft"], fake)
+    link = Link(DRAFT, await server.start(), lambda card: None)
+    link.start()
+    try:
+        await link.wait_up(20)
+        yield link
+    finally:
+        await link.stop()
+        await server.stop(0)
+
+
+def fill_with(**fields: Any) -> Callable[[Any], None]:
+    return lambda proposal: proposal.MergeFrom(draft_pb2.Proposal(**fields))
+
+
+MISFITS = {
+    "a part of a float": fill_with(tokens=[1], entropy_emas=b"12345"),
+    "supports without probabilities": fill_with(tokens=[1], support_sizes=[2], support_token_ids=[1, 2]),
+    "fewer ids than sizes say": fill_with(
+        tokens=[1, 2], support_sizes=[2, 2], support_token_ids=[1, 2], support_probs=bytes(16)
+    ),
+    "supports of other drafts": fill_with(
+        tokens=[1, 2], support_sizes=[2], support_token_ids=[1, 2], support_probs=bytes(8)
+    ),
+    "an empty support": fill_with(
+        tokens=[1, 2], support_sizes=[0, 2], support_token_ids=[1, 2], support_probs=bytes(8)
+    ),
+    "an id that is none": fill_with(tokens=[1], support_sizes=[2], support_token_ids=[1, 512], support_probs=bytes(8)),
+    "more drafts than asked for": fill_with(tokens=[1] * 9),
+    "a token that is none": fill_with(tokens=[1, 512]),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+async def test_a_misfit_proposal_is_no_proposal_and_drafting_pauses(name: str, tmp_path: Path) -> None:
+    async with linked(FakeDraft(MISFITS[name]), tmp_path) as link:
+        context = make_context([3, 14, 15])
+        drafter = RemoteDrafter(link, context.request)
+        proposal = await drafter.propose(context, 4)
+        assert len(proposal) == 0
+        assert not drafter.is_available(context)
+
+
+async def test_a_proposal_that_fits_is_taken(tmp_path: Path) -> None:
+    async with linked(FakeDraft(fill_with(tokens=[1, 2, 3, 4])), tmp_path) as link:
+        context = make_context([3, 14, 15])
+        drafter = RemoteDrafter(link, context.request)
+        assert (await drafter.propose(context, 4)).tokens == [1, 2, 3, 4]
+        assert drafter.is_available(context)
