@@ -11,7 +11,7 @@ A prompt is text (put through the model's chat template unless raw), a list of m
 import asyncio
 import dataclasses
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import grpc
@@ -30,6 +30,8 @@ __all__ = [
     "TokenLogprobs",
 ]  # fmt: skip
 
+# How long an interrupted call may take to end.
+STOP_TIMEOUT_S = 5.0
 Prompt = str | list[dict[str, str]] | list[int]
 
 _LETTERS = {
@@ -66,7 +68,7 @@ class AsyncClient:
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece, None]:
         """Yields each round as it comes. Leaving the loop cancels the generation."""
         request = make_request(prompt, sampling, speculation, raw)
         call = self._stub.Generate(request)
@@ -147,7 +149,7 @@ class Client:
         sampling: SamplingParams | None = None,
         speculation: SpeculationParams | None = None,
         raw: bool = False,
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Yields each round as it comes. Leaving the loop cancels the generation."""
         pieces = self._client.stream(prompt, sampling, speculation, raw)
         try:
@@ -176,15 +178,31 @@ class Client:
         """All n samples, in the order of their index."""
         return self._wait(self._client.complete_all(prompt, sampling, speculation, raw))
 
+    def describe(self) -> Any:
+        """Both models' cards, limits and defaults: a DescribeResponse message."""
+        return self._wait(self._client.describe())
+
     @staticmethod
     async def _connect(address: str) -> AsyncClient:
         return AsyncClient(address)
 
     def _wait(self, awaitable: Any) -> Any:
-        async def run() -> Any:
-            return await awaitable
+        ended = threading.Event()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+        async def run() -> Any:
+            try:
+                return await awaitable
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            # The caller closes what is awaited, which must not run then.
+            ended.wait(STOP_TIMEOUT_S)
+            raise
 
 
 def make_request(

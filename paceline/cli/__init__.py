@@ -1,19 +1,37 @@
 """The `paceline` command, one file a subcommand."""
 
+import io
 import sys
-from typing import Any
+from collections.abc import Collection
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.exceptions import Abort, TyperException
 
+import paceline
 from paceline.cli import bench, chat, demo, distill, generate, plan, up
 from paceline.errors import ConfigError, InvalidArgument, PacelineError
 from paceline.settings import TOML_FILE, read_toml
 
+# \b: the lines that follow stay as they are.
+EPILOG = f"""
+Settings: flags > environment PACELINE_* > {TOML_FILE} > defaults; see docs/settings.md. A {TOML_FILE} in the working
+directory has a table for each command and service:
+
+\b
+[generate]
+max_tokens = 200
+stats = true
+"""
+
 app = typer.Typer(
     name="paceline",
-    help=f"Speculative decoding as services. Settings: flags > environment PACELINE_* > {TOML_FILE} > defaults.",
-    no_args_is_help=True,
+    epilog=EPILOG,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
+    # Plain help: tables with frames cut long names of options.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command(name="up")(up.up)
 app.command(name="generate")(generate.generate)
@@ -22,6 +40,28 @@ app.command(name="demo")(demo.demo)
 app.command(name="plan")(plan.plan)
 app.command(name="bench")(bench.bench)
 app.command(name="distill")(distill.distill)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"paceline {paceline.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    # Not from the environment: PACELINE_VERSION would end every command.
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, allow_from_autoenv=False, help="print the version"
+        ),
+    ] = False,
+) -> None:
+    """Speculative decoding as services."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 # Tables of paceline.toml that are a process's own, not a command's.
@@ -52,14 +92,31 @@ def default_map(group: Any, tables: dict[str, dict[str, Any]]) -> dict[str, dict
 
 def main() -> None:
     """Runs the command line: exit 2 for bad usage, 1 for a failed run, 130 on Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A character that the encoding lacks is shown as "?".
+            stream.reconfigure(errors="replace")
     try:
-        command = typer.main.get_command(app)
-        command(auto_envvar_prefix="PACELINE", default_map=default_map(command, read_toml()), standalone_mode=True)
+        command: Any = typer.main.get_command(app)
+        defaults = default_map(command, read_toml())
+        status = command(auto_envvar_prefix="PACELINE", default_map=defaults, standalone_mode=False)
+    except TyperException as error:
+        _fail(f"{error.format_message().rstrip('.')}; see `{help_command(command.commands)}`", 2)
     except InvalidArgument as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error), 2)
     except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
+        _fail(str(error), 1)
+    except (KeyboardInterrupt, Abort):
         sys.exit(130)
+    sys.exit(status or 0)
+
+
+def help_command(commands: Collection[str]) -> str:
+    """Which help belongs to this process's command line."""
+    words = ["paceline", *(word for word in sys.argv[1:2] if word in commands), "--help"]
+    return " ".join(words)
+
+
+def _fail(said: str, status: int) -> NoReturn:
+    print("error:", " ".join(said.split()), file=sys.stderr)
+    sys.exit(status)

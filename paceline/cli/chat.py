@@ -1,56 +1,114 @@
 """`paceline chat`: a conversation in the terminal."""
 
-from typing import Any
+import contextlib
+import sys
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from paceline.cli import options
-from paceline.cli.printing import coloured
-from paceline.client import AsyncClient, Completion
-from paceline.sampling import SamplingParams
+from paceline.cli.printing import coloured, legend
+from paceline.client import Client, Completion
+from paceline.errors import InvalidArgument, RequestError
+from paceline.sampling import SamplingParams, SpeculationParams
+
+with contextlib.suppress(ImportError):
+    # Gives input() line editing and a history.
+    import readline  # noqa: F401
+
+HOW_TO_LEAVE = "An empty line, Ctrl-D or Ctrl-C ends the conversation; Ctrl-C during an answer ends the answer."
 
 
 def chat(
     address: options.Address = options.DEFAULT_ADDRESS,
+    system: Annotated[str | None, typer.Option(help="what the model is told before the conversation")] = None,
     max_tokens: options.MaxTokens = 512,
-    temperature: options.Temperature = 0.0,
+    temperature: options.Temperature = 0.7,
     top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
+    top_p: options.TopP = 0.95,
     min_p: options.MinP = 0.0,
     seed: options.Seed = None,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
     speculation: options.SpeculationSwitch = None,
     drafter: options.DrafterName = None,
     draft_tokens: options.DraftTokens = None,
     rule: options.RuleName = None,
     coupled: options.Coupled = False,
 ) -> None:
-    """Talks with the target model, turn by turn. An empty line or Ctrl-D ends it."""
+    """Talks with the target model. An empty line, Ctrl-D or Ctrl-C ends the conversation."""
     sampling = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
-    )
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+    )  # fmt: skip
     given = options.given_speculation(speculation, drafter, draft_tokens, rule, coupled)
-    options.run(_run(address, sampling, given))
+    # Not asyncio's: input() and Ctrl-C belong to the main thread.
+    with options.naming_the_flag(), Client(address) as client:
+        # A coordinator that is away is told before the user writes anything.
+        description = client.describe()
+        conversation = Conversation(client, system, sampling, options.merged(description.defaults, given))
+        conversation.banner(description.target.name)
+        while question := ask():
+            conversation.answer(question)
 
 
-async def _run(address: str, sampling: SamplingParams, given: dict[str, Any]) -> None:
-    console = Console(highlight=False)
-    messages: list[dict[str, str]] = []
-    async with AsyncClient(address) as client:
-        # Who is not there is said before the user writes anything.
-        await client.describe()
-        speculation = await options.resolve_speculation(client, given)
-        while question := _ask(console):
-            messages.append({"role": "user", "content": question})
-            answer = Completion()
-            async for piece in client.stream(messages, sampling, speculation):
-                answer.add(piece)
-                console.print(coloured(piece), end="", soft_wrap=True)
-            console.print("\n")
-            messages.append({"role": "assistant", "content": answer.text})
-
-
-def _ask(console: Console) -> str:
+def ask() -> str:
+    """A line of the user's; empty at the end."""
     try:
-        return console.input("[bold]> [/bold]").strip()
-    except EOFError:
+        return input("> ").strip()
+    except UnicodeDecodeError:
+        raise InvalidArgument("the question on stdin is not UTF-8 text") from None
+    except (EOFError, KeyboardInterrupt):
+        print()
         return ""
+
+
+class Conversation:
+    """Messages so far, and where they are shown."""
+
+    def __init__(
+        self, client: Client, system: str | None, sampling: SamplingParams, speculation: SpeculationParams | None
+    ) -> None:
+        self._client = client
+        self._sampling = sampling
+        self._speculation = speculation
+        self._messages = [] if system is None else [{"role": "system", "content": system}]
+        self._console = Console(highlight=False, soft_wrap=True)
+
+    def banner(self, model: str) -> None:
+        """Who answers, and how to leave."""
+        self._console.print(f"{model}. {HOW_TO_LEAVE}", style="dim", markup=False)
+        if self._console.is_terminal and not self._console.no_color:
+            self._console.print(legend())
+
+    def answer(self, question: str) -> None:
+        """Streams an answer until it ends, or the user ends it. A question that is refused is forgotten."""
+        self._messages.append({"role": "user", "content": question})
+        answer, mark = Completion(), ""
+        try:
+            with contextlib.closing(self._client.stream(self._messages, self._sampling, self._speculation)) as pieces:
+                for piece in pieces:
+                    answer.add(piece)
+                    self._console.print(coloured(piece), end="")
+            mark = self._mark(answer)
+        except KeyboardInterrupt:
+            mark = "[ended by Ctrl-C]"
+        except RequestError as error:
+            print(f"error: {error}", file=sys.stderr)
+        self._console.print(f" {mark}\n" if mark else "\n", style="dim", markup=False)
+        if answer.text:
+            self._messages.append({"role": "assistant", "content": answer.text})
+        else:
+            self._messages.pop()
+
+    def _mark(self, answer: Completion) -> str:
+        """What is said of an answer that is cut off."""
+        assert answer.finish is not None
+        if answer.finish.reason != "length":
+            return ""
+        tokens = answer.finish.completion_tokens
+        if tokens < self._sampling.max_tokens:
+            return f"[cut at {tokens} tokens: the conversation is as long as the model takes]"
+        return f"[cut at {tokens} tokens: --max-tokens]"

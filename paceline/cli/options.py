@@ -1,8 +1,9 @@
 """Options that `generate`, `chat` and `demo` share, and what they become."""
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -95,17 +96,24 @@ def given_speculation(
     return given
 
 
-async def resolve_speculation(client: AsyncClient, given: dict[str, Any]) -> SpeculationParams | None:
-    """What was given over the coordinator's own defaults; None where nothing was."""
+def merged(defaults: Any, given: dict[str, Any]) -> SpeculationParams | None:
+    """What was given over `defaults`, the coordinator's own as a message; None where nothing was."""
     if not given:
         return None
     return dataclasses.replace((await client.describe()).defaults, **given)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a subcommand's coroutine. Where no coordinator answers, the error names the flag for another address."""
-    try:
+    """Runs a subcommand's coroutine."""
+    with naming_the_flag():
         return asyncio.run(main)
+
+
+@contextlib.contextmanager
+def naming_the_flag() -> Iterator[None]:
+    """Where no coordinator answers, the error names the flag that gives another address."""
+    try:
+        yield
     except Unavailable as error:
         if str(error).startswith(NO_ANSWER):
             raise Unavailable(f"{error} (--address gives another address)") from None

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import grpc.aio
 
@@ -142,8 +141,7 @@ class Runner:
         arrivals: list[Arrival] = []
         finish: Finish | None = None
         failure: Failure | None = None
-        # Any: the client promises an iterator and gives a generator, which can be closed.
-        pieces: Any = client.stream(
+        pieces = client.stream(
             workload.prompt_of(index, variant.name), workload.sampling_of(index), variant.speculation, workload.raw
         )
         try:

@@ -1,0 +1,133 @@
+"""`paceline chat` against real services, and in a real terminal for Ctrl-C."""
+
+import asyncio
+import io
+import os
+import pty
+import signal
+import sys
+import time
+
+import pytest
+
+from paceline.client import Client
+from paceline.sampling import SamplingParams, SpeculationParams
+from tests.services import Trio
+
+HOW_TO_LEAVE = "An empty line, Ctrl-D or Ctrl-C ends the conversation"
+
+
+@pytest.fixture
+def chat(paceline, tiny_trio: Trio, monkeypatch: pytest.MonkeyPatch):
+    """Runs a chat whose user writes `written`."""
+
+    def run(written: bytes, *flags: object):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(written), encoding="utf-8"))
+        return paceline("chat", "--address", tiny_trio.address, *flags)
+
+    return run
+
+
+def test_it_says_who_answers_and_how_to_leave(chat) -> None:
+    for written in (b"", b"\n"):
+        ran = chat(written)
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.out.startswith(f"dummy:tiny. {HOW_TO_LEAVE}")
+
+
+def test_it_remembers_the_conversation_and_samples_unless_told(chat, tiny_trio: Trio) -> None:
+    # Without speculation a text depends on prompt, parameters and seed alone.
+    flags = ("--system", "Be brief.", "--max-tokens", 5, "--seed", 3, "--speculation", "off")
+    ran = chat(b"one\ntwo\n\nnever sent\n", *flags)
+    sampling = SamplingParams(max_tokens=5, temperature=0.7, top_p=0.95, seed=3)
+    messages = [{"role": "system", "content": "Be brief."}]
+    answers = []
+    with Client(tiny_trio.address) as client:
+        for question in ("one", "two"):
+            messages.append({"role": "user", "content": question})
+            answers.append(client.complete(messages, sampling, SpeculationParams(enabled=False)).text)
+            messages.append({"role": "assistant", "content": answers[-1]})
+    assert answers[0] != answers[1]
+    found = [part.strip() for part in ran.out.split("> ")[1:]]
+    assert found == [*(f"{answer.strip()} [cut at 5 tokens: --max-tokens]" for answer in answers), ""]
+
+
+def test_penalties_reach_the_model(chat) -> None:
+    flags = ("--max-tokens", 60, "--temperature", 0)
+    assert chat(b"say it\n", *flags).out != chat(b"say it\n", *flags, "--repetition-penalty", 1.8).out
+
+
+def test_a_question_that_is_refused_ends_nothing(chat) -> None:
+    ran = chat("t9 ".encode() * 600 + b"\none\n", "--max-tokens", 3)
+    assert ran.code == 0
+    assert ran.err.startswith("error: prompt is ")
+    assert ran.out.count("[cut at 3 tokens: --max-tokens]") == 1
+
+
+def test_latin_1_is_no_traceback(chat) -> None:
+    ran = chat(b"caf\xe9\n")
+    assert (ran.code, ran.err) == (2, "error: the question on stdin is not UTF-8 text\n")
+
+
+def read_until(terminal: int, wanted: bytes) -> bytes:
+    """What the terminal shows up to `wanted`."""
+    shown = b""
+    deadline_s = time.monotonic() + 60
+    while wanted not in shown:
+        assert time.monotonic() < deadline_s, shown
+        shown += os.read(terminal, 4096)
+    return shown
+
+
+def wait_until_running(client: Client, count: int) -> None:
+    deadline_s = time.monotonic() + 60
+    while client.describe().running != count:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_ctrl_c_ends_the_answer_on_the_server_and_then_the_conversation(tiny_trio: Trio) -> None:
+    command = [sys.executable, "-c", "from paceline.cli import main; main()"]
+    arguments = ["chat", "--address", tiny_trio.address, "--max-tokens", "5"]
+    target = tiny_trio.target.process
+    with Client(tiny_trio.address) as client:
+        wait_until_running(client, 0)
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execv(command[0], [*command, *arguments])
+        try:
+            read_until(terminal, b"> ")
+            # A target that stands still: the answer can't end by itself.
+            target.send_signal(signal.SIGSTOP)
+            os.write(terminal, b"first\n")
+            wait_until_running(client, 1)
+            os.write(terminal, b"\x03")
+            read_until(terminal, b"[ended by Ctrl-C]")
+            wait_until_running(client, 0)
+            target.send_signal(signal.SIGCONT)
+            read_until(terminal, b"> ")
+            os.write(terminal, b"second\n")
+            read_until(terminal, b"[cut at 5 tokens: --max-tokens]")
+            read_until(terminal, b"> ")
+            os.write(terminal, b"\x03")
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            pid = 0
+        finally:
+            target.send_signal(signal.SIGCONT)
+            os.close(terminal)
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+async def test_leaving_a_stream_by_an_interrupt_frees_the_client(tiny_trio: Trio) -> None:
+    def interrupted() -> int:
+        with Client(tiny_trio.address) as client:
+            stream = client.stream("x", SamplingParams(max_tokens=400, ignore_eos=True))
+            next(stream)
+            with pytest.raises(KeyboardInterrupt):
+                stream.throw(KeyboardInterrupt)
+            wait_until_running(client, 0)
+            return len(client.complete("x", SamplingParams(max_tokens=3, ignore_eos=True)).token_ids)
+
+    assert await asyncio.to_thread(interrupted) == 3

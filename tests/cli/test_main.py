@@ -1,0 +1,93 @@
+"""What all commands have in common: help, version, bad usage, and a terminal that lacks characters."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline as package
+from tests.services import Trio
+
+COMMANDS = ("up", "generate", "chat", "demo", "plan", "bench", "distill")
+
+
+def run_with(encoding: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """As a process: a stream's encoding is settled when Python starts."""
+    command = [sys.executable, "-c", "from paceline.cli import main; main()", *arguments]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    return subprocess.run(command, capture_output=True, env=environment, stdin=subprocess.DEVNULL, check=False)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_characters_that_an_encoding_lacks_end_nothing(encoding: str) -> None:
+    ran = run_with(encoding, "plan", "--alpha", "0.8", "--draft-cost", "0.1")
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert b"Speculate with 6 draft tokens a round" in ran.stdout
+    ran = run_with(encoding, "plan", "--alpha", "\U0001f600")
+    assert (ran.returncode, b"Traceback" in ran.stderr) == (2, False)
+
+
+def test_an_answer_with_an_emoji_is_printed_where_there_is_none(tiny_trio: Trio, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.json"
+    # The header repeats the prompt: the tiny model itself writes no emoji.
+    file.write_text(json.dumps(["smile \U0001f600", "two"]))
+    ran = run_with("latin-1", "generate", "--address", tiny_trio.address, "--prompts", str(file), "--max-tokens", "3")
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert ran.stdout.startswith(b"--- 1: smile ?\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_shows_every_option_in_full(paceline, monkeypatch: pytest.MonkeyPatch, command: str, flag: str) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    ran = paceline(command, flag)
+    assert (ran.code, ran.err) == (0, "")
+    assert "…" not in ran.out.replace("...", "")
+    assert ran.out.startswith(f"Usage: paceline {command} ")
+    if command in ("generate", "chat"):
+        assert "--repetition-penalty" in ran.out
+        assert "--frequency-penalty" in ran.out
+
+
+def test_help_of_all_names_the_commands_and_the_settings_file(paceline) -> None:
+    for arguments in (("--help",), ("-h",), ()):
+        ran = paceline(*arguments)
+        assert [command for command in (*COMMANDS, "paceline.toml", "[generate]") if command not in ran.out] == []
+        assert (ran.code, ran.err) == (0, "")
+
+
+def test_the_version_is_told(paceline) -> None:
+    ran = paceline("--version")
+    assert (ran.code, ran.out, ran.err) == (0, f"paceline {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("generate", "x", "--temprature", "1"),
+            "error: No such option: --temprature (Possible options: --temperature",
+        ),
+        (("generate", "x", "--temperature", "hot"), "error: Invalid value for '--temperature': "),
+        (("generate", "x", "y"), "error: Got unexpected extra argument"),
+        (("generate", "x", "--seed"), "error: Option '--seed' requires an argument"),
+        (("generat", "x"), "error: No such command 'generat'"),
+        (("generate", "x", "--concurrency", "0"), "error: Invalid value for '--concurrency': "),
+    ],
+)
+def test_bad_usage_is_one_line_that_says_where_help_is(paceline, arguments: tuple[str, ...], said: str) -> None:
+    ran = paceline(*arguments)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1), ran
+    assert ran.err.startswith(said)
+    where = "paceline generate --help" if arguments[0] == "generate" else "paceline --help"
+    assert ran.err.endswith(f"; see `{where}`\n")
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    program = "from paceline.cli import main; main()"
+    command = f'"{sys.executable}" -c "{program}" plan --alpha 0.8 --draft-cost 0.1 | true'
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+    assert b"Traceback" not in ran.stderr
