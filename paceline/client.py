@@ -178,8 +178,8 @@ class Client:
         """All n samples, in the order of their index."""
         return self._wait(self._client.complete_all(prompt, sampling, speculation, raw))
 
-    def describe(self) -> Any:
-        """Both models' cards, limits and defaults: a DescribeResponse message."""
+    def describe(self) -> Deployment:
+        """Both models, limits and defaults."""
         return self._wait(self._client.describe())
 
     @staticmethod

@@ -96,11 +96,14 @@ def given_speculation(
     return given
 
 
-def merged(defaults: Any, given: dict[str, Any]) -> SpeculationParams | None:
-    """What was given over `defaults`, the coordinator's own as a message; None where nothing was."""
-    if not given:
-        return None
-    return dataclasses.replace((await client.describe()).defaults, **given)
+def merged(defaults: SpeculationParams, given: dict[str, Any]) -> SpeculationParams | None:
+    """What was given over `defaults`, the coordinator's own; None where nothing was."""
+    return dataclasses.replace(defaults, **given) if given else None
+
+
+async def resolve_speculation(client: AsyncClient, given: dict[str, Any]) -> SpeculationParams | None:
+    """What was given over the coordinator's own defaults; None where nothing was."""
+    return merged((await client.describe()).defaults, given) if given else None
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

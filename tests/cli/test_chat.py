@@ -7,12 +7,15 @@ import pty
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from paceline.client import Client
 from paceline.sampling import SamplingParams, SpeculationParams
-from tests.services import Trio
+from tests.conftest import TINY
+from tests.services import Trio, start_trio
 
 HOW_TO_LEAVE = "An empty line, Ctrl-D or Ctrl-C ends the conversation"
 
@@ -58,7 +61,7 @@ def test_penalties_reach_the_model(chat) -> None:
 
 
 def test_a_question_that_is_refused_ends_nothing(chat) -> None:
-    ran = chat("t9 ".encode() * 600 + b"\none\n", "--max-tokens", 3)
+    ran = chat(b"t9 " * 600 + b"\none\n", "--max-tokens", 3)
     assert ran.code == 0
     assert ran.err.startswith("error: prompt is ")
     assert ran.out.count("[cut at 3 tokens: --max-tokens]") == 1
@@ -86,11 +89,18 @@ def wait_until_running(client: Client, count: int) -> None:
         time.sleep(0.02)
 
 
-def test_ctrl_c_ends_the_answer_on_the_server_and_then_the_conversation(tiny_trio: Trio) -> None:
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Trio]:
+    """Each service a process of its own: one of them is stopped."""
+    with start_trio(tmp_path, TINY, TINY) as trio:
+        yield trio
+
+
+def test_ctrl_c_ends_the_answer_on_the_server_and_then_the_conversation(processes: Trio) -> None:
     command = [sys.executable, "-c", "from paceline.cli import main; main()"]
-    arguments = ["chat", "--address", tiny_trio.address, "--max-tokens", "5"]
-    target = tiny_trio.target.process
-    with Client(tiny_trio.address) as client:
+    arguments = ["chat", "--address", processes.address, "--max-tokens", "5"]
+    target = processes.target.process
+    with Client(processes.address) as client:
         wait_until_running(client, 0)
         pid, terminal = pty.fork()
         if pid == 0:
