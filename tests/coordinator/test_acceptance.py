@@ -113,7 +113,9 @@ def test_worked_example_always_accepts_what_the_target_likes_as_well(token: int)
     assert all(judge_worked(token, seed).num_accepted == 1 for seed in range(2000))
 
 
-@pytest.mark.parametrize("size", [8, 3], ids=["full support", "truncated support"])
+@pytest.mark.parametrize(
+    "size", [pytest.param(8, id="full support", marks=pytest.mark.slow), pytest.param(3, id="truncated support")]
+)
 def test_first_token_follows_p_and_acceptance_rate_is_the_overlap(size: int) -> None:
     counts, rate = first_tokens(P, Q, size)
     # With 65,536 draws over 8 ids the distance is 0.004 on average, with a deviation of 0.001.
@@ -145,9 +147,10 @@ def test_tokens_the_target_gives_no_probability_never_come_out() -> None:
     # The draft likes 1 and 5 best, and the target bans both, one inside the support and one outside.
     p = np.array([0.3, 0, 0.2, 0.1, 0.25, 0, 0.15, 0])
     q = np.array([0.05, 0.5, 0.15, 0.1, 0.05, 0.1, 0.04, 0.01])
-    counts, _ = first_tokens(p, q, size=3)
-    assert counts[p.nonzero()].sum() == NUM_DRAWS
-    assert total_variation(counts, p) < 0.008
+    num_draws = NUM_DRAWS // 4
+    counts, _ = first_tokens(p, q, size=3, num_draws=num_draws)
+    assert counts[p.nonzero()].sum() == num_draws
+    assert total_variation(counts, p) < 0.016
 
 
 def test_rounds_of_two_give_the_joint_law_of_two_tokens() -> None:

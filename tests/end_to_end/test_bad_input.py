@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -15,6 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from coordinator.config import CoordinatorSettings
+from draft_server.config import DraftSettings
 from paceline.client import AsyncClient, Completion, make_request
 from paceline.engine.config import TARGET_ROLE, EngineConfig
 from paceline.engine.engine import build_engine
@@ -22,8 +24,12 @@ from paceline.engine.models.dummy import dummy_config, dummy_tokenizer_files, ma
 from paceline.errors import ConfigError
 from paceline.rpc.channel import open_channel
 from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.settings import parse_settings
 from paceline.v1 import generation_pb2, generation_pb2_grpc
-from tests.services import Trio, running, start_service
+from target_server.config import TargetSettings
+from tests.conftest import UNLIKE_TARGET
+from tests.hosted import Host, RefusedStart
+from tests.services import Trio
 
 PROMPT = [3, 14, 15]
 BYSTANDER = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -191,78 +197,97 @@ async def test_model_that_cannot_be_had_is_refused_saying_why(name: str) -> None
     await check_refused(*CONFIGS[name])
 
 
-# module, flags, exit status, parts of the one error line. {port} is taken, nobody listens at {nobody}.
-ENDINGS: dict[str, tuple[str, str, int, list[str]]] = {
-    "unknown model": ("draft_server", "--model no-such-model", 1, ["'no-such-model'", "smollm2-135m"]),
-    "weights unlike config": ("target_server", "--model {spoilt}", 1, ["model.norm.weight has shape (63,)"]),
+# module, flags, parts of the one error line. {port} is taken, nobody listens at {nobody}.
+REFUSALS: dict[str, tuple[str, str, list[str]]] = {
+    "unknown model": ("draft_server", "--model no-such-model", ["'no-such-model'", "smollm2-135m"]),
+    "weights unlike config": ("target_server", "--model {spoilt}", ["model.norm.weight has shape (63,)"]),
     "no memory": (
-        "target_server", "--model dummy:tiny --kv-cache-memory 900GiB", 1,
+        "target_server", "--model dummy:tiny --kv-cache-memory 900GiB",
         ["lower --kv-cache-memory", "budget: weights", "KV cache 921,600 MiB", "available"],
     ),
     "port in use": (
-        "target_server", "--model dummy:tiny --kv-cache-memory 16MiB --listen 127.0.0.1:{port}", 1,
+        "target_server", "--model dummy:tiny --threads 1 --kv-cache-memory 16MiB --listen 127.0.0.1:{port}",
         ["127.0.0.1:{port}", "in use"],
     ),
     "coordinator's port in use": (
-        "coordinator", "--target {target} --draft none --listen 127.0.0.1:{port}", 1, ["127.0.0.1:{port}", "in use"],
+        "coordinator", "--target {target} --draft none --listen 127.0.0.1:{port}", ["127.0.0.1:{port}", "in use"],
     ),
     "no target": (
-        "coordinator", "--target unix:{nobody} --draft none --connect-timeout 2", 1,
+        "coordinator", "--target unix:{nobody} --draft none --connect-timeout 2",
         ["the target server at unix:{nobody} is not available (waited 2 s)"],
     ),
     "no draft": (
-        "coordinator", "--target {target} --draft unix:{nobody} --connect-timeout 2", 1,
-        ["the draft server at unix:{nobody} is not available (waited 2 s)", "--draft none"],
+        "coordinator", "--target {target} --draft unix:{nobody} --connect-timeout 1",
+        ["the draft server at unix:{nobody} is not available (waited 1 s)", "--draft none"],
     ),
     # At once: it would not become another one by waiting.
     "other tokenizer": (
-        "coordinator", "--target {target} --draft {other} --connect-timeout 1000", 1,
+        "coordinator", "--target {target} --draft {other} --connect-timeout 1000",
         ["'dummy:tiny-32-a'", "'dummy:tiny'", "tokenizers", "32 token ids against 512"],
     ),
-    "unknown flag": ("coordinator", "--speed 11", 2, ["--speed"]),
-    "flag without value": ("draft_server", "--model", 2, ["--model"]),
-    "value not among the allowed": ("target_server", "--dtype float17", 2, ["--dtype", "float32", "float17"]),
-    "value out of range": ("target_server", "--block-size 3", 2, ["--block-size", "8", "'3'"]),
-    "no size": ("target_server", "--kv-cache-memory much", 2, ["--kv-cache-memory", "'much'"]),
 }  # fmt: skip
+BAD_FLAGS: dict[str, tuple[str, str, list[str]]] = {
+    "unknown flag": ("coordinator", "--speed 11", ["--speed"]),
+    "flag without value": ("draft_server", "--model", ["--model"]),
+    "value not among the allowed": ("target_server", "--dtype float17", ["--dtype", "float32", "float17"]),
+    "value out of range": ("target_server", "--block-size 3", ["--block-size", "8", "'3'"]),
+    "no size": ("target_server", "--kv-cache-memory much", ["--kv-cache-memory", "'much'"]),
+}
+SETTINGS = {"draft_server": DraftSettings, "target_server": TargetSettings, "coordinator": CoordinatorSettings}
 
 
 @pytest.fixture(scope="module")
-def names(tiny_trio: Trio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What stands for the braces in ENDINGS."""
+def names(host: Host, tiny_trio: Trio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What stands for the braces in REFUSALS."""
     folder = tmp_path_factory.mktemp("bad")
     (folder / "spoilt").mkdir()
     write_model(folder / "spoilt")
     SPOILS["a tensor of another shape"][0](folder / "spoilt")
-    other = start_service("draft_server", folder, "--model", "dummy:tiny-32-a", "--kv-cache-memory", "16MiB")
-    with running(other), socket.create_server(("127.0.0.1", 0)) as taken:
+    other = host.start("draft_server", *UNLIKE_TARGET)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         yield {
             "port": str(taken.getsockname()[1]), "nobody": f"{folder}/nobody.sock", "spoilt": f"{folder}/spoilt",
             "target": tiny_trio.target.address, "other": other.address,
         }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def endings(names: dict[str, str]) -> Iterator[dict[str, Future[tuple[int, str]]]]:
-    """Exit status and stderr of each process, two at a time: most of their lives is importing."""
-
-    def run(module: str, flags: str) -> tuple[int, str]:
-        listen = [] if "--listen" in flags else ["--listen", "127.0.0.1:0"]
-        command = [sys.executable, "-m", module, *listen, *flags.format(**names).split()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        return done.returncode, done.stderr
-
-    with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(run, module, flags) for name, (module, flags, _, _) in ENDINGS.items()}
+@pytest.mark.parametrize("name", REFUSALS)
+def test_service_that_cannot_start_says_why(name: str, host: Host, names: dict[str, str]) -> None:
+    module, flags, parts = REFUSALS[name]
+    with pytest.raises(RefusedStart) as caught:
+        host.start(module, *flags.format(**names).split())
+    text = str(caught.value)
+    # `run` turns this exception, and no other, into one line and exit status 1.
+    assert text.startswith("ConfigError: ")
+    assert "\n" not in text
+    assert [part for part in parts if part.format(**names) not in text] == []
 
 
-@pytest.mark.parametrize("name", ENDINGS)
-def test_process_that_cannot_start_says_why_in_one_line(
-    name: str, names: dict[str, str], endings: dict[str, Future[tuple[int, str]]]
+@pytest.mark.parametrize("name", BAD_FLAGS)
+def test_bad_flag_is_refused_in_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    *_, status, parts = ENDINGS[name]
-    returned, stderr = endings[name].result()
-    assert returned == status
+    module, flags, parts = BAD_FLAGS[name]
+    monkeypatch.setattr(sys, "argv", [module, *flags.split()])
+    with pytest.raises(SystemExit) as ended:
+        parse_settings(SETTINGS[module], module)
+    assert ended.value.code == 2
+    check_one_line(capsys.readouterr().err, parts)
+
+
+def check_one_line(stderr: str, parts: list[str]) -> None:
     assert "Traceback" not in stderr
     [line] = [line for line in stderr.splitlines() if line.startswith("error:")]
-    assert [part for part in parts if part.format(**names) not in line] == []
+    assert [part for part in parts if part not in line] == []
+
+
+# One of each service, and of each exit status.
+@pytest.mark.parametrize(
+    ("name", "status"), [("unknown model", 1), ("no target", 1), ("value not among the allowed", 2)]
+)
+def test_process_that_cannot_start_says_why_in_one_line(name: str, status: int, names: dict[str, str]) -> None:
+    module, flags, parts = (REFUSALS | BAD_FLAGS)[name]
+    command = [sys.executable, "-m", module, *flags.format(**names).split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status
+    check_one_line(done.stderr, [part.format(**names) for part in parts])

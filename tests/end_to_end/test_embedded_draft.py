@@ -1,45 +1,32 @@
 """The draft that comes with Paceline: it serves by name, is accepted often, and changes no output."""
 
-from collections.abc import Iterator
-
-import pytest
-
-from benchmarks.deployment import DRAFT, MODEL
 from paceline.client import AsyncClient
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
-from tests.services import Trio, start_trio
+from tests.services import Trio
 
-FLAGS = ("--dtype", "bfloat16", "--kv-cache-memory", "64MiB", "--max-model-len", "1024", "--check-integrity")
 PLAIN = SpeculationParams(enabled=False)
 DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=3)
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    target, draft = (("--model", model, *FLAGS) for model in (MODEL, DRAFT))
-    with start_trio(tmp_path_factory.mktemp("embedded"), target, (*draft, "--quantization", "int8")) as trio:
-        yield trio
-
-
-async def test_it_is_accepted_often_and_changes_no_output(pair: Trio, prompts: list[str]) -> None:
+async def test_it_is_accepted_often_and_changes_no_output(embedded_pair: Trio, prompts: list[str]) -> None:
     params = SamplingParams(max_tokens=48, ignore_eos=True)
     accepted = decided = 0
-    async with AsyncClient(pair.address) as client:
-        for prompt in prompts[:6]:
+    async with AsyncClient(embedded_pair.address) as client:
+        for prompt in prompts[:3]:
             plain = await client.complete(prompt, params, PLAIN)
             drafted = await client.complete(prompt, params, DRAFTED)
             assert drafted.token_ids == plain.token_ids
             assert drafted.finish is not None
             accepted += drafted.finish.speculation.accepted_per_position[0]
             decided += drafted.finish.speculation.proposed_per_position[0]
-    assert decided > 60
+    assert decided > 30
     assert accepted / decided > 0.3
 
 
-async def test_a_request_that_allows_only_tokens_it_does_not_know_is_answered_all_the_same(pair: Trio) -> None:
+async def test_a_request_that_allows_only_tokens_it_does_not_know_is_answered_all_the_same(embedded_pair: Trio) -> None:
     """Its head knows a third of the vocabulary: the last ids are of the rarest words."""
     params = SamplingParams(max_tokens=12, ignore_eos=True, allowed_token_ids=tuple(range(49_000, 49_040)))
-    async with AsyncClient(pair.address) as client:
+    async with AsyncClient(embedded_pair.address) as client:
         plain = await client.complete("Name a colour.", params, PLAIN)
         drafted = await client.complete("Name a colour.", params, DRAFTED)
     assert drafted.token_ids == plain.token_ids

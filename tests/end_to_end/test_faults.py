@@ -85,8 +85,15 @@ async def wait_until_under_way(completions: list[Completion], num_tokens: int) -
     assert all(completion.finish is None for completion in completions), "too late to disturb anything"
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled by match"])
-@pytest.mark.parametrize("role", ["draft", "target"])
+@pytest.mark.parametrize(
+    ("role", "sampling"),
+    [
+        pytest.param("draft", SAMPLED, id="draft, sampled by match"),
+        pytest.param("target", GREEDY, id="target, greedy"),
+        pytest.param("draft", GREEDY, id="draft, greedy", marks=pytest.mark.slow),
+        pytest.param("target", SAMPLED, id="target, sampled by match", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_model_server_that_dies_and_returns_changes_no_output(
     role: str, sampling: SamplingParams, trio: Trio, processes: tuple[Trio, contextlib.ExitStack]
 ) -> None:

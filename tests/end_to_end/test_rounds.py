@@ -18,7 +18,7 @@ DRAFT_MAX_LEN = 64
 PROMPT = [3, 1, 4, 1, 5]
 PLAIN = SpeculationParams(enabled=False)
 EITHER_RULE = pytest.mark.parametrize("rule", Rule)
-EITHER_TRIO = pytest.mark.parametrize("services", ["unlike_trio", "real_trio"])
+EITHER_TRIO = pytest.mark.parametrize("services", ["unlike_trio", pytest.param("real_trio", marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,7 @@ def seeded(seed: int) -> SamplingParams:
     return SamplingParams(max_tokens=24, temperature=0.8, seed=seed, ignore_eos=True)
 
 
+@pytest.mark.slow
 async def test_draft_that_is_the_target_is_accepted_to_the_full(real_trio: Trio) -> None:
     k, rounds = 4, 32
     sampling = SamplingParams(max_tokens=1 + rounds * (k + 1), ignore_eos=True)

@@ -1,7 +1,7 @@
 """Drives a model's forward as the runner does, and hands back the logits of every row."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,11 +12,16 @@ from paceline.engine.models.weights import load_model
 
 
 def load_llama(
-    name: str, dtype: torch.dtype = torch.float32, quantization: str = "none", max_model_len: int | None = None
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    quantization: str = "none",
+    max_model_len: int | None = None,
+    num_layers: int | None = None,
 ) -> CpuLlama:
-    """A model as the engine builds it, by folder or name."""
+    """A model as the engine builds it, by folder or name. `num_layers`: its first layers alone."""
     loaded = load_model(name, dtype)
-    return CpuLlama(loaded.config, loaded.tensors, quantization, max_model_len or loaded.config.max_model_len)
+    config = replace(loaded.config, num_layers=num_layers or loaded.config.num_layers)
+    return CpuLlama(config, loaded.tensors, quantization, max_model_len or config.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,19 +18,28 @@ from tests.engine.feeding import Feeder, Rows, load_llama
 
 BLOCK_SIZE = 64
 LONG = 600
-# Weights' dtype and quantisation, as the servers take them.
+NUM_LAYERS = 30
+# All layers have the same shapes: a row that depends on its company in one of them shows in a few as in thirty.
+FEW_LAYERS = 4
+# Weights' dtype and quantisation, as the servers take them, and how many layers.
 KINDS = {
-    "bfloat16": (torch.bfloat16, "none"),
-    "float32": (torch.float32, "none"),
-    "int8": (torch.bfloat16, "int8"),
+    "bfloat16": (torch.bfloat16, "none", FEW_LAYERS),
+    "float32": (torch.float32, "none", FEW_LAYERS),
+    "bfloat16, whole": (torch.bfloat16, "none", NUM_LAYERS),
+    "float32, whole": (torch.float32, "none", NUM_LAYERS),
+    # The draft's: other bits there change no output, only how often a draft is accepted.
+    "int8, whole": (torch.bfloat16, "int8", NUM_LAYERS),
 }
 
 
-# int8 is the draft's: other bits there change no output, only how often a draft is accepted. And it is slow.
-@pytest.fixture(scope="module", params=["bfloat16", "float32", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["bfloat16", "float32", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if "whole" in kind)],
+)
 def model(request: pytest.FixtureRequest) -> CpuLlama:
     """The real model, not a tiny one: the library picks its kernels by the shapes."""
-    return load_llama("smollm2-135m", *KINDS[request.param])
+    dtype, quantization, num_layers = KINDS[request.param]
+    return load_llama("smollm2-135m", dtype, quantization, num_layers=num_layers)
 
 
 @pytest.fixture(scope="module")

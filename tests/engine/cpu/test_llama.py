@@ -102,6 +102,7 @@ def test_a_sliding_window_bounds_the_sequences_length() -> None:
     assert ModelConfig.from_transformers(CONFIGS["mistral"]).max_model_len == 512
 
 
+@pytest.mark.slow
 def test_logits_of_smollm2_are_transformers_own(prompts: list[str]) -> None:
     folder = find_folder("smollm2-135m", torch.float32, print)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

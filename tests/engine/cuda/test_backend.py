@@ -35,6 +35,7 @@ def load() -> LoadedModel:
     return load_model("dummy:tiny", torch.float32)
 
 
+@pytest.mark.slow
 def test_the_cache_takes_what_its_share_leaves() -> None:
     said: list[str] = []
     backend = build_on(CONFIG, ROLE, load(), 40, said.append, DEVICE, CountedMemory(1024 * MIB))
@@ -45,6 +46,7 @@ def test_the_cache_takes_what_its_share_leaves() -> None:
     assert backend.batch_variant_parts == []
 
 
+@pytest.mark.slow
 def test_what_it_was_given_it_takes() -> None:
     backend = build_on(CONFIG.model_copy(update={"kv_cache_memory": MIB, "block_size": 32}), ROLE, load(), 40, lambda line: None, DEVICE,
                    CountedMemory(1024 * MIB))  # fmt: skip

@@ -29,7 +29,15 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("batch_invariant", "sizes"), [(True, [260, 1, 5, 34]), (False, [290, 10])])
+@pytest.mark.parametrize(
+    ("batch_invariant", "sizes"),
+    [
+        (True, [30, 1, 5]),
+        (False, [33, 3]),
+        pytest.param(True, [260, 1, 5, 34], marks=pytest.mark.slow),
+        pytest.param(False, [290, 10], marks=pytest.mark.slow),
+    ],
+)
 def test_logits_are_the_cpu_engines(
     feeder: GpuFeeder, expected: torch.Tensor, batch_invariant: bool, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,16 +50,19 @@ def test_logits_are_the_cpu_engines(
         done += size
 
 
-def test_a_row_has_the_bits_it_has_alone(feeder: GpuFeeder) -> None:
+@pytest.mark.parametrize("start", [14, pytest.param(254, marks=pytest.mark.slow)])
+def test_a_row_has_the_bits_it_has_alone(feeder: GpuFeeder, start: int) -> None:
     """Whatever is beside it: other rows of a round, other sequences, padding, a longer table."""
-    feeder.feed(Rows(TOKENS[:254], 0, BLOCKS))
-    alone = torch.cat([feeder.feed(Rows([token], 254 + i, BLOCKS))[0] for i, token in enumerate(TOKENS[254:259])])
-    [together] = feeder.feed(Rows(TOKENS[254:259], 254, BLOCKS))
+    # Across the end of a block, and of a stretch.
+    drafts = TOKENS[start : start + 5]
+    feeder.feed(Rows(TOKENS[:start], 0, BLOCKS))
+    alone = torch.cat([feeder.feed(Rows([token], start + i, BLOCKS))[0] for i, token in enumerate(drafts)])
+    [together] = feeder.feed(Rows(drafts, start, BLOCKS))
     assert torch.equal(alone, together)
     spare = [block for block in range(31) if block not in BLOCKS]
-    beside, _ = feeder.feed(Rows(TOKENS[254:259], 254, BLOCKS), Rows(TOKENS[:20], 0, spare))
+    beside, _ = feeder.feed(Rows(drafts, start, BLOCKS), Rows(TOKENS[:20], 0, spare))
     assert torch.equal(alone, beside)
-    [padded] = feeder.feed(Rows(TOKENS[254:259], 254, BLOCKS), shape=ForwardShape(8, 8, 8, 4))
+    [padded] = feeder.feed(Rows(drafts, start, BLOCKS), shape=ForwardShape(8, 8, 8, 4))
     assert torch.equal(alone, padded)
 
 

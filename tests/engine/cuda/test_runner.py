@@ -77,17 +77,24 @@ WISHES = {
 }  # fmt: skip
 
 
-def propose_all(engine: Engine) -> list[Any]:
-    """All wishes at once, from contexts of different lengths."""
+def propose_all(engine: Engine, names: list[str]) -> list[Any]:
+    """These wishes at once, from contexts of different lengths."""
     jobs: list[Job] = []
-    for index, (sampling, propose_spec) in enumerate(WISHES.values()):
+    for index, (sampling, propose_spec) in enumerate(WISHES[name] for name in names):
         sequence = engine.sequence(sampling, TOKENS[: 10 + 5 * index])
         jobs.append(ProposeJob(sequence, TOKENS[50:52], propose_spec))
     return engine.run(jobs)
 
 
-def test_proposals_are_the_cpu_engines() -> None:
-    for ours, theirs in zip(propose_all(make_gpu()), propose_all(make_cpu()), strict=True):
+def some_or_all(some: list[str], everything: dict[str, Any]) -> pytest.MarkDecorator:
+    """Triton's interpreter takes seconds for each: some of them for `make test`."""
+    every = pytest.param(list(everything), marks=pytest.mark.slow, id="all")
+    return pytest.mark.parametrize("names", [pytest.param(some, id="some"), every])
+
+
+@some_or_all(["coupled", "with penalties"], WISHES)
+def test_proposals_are_the_cpu_engines(names: list[str]) -> None:
+    for ours, theirs in zip(propose_all(make_gpu(), names), propose_all(make_cpu(), names), strict=True):
         assert ours.tokens == theirs.tokens
         for one, other in zip(ours.supports, theirs.supports, strict=True):
             assert one.tolist() == other.tolist()
@@ -95,7 +102,7 @@ def test_proposals_are_the_cpu_engines() -> None:
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_ahead", [3, 0])
+@pytest.mark.parametrize("num_ahead", [pytest.param(3, marks=pytest.mark.slow), 0])
 def test_what_a_table_can_not_draw_is_drawn_step_by_step(num_ahead: int) -> None:
     sampling, propose_spec = WISHES["more tokens than are looked at"]
     expected = make_cpu()
@@ -107,7 +114,9 @@ def test_what_a_table_can_not_draw_is_drawn_step_by_step(num_ahead: int) -> None
     assert (ours.tokens, engine.num_steps) == (theirs.tokens, propose_spec.num_draft_tokens)
 
 
-@pytest.mark.parametrize("name", ["greedy", "sampled", "coupled", "top-p"])
+@pytest.mark.parametrize(
+    "name", ["coupled", *(pytest.param(name, marks=pytest.mark.slow) for name in ("greedy", "sampled", "top-p"))]
+)
 def test_steps_in_one_go_are_those_one_by_one(name: str) -> None:
     """And leave the same cache behind: what is drafted after them is the same too."""
     sampling, propose_spec = WISHES[name]
@@ -141,16 +150,17 @@ CHECKS = {
 }
 
 
-def verify_all(engine: Engine) -> list[Any]:
+def verify_all(engine: Engine, names: list[str]) -> list[Any]:
     jobs: list[Job] = []
-    for index, (sampling, check) in enumerate(CHECKS.values()):
+    for index, (sampling, check) in enumerate(CHECKS[name] for name in names):
         jobs.append(VerifyJob(engine.sequence(sampling, TOKENS[: 12 + 3 * index]), TOKENS[50:51], check))
     return engine.run(jobs)
 
 
-def test_verdicts_are_the_cpu_engines() -> None:
+@some_or_all(["rejection", "coupled", "lenient"], CHECKS)
+def test_verdicts_are_the_cpu_engines(names: list[str]) -> None:
     """More rows than there are graphs for, and of all kinds: those that tables can't say among them."""
-    for ours, theirs in zip(verify_all(make_gpu()), verify_all(make_cpu()), strict=True):
+    for ours, theirs in zip(verify_all(make_gpu(), names), verify_all(make_cpu(), names), strict=True):
         assert ours.tokens == theirs.tokens
         assert ours.lenient_accepts == theirs.lenient_accepts
         for one, other in zip(ours.complements, theirs.complements, strict=True):

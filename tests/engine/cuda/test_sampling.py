@@ -82,7 +82,15 @@ def check(found: Sample, wanted: Sample) -> None:
 
 
 # Fewer tokens than are looked at, one part of the vocabulary, several.
-@pytest.mark.parametrize(("vocab_size", "spread"), [(40, 3.0), (2000, 1.5), (2000, 8.0), (20_000, 3.0)])
+@pytest.mark.parametrize(
+    ("vocab_size", "spread"),
+    [
+        (40, 3.0),
+        (2000, 1.5),
+        pytest.param(2000, 8.0, marks=pytest.mark.slow),
+        pytest.param(20_000, 3.0, marks=pytest.mark.slow),
+    ],
+)
 def test_draws_are_those_of_tensor_operations(vocab_size: int, spread: float) -> None:
     logits = torch.randn(80, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * spread
     specs = make_draws(logits, seed=vocab_size)
