@@ -45,7 +45,10 @@ class CoordinatorSettings(Settings):
     draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
         "adaptive", description="tokens proposed in a round where a request does not say: 0 to 16, adaptive or entropy"
     )
-    rule: Literal["match", "rejection"] = Field("rejection", description="verification rule above temperature 0")
+    rule: Literal["auto", "match", "rejection"] = Field(
+        "auto",
+        description="verification rule above temperature 0; auto: match for requests with a seed, else rejection",
+    )
     coupled: bool = Field(False, description="the draft draws with the target's noise where a request does not say")
     synthetic_acceptance: float | None = Field(
         None, ge=0, le=1, description="for benchmarks: accept drafts with this chance; what comes out is no real text"
@@ -64,7 +67,7 @@ class CoordinatorSettings(Settings):
             enabled=self.speculation,
             drafter=Drafter(self.drafter),
             num_draft_tokens=parse_draft_length(self.draft_tokens),
-            rule=Rule.MATCH if self.coupled else Rule(self.rule),
+            rule=Rule.MATCH if self.coupled else None if self.rule == "auto" else Rule(self.rule),
             draft_mode=DraftMode.COUPLED if self.coupled else None,
             lenience=self.lenience,
         )

@@ -127,9 +127,9 @@ class GenerationServicer:
         sampling = sampling_from_message(message.sampling)
         eos_token_ids = () if sampling.ignore_eos else tuple(card.eos_token_ids)
         sampling.check_token_ids(card.vocab_size, eos_token_ids)
+        speculation = speculation_from_message(message.speculation, self._defaults).with_rule(sampling)
         if sampling.seed is None:
             sampling = replace(sampling, seed=fresh_seed())
-        speculation = speculation_from_message(message.speculation, self._defaults)
         speculation.check(sampling)
         self._proposers.check(speculation.drafter)
         prompt = await self._prompt(message, card)

@@ -80,7 +80,7 @@ def speculation_to_message(params: SpeculationParams) -> sampling_pb2.Speculatio
     message = sampling_pb2.SpeculationParams(
         enabled=params.enabled,
         drafter=_to_enum(_DRAFTERS, params.drafter),
-        rule=rule_to_message(params.rule),
+        rule=rule_to_message(params.rule) if params.rule else sampling_pb2.RULE_UNSPECIFIED,
         draft_mode=draft_mode_to_message(params.draft_mode)
         if params.draft_mode
         else sampling_pb2.DRAFT_MODE_UNSPECIFIED,

@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import pty
+import select
 import signal
 import sys
 import time
@@ -72,14 +73,27 @@ def test_latin_1_is_no_traceback(chat) -> None:
     assert (ran.code, ran.err) == (2, "error: the question on stdin is not UTF-8 text\n")
 
 
-def read_until(terminal: int, wanted: bytes) -> bytes:
-    """What the terminal shows up to `wanted`."""
-    shown = b""
-    deadline_s = time.monotonic() + 60
-    while wanted not in shown:
-        assert time.monotonic() < deadline_s, shown
-        shown += os.read(terminal, 4096)
-    return shown
+class Terminal:
+    """A program's end of a terminal: what it shows, and what is typed."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._unread = b""
+
+    def read_until(self, wanted: bytes) -> None:
+        """Returns when the terminal shows `wanted`; what comes behind it is left to the next call."""
+        deadline_s = time.monotonic() + 60
+        while wanted not in self._unread:
+            ready, _, _ = select.select([self._number], [], [], deadline_s - time.monotonic())
+            assert ready, self._unread
+            self._unread += os.read(self._number, 4096)
+        self._unread = self._unread.partition(wanted)[2]
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._number, keys)
+
+    def close(self) -> None:
+        os.close(self._number)
 
 
 def wait_until_running(client: Client, count: int) -> None:
@@ -102,29 +116,30 @@ def test_ctrl_c_ends_the_answer_on_the_server_and_then_the_conversation(processe
     target = processes.target.process
     with Client(processes.address) as client:
         wait_until_running(client, 0)
-        pid, terminal = pty.fork()
+        pid, number = pty.fork()
         if pid == 0:
             os.execv(command[0], [*command, *arguments])
+        terminal = Terminal(number)
         try:
-            read_until(terminal, b"> ")
+            terminal.read_until(b"> ")
             # A target that stands still: the answer can't end by itself.
             target.send_signal(signal.SIGSTOP)
-            os.write(terminal, b"first\n")
+            terminal.type(b"first\n")
             wait_until_running(client, 1)
-            os.write(terminal, b"\x03")
-            read_until(terminal, b"[ended by Ctrl-C]")
+            terminal.type(b"\x03")
+            terminal.read_until(b"[ended by Ctrl-C]")
             wait_until_running(client, 0)
             target.send_signal(signal.SIGCONT)
-            read_until(terminal, b"> ")
-            os.write(terminal, b"second\n")
-            read_until(terminal, b"[cut at 5 tokens: --max-tokens]")
-            read_until(terminal, b"> ")
-            os.write(terminal, b"\x03")
+            terminal.read_until(b"> ")
+            terminal.type(b"second\n")
+            terminal.read_until(b"[cut at 5 tokens: --max-tokens]")
+            terminal.read_until(b"> ")
+            terminal.type(b"\x03")
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
             pid = 0
         finally:
             target.send_signal(signal.SIGCONT)
-            os.close(terminal)
+            terminal.close()
             if pid:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)

@@ -10,7 +10,7 @@ from scipy.special import softmax
 
 from draft_server.entropy import EntropyStop
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import Bounds, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
 from tests.end_to_end.tiny_oracle import adjusted_after, oracle_ids
 from tests.services import Trio
 
@@ -59,7 +59,7 @@ def test_without_memory_the_last_entropy_alone_decides() -> None:
 
 
 def by_entropy(length: EntropyAdaptive, **more: object) -> SpeculationParams:
-    return SpeculationParams(num_draft_tokens=length, **more)
+    return SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=length, **more)
 
 
 async def complete(trio: Trio, *requests: tuple[SamplingParams, SpeculationParams]) -> list[Completion]:

@@ -21,7 +21,12 @@ def load_llama(
     """A model as the engine builds it, by folder or name. `num_layers`: its first layers alone."""
     loaded = load_model(name, dtype)
     config = replace(loaded.config, num_layers=num_layers or loaded.config.num_layers)
-    return CpuLlama(config, loaded.tensors, quantization, max_model_len or config.max_model_len)
+    tensors = {
+        key: tensor
+        for key, tensor in loaded.tensors.items()
+        if not key.startswith("model.layers.") or int(key.split(".")[2]) < config.num_layers
+    }
+    return CpuLlama(config, tensors, quantization, max_model_len or config.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,47 @@
+"""A seed repeats its text, whatever is drafted and whoever runs beside it: unasked."""
+
+import asyncio
+
+import pytest
+
+from paceline.client import AsyncClient
+from paceline.sampling import Bounds, Drafter, Rule, SamplingParams, SpeculationParams
+from tests.services import Trio
+
+PROMPT = [3, 14, 15, 9, 2, 6]
+SEEDED = SamplingParams(max_tokens=60, temperature=1.0, seed=11, ignore_eos=True)
+MODES = {
+    "unasked": None,
+    "plain": SpeculationParams(enabled=False),
+    "model, 1": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1),
+    "model, 5": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=5),
+    "model, adaptive": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=Bounds(1, 8)),
+    "n-gram": SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=4),
+    "hybrid": SpeculationParams(drafter=Drafter.HYBRID, num_draft_tokens=Bounds(1, 8)),
+}
+
+
+@pytest.fixture
+async def client(unlike_trio: Trio):
+    async with AsyncClient(unlike_trio.address) as client:
+        yield client
+
+
+async def test_a_seed_repeats_its_text_in_every_mode_alone_and_in_company(client: AsyncClient) -> None:
+    alone = [(await client.complete(PROMPT, SEEDED, mode)).token_ids for mode in MODES.values()]
+    together = await asyncio.gather(
+        *(client.complete(PROMPT, SEEDED, mode) for mode in MODES.values() for _ in range(3))
+    )
+    assert {tuple(ids) for ids in (*alone, *(each.token_ids for each in together))} == {tuple(alone[0])}
+
+
+async def test_rejection_is_for_who_asks_and_for_who_brings_no_seed(client: AsyncClient) -> None:
+    described = (await client.describe()).defaults
+    assert described.rule is None
+    for sampling, asked, rule in (
+        (SEEDED, SpeculationParams(), Rule.MATCH),
+        (SEEDED, SpeculationParams(rule=Rule.REJECTION), Rule.REJECTION),
+        (SEEDED, SpeculationParams(lenience=0.5), Rule.REJECTION),
+        (SamplingParams(temperature=1.0), SpeculationParams(), Rule.REJECTION),
+    ):
+        assert asked.with_rule(sampling).resolved_rule(sampling) is rule
