@@ -47,7 +47,7 @@ class CoordinatorSettings(Settings):
     )
     rule: Literal["auto", "match", "rejection"] = Field(
         "auto",
-        description="verification rule above temperature 0; auto: match for requests with a seed, else rejection",
+        description="verification rule above temperature 0; auto: match, or rejection where lenience asks for it",
     )
     coupled: bool = Field(False, description="the draft draws with the target's noise where a request does not say")
     synthetic_acceptance: float | None = Field(

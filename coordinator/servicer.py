@@ -127,7 +127,7 @@ class GenerationServicer:
         sampling = sampling_from_message(message.sampling)
         eos_token_ids = () if sampling.ignore_eos else tuple(card.eos_token_ids)
         sampling.check_token_ids(card.vocab_size, eos_token_ids)
-        speculation = speculation_from_message(message.speculation, self._defaults).with_rule(sampling)
+        speculation = speculation_from_message(message.speculation, self._defaults)
         if sampling.seed is None:
             sampling = replace(sampling, seed=fresh_seed())
         speculation.check(sampling)

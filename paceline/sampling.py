@@ -5,7 +5,7 @@ Each field's meaning and unit stand in proto/paceline/v1/sampling.proto.
 
 import enum
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import InvalidArgument
@@ -191,7 +191,8 @@ class SpeculationParams:
     enabled: bool = True
     drafter: Drafter = Drafter.HYBRID
     num_draft_tokens: DraftLength = field(default_factory=Bounds)
-    # None: `match` for a request with a seed, so that the seed repeats its text whatever is drafted; else `rejection`.
+    # None: `match`, so that a seed repeats its text whatever is drafted, and however many tokens; `rejection` where the
+    # draft's probabilities are asked for, by lenience or by the draft mode.
     rule: Rule | None = None
     draft_mode: DraftMode | None = None
     lenience: float = 1.0
@@ -211,22 +212,14 @@ class SpeculationParams:
         # A draft that is not the target's own draw says nothing of how likely it was.
         require(self.lenience == 1 or not sampled_match, "lenience", self.lenience, "1 under match above temperature 0")
 
-    def with_rule(self, sampling: SamplingParams) -> "SpeculationParams":
-        """The same with a rule; `sampling` as the request brought it: a seed that it did not bring repeats nothing.
-
-        Under `rejection` a seed's text depends on where rounds begin, and with an adaptive length that depends on times.
-        """
-        if self.rule is not None:
-            return self
-        needs_probabilities = self.lenience < 1 or self.draft_mode is DraftMode.SAMPLED
-        is_repeatable = sampling.seed is not None and not needs_probabilities
-        return replace(self, rule=Rule.MATCH if is_repeatable else Rule.REJECTION)
-
     def resolved_rule(self, sampling: SamplingParams) -> Rule:
         """The rule in force. A draft that is one id and no distribution can only be matched: `rejection`
         with a one-hot q is the same law."""
         only_ids = self.drafter is Drafter.NGRAM or self.draft_mode in (DraftMode.GREEDY, DraftMode.COUPLED)
-        return Rule.MATCH if sampling.is_greedy or only_ids else self.rule or Rule.REJECTION
+        if sampling.is_greedy or only_ids:
+            return Rule.MATCH
+        needs_probabilities = self.lenience < 1 or self.draft_mode is DraftMode.SAMPLED
+        return self.rule or (Rule.REJECTION if needs_probabilities else Rule.MATCH)
 
     def resolved_draft_mode(self, sampling: SamplingParams) -> DraftMode:
         """How the draft model draws, where the request leaves it open. Raises InvalidArgument."""

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.sampling import Bounds, Drafter, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Bounds, Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio
 
 PROMPT = [3, 14, 15, 9, 2, 6]
@@ -35,13 +35,12 @@ async def test_a_seed_repeats_its_text_in_every_mode_alone_and_in_company(client
     assert {tuple(ids) for ids in (*alone, *(each.token_ids for each in together))} == {tuple(alone[0])}
 
 
-async def test_rejection_is_for_who_asks_and_for_who_brings_no_seed(client: AsyncClient) -> None:
-    described = (await client.describe()).defaults
-    assert described.rule is None
-    for sampling, asked, rule in (
-        (SEEDED, SpeculationParams(), Rule.MATCH),
-        (SEEDED, SpeculationParams(rule=Rule.REJECTION), Rule.REJECTION),
-        (SEEDED, SpeculationParams(lenience=0.5), Rule.REJECTION),
-        (SamplingParams(temperature=1.0), SpeculationParams(), Rule.REJECTION),
+async def test_rejection_is_for_who_asks_for_it_or_for_what_needs_it(client: AsyncClient) -> None:
+    assert (await client.describe()).defaults.rule is None
+    for asked, rule in (
+        (SpeculationParams(), Rule.MATCH),
+        (SpeculationParams(rule=Rule.REJECTION), Rule.REJECTION),
+        (SpeculationParams(lenience=0.5), Rule.REJECTION),
+        (SpeculationParams(draft_mode=DraftMode.SAMPLED), Rule.REJECTION),
     ):
-        assert asked.with_rule(sampling).resolved_rule(sampling) is rule
+        assert asked.resolved_rule(SEEDED) is rule
