@@ -1,11 +1,9 @@
-"""What a request may ask for, as validated values. No torch, no messages.
-
-Each field's meaning and unit stand in proto/paceline/v1/sampling.proto.
-"""
+"""What a request may ask for, as validated values. No torch, no messages."""
 
 import enum
 import math
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from paceline.errors import InvalidArgument
@@ -66,9 +64,42 @@ def check_lengths(params: Any) -> None:
         require_at_most(MAX_LISTED_IDS, len(getattr(params, name)), name, "token ids")
 
 
+def require_type(params: object, kind: type, allowed: str, *names: str) -> None:
+    """Raises InvalidArgument naming the first of the fields `names` that is no `kind`; True and False are no numbers."""
+    for name in names:
+        value = getattr(params, name)
+        require(isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), name, value, allowed)
+
+
+def is_token_id(value: object) -> bool:
+    # A list may hold thousands: the cheap test first.
+    return (type(value) is int or isinstance(value, Integral)) and 0 <= int(value) < 2**31
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn and when to stop. Raises InvalidArgument on construction."""
+    """How tokens are drawn and when to stop. Raises InvalidArgument on construction.
+
+    max_tokens: most tokens to generate, at least 1.
+    min_tokens: no end of text and no stop condition before so many tokens.
+    temperature: at least 0; 0 takes the likeliest token.
+    top_k: keep the k likeliest tokens; 0 keeps all.
+    top_p: keep the likeliest tokens up to this mass, in (0, 1].
+    min_p: keep tokens at least so many times as likely as the likeliest, in [0, 1].
+    seed: repeats a text; None: a fresh one, which Finish.seed reports.
+    stop: the text ends before the first of these strings; at most 64.
+    stop_token_ids: the text ends after the first of these tokens.
+    ignore_eos: go on past the model's end of text.
+    repetition_penalty: in [0.01, 100]; above 1, tokens of prompt and output are less likely.
+    presence_penalty: in [-2, 2]; taken off the logit of each token that is in the output.
+    frequency_penalty: in [-2, 2]; taken off for each time a token is in the output.
+    logit_bias: by token id, what is added to its logit, in [-100, 100].
+    allowed_token_ids: if there are any, no other can be drawn.
+    banned_token_ids: these can't be drawn.
+    n: independent samples of one prompt, 1 to 64.
+    logprobs: report each token's log-probability and those of so many likeliest tokens, 0 to 20; None: no report.
+    prompt_logprobs: the same for the prompt's tokens from the second on.
+    """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
     min_tokens: int = 0
@@ -91,10 +122,11 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         require(1 <= self.max_tokens < 2**31, "max_tokens", self.max_tokens, "in [1, 2147483647]")
         require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "in [0, max_tokens]")
         require(0 <= self.temperature < math.inf, "temperature", self.temperature, "a finite number >= 0")
-        require(self.top_k >= 0, "top_k", self.top_k, ">= 0 (0 keeps all)")
+        require(0 <= self.top_k < 2**31, "top_k", self.top_k, "in [0, 2147483647] (0 keeps all)")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         require(self.seed is None or 0 <= self.seed < 2**64, "seed", self.seed, "in [0, 2^64)")
@@ -134,6 +166,29 @@ class SamplingParams:
             banned |= {*self.stop_token_ids, *eos_token_ids}
         drawable = set(self.allowed_token_ids) - banned if self.allowed_token_ids else vocab_size - len(banned)
         require(bool(drawable), "banned_token_ids", "all that could be drawn", "such that a token is left to draw")
+
+    def _check_types(self) -> None:
+        require_type(self, Integral, "a whole number", "max_tokens", "min_tokens", "top_k", "n")
+        require_type(self, Real, "a number", "temperature", "top_p", "min_p")
+        require_type(self, Real, "a number", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        require_type(self, bool, "True or False", "ignore_eos")
+        for name in ("seed", "logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                require_type(self, Integral, "a whole number or None", name)
+        is_list = isinstance(self.stop, tuple | list) and all(isinstance(text, str) for text in self.stop)
+        require(is_list, "stop", self.stop, "a list or tuple of texts")
+        # Half of a character, as Python has it, is lost in UTF-8.
+        is_utf8 = all(text == text.encode(errors="ignore").decode() for text in self.stop)
+        require(is_utf8, "stop", self.stop, "texts in UTF-8")
+        for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
+            ids = getattr(self, name)
+            ok = isinstance(ids, tuple | list) and all(map(is_token_id, ids))
+            require(ok, name, ids, "a list or tuple of token ids")
+        biases = self.logit_bias
+        ok = isinstance(biases, dict) and all(
+            is_token_id(token) and isinstance(bias, Real) for token, bias in biases.items()
+        )
+        require(ok, "logit_bias", biases, "a dict from token ids to numbers")
 
     def _check_adjustments(self) -> None:
         """Penalties and bias."""
@@ -186,7 +241,16 @@ def parse_draft_length(text: str) -> DraftLength:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
-    """Whether, how and how far to speculate. Raises InvalidArgument on construction."""
+    """Whether, how and how far to speculate. Raises InvalidArgument on construction.
+
+    enabled: speculate at all.
+    drafter: where proposals come from.
+    num_draft_tokens: proposed in a round: a number from 0 to 16, or the rule that chooses it, Bounds (adaptive) or
+        EntropyAdaptive.
+    rule: how drafts are checked above temperature 0; at 0 they must be the target's own tokens.
+    draft_mode: how a draft model draws; None: as goes with the rule.
+    lenience: in (0, 1]; accept with min(1, p/(lenience q)). Below 1 the output's distribution is not quite the target's.
+    """
 
     enabled: bool = True
     drafter: Drafter = Drafter.HYBRID
@@ -198,7 +262,14 @@ class SpeculationParams:
     lenience: float = 1.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.num_draft_tokens, int):
+        require_type(self, bool, "True or False", "enabled")
+        require_type(self, Drafter, "a Drafter", "drafter")
+        require_type(self, Rule, "a Rule", "rule")
+        if self.draft_mode is not None:
+            require_type(self, DraftMode, "a DraftMode or None", "draft_mode")
+        require_type(self, Real, "a number", "lenience")
+        if not isinstance(self.num_draft_tokens, Bounds | EntropyAdaptive):
+            require_type(self, Integral, "a whole number, Bounds or EntropyAdaptive", "num_draft_tokens")
             require(
                 0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS,
                 "num_draft_tokens", self.num_draft_tokens, f"in [0, {MAX_DRAFT_TOKENS}]",

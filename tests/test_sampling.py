@@ -1,10 +1,15 @@
 """Requests' parameters: what is refused, and what an open field becomes."""
 
+import dataclasses
 import math
+import re
+from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.errors import InvalidArgument
+from paceline.rpc.messages import sampling_from_message, sampling_to_message
 from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
 
 WARM = SamplingParams(temperature=0.8)
@@ -45,3 +50,59 @@ def test_noise_of_its_own_is_refused_under_match() -> None:
         SpeculationParams(
             drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.SAMPLED
         ).resolved_draft_mode(WARM)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5; it must be a whole number"),
+        ({"max_tokens": None}, "max_tokens is None; it must be a whole number"),
+        ({"seed": "1"}, "seed is '1'; it must be a whole number or None"),
+        ({"top_k": 2**31}, "top_k is 2147483648; it must be in [0, 2147483647] (0 keeps all)"),
+        ({"stop": "end"}, "stop is 'end'; it must be a list or tuple of texts"),
+        ({"stop": (1,)}, "stop is (1,); it must be a list or tuple of texts"),
+        ({"stop": ("\ud83d",)}, "stop is ('\\ud83d',); it must be texts in UTF-8"),
+        ({"stop_token_ids": 3}, "stop_token_ids is 3; it must be a list or tuple of token ids"),
+        ({"banned_token_ids": ("a",)}, "banned_token_ids is ('a',); it must be a list or tuple of token ids"),
+        ({"allowed_token_ids": (-1,)}, "allowed_token_ids is (-1,); it must be a list or tuple of token ids"),
+        ({"logit_bias": [1]}, "logit_bias is [1]; it must be a dict from token ids to numbers"),
+        ({"logit_bias": {"a": 1.0}}, "logit_bias is {'a': 1.0}; it must be a dict from token ids to numbers"),
+        ({"logit_bias": {1: "a"}}, "logit_bias is {1: 'a'}; it must be a dict from token ids to numbers"),
+        ({"ignore_eos": "no"}, "ignore_eos is 'no'; it must be True or False"),
+        ({"logprobs": True}, "logprobs is True; it must be a whole number or None"),
+    ],
+)
+def test_a_value_of_another_type_names_its_field(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{re.escape(said)}"):
+        SamplingParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"drafter": "hybrid"}, "drafter is 'hybrid'; it must be a Drafter"),
+        ({"rule": "match"}, "rule is 'match'; it must be a Rule"),
+        ({"draft_mode": "greedy"}, "draft_mode is 'greedy'; it must be a DraftMode or None"),
+        ({"num_draft_tokens": "4"}, "num_draft_tokens is '4'; it must be a whole number, Bounds or EntropyAdaptive"),
+        ({"lenience": "1"}, "lenience is '1'; it must be a number"),
+        ({"enabled": "off"}, "enabled is 'off'; it must be True or False"),
+    ],
+)
+def test_speculation_of_another_type_names_its_field(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{re.escape(said)}"):
+        SpeculationParams(**fields)
+
+
+def test_numbers_of_numpy_and_lists_are_taken() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int64(4), seed=np.uint64(7), stop=["a"], stop_token_ids=[np.int32(3)]
+    )
+    again = sampling_from_message(sampling_to_message(params))
+    assert (again.temperature, again.top_k, again.seed, again.stop, again.stop_token_ids) == (0.5, 4, 7, ("a",), (3,))
+
+
+@pytest.mark.parametrize("params", [SamplingParams, SpeculationParams])
+def test_help_explains_every_field(params: type) -> None:
+    explained = {line.split(":")[0].strip() for line in (params.__doc__ or "").splitlines() if ": " in line}
+    assert [field.name for field in dataclasses.fields(params) if field.name not in explained] == []

@@ -1,0 +1,43 @@
+"""What `import paceline` offers, to programs and to type checkers."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+ROOT = Path(__file__).parent.parent
+NAMES = {"AsyncClient", "Client", "SamplingParams", "SpeculationParams"}
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_usual_names_come_from_the_package() -> None:
+    for name in NAMES:
+        assert getattr(paceline, name).__name__ == name
+    assert set(dir(paceline)) >= NAMES
+    with pytest.raises(AttributeError, match="no attribute 'Clint'"):
+        paceline.Clint  # noqa: B018
+
+
+def test_importing_the_package_alone_loads_no_grpc() -> None:
+    ran = run("import sys, paceline; assert 'grpc' not in sys.modules; paceline.Client; assert 'grpc' in sys.modules")
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    stub = ast.parse((ROOT / "paceline" / "__init__.pyi").read_text())
+    told = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert told == NAMES
+
+
+def test_marker_and_stub_are_installed() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["paceline"]
+    assert [name for name in ("py.typed", "__init__.pyi") if name not in data] == []
+    assert (ROOT / "paceline" / "py.typed").is_file()
