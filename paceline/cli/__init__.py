@@ -33,13 +33,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command(name="up")(up.up)
-app.command(name="generate")(generate.generate)
-app.command(name="chat")(chat.chat)
-app.command(name="demo")(demo.demo)
-app.command(name="plan")(plan.plan)
-app.command(name="bench")(bench.bench)
-app.command(name="distill")(distill.distill)
+# What a list of commands says, short enough for 80 columns.
+app.command(name="up", short_help="Starts the three services on this machine.")(up.up)
+app.command(name="generate", short_help="Streams text: one PROMPT, or a file of them.")(generate.generate)
+app.command(name="chat", short_help="Talks with the target model.")(chat.chat)
+app.command(name="demo", short_help="Shows and times speculation, from nothing.")(demo.demo)
+app.command(name="plan", short_help="Says whether to speculate, and how far.")(plan.plan)
+app.command(name="bench", short_help="Measures coordinators under load.")(bench.bench)
+app.command(name="distill", short_help="Makes a small draft for a target.")(distill.distill)
 
 
 def _show_version(wanted: bool) -> None:

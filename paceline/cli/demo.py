@@ -13,7 +13,7 @@ from paceline.cli.deployment import make_deployment
 from paceline.cli.printing import coloured, legend
 from paceline.cli.report import print_stats, tokens_per_second
 from paceline.cli.services import Services
-from paceline.client import AsyncClient, Completion, Finish
+from paceline.client import AsyncClient, Completion
 from paceline.sampling import SamplingParams, SpeculationParams, require
 
 PROMPT = "What is the capital of France, and what is it famous for?"
@@ -27,7 +27,7 @@ def demo(
     draft_tokens: Annotated[
         str, typer.Option(help="tokens proposed in a round: 1 to 16, adaptive or entropy")
     ] = "adaptive",
-    drafter: Annotated[str, typer.Option(help="model, ngram or hybrid")] = "model",
+    drafter: Annotated[str, typer.Option(help="model, ngram or hybrid")] = "hybrid",
 ) -> None:
     """Starts the three services, answers a prompt in colour by origin, compares speeds, and stops them."""
     given = options.given_speculation(None, drafter, draft_tokens, rule=None, coupled=False)
@@ -48,12 +48,13 @@ async def _run(prompt: str, max_tokens: int, speculative: SpeculationParams) -> 
         deployment = make_deployment(coordinator={"listen": address})
         console.print("starting draft server, target server and coordinator …", style="dim")
         async with Services(deployment, _log_trouble) as services, AsyncClient(services.address) as client:
-            await _show(console, client, prompt, max_tokens, speculative)
+            await compare(console, client, prompt, max_tokens, speculative)
 
 
-async def _show(
+async def compare(
     console: Console, client: AsyncClient, prompt: str, max_tokens: int, speculative: SpeculationParams
 ) -> None:
+    """Answers once, streamed, and then several times with and without speculation: these runs alone are timed."""
     sampling = SamplingParams(max_tokens=max_tokens)
     plain = SpeculationParams(enabled=False)
     console.print(f"\n> {prompt}\n", style="bold", markup=False)
@@ -63,18 +64,16 @@ async def _show(
         console.print(coloured(piece), end="", soft_wrap=True)
     console.print("\n")
     console.print(legend(), end="\n\n")
-    print_stats([answer])
-    finishes: dict[bool, list[Finish]] = {False: [], True: []}
+    runs: dict[bool, list[Completion]] = {False: [], True: []}
     for _ in range(TIMED_RUNS):
         for params in (plain, speculative):
             run = await client.complete(prompt, sampling, params)
-            assert run.finish is not None
-            finishes[params.enabled].append(run.finish)
-            same = run.token_ids == answer.token_ids
-            if not same:
+            runs[params.enabled].append(run)
+            if run.token_ids != answer.token_ids:
                 console.print("[red]the outputs differ with and without speculation[/red]")
                 raise typer.Exit(1)
-    off, on = tokens_per_second(finishes[False]), tokens_per_second(finishes[True])
+    print_stats(runs[True], f"with speculation, {TIMED_RUNS} timed runs together")
+    off, on = tokens_per_second(runs[False]), tokens_per_second(runs[True])
     console.print(f"without speculation: {off:6.1f} tokens/s")
     console.print(f"with speculation:    {on:6.1f} tokens/s  ({on / off:.2f} x), the same output token for token")
 

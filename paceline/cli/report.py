@@ -6,16 +6,17 @@ from rich.table import Table
 from paceline.client import Completion, Finish
 
 
-def tokens_per_second(finishes: list[Finish]) -> float:
+def tokens_per_second(completions: list[Completion]) -> float:
     """Generated tokens over wall time, prompts included, one after the other."""
+    finishes = _finishes(completions)
     total_ms = sum(finish.timing.total_ms for finish in finishes)
     return 1e3 * sum(finish.completion_tokens for finish in finishes) / total_ms if total_ms else 0.0
 
 
-def print_stats(completions: list[Completion]) -> None:
-    """A table on stderr."""
-    finishes = [completion.finish for completion in completions if completion.finish is not None]
-    table = Table(title="rounds", title_justify="left")
+def print_stats(completions: list[Completion], title: str = "rounds") -> None:
+    """A table on stderr: counts are sums, times are means."""
+    finishes = _finishes(completions)
+    table = Table(title=title, title_justify="left")
     table.add_column("figure")
     table.add_column("value", justify="right")
     rounds = sum(finish.speculation.rounds for finish in finishes)
@@ -23,7 +24,7 @@ def print_stats(completions: list[Completion]) -> None:
     accepted = sum(finish.speculation.accepted for finish in finishes)
     tokens = sum(finish.completion_tokens for finish in finishes)
     table.add_row("tokens", str(tokens))
-    table.add_row("tokens per second", f"{tokens_per_second(finishes):.1f}")
+    table.add_row("tokens per second", f"{tokens_per_second(completions):.1f}")
     table.add_row("rounds", str(rounds))
     if proposed:
         table.add_row("accepted / proposed", f"{accepted} / {proposed} ({accepted / proposed:.0%})")
@@ -42,6 +43,10 @@ def print_stats(completions: list[Completion]) -> None:
         table.add_row("lenience", f"{lenience:g} (the output's law is not quite the target's)")
     table.add_row("seed", ", ".join(str(finish.seed) for finish in finishes[:3]))
     Console(stderr=True).print(table)
+
+
+def _finishes(completions: list[Completion]) -> list[Finish]:
+    return [completion.finish for completion in completions if completion.finish is not None]
 
 
 def _per_position(finishes: list[Finish]) -> list[float]:

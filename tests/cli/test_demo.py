@@ -1,9 +1,38 @@
-"""`paceline demo`: what can't be compared is said before anything starts. The demo itself is what `make demo` runs."""
+"""`paceline demo`: what can't be compared is said before anything starts. The whole of it is what `make demo` runs."""
+
+import inspect
+import re
 
 import pytest
+from rich.console import Console
+
+from coordinator.config import CoordinatorSettings
+from paceline.cli.demo import TIMED_RUNS, compare, demo
+from paceline.client import AsyncClient
+from paceline.sampling import SpeculationParams
+from tests.services import Trio
 
 
 @pytest.mark.parametrize(("value", "said"), [("0", "at least 1"), ("17", "in [0, 16], adaptive or entropy")])
 def test_bad_draft_tokens_are_named(paceline, value: str, said: str) -> None:
     ran = paceline("demo", "--draft-tokens", value)
     assert (ran.code, f"draft_tokens is '{value}'" in ran.err, said in ran.err) == (2, True, True), ran.err
+
+
+async def test_table_and_comparison_tell_the_same_speed(tiny_trio: Trio, capsys: pytest.CaptureFixture[str]) -> None:
+    async with AsyncClient(tiny_trio.address) as client:
+        await compare(Console(width=100), client, "one two", 20, SpeculationParams())
+    shown, said = capsys.readouterr()
+    table = re.search(r"tokens per second[ │]+([\d.]+)", said)
+    below = re.search(r"with speculation: +([\d.]+) tokens/s", shown)
+    assert table is not None
+    assert below is not None
+    assert table[1] == below[1]
+    assert f"{TIMED_RUNS} timed runs" in said
+    assert re.search(rf"tokens[ │]+{20 * TIMED_RUNS}\b", said)
+
+
+def test_the_default_is_the_coordinators_own() -> None:
+    defaults = {name: parameter.default for name, parameter in inspect.signature(demo).parameters.items()}
+    settings = CoordinatorSettings()
+    assert (defaults["drafter"], defaults["draft_tokens"]) == (settings.drafter, settings.draft_tokens)

@@ -57,6 +57,8 @@ def test_help_of_all_names_the_commands_and_the_settings_file(paceline) -> None:
         ran = paceline(*arguments)
         assert [command for command in (*COMMANDS, "paceline.toml", "[generate]") if command not in ran.out] == []
         assert (ran.code, ran.err) == (0, "")
+        # No line is cut.
+        assert "..." not in ran.out.replace("[ARGS]...", "")
 
 
 def test_the_version_is_told(paceline) -> None:
