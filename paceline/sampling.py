@@ -247,7 +247,9 @@ class SpeculationParams:
     drafter: where proposals come from.
     num_draft_tokens: proposed in a round: a number from 0 to 16, or the rule that chooses it, Bounds (adaptive) or
         EntropyAdaptive.
-    rule: how drafts are checked above temperature 0; at 0 they must be the target's own tokens.
+    rule: how drafts are checked above temperature 0; at 0 they must be the target's own tokens. None: `match`, so that a
+        seed repeats its text whatever is drafted, and however many tokens; `rejection` where the draft's probabilities
+        are asked for, by lenience or by the draft mode.
     draft_mode: how a draft model draws; None: as goes with the rule.
     lenience: in (0, 1]; accept with min(1, p/(lenience q)). Below 1 the output's distribution is not quite the target's.
     """
@@ -255,8 +257,6 @@ class SpeculationParams:
     enabled: bool = True
     drafter: Drafter = Drafter.HYBRID
     num_draft_tokens: DraftLength = field(default_factory=Bounds)
-    # None: `match`, so that a seed repeats its text whatever is drafted, and however many tokens; `rejection` where the
-    # draft's probabilities are asked for, by lenience or by the draft mode.
     rule: Rule | None = None
     draft_mode: DraftMode | None = None
     lenience: float = 1.0
@@ -264,7 +264,8 @@ class SpeculationParams:
     def __post_init__(self) -> None:
         require_type(self, bool, "True or False", "enabled")
         require_type(self, Drafter, "a Drafter", "drafter")
-        require_type(self, Rule, "a Rule", "rule")
+        if self.rule is not None:
+            require_type(self, Rule, "a Rule or None", "rule")
         if self.draft_mode is not None:
             require_type(self, DraftMode, "a DraftMode or None", "draft_mode")
         require_type(self, Real, "a number", "lenience")

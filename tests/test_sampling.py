@@ -82,7 +82,7 @@ def test_a_value_of_another_type_names_its_field(fields: dict[str, Any], said: s
     ("fields", "said"),
     [
         ({"drafter": "hybrid"}, "drafter is 'hybrid'; it must be a Drafter"),
-        ({"rule": "match"}, "rule is 'match'; it must be a Rule"),
+        ({"rule": "match"}, "rule is 'match'; it must be a Rule or None"),
         ({"draft_mode": "greedy"}, "draft_mode is 'greedy'; it must be a DraftMode or None"),
         ({"num_draft_tokens": "4"}, "num_draft_tokens is '4'; it must be a whole number, Bounds or EntropyAdaptive"),
         ({"lenience": "1"}, "lenience is '1'; it must be a number"),
