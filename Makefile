@@ -53,7 +53,7 @@ identity: setup
 soak: setup
 	$(BIN)/python -m benchmarks.soak
 
-# Figures of docs/performance.md: ratios in one run.
+# Figures of docs/results.md: ratios in one run.
 bench: setup
 	$(BIN)/python -m benchmarks.forward
 	$(BIN)/python -m benchmarks.services

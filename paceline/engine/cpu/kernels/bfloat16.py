@@ -1,6 +1,6 @@
 """Products with bfloat16 weights, with the processor's dot product of pairs (vdpbf16ps of AVX512-BF16).
 
-For few rows this takes 0.7 of oneDNN's time, for many rows the same time (docs/performance.md).
+For few rows this takes 0.7 of oneDNN's time, for many rows the same time (docs/results.md).
 """
 
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 A forward reads all weights once. In pages of 4 KiB the processor must look up an address after every 64 cache lines,
 and its prefetching starts again on each page. With such pages a layer's products take a fifth longer
-(docs/performance.md).
+(docs/tuning.md).
 """
 
 import contextlib
