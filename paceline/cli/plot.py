@@ -44,20 +44,26 @@ def write_png(path: Path, alpha: float, c: float, wire: float, longest: int) -> 
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     ks = list(range(longest + 1))
-    for nearby in sorted({max(0.0, alpha - ALPHA_STEP), alpha, min(1.0, alpha + ALPHA_STEP)}):
-        style = {"color": "C0", "marker": "o"} if nearby == alpha else {"color": "C7", "linestyle": "--"}
-        left.plot(ks, _curve(ks, nearby, c, wire), label=f"alpha {nearby:.2f}", **style)
+    # Apart in colour and in dashes: a picture may be printed in grey.
+    curves = {
+        max(0.0, alpha - ALPHA_STEP): {"color": "C1", "linestyle": "--"},
+        min(1.0, alpha + ALPHA_STEP): {"color": "C4", "linestyle": "-."},
+        alpha: {"color": "C0", "marker": "o"},
+    }
+    for nearby in sorted(curves):
+        left.plot(ks, _curve(ks, nearby, c, wire), label=f"alpha {nearby:.2f}", **curves[nearby])
     best = best_k(alpha, c, wire, longest)
     left.plot([best], [speedup(alpha, best, c, wire)], "o", color="C2", markersize=12, label=f"best k: {best}")
     left.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-    left.set(
-        xlabel="k, draft tokens in a round", ylabel="speed over plain decoding", title=f"c {c:.2f}, wire {wire:.2f}"
-    )
-    left.legend()
+    left.set(xlabel="k, draft tokens in a round", ylabel="speed over plain decoding", title="What to expect")
+    left.set_ylim(bottom=0)
+    # Below both pictures, where no curve runs.
+    figure.legend(loc="outside lower left", ncols=4, frameon=False)
+    figure.suptitle(f"draft step: {c:.2g} target forwards; wire: {wire:.2g} target forwards a round")
     alphas = [step / 200 for step in range(201)]
     right.step(alphas, [best_k(a, c, wire, longest) for a in alphas], where="post")
     right.plot([alpha], [best], "o", color="C2", markersize=12)

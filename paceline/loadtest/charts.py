@@ -24,13 +24,15 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What the two directions mean; both begin at 0."""
+    """What the two directions mean. y begins at 0, and so does x unless its ticks are given."""
 
     title: str
     x: str
     y: str
     # The end of the y axis, where it is known beforehand.
     y_top: float | None = None
+    # The whole x axis, at least two.
+    x_ticks: list[float] | None = None
 
 
 def ticks(top: float, about: int = 5) -> list[float]:
@@ -49,11 +51,11 @@ def line_chart(axes: Axes, series: list[Series]) -> str:
     points = [point for each in series for point in each.points]
     if not points:
         return empty_chart(axes.title)
-    x_ticks = ticks(max(x for x, _ in points))
+    x_ticks = axes.x_ticks or ticks(max(x for x, _ in points))
     y_ticks = ticks(axes.y_top or max(y for _, y in points))
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + x / x_ticks[-1] * (WIDTH - LEFT - RIGHT)
+        across = LEFT + (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (WIDTH - LEFT - RIGHT)
         return across, HEIGHT - BOTTOM - y / y_ticks[-1] * (HEIGHT - TOP - BOTTOM)
 
     parts = [_grid(axes, [(tick, *place(tick, 0)) for tick in x_ticks], [(tick, *place(0, tick)) for tick in y_ticks])]
@@ -67,7 +69,7 @@ def line_chart(axes: Axes, series: list[Series]) -> str:
 
 
 def stacked_bars(title: str, unit: str, rows: dict[str, dict[str, float]]) -> str:
-    """A bar for each row, a colour for each part; a part's name and number show under the pointer."""
+    """A bar for each row, a phase's colour for each part; a part's name and number show under the pointer."""
     top = max((sum(parts.values()) for parts in rows.values()), default=0.0)
     if top <= 0:
         return empty_chart(title)
@@ -80,7 +82,7 @@ def stacked_bars(title: str, unit: str, rows: dict[str, dict[str, float]]) -> st
         drawn.append(_text(label_width - 8, y + BAR_HEIGHT / 2 + 4, name, "end"))
         for colour, (part, value) in enumerate(parts.items()):
             drawn.append(
-                f'<rect class="bar c{colour % NUM_COLOURS}" x="{x:.1f}" y="{y}" width="{value * scale:.1f}" '
+                f'<rect class="bar phase{colour}" x="{x:.1f}" y="{y}" width="{value * scale:.1f}" '
                 f'height="{BAR_HEIGHT}"><title>{escape(f"{name}, {part}: {value:.3g} {unit}")}</title></rect>'
             )
             x += value * scale
@@ -92,10 +94,10 @@ def empty_chart(title: str) -> str:
     return _svg(title, 80, _text(WIDTH / 2, 44, "nothing was measured", "middle"))
 
 
-def legend(names: list[str]) -> str:
-    """Which colour is whose, in the order of the colours."""
+def legend(names: list[str], kind: str = "c") -> str:
+    """Which colour is whose, in the order of the colours: of variants (c), or of phases (phase)."""
     items = (
-        f'<span class="key"><i class="c{index % NUM_COLOURS}"></i>{escape(name)}</span>'
+        f'<span class="key"><i class="{kind}{index % NUM_COLOURS}"></i>{escape(name)}</span>'
         for index, name in enumerate(names)
     )
     return f'<p class="legend">{"".join(items)}</p>'

@@ -32,6 +32,8 @@ Values = NDArray[np.float64]
 class Spread:
     """How a latency is spread, in milliseconds."""
 
+    # Of values.
+    count: int
     mean: float
     p50: float
     p90: float
@@ -116,7 +118,7 @@ def spread(values: Values) -> Spread | None:
     if not len(values):
         return None
     p50, p90, p99 = np.percentile(values, (50, 90, 99))
-    return Spread(float(values.mean()), float(p50), float(p90), float(p99))
+    return Spread(len(values), float(values.mean()), float(p50), float(p90), float(p99))
 
 
 def ttfts_ms(records: Iterable[Record]) -> Values:

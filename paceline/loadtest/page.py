@@ -1,5 +1,6 @@
 """A report as one HTML page that needs nothing else: no script, no font, no picture from anywhere."""
 
+from datetime import datetime
 from html import escape
 
 import numpy as np
@@ -8,7 +9,7 @@ from paceline.loadtest import charts
 from paceline.loadtest.charts import Axes, Series
 from paceline.loadtest.figures import PARTS, Figures, Values, e2es_ms, itls_ms, ttfts_ms
 from paceline.loadtest.report import Point, Report
-from paceline.loadtest.rows import groups_of, number, percent
+from paceline.loadtest.rows import VALUES_FOR_P99, groups_of, number, of_spread, percent
 from paceline.loadtest.slo import Slo
 from paceline.loadtest.style import STYLE
 from paceline.loadtest.table import first_failures
@@ -55,7 +56,7 @@ def render(report: Report) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Paceline load test, {escape(report.began)}</title><style>{STYLE}</style></head>"
+        f"<title>Paceline load test, {_when(report.began)}</title><style>{STYLE}</style></head>"
         f"<body><main>{''.join(body)}</main></body></html>\n"
     )
 
@@ -63,9 +64,16 @@ def render(report: Report) -> str:
 def _header(report: Report) -> str:
     about = " · ".join(f"{escape(name)} {escape(value)}" for name, value in report.deployment.items())
     return (
-        f'<header><h1>Paceline load test</h1><p class="faint">{escape(report.began)}</p>'
+        f'<header><h1>Paceline load test</h1><p class="faint">{_when(report.began)}</p>'
         f'<p class="faint">{about}</p></header>'
     )
+
+
+def _when(began: str) -> str:
+    """An ISO 8601 time as people write it."""
+    moment = datetime.fromisoformat(began)
+    zone = f" {moment.tzinfo}" if moment.tzinfo is not None else ""
+    return f"{moment.day} {moment:%B %Y, %H:%M}{zone}"
 
 
 def _overview(report: Report) -> str:
@@ -82,11 +90,13 @@ def _overview(report: Report) -> str:
                 (figures.ttft_ms, "p50"), (figures.ttft_ms, "p99"), (figures.itl_ms, "p50"), (figures.itl_ms, "p99"),
                 (figures.e2e_ms, "p50"),
             ):  # fmt: skip
-                cells.append(number(None if spread is None else getattr(spread, share)))
+                cells.append(of_spread(spread, share))
             cells += [percent(figures.acceptance_rate), number(figures.mean_acceptance_length)]
             good = figures.goodput
             cells += [] if good is None else [f"{number(good.requests_per_second)} ({percent(good.share)})"]
-            rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+            # Where the page is narrow, a row is a block, and each cell says what it is.
+            labelled = (f'<td data-label="{h}">{cell}</td>' for h, cell in zip(headings, cells, strict=True))
+            rows.append(f"<tr>{''.join(labelled)}</tr>")
     head = "".join(f"<th>{heading}</th>" for heading in headings)
     slo = (
         f" Goodput: requests per second, and their share, under {escape(report.slo.label)} ms."
@@ -94,7 +104,7 @@ def _overview(report: Report) -> str:
         else ""
     )
     table = f'<table class="overview"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    note = f'<p class="faint">Times in milliseconds; length: mean acceptance length, in tokens.{slo}</p>'
+    note = f'<p class="faint">Times in milliseconds; length: mean acceptance length, in tokens; p99 needs {VALUES_FOR_P99} values.{slo}</p>'
     return _section("At a glance", f'<div class="scroll">{table}</div>{note}')
 
 
@@ -148,7 +158,7 @@ def _point(point: Point, slo: Slo | None, is_open: bool) -> str:
     bars = charts.stacked_bars(
         "a round's time", "ms", {name: figures.round_ms for name, figures in point.figures.items()}
     )
-    drawn.append(_figure("a round's time: ms per target forward", charts.legend(list(PARTS)) + bars))
+    drawn.append(_figure("a round's time: ms per target forward", charts.legend(list(PARTS), "phase") + bars))
     return (
         f'<details class="point"{" open" if is_open else ""}><summary>{escape(point.load.label)}</summary>'
         f"{charts.legend(names)}{_charts(drawn)}{_table(point, slo)}</details>"
@@ -177,7 +187,9 @@ def _acceptance(point: Point) -> str:
         )
         for colour, (name, figures) in enumerate(point.figures.items())
     ]
-    axes = Axes("acceptance rate by draft position", "position in the round", "% accepted", y_top=100)
+    longest = max(len(figures.acceptance_per_position) for figures in point.figures.values())
+    positions = [float(position) for position in range(1, max(longest, 2) + 1)]
+    axes = Axes("acceptance rate by draft position", "position in the round", "% accepted", 100, positions)
     return _figure(axes.title, charts.line_chart(axes, series))
 
 

@@ -8,6 +8,8 @@ from paceline.loadtest.report import Point
 from paceline.loadtest.slo import Slo
 
 NOTHING = "–"
+# Of fewer values the 99th percentile is hardly more than the largest.
+VALUES_FOR_P99 = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ def groups_of(point: Point, slo: Slo | None) -> list[Group]:
     """All figures of a point. Where nothing was measured, a cell says so."""
     all_ = list(point.figures.values())
     groups = [
-        _throughput(all_, slo),
+        _throughput(next(iter(point.figures)), all_, slo),
         *(
             Group(heading, _spread_rows([getattr(figures, name) for figures in all_]))
             for heading, name in (
@@ -57,23 +59,30 @@ def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{share:.0%}"
 
 
+def of_spread(spread: Spread | None, name: str) -> str:
+    """Mean or percentile; nothing for a 99th percentile of too few values."""
+    if spread is None or (name == "p99" and spread.count < VALUES_FOR_P99):
+        return NOTHING
+    return number(getattr(spread, name))
+
+
 def _row(label: str, all_: list[Figures], cell: Callable[[Figures], str]) -> tuple[str, list[str]]:
     return label, [cell(figures) for figures in all_]
 
 
-def _throughput(all_: list[Figures], slo: Slo | None) -> Group:
+def _throughput(first: str, all_: list[Figures], slo: Slo | None) -> Group:
     base = all_[0].tokens_per_second
     rows = [
         _row("requests", all_, lambda figures: str(figures.requests)),
         _row("failed", all_, lambda figures: str(figures.requests - figures.succeeded)),
         _row("prompt tokens", all_, lambda figures: f"{figures.prompt_tokens:,}"),
-        _row("cached of these", all_, lambda figures: f"{figures.cached_prompt_tokens:,}"),
+        _row("prompt tokens cached", all_, lambda figures: f"{figures.cached_prompt_tokens:,}"),
         _row("output tokens", all_, lambda figures: f"{figures.output_tokens:,}"),
         _row("wall time, s", all_, lambda figures: number(figures.wall_s)),
         _row("tokens per second", all_, lambda figures: number(figures.tokens_per_second)),
     ]
     if len(all_) > 1 and base:
-        rows.append(_row("over the first", all_, lambda figures: f"{figures.tokens_per_second / base:.2f} x"))
+        rows.append(_row(f"speed-up over {first}", all_, lambda figures: f"{figures.tokens_per_second / base:.2f} x"))
     rows.append(_row("requests per second", all_, lambda figures: number(figures.requests_per_second)))
     if slo is not None:
         good = [figures.goodput for figures in all_]
@@ -84,7 +93,12 @@ def _throughput(all_: list[Figures], slo: Slo | None) -> Group:
 
 def _spread_rows(spreads: list[Spread | None]) -> list[tuple[str, list[str]]]:
     names = ("mean", "p50", "p90", "p99")
-    return [(name, [number(None if each is None else getattr(each, name)) for each in spreads]) for name in names]
+    needs = f" (needs {VALUES_FOR_P99})"
+    lacking = any(each is not None and each.count < VALUES_FOR_P99 for each in spreads)
+    return [
+        (name + (needs if lacking and name == "p99" else ""), [of_spread(each, name) for each in spreads])
+        for name in names
+    ]
 
 
 def _speculation(all_: list[Figures]) -> Group:

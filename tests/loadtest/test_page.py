@@ -39,9 +39,9 @@ class Checker(HTMLParser):
         assert self.open.pop() == tag
 
 
-def run_of(speed: float, status: str | None = None) -> Run:
+def run_of(speed: float, status: str | None = None, count: int = 20) -> Run:
     finish = make_finish(rounds=4, proposed=(4, 4), accepted=(3, 1), length=2.0, total_ms=90.0, target_ms=70.0)
-    good = [make_record((50.0 + i, 1), ((100.0 + i) / speed + 50, 4), finish=finish, index=i) for i in range(20)]
+    good = [make_record((50.0 + i, 1), ((100.0 + i) / speed + 50, 4), finish=finish, index=i) for i in range(count)]
     return Run([*good, failed(status, EVIL)] if status else good, wall_s=2.0)
 
 
@@ -99,6 +99,30 @@ def test_a_sweep_has_a_dot_for_each_load_and_variant() -> None:
     assert section.count(">8</text>") >= 3 * 2
 
 
+def test_the_time_is_told_as_people_write_it() -> None:
+    report = report_of(ClosedLoop(4))
+    page = render(Report("2026-11-23T04:05:00+01:00", report.deployment, report.settings, report.slo, report.points))
+    assert "23 November 2026, 04:05 UTC+01:00" in page
+    assert "2026-11-23T" not in page
+
+
+def test_positions_begin_at_one_and_phases_have_colours_of_their_own() -> None:
+    page = render(report_of(ClosedLoop(4)))
+    figure = page[page.index("acceptance rate by draft position") :]
+    figure = figure[: figure.index("</figure>")]
+    assert re.findall(r'y="253.0" text-anchor="middle">(\w+)<', figure) == ["1", "2"]
+    bars = set(re.findall(r'class="bar (\w+)"', page))
+    assert bars == {f"phase{number}" for number in range(6)}
+    assert all(f".{name} {{" in page or f".{name}," in page for name in ("bar.phase0", "bar.phase5"))
+
+
+def test_a_99th_percentile_of_few_requests_is_not_told() -> None:
+    page = render(report_of(ClosedLoop(4)))
+    assert "p99 needs 100 values" in page
+    overview = page[page.index("At a glance") : page.index("</table>")]
+    assert overview.count('data-label="ttft p99">–<') == 2
+
+
 def test_failures_are_told_by_code_and_by_their_first_message() -> None:
     page = render(report_of(ClosedLoop(4), status="RESOURCE_EXHAUSTED"))
     assert "RESOURCE_EXHAUSTED" in page
@@ -108,7 +132,7 @@ def test_failures_are_told_by_code_and_by_their_first_message() -> None:
 
 def test_a_page_of_nothing_but_failures_can_be_drawn() -> None:
     point = Point.of(ClosedLoop(1), {"default": Run([failed("UNAVAILABLE")], 1.0)}, None)
-    page = render(Report("now", {}, {}, None, [point]))
+    page = render(Report("2026-01-01", {}, {}, None, [point]))
     check(page)
     assert page.count("nothing was measured") == 5
 
