@@ -58,7 +58,10 @@ class Printer:
         if not self._with_headers:
             return
         words = " ".join(answer.record.text.split())
-        words = words if len(words) <= HEADER_CHARACTERS else words[:HEADER_CHARACTERS].rstrip() + "…"
+        if len(words) > HEADER_CHARACTERS:
+            cut = words[: HEADER_CHARACTERS + 1]
+            # At a space, if there is one.
+            words = (cut.rpartition(" ")[0] or cut[:-1]) + "…"
         sample = f", sample {answer.choice + 1}" if answer.choice else ""
         print("" if self._is_first else "\n", end="")
         print(f"--- {answer.index + 1}{sample}: {words}", flush=True)

@@ -139,11 +139,11 @@ def test_a_terminal_without_a_prompt_is_told_what_to_give(paceline, monkeypatch:
 
 def test_several_answers_have_headers(paceline, tiny_trio: Trio, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
-    file.write_text(json.dumps("first\nprompt") + "\n" + json.dumps("word " * 40) + "\n")
+    file.write_text(json.dumps("first\nprompt") + "\n" + json.dumps("words " * 40) + "\n")
     flags = ("--raw", "--max-tokens", 4, "--ignore-eos", "--temperature", 1, "--seed", 3)
     ran = paceline("generate", "--address", tiny_trio.address, "--prompts", file, "--n", 2, *flags)
     headers = [line for line in ran.out.split("\n") if line.startswith("--- ")]
-    assert headers[:3] == ["--- 1: first prompt", "--- 1, sample 2: first prompt", f"--- 2: {('word ' * 12).strip()}…"]
+    assert headers[:3] == ["--- 1: first prompt", "--- 1, sample 2: first prompt", f"--- 2: {('words ' * 10).strip()}…"]
     assert len(headers) == 4
     with Client(tiny_trio.address) as client:
         sampling = SamplingParams(max_tokens=4, ignore_eos=True, temperature=1.0, seed=3, n=2)
