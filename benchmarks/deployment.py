@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from draft_server.config import DraftSettings
-from paceline.cli.deployment import make_deployment
-from paceline.cli.services import Services
 from paceline.client import AsyncClient
+from paceline.deployment.deployment import make_deployment
+from paceline.deployment.services import Services
 from target_server.config import TargetSettings
 
 MODEL: str = TargetSettings.model_fields["model"].default

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from benchmarks.prompts import spread_prompts
-from paceline.cli.deployment import make_deployment
-from paceline.cli.services import Services
 from paceline.client import AsyncClient, Completion
+from paceline.deployment.deployment import make_deployment
+from paceline.deployment.services import Services
 from paceline.sampling import Bounds, Drafter, DraftLength, SamplingParams, SpeculationParams
 from paceline.theory import speedup
 

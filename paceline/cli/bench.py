@@ -16,14 +16,14 @@ from paceline.cli import options
 from paceline.client import AsyncClient, Deployment, Prompt
 from paceline.errors import ConfigError, InvalidArgument, RequestError
 from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop, parse_sweep
-from paceline.loadtest.page import render
 from paceline.loadtest.progress import LiveProgress
-from paceline.loadtest.report import Point, Report, as_record
+from paceline.loadtest.report.page import render
+from paceline.loadtest.report.report import Point, Report, as_record
+from paceline.loadtest.report.table import first_failures, print_report
 from paceline.loadtest.run import Extent, Runner, Workload
 from paceline.loadtest.slices import UNLIMITED
 from paceline.loadtest.slo import Slo, parse_slo
 from paceline.loadtest.synthetic import Lengths, parse_lengths, synthetic_prompt
-from paceline.loadtest.table import first_failures, print_report
 from paceline.loadtest.variants import DEFAULT, Variant, parse_variants
 from paceline.prompts import read_prompts
 from paceline.sampling import SamplingParams, require

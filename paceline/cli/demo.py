@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options
-from paceline.cli.deployment import make_deployment
 from paceline.cli.printing import coloured, legend
 from paceline.cli.report import print_stats, tokens_per_second
-from paceline.cli.services import Services
 from paceline.client import AsyncClient, Completion
+from paceline.deployment.deployment import make_deployment
+from paceline.deployment.services import Services
 from paceline.sampling import SamplingParams, SpeculationParams, require
 
 PROMPT = "What is the capital of France, and what is it famous for?"

@@ -77,9 +77,9 @@ def distill(
     # torch takes seconds to import, and only this command needs it.
     from paceline.distillation.budget import Budget
     from paceline.distillation.command import run
-    from paceline.distillation.loss import Divergence
     from paceline.distillation.run import DistillConfig
-    from paceline.distillation.trainer import TrainingPlan
+    from paceline.distillation.training.loss import Divergence
+    from paceline.distillation.training.trainer import TrainingPlan
 
     if hours is not None:
         writing = Budget(seconds=hours * 3600 * WRITING_SHARE)

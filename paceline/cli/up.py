@@ -10,8 +10,8 @@ from rich.text import Text
 
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
-from paceline.cli.deployment import Deployment, make_deployment
-from paceline.cli.services import Services
+from paceline.deployment.deployment import Deployment, make_deployment
+from paceline.deployment.services import Services
 from paceline.errors import ConfigError
 from paceline.rpc.health import is_serving
 from paceline.rpc.server import require_free_address, wait_for_signal

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.distillation.draft import chosen_layers
-from paceline.distillation.loss import Agreement
 from paceline.distillation.run import Distillation, Trained
+from paceline.distillation.training.loss import Agreement
 
 TITLES = ("text", "alpha, at least", "same likeliest token", "tokens")
 

@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from paceline.distillation.loss import Agreement
+from paceline.distillation.training.loss import Agreement
 
 COLUMNS = ("tokens", "loss", "alpha", "top_1")
 

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from paceline.distillation.conversation import Question, Record, Style
-from paceline.distillation.frame import ChatFrame
-from paceline.distillation.loss import Agreement
-from paceline.distillation.trainer import Trainer
-from paceline.distillation.writer import Writer
+from paceline.distillation.corpus.conversation import Question, Record, Style
+from paceline.distillation.corpus.frame import ChatFrame
+from paceline.distillation.corpus.writer import Writer
+from paceline.distillation.training.loss import Agreement
+from paceline.distillation.training.trainer import Trainer
 from paceline.engine.cpu.llama import CpuLlama
 
 GREEDY = Style(temperature=0.0, top_p=1.0, max_tokens=80)

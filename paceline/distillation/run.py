@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from paceline.distillation.budget import Budget
-from paceline.distillation.conversation import Record
-from paceline.distillation.corpus import Corpus, read_shard
+from paceline.distillation.corpus.conversation import Record
+from paceline.distillation.corpus.corpus import Corpus, read_shard
+from paceline.distillation.corpus.frame import ChatFrame, read_tokenizer
+from paceline.distillation.corpus.questions import Questions, read_openings
+from paceline.distillation.corpus.writer import Writer
 from paceline.distillation.curve import Curve
 from paceline.distillation.draft import chosen_layers, make_backbone, require_alike, save_draft
 from paceline.distillation.evaluation import answer_greedily, by_category
-from paceline.distillation.frame import ChatFrame, read_tokenizer
-from paceline.distillation.head import HeadIndex, frequent_ids
-from paceline.distillation.loss import Agreement, FrozenHead
-from paceline.distillation.questions import Questions, read_openings
-from paceline.distillation.trainer import Trainer, TrainingPlan
-from paceline.distillation.writer import Writer
+from paceline.distillation.training.head import HeadIndex, frequent_ids
+from paceline.distillation.training.loss import Agreement, FrozenHead
+from paceline.distillation.training.trainer import Trainer, TrainingPlan
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError

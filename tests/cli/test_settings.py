@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
-from paceline.cli.deployment import make_deployment
+from paceline.deployment.deployment import make_deployment
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.settings import as_flags, parse_settings
 from target_server.config import TargetSettings

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.distillation import gradient, gradient_torch
-from paceline.distillation.loss import CHUNK_ROWS, Divergence, FrozenHead, Goal
+from paceline.distillation.training import gradient, gradient_torch
+from paceline.distillation.training.loss import CHUNK_ROWS, Divergence, FrozenHead, Goal
 from paceline.engine.cpu.kernels.scalars import bits_of
 
 HIDDEN, HEAD, TOP = 16, 40, 6

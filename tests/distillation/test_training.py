@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.distillation.batches import make_batch, shuffled
 from paceline.distillation.budget import Budget
-from paceline.distillation.conversation import Record
+from paceline.distillation.corpus.conversation import Record
 from paceline.distillation.curve import Curve
 from paceline.distillation.draft import chosen_layers, make_backbone
-from paceline.distillation.head import HeadIndex, frequent_ids
-from paceline.distillation.loss import Agreement, Divergence, FrozenHead
-from paceline.distillation.trainer import Trainer, TrainingPlan
+from paceline.distillation.training.batches import make_batch, shuffled
+from paceline.distillation.training.head import HeadIndex, frequent_ids
+from paceline.distillation.training.loss import Agreement, Divergence, FrozenHead
+from paceline.distillation.training.trainer import Trainer, TrainingPlan
 from paceline.errors import ConfigError
 
 VOCAB, TOP = 64, 4

@@ -7,7 +7,7 @@ import pytest
 from paceline.errors import InvalidArgument
 from paceline.loadtest.figures import PARTS, Goodput, Run, figures_of, itls_ms, spread
 from paceline.loadtest.loads import ClosedLoop
-from paceline.loadtest.report import Point, Report, as_record
+from paceline.loadtest.report.report import Point, Report, as_record
 from paceline.loadtest.slo import Slo, parse_slo
 from tests.loadtest.conftest import failed, make_finish, make_record
 

@@ -6,9 +6,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.peers.protocol import Settings, serve
-from paceline.cli.deployment import make_deployment
-from paceline.cli.services import Services
 from paceline.client import AsyncClient
+from paceline.deployment.deployment import make_deployment
+from paceline.deployment.services import Services
 from paceline.sampling import Bounds, Drafter, SamplingParams, SpeculationParams
 
 MODES = {

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import numpy as tensors_on_disk
 
-from paceline.distillation.conversation import Record
+from paceline.distillation.corpus.conversation import Record
 from paceline.errors import ConfigError
 
 

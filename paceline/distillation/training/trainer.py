@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from paceline.distillation.batches import make_batch, shuffled
 from paceline.distillation.budget import Budget
-from paceline.distillation.conversation import Record
-from paceline.distillation.head import HeadIndex
-from paceline.distillation.loss import Agreement, Divergence, FrozenHead
+from paceline.distillation.corpus.conversation import Record
+from paceline.distillation.training.batches import make_batch, shuffled
+from paceline.distillation.training.head import HeadIndex
+from paceline.distillation.training.loss import Agreement, Divergence, FrozenHead
 
 # The fraction of the budget in which the learning rate rises.
 WARM_UP_SHARE = 0.03

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.distillation.frame import ChatFrame
+from paceline.distillation.corpus.frame import ChatFrame
 
 
 @dataclass(frozen=True, slots=True)

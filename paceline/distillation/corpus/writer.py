@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from paceline.distillation.conversation import Conversation, Question, Record, Style
-from paceline.distillation.frame import ChatFrame
+from paceline.distillation.corpus.conversation import Conversation, Question, Record, Style
+from paceline.distillation.corpus.frame import ChatFrame
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CpuPagedAttention

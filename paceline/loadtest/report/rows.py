@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.loadtest.figures import PARTS, Figures, Spread
-from paceline.loadtest.report import Point
+from paceline.loadtest.report.report import Point
 from paceline.loadtest.slo import Slo
 
 NOTHING = "–"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.distillation import gradient, gradient_torch
+from paceline.distillation.training import gradient, gradient_torch
 from paceline.engine.cpu.kernels.scalars import bits_of
 
 # Number of rows whose logits are in memory at the same time.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.distillation.conversation import Record
+from paceline.distillation.corpus.conversation import Record
 
 ALL = 0
 

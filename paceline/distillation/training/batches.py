@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.distillation.conversation import Record
-from paceline.distillation.head import HeadIndex
-from paceline.distillation.loss import Goal
+from paceline.distillation.corpus.conversation import Record
+from paceline.distillation.training.head import HeadIndex
+from paceline.distillation.training.loss import Goal
 
 # Conversations of similar length are put together within windows of this many batches.
 WINDOW_BATCHES = 16

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.cli.deployment import Deployment
+from paceline.deployment.deployment import Deployment
 from paceline.errors import ConfigError
 from paceline.rpc.health import is_serving
 from paceline.rpc.supervision import environment

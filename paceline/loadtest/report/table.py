@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.loadtest.report import Point, Report
-from paceline.loadtest.rows import groups_of, number, of_spread
+from paceline.loadtest.report.report import Point, Report
+from paceline.loadtest.report.rows import groups_of, number, of_spread
 from paceline.loadtest.slo import Slo
 
 BAR_WIDTH = 16

@@ -1,0 +1,1 @@
+"""What a draft learns from: conversations that the target writes with itself."""

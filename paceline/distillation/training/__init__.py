@@ -1,0 +1,1 @@
+"""How a draft learns: batches, the loss and its gradient, the trainer."""

@@ -1,0 +1,1 @@
+"""What a load test shows: tables in the terminal, and a page with plots."""
