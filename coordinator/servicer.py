@@ -21,10 +21,11 @@ from coordinator.remote.target import RemoteTarget
 from coordinator.responses import Choice, make_response
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer
+from paceline.checks import require, require_at_most
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import sampling_from_message, speculation_from_message, speculation_to_message
-from paceline.sampling import SpeculationParams, require, require_at_most
+from paceline.sampling import SpeculationParams
 from paceline.v1 import generation_pb2, model_pb2
 
 # Far more than tokens have on average: a longer text has too many tokens for the model, whatever they are.

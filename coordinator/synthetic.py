@@ -5,8 +5,8 @@ Everything else is done as always: proposals, verdicts, truncates, text.
 """
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
+from paceline.checks import require
 from paceline.noise import Purpose
-from paceline.sampling import require
 
 
 class SyntheticAcceptance:

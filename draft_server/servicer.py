@@ -6,11 +6,12 @@ import numpy as np
 
 from draft_server.drafter import ProposeJob, ProposeResult, ProposeSpec, Support
 from draft_server.entropy import EntropyStop
+from paceline.checks import require
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.engine import Engine
 from paceline.engine.scheduling.commands import Command, Start
 from paceline.rpc.messages import draft_mode_from_message, entropy_rule_from_message, floats_to_bytes
-from paceline.sampling import MAX_DRAFT_TOKENS, require
+from paceline.sampling import MAX_DRAFT_TOKENS
 from paceline.serving.servicer import ModelServicer
 from paceline.v1 import draft_pb2
 

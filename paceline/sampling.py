@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
-from paceline.errors import InvalidArgument
+from paceline.checks import is_token_id, require, require_at_most, require_type
 
 MAX_DRAFT_TOKENS = 16
 MAX_STOP_STRINGS = 64
@@ -45,35 +45,12 @@ class Rule(enum.Enum):
     REJECTION = "rejection"
 
 
-def require(ok: bool, name: str, value: object, allowed: str) -> None:
-    """Raises InvalidArgument naming the field and its range unless `ok`."""
-    if not ok:
-        raise InvalidArgument.field(name, value, allowed)
-
-
-def require_at_most(most: int, count: int, name: str, unit: str) -> None:
-    """The same for the length of a list or text, which the error tells in place of the content."""
-    require(count <= most, name, f"{count} {unit}", f"at most {most} {unit}")
-
-
 def check_lengths(params: Any) -> None:
     """Raises InvalidArgument where a list is too long. `params`: SamplingParams, or the message of that name: it is
     checked before its lists are copied."""
     require_at_most(MAX_STOP_STRINGS, len(params.stop), "stop", "strings")
     for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
         require_at_most(MAX_LISTED_IDS, len(getattr(params, name)), name, "token ids")
-
-
-def require_type(params: object, kind: type, allowed: str, *names: str) -> None:
-    """Raises InvalidArgument naming the first of the fields `names` that is no `kind`; True and False are no numbers."""
-    for name in names:
-        value = getattr(params, name)
-        require(isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), name, value, allowed)
-
-
-def is_token_id(value: object) -> bool:
-    # A list may hold thousands: the cheap test first.
-    return (type(value) is int or isinstance(value, Integral)) and 0 <= int(value) < 2**31
 
 
 @dataclass(frozen=True, slots=True)

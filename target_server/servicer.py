@@ -7,11 +7,12 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.checks import require
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.scheduling.commands import Command, Start
 from paceline.rpc.channel import SPLIT_BYTES
 from paceline.rpc.messages import floats_to_bytes, rule_from_message
-from paceline.sampling import MAX_DRAFT_TOKENS, MAX_LOGPROBS, Rule, require
+from paceline.sampling import MAX_DRAFT_TOKENS, MAX_LOGPROBS, Rule
 from paceline.serving.servicer import ModelServicer
 from paceline.v1 import target_pb2
 from target_server.verifier import VerifyJob, VerifyResult, VerifySpec

@@ -114,7 +114,7 @@ def test_leaf_modules_import_at_most_errors() -> None:
     assert violations(("paceline.errors",), ("paceline", *SERVICES)) == []
     leaves = ("paceline.sampling", "paceline.noise", "paceline.theory")
     found = violations(leaves, ("paceline", *SERVICES))
-    assert [line for line in found if not line.split()[-1].startswith("paceline.errors")] == []
+    assert [line for line in found if not line.split()[-1].startswith(("paceline.errors", "paceline.checks"))] == []
 
 
 def touches_messages(file: Path) -> bool:

@@ -11,8 +11,8 @@ from coordinator.drafting.proposer import Proposer, Source
 from coordinator.drafting.remote_model import RemoteDrafter
 from coordinator.drafting.standby import StandbyDrafter
 from coordinator.remote.link import Link
+from paceline.checks import require
 from paceline.sampling import Drafter as DrafterName
-from paceline.sampling import require
 
 MakeDrafter = Callable[[Request], Drafter]
 

@@ -14,9 +14,10 @@ from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence
+from paceline.checks import require, require_at_most
 from paceline.errors import PacelineError
 from paceline.rpc.messages import draft_mode_to_message, entropy_rule_to_message, floats_from_bytes
-from paceline.sampling import EntropyAdaptive, require, require_at_most
+from paceline.sampling import EntropyAdaptive
 
 log = logging.getLogger(__name__)
 

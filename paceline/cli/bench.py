@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from paceline.checks import require
 from paceline.cli import options
 from paceline.client import AsyncClient, Deployment, Prompt
 from paceline.errors import ConfigError, InvalidArgument, RequestError
@@ -26,7 +27,7 @@ from paceline.loadtest.slo import Slo, parse_slo
 from paceline.loadtest.synthetic import Lengths, parse_lengths, synthetic_prompt
 from paceline.loadtest.variants import DEFAULT, Variant, parse_variants
 from paceline.prompts import read_prompts
-from paceline.sampling import SamplingParams, require
+from paceline.sampling import SamplingParams
 
 DEFAULT_REQUESTS = 32
 DEFAULT_LENGTHS = "128:64"

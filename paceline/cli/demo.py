@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from paceline.checks import require
 from paceline.cli import options
 from paceline.cli.printing import coloured, legend
 from paceline.cli.report import print_stats, tokens_per_second
 from paceline.client import AsyncClient, Completion
 from paceline.deployment.deployment import make_deployment
 from paceline.deployment.services import Services
-from paceline.sampling import SamplingParams, SpeculationParams, require
+from paceline.sampling import SamplingParams, SpeculationParams
 
 PROMPT = "What is the capital of France, and what is it famous for?"
 # Timed in turns, so that a busy machine hits both alike.

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from paceline.checks import require
 from paceline.cli import options
 from paceline.prompts import read_prompts
-from paceline.sampling import require
 
 MIN_TOKENS = 1000
 DEFAULT_TOKENS = 5_000_000

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.checks import require
 from paceline.cli import options
 from paceline.cli.printing import Answer, Printer
 from paceline.client import AsyncClient, Piece, Prompt
 from paceline.errors import InvalidArgument
 from paceline.prompts import PromptRecord, read_prompts
-from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, SpeculationParams, require
+from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, SpeculationParams
 
 
 def generate(

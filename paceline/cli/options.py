@@ -9,11 +9,12 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from paceline.checks import require
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.rpc.channel import check_address
 from paceline.rpc.status import NO_ANSWER
-from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length, require
+from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 
 T = TypeVar("T")
 

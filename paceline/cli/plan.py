@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline.checks import require
 from paceline.cli import options, plot
 from paceline.cli.measure import BUILT_IN_PROMPTS, MIN_TOKENS, Measured, measure
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.prompts import read_prompts
-from paceline.sampling import MAX_DRAFT_TOKENS, require
+from paceline.sampling import MAX_DRAFT_TOKENS
 from paceline.theory import best_k, operations, speedup, tokens_per_round
 
 # From here on a verification is said to cost more than the theory has it cost.

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline.checks import require
 from paceline.errors import InvalidArgument
-from paceline.sampling import require
 
 MAX_CONCURRENCY = 4096
 MAX_RATE = 10_000.0

@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
+from paceline.checks import require
 from paceline.client import Prompt
-from paceline.sampling import require
 
 
 @dataclass(frozen=True, slots=True)

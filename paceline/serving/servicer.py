@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 
+from paceline.checks import require, require_at_most
 from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.engine import Engine
 from paceline.engine.scheduling.commands import Answer, Command, Open, Opened, Refuse, Release, Truncate
@@ -19,7 +20,7 @@ from paceline.errors import InvalidArgument, NotFound, OutOfRange, PacelineError
 from paceline.rpc.channel import SPLIT_BYTES
 from paceline.rpc.messages import PROTOCOL_VERSION, sampling_from_message
 from paceline.rpc.status import number_of
-from paceline.sampling import MAX_LISTED_IDS, require, require_at_most
+from paceline.sampling import MAX_LISTED_IDS
 from paceline.v1 import model_pb2
 
 

@@ -1,0 +1,29 @@
+"""Checks of what comes from outside: an error names the field and its range."""
+
+from numbers import Integral
+
+from paceline.errors import InvalidArgument
+
+
+def require(ok: bool, name: str, value: object, allowed: str) -> None:
+    """Raises InvalidArgument naming the field and its range unless `ok`."""
+    if not ok:
+        raise InvalidArgument.field(name, value, allowed)
+
+
+def require_at_most(most: int, count: int, name: str, unit: str) -> None:
+    """The same for the length of a list or text, which the error tells in place of the content."""
+    require(count <= most, name, f"{count} {unit}", f"at most {most} {unit}")
+
+
+def require_type(params: object, kind: type, allowed: str, *names: str) -> None:
+    """Raises InvalidArgument naming the first of the fields `names` that is no `kind`; True and False are no numbers."""
+    for name in names:
+        value = getattr(params, name)
+        require(isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), name, value, allowed)
+
+
+def is_token_id(value: object) -> bool:
+    """Whether it is a whole number that a message can hold as an id."""
+    # A list may hold thousands: the cheap test first.
+    return (type(value) is int or isinstance(value, Integral)) and 0 <= int(value) < 2**31
