@@ -5,9 +5,9 @@ import logging
 from coordinator.admission import Admission
 from coordinator.config import CoordinatorSettings
 from coordinator.draft_length.active_generations import ActiveGenerations
-from coordinator.draft_length.choice import DraftLengthRules
-from coordinator.drafting.choice import Proposers
+from coordinator.draft_length.factory import DraftLengthRules
 from coordinator.drafting.custom import load_drafter
+from coordinator.drafting.factory import Proposers
 from coordinator.remote.link import Link, LinkKind
 from coordinator.servicer import GenerationServicer
 from coordinator.synthetic import SyntheticAcceptance

@@ -15,7 +15,7 @@ from coordinator.admission import Admission
 from coordinator.context import Emission, Request
 from coordinator.decoding import generate
 from coordinator.draft_length.active_generations import ActiveGenerations
-from coordinator.drafting.choice import Proposers
+from coordinator.drafting.factory import Proposers
 from coordinator.remote.link import Link
 from coordinator.remote.target import RemoteTarget
 from coordinator.responses import Choice, make_response

@@ -9,10 +9,10 @@ from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context
 from coordinator.draft_length import DraftLengthRule
 from coordinator.draft_length.active_generations import ActiveGenerations
-from coordinator.draft_length.choice import DraftLengthRules
+from coordinator.draft_length.adaptive import GoodputLength
 from coordinator.draft_length.costs import Costs
 from coordinator.draft_length.estimates import LinearCost
-from coordinator.draft_length.goodput import GoodputLength
+from coordinator.draft_length.factory import DraftLengthRules
 from coordinator.round import Round
 from paceline.sampling import Bounds, Drafter, EntropyAdaptive, SpeculationParams
 from paceline.theory import best_k, speedup

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from coordinator.context import Request
-from coordinator.draft_length.choice import DraftLengthRules
+from coordinator.draft_length.factory import DraftLengthRules
 from coordinator.drafting import Drafter, NoDrafter
 from coordinator.drafting.hybrid import HybridProposer
 from coordinator.drafting.ngram import NgramDrafter

@@ -2,8 +2,8 @@
 
 from coordinator.draft_length import DraftLengthRule, FixedLength
 from coordinator.draft_length.active_generations import ActiveGenerations
+from coordinator.draft_length.adaptive import GoodputLength
 from coordinator.draft_length.costs import Costs
-from coordinator.draft_length.goodput import GoodputLength
 from paceline.sampling import Bounds, Drafter, SpeculationParams
 
 
