@@ -3,8 +3,10 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # Before torch is imported by any test: one team of threads, as in the servers.
 from paceline.prompts import read_prompts
@@ -83,20 +85,40 @@ def prompts() -> list[str]:
     return [record.text for record in read_prompts("prompts", path)]
 
 
+# Files that start the services over SmolLM2 go to one worker of xdist, which starts them once.
+SMOLLM2 = {
+    "tests/cli/test_measure.py",
+    "tests/end_to_end/test_embedded_draft.py",
+    "tests/end_to_end/test_greedy_oracle.py",
+    "tests/end_to_end/test_identity.py",
+    "tests/end_to_end/test_load.py",
+    "tests/end_to_end/test_rounds.py",
+}
 # Begun first, so that no worker is left with one of them at the end.
-LONGEST_FIRST = ("smollm2", "tests/engine/cuda/test_runner.py", "tests/end_to_end/test_faults.py", "tests/engine/cpu")
+LONGEST_FIRST = ("smollm2", "tests/end_to_end", "tests/engine/cuda", "tests/law", "tests/engine")
 
 
-@pytest.hookimpl(tryfirst=True)
+def group_of(nodeid: str) -> str:
+    """What must stay together: a file, or all files over SmolLM2."""
+    file = nodeid.partition("::")[0]
+    return "smollm2" if file in SMOLLM2 else file
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """xdist's own `loadgroup` groups nothing with this pytest: it writes to a name that pytest reads no more."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`: a file stays together, and those that load SmolLM2's services go to one worker."""
-    loading = {"real_trio", "embedded_pair"}
-    users = {item.path for item in items if loading & set(getattr(item, "fixturenames", ()))}
-    groups = {item: "smollm2" if item.path in users else item.nodeid.partition("::")[0] for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-
     def rank(item: pytest.Item) -> int:
-        return next((i for i, start in enumerate(LONGEST_FIRST) if groups[item].startswith(start)), len(LONGEST_FIRST))
+        group = group_of(item.nodeid)
+        return next((i for i, start in enumerate(LONGEST_FIRST) if group.startswith(start)), len(LONGEST_FIRST))
 
     items.sort(key=rank)
