@@ -17,16 +17,17 @@ from safetensors.torch import save_file
 
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
-from paceline.client import AsyncClient, Completion, make_request
+from paceline.client import make_request
 from paceline.engine.config import TARGET_ROLE, EngineConfig
 from paceline.engine.engine import build_engine
 from paceline.engine.models.dummy import dummy_config, dummy_tokenizer_files, make_dummy
 from paceline.errors import ConfigError
 from paceline.rpc.channel import open_channel
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
 from paceline.settings import parse_settings
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 from target_server.config import TargetSettings
+from tests.bystander import undisturbed_bystander
 from tests.conftest import UNLIKE_TARGET
 from tests.hosted import Host, RefusedStart
 from tests.services import Trio
@@ -91,18 +92,13 @@ BAD_REQUESTS = {
 @pytest.mark.parametrize("name", BAD_REQUESTS)
 async def test_bad_request_is_refused_by_name_and_a_bystander_goes_on(name: str, tiny_trio: Trio) -> None:
     message, field, allowed = BAD_REQUESTS[name]
-    async with AsyncClient(tiny_trio.address) as client, open_channel(tiny_trio.address) as channel:
-        expected = await client.complete(PROMPT, BYSTANDER, SpeculationParams(enabled=False))
-        bystander, pieces = Completion(), client.stream(PROMPT, BYSTANDER)
-        bystander.add(await anext(pieces))
+    beside = undisturbed_bystander(tiny_trio.address, PROMPT, BYSTANDER)
+    async with beside, open_channel(tiny_trio.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await generation_pb2_grpc.GenerationStub(channel).Generate(message).read()
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert field in caught.value.details()
         assert allowed in caught.value.details()
-        async for piece in pieces:
-            bystander.add(piece)
-        assert bystander.token_ids == expected.token_ids
 
 
 async def test_bytes_that_are_no_message_are_invalid_argument(tiny_trio: Trio) -> None:

@@ -183,7 +183,7 @@ CASES = [
 async def test_output_follows_the_targets_law(
     request: pytest.FixtureRequest, services: str, speculation: SpeculationParams
 ) -> None:
-    await check_law(request.getfixturevalue(services), speculation, 2000, wrong_temperature=1.5)
+    await check_law(request.getfixturevalue(services), speculation, 1000, wrong_temperature=1.5)
 
 
 @pytest.mark.slow

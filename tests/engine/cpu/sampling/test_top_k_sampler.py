@@ -40,7 +40,7 @@ def numbers(purpose: Purpose) -> list[float]:
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("spread", SPREADS)
-@pytest.mark.parametrize("vocab_size", [5, 300, 49_152])
+@pytest.mark.parametrize("vocab_size", [5, 300, 16_384])
 def test_few_tokens_decide_as_all_do(vocab_size: int, spread: float, name: str) -> None:
     logits, sampling = make_logits(vocab_size, spread), SamplingParams(temperature=0.8, **TRANSFORMS[name])  # type: ignore[arg-type]
     gumbels = [GumbelMax(sampling, (), match_key(1, row)) for row in range(NUM_ROWS)]

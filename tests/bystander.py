@@ -1,0 +1,30 @@
+"""A generation that runs beside what a test does, and must come out as it does alone."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from paceline.client import AsyncClient, Completion
+from paceline.sampling import SamplingParams, SpeculationParams
+
+ALONE: dict[tuple[str, str], list[int]] = {}
+PLAIN = SpeculationParams(enabled=False)
+
+
+@asynccontextmanager
+async def undisturbed_bystander(
+    address: str, prompt: list[int], sampling: SamplingParams, speculation: SpeculationParams | None = None
+) -> AsyncIterator[None]:
+    """Begun before the block and read behind it. Alone it runs once for each service, without speculation.
+
+    `sampling` and `speculation` must be such that tokens depend on prompt, parameters and seed alone.
+    """
+    alone = address, f"{prompt} {sampling}"
+    async with AsyncClient(address) as client:
+        if alone not in ALONE:
+            ALONE[alone] = (await client.complete(prompt, sampling, PLAIN)).token_ids
+        beside, pieces = Completion(), client.stream(prompt, sampling, speculation)
+        beside.add(await anext(pieces))
+        yield
+        async for piece in pieces:
+            beside.add(piece)
+    assert beside.token_ids == ALONE[alone]
