@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,8 @@ from paceline.client import Client
 from paceline.errors import ConfigError
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.cli.conftest import Ran
-from tests.services import Trio, start_trio
+from tests.services import Trio
 
-FLAGS = ("--dtype", "float32", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1")
 TEXTS = ["t3 t1 t4 t1 t5", "t2 t7 t1 t8", "t9 t11 t30 t12", "t21 t22"]
 # The dummy models end greedy texts soon, or not at all.
 MEASURED_TOKENS, TEMPERATURE = 60, 0.8
@@ -49,14 +48,6 @@ def test_what_shows_nothing_is_an_error_and_no_division_by_zero(missing: str) ->
     setattr(ahead, missing, 0)
     with pytest.raises(ConfigError, match="--measure"):
         conclude(ahead, plain)
-
-
-@pytest.fixture(scope="module")
-def unlike_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    """Two models that agree now and then."""
-    target, draft = ("--model", "dummy:tiny-32-a", *FLAGS), ("--model", "dummy:tiny-32-b", *FLAGS)
-    with start_trio(tmp_path_factory.mktemp("plan"), target, draft) as trio:
-        yield trio
 
 
 @pytest.fixture
