@@ -5,7 +5,7 @@ The context lives here and nowhere else; caches on the servers are prefixes of i
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coordinator.acceptance import Origin, Outcome, RoundNoise
 from coordinator.logprobs import TokenLogprobs
@@ -32,6 +32,10 @@ class Request:
     eos_token_ids: tuple[int, ...]
     # Most tokens in prompt and completion together.
     max_length: int
+    # Tokens of what the output will largely be, as the client says; empty if it does not.
+    prediction: list[int] = field(default_factory=list)
+    # The client wants to know how each round came about.
+    trace: bool = False
 
     @property
     def seed(self) -> int:

@@ -72,6 +72,7 @@ def _finish(generation: Context, stats: GenerationStats, synthetic: SyntheticAcc
             mean_acceptance_length=stats.mean_acceptance_length,
             lenience=lenience if lenience < 1 else None,
             synthetic_acceptance=None if synthetic is None else synthetic.chance,
+            rounds_by_accepted=stats.rounds_by_accepted,
         ),
         timing=generation_pb2.Timing(
             first_token_us=stats.first_token_us,

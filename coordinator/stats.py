@@ -20,6 +20,8 @@ class GenerationStats:
     round_tokens: int = 0
     proposed_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
+    # Rounds by how many drafts were accepted and emitted.
+    rounds_by_accepted: list[int] = field(default_factory=list)
     draft_us: int = 0
     target_us: int = 0
     queued_us: int = 0
@@ -28,6 +30,8 @@ class GenerationStats:
     def count(self, finished: Round, emission: Emission) -> None:
         """Counts a round."""
         proposal, verdict = finished.proposal, finished.verdict
+        # A draft behind a stop was never decided, and drafts behind a rejection were proposed all the same.
+        num_accepted = min(finished.outcome.num_accepted, len(emission.tokens))
         now_s = time.perf_counter()
         if self.first_token_us == 0:
             # The prompt's round: its time is the prompt's, not speculation's.
@@ -36,6 +40,8 @@ class GenerationStats:
         else:
             self.rounds += 1
             self.round_tokens += len(emission.tokens)
+            self.rounds_by_accepted += [0] * (len(proposal) + 1 - len(self.rounds_by_accepted))
+            self.rounds_by_accepted[num_accepted] += 1
         self.draft_us += proposal.computed_us
         self.target_us += verdict.computed_us
         self.queued_us += proposal.queued_us + verdict.queued_us
@@ -43,11 +49,9 @@ class GenerationStats:
         missing = len(proposal) - len(self.proposed_per_position)
         self.proposed_per_position += [0] * missing
         self.accepted_per_position += [0] * missing
-        # A draft behind a stop was never decided, and drafts behind a rejection were proposed all the same.
-        num_emitted_drafts = min(finished.outcome.num_accepted, len(emission.tokens))
         for index in range(len(proposal)):
             self.proposed_per_position[index] += 1
-            self.accepted_per_position[index] += index < num_emitted_drafts
+            self.accepted_per_position[index] += index < num_accepted
 
     @property
     def proposed(self) -> int:

@@ -1,18 +1,29 @@
 """Tokens <-> text: the target's own tokenizer, incremental decoding, stop strings."""
 
 import asyncio
+import inspect
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
+from coordinator.token_bytes import TokenBytes
+from paceline.checks import require
 from paceline.errors import ConfigError, InvalidArgument
+
+T = TypeVar("T")
 
 # A text of as many characters is tokenized in a few milliseconds.
 LONG_CHARACTERS = 10_000
+# What a request can't say of its chat template: these say how Paceline uses it.
+RESERVED_OPTIONS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters} - {
+    "tools",
+    "documents",
+}
 
 
 class Tokenizer:
@@ -30,35 +41,61 @@ class Tokenizer:
         self.backend = self._tokenizer.backend_tokenizer
         # The first call takes truncation and padding out, if the files ask for them; two threads can't do that at once.
         self._tokenizer.encode("")
+        self._token_bytes = TokenBytes(self.backend)
         # One thread: who tokenizes long texts must not take all cores from the model servers.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
 
-    async def run(self, encode: Callable[[], list[int]], num_characters: int) -> list[int]:
-        """What `encode` returns. Off the event loop where the text is long, so that other generations go on."""
+    async def run(self, encode: Callable[[], T], num_characters: int) -> T:
+        """What `encode`, or any other work with a text, returns. Off the event loop where the text is long, so that other generations go on."""
         if num_characters < LONG_CHARACTERS:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
 
-    def encode(self, text: str) -> list[int]:
-        """Text as it is, with what the tokenizer itself puts around it (a BOS token, say)."""
-        ids: list[int] = self._tokenizer.encode(text)
+    @property
+    def special_tokens(self) -> dict[str, str | None]:
+        """By the names that chat templates use; None for what the tokenizer does not have."""
+        return {name: getattr(self._tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+
+    @property
+    def chat_template(self) -> str | None:
+        """The default one, where there are several."""
+        template = self._tokenizer.chat_template
+        return template.get("default") if isinstance(template, dict) else template
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Text as it is, with what the tokenizer itself puts around it (a BOS token, say) if `add_special_tokens`."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """A conversation through the model's chat template. Raises InvalidArgument where the template refuses it."""
+    def encode_chat(
+        self, messages: list[dict[str, str]], options: dict[str, Any] | None = None, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """A conversation through the model's chat template. `options`: what the template is given besides.
+
+        Raises InvalidArgument for options that say how the template is used, and where the template refuses.
+        """
+        options = options or {}
+        reserved = sorted(RESERVED_OPTIONS.intersection(options))
+        require(not reserved, "chat.template_options", ", ".join(reserved), "options that the model's template reads")
         if self._tokenizer.chat_template is None:
             raise InvalidArgument("chat: this model has no chat template; send text instead")
         try:
-            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            text = self._tokenizer.apply_chat_template(
+                messages, add_generation_prompt=add_generation_prompt, tokenize=False, **options
+            )
         except Exception as error:  # whatever the template raises, jinja2 errors among them
             raise InvalidArgument(f"chat.messages: the model's chat template refuses them: {error}") from error
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def decode(self, ids: list[int]) -> str:
-        """Text of `ids`, without special tokens."""
-        text: str = self.backend.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`."""
+        text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def bytes_of(self, token: int) -> bytes:
+        """What the token alone stands for: perhaps a part of a character. Of a special token its name."""
+        return self._token_bytes.of(token)
 
     def stream(self, stop: tuple[str, ...]) -> "TextStream":
         return TextStream(self, stop)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from paceline.sampling import SpeculationParams
+from paceline.trace import RoundTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class Speculation:
     lenience: float | None = None
     # In a benchmark: the chance with which a coin accepted drafts. This is no real text.
     synthetic_acceptance: float | None = None
+    # Rounds in which 0, 1, 2, … drafts were accepted and emitted: `rounds` in all.
+    rounds_by_accepted: list[int] = field(default_factory=list)
+    # Of the proposed tokens those from the request's prediction: accepted and emitted, and not.
+    prediction_accepted: int = 0
+    prediction_rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,8 @@ class Piece:
     # Where asked for: one for each token; and, in the first piece, for each prompt token from the second on.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # Where asked for: how the round came about.
+    trace: RoundTrace | None = None
     # Set in the sample's last piece.
     finish: Finish | None = None
 
@@ -93,6 +101,8 @@ class Completion:
     origins: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # Where asked for: one for each round.
+    traces: list[RoundTrace] = field(default_factory=list)
     finish: Finish | None = None
 
     def add(self, piece: Piece) -> None:
@@ -101,6 +111,8 @@ class Completion:
         self.origins += piece.origins
         self.logprobs += piece.logprobs
         self.prompt_logprobs += piece.prompt_logprobs
+        if piece.trace is not None:
+            self.traces.append(piece.trace)
         self.finish = piece.finish or self.finish
 
 
@@ -118,6 +130,27 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizerInfo:
+    """The target's tokenizer; None for what it does not have."""
+
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+    # In Jinja.
+    chat_template: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenized:
+    """Text of tokens."""
+
+    text: str
+    # The bytes that each token alone stands for, which may be a part of a character; of a special token its name.
+    pieces: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """A coordinator with its servers."""
 
@@ -130,3 +163,4 @@ class Deployment:
     running: int
     max_running: int
     version: str
+    tokenizer: TokenizerInfo = field(default_factory=TokenizerInfo)

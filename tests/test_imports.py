@@ -16,7 +16,7 @@ SERVICES = ("draft_server", "target_server", "coordinator")
 PACKAGES = ("paceline", *SERVICES)
 # Who translates between messages and domain values, besides paceline/rpc.
 MESSAGE_FILES = {
-    "coordinator/servicer.py", "coordinator/responses.py", "coordinator/__main__.py", "coordinator/remote/link.py",
+    "coordinator/servicer.py", "coordinator/requests.py", "coordinator/responses.py", "coordinator/__main__.py", "coordinator/remote/link.py",
     "coordinator/remote/sequence.py", "coordinator/remote/target.py", "coordinator/drafting/remote_model.py",
     "draft_server/servicer.py", "draft_server/__main__.py", "target_server/servicer.py", "target_server/__main__.py",
     "paceline/serving/servicer.py", "paceline/client.py",

@@ -32,26 +32,34 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "request_id")
+    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "request_id", "prediction_text", "prediction_token_ids", "trace")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_TEXT_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: Chat
     token_ids: TokenIds
     sampling: _sampling_pb2.SamplingParams
     speculation: _sampling_pb2.SpeculationParams
     request_id: str
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    prediction_text: str
+    prediction_token_ids: TokenIds
+    trace: bool
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., request_id: _Optional[str] = ..., prediction_text: _Optional[str] = ..., prediction_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., trace: _Optional[bool] = ...) -> None: ...
 
 class Chat(_message.Message):
-    __slots__ = ("messages",)
+    __slots__ = ("messages", "template_options")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+    template_options: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., template_options: _Optional[str] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -68,7 +76,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "index", "token_ids", "origins", "text", "text_lengths", "finish", "logprobs", "prompt_logprobs")
+    __slots__ = ("request_id", "index", "token_ids", "origins", "text", "text_lengths", "finish", "logprobs", "prompt_logprobs", "trace")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +86,7 @@ class GenerateResponse(_message.Message):
     FINISH_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -87,7 +96,54 @@ class GenerateResponse(_message.Message):
     finish: Finish
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., text: _Optional[str] = ..., text_lengths: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    trace: RoundTrace
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., text: _Optional[str] = ..., text_lengths: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., trace: _Optional[_Union[RoundTrace, _Mapping]] = ...) -> None: ...
+
+class RoundTrace(_message.Message):
+    __slots__ = ("round", "drafter", "reason", "draft_tokens", "proposed", "num_accepted", "entropies", "draft_us", "target_us", "queued_us", "wire_us")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    ENTROPIES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_US_FIELD_NUMBER: _ClassVar[int]
+    TARGET_US_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_US_FIELD_NUMBER: _ClassVar[int]
+    WIRE_US_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    drafter: str
+    reason: str
+    draft_tokens: int
+    proposed: _containers.RepeatedCompositeFieldContainer[TracedDraft]
+    num_accepted: int
+    entropies: _containers.RepeatedScalarFieldContainer[float]
+    draft_us: int
+    target_us: int
+    queued_us: int
+    wire_us: int
+    def __init__(self, round: _Optional[int] = ..., drafter: _Optional[str] = ..., reason: _Optional[str] = ..., draft_tokens: _Optional[int] = ..., proposed: _Optional[_Iterable[_Union[TracedDraft, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., entropies: _Optional[_Iterable[float]] = ..., draft_us: _Optional[int] = ..., target_us: _Optional[int] = ..., queued_us: _Optional[int] = ..., wire_us: _Optional[int] = ...) -> None: ...
+
+class TracedDraft(_message.Message):
+    __slots__ = ("token_id", "text", "accepted", "q", "p", "r", "target_id", "target_text")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    P_FIELD_NUMBER: _ClassVar[int]
+    R_FIELD_NUMBER: _ClassVar[int]
+    TARGET_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_TEXT_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    text: str
+    accepted: bool
+    q: float
+    p: float
+    r: float
+    target_id: int
+    target_text: str
+    def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., accepted: _Optional[bool] = ..., q: _Optional[float] = ..., p: _Optional[float] = ..., r: _Optional[float] = ..., target_id: _Optional[int] = ..., target_text: _Optional[str] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_token_ids", "top_logprobs")
@@ -118,7 +174,7 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationFigures, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationFigures(_message.Message):
-    __slots__ = ("rounds", "proposed", "accepted", "proposed_per_position", "accepted_per_position", "mean_acceptance_length", "lenience", "synthetic_acceptance")
+    __slots__ = ("rounds", "proposed", "accepted", "proposed_per_position", "accepted_per_position", "mean_acceptance_length", "lenience", "synthetic_acceptance", "rounds_by_accepted", "prediction_accepted", "prediction_rejected")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +183,9 @@ class SpeculationFigures(_message.Message):
     MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
     SYNTHETIC_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_BY_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_REJECTED_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     proposed: int
     accepted: int
@@ -135,7 +194,10 @@ class SpeculationFigures(_message.Message):
     mean_acceptance_length: float
     lenience: float
     synthetic_acceptance: float
-    def __init__(self, rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., proposed_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., mean_acceptance_length: _Optional[float] = ..., lenience: _Optional[float] = ..., synthetic_acceptance: _Optional[float] = ...) -> None: ...
+    rounds_by_accepted: _containers.RepeatedScalarFieldContainer[int]
+    prediction_accepted: int
+    prediction_rejected: int
+    def __init__(self, rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., proposed_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., mean_acceptance_length: _Optional[float] = ..., lenience: _Optional[float] = ..., synthetic_acceptance: _Optional[float] = ..., rounds_by_accepted: _Optional[_Iterable[int]] = ..., prediction_accepted: _Optional[int] = ..., prediction_rejected: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("first_token_us", "total_us", "draft_us", "target_us", "queued_us", "wire_us")
@@ -158,17 +220,63 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("target", "draft", "defaults", "running", "max_running", "version")
+    __slots__ = ("target", "draft", "defaults", "running", "max_running", "version", "tokenizer")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     target: _model_pb2.ModelCard
     draft: _model_pb2.ModelCard
     defaults: _sampling_pb2.SpeculationParams
     running: int
     max_running: int
     version: str
-    def __init__(self, target: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., defaults: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., running: _Optional[int] = ..., max_running: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    tokenizer: TokenizerInfo
+    def __init__(self, target: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., defaults: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., running: _Optional[int] = ..., max_running: _Optional[int] = ..., version: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ...) -> None: ...
+
+class TokenizerInfo(_message.Message):
+    __slots__ = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+    BOS_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PAD_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    UNK_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    bos_token: str
+    eos_token: str
+    pad_token: str
+    unk_token: str
+    chat_template: str
+    def __init__(self, bos_token: _Optional[str] = ..., eos_token: _Optional[str] = ..., pad_token: _Optional[str] = ..., unk_token: _Optional[str] = ..., chat_template: _Optional[str] = ...) -> None: ...
+
+class TokenizeRequest(_message.Message):
+    __slots__ = ("text", "chat", "token_ids", "add_special_tokens", "add_generation_prompt")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    chat: Chat
+    token_ids: TokenIds
+    add_special_tokens: bool
+    add_generation_prompt: bool
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., add_generation_prompt: _Optional[bool] = ...) -> None: ...
+
+class DetokenizeRequest(_message.Message):
+    __slots__ = ("token_ids", "skip_special_tokens")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    skip_special_tokens: bool
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
+
+class DetokenizeResponse(_message.Message):
+    __slots__ = ("text", "pieces")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    pieces: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, text: _Optional[str] = ..., pieces: _Optional[_Iterable[bytes]] = ...) -> None: ...

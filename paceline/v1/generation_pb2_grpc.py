@@ -45,6 +45,16 @@ class GenerationStub:
                 request_serializer=paceline_dot_v1_dot_generation__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_generation__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/paceline.v1.Generation/Tokenize',
+                request_serializer=paceline_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_generation__pb2.TokenIds.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/paceline.v1.Generation/Detokenize',
+                request_serializer=paceline_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer:
@@ -59,7 +69,21 @@ class GenerationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """Both models, limits and defaults.
+        """Both models, the tokenizer, limits and defaults.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """The token ids of a prompt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of token ids, and the bytes of each.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,6 +101,16 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=paceline_dot_v1_dot_generation__pb2.DescribeRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_generation__pb2.DescribeResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=paceline_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_generation__pb2.TokenIds.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=paceline_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +168,60 @@ class Generation:
             '/paceline.v1.Generation/Describe',
             paceline_dot_v1_dot_generation__pb2.DescribeRequest.SerializeToString,
             paceline_dot_v1_dot_generation__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Generation/Tokenize',
+            paceline_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+            paceline_dot_v1_dot_generation__pb2.TokenIds.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Generation/Detokenize',
+            paceline_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            paceline_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,12 +17,12 @@ from safetensors.torch import save_file
 
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
-from paceline.client import make_request
 from paceline.engine.config import TARGET_ROLE, EngineConfig
 from paceline.engine.engine import build_engine
 from paceline.engine.models.dummy import dummy_config, dummy_tokenizer_files, make_dummy
 from paceline.errors import ConfigError
 from paceline.rpc.channel import open_channel
+from paceline.rpc.requests import make_request
 from paceline.sampling import SamplingParams
 from paceline.settings import parse_settings
 from paceline.v1 import generation_pb2, generation_pb2_grpc
@@ -47,6 +47,16 @@ def speculating(**speculation: object) -> generation_pb2.GenerateRequest:
 
 def prompt_of(ids: list[int]) -> generation_pb2.GenerateRequest:
     return make_request(ids, None, None, raw=False)
+
+
+def chat_of(options: str) -> generation_pb2.GenerateRequest:
+    return generation_pb2.GenerateRequest(
+        chat={"messages": [{"role": "user", "content": "hi"}], "template_options": options}
+    )
+
+
+def predicting(**prediction: object) -> generation_pb2.GenerateRequest:
+    return generation_pb2.GenerateRequest(token_ids={"ids": PROMPT}, **prediction)
 
 
 BAD_REQUESTS = {
@@ -85,6 +95,14 @@ BAD_REQUESTS = {
     "bounds upside down": (speculating(adaptive={"min": 5, "max": 3}), "length.min is 5", "[0, length.max]"),
     "an entropy memory of 1": (speculating(entropy={"bounds": {"max": 4}, "ema_beta": 1.0}), "ema_beta is 1.0", "in [0, 1)"),
     "17 draft tokens": (speculating(num_draft_tokens=17), "num_draft_tokens is 17", "in [0, 16]"),
+    "template options that are no JSON": (chat_of("{no"), "chat.template_options is '{no'", "a JSON object"),
+    "template options in a list": (chat_of("[1]"), "chat.template_options is '[1]'", "a JSON object"),
+    "template options too deep": (chat_of("[" * 9_000), "chat.template_options", "a JSON object"),
+    "an option that is not the template's": (chat_of('{"tokenize": true}'), "chat.template_options is 'tokenize'", "reads"),
+    "endless template options": (chat_of(" " * 20_000), "chat.messages is", "at most 16384 characters"),
+    "a prediction longer than the model": (predicting(prediction_token_ids={"ids": [1] * 512}), "prediction is '512 tokens'", "at most 511 tokens"),
+    "an endless prediction": (predicting(prediction_text="t1 " * 9_000), "prediction is '27000 characters'", "at most 16384 characters"),
+    "a prediction outside the vocabulary": (predicting(prediction_token_ids={"ids": [5, 512]}), "prediction is 512", "in [0, 512)"),
     "an unknown rule": (speculating(rule=9), "rule is 9", "match, rejection"),
 }  # fmt: skip
 

@@ -1,0 +1,153 @@
+"""Requests of the Generation service, from messages to checked values."""
+
+import json
+import secrets
+from dataclasses import replace
+from typing import Any
+
+from coordinator.context import Request
+from coordinator.drafting.factory import Proposers
+from coordinator.text import Tokenizer
+from paceline.checks import require, require_at_most
+from paceline.errors import InvalidArgument
+from paceline.noise import derive_seed, fresh_seed
+from paceline.rpc.messages import sampling_from_message, speculation_from_message
+from paceline.sampling import SpeculationParams
+from paceline.v1 import model_pb2
+
+# Far more than tokens have on average: a longer text has too many tokens for the model, whatever they are.
+MAX_CHARACTERS_PER_TOKEN = 32
+MAX_MESSAGES = 4096
+MAX_ID_CHARACTERS = 256
+# What a message's role may be, and what the chat template is given for it.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+class RequestReader:
+    """Reads requests: fills open fields with the defaults, and tokenizes. What it refuses raises InvalidArgument,
+    naming the field and its range."""
+
+    def __init__(self, tokenizer: Tokenizer, proposers: Proposers, defaults: SpeculationParams) -> None:
+        """`defaults`: of what a request does not say."""
+        self._tokenizer = tokenizer
+        self._proposers = proposers
+        self._defaults = defaults
+
+    async def read(self, message: Any, card: model_pb2.ModelCard) -> Request:
+        """A GenerateRequest, with everything resolved. `card`: the target's."""
+        require_at_most(MAX_ID_CHARACTERS, len(message.request_id), "request_id", "characters")
+        sampling = sampling_from_message(message.sampling)
+        eos_token_ids = () if sampling.ignore_eos else tuple(card.eos_token_ids)
+        sampling.check_token_ids(card.vocab_size, eos_token_ids)
+        speculation = speculation_from_message(message.speculation, self._defaults)
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=fresh_seed())
+        speculation.check(sampling)
+        self._proposers.check(speculation.drafter)
+        prompt = await self.read_prompt(message, card)
+        require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
+        _check_prompt_length("prompt", len(prompt), card)
+        return Request(
+            request_id=message.request_id or secrets.token_hex(8),
+            prompt=prompt,
+            sampling=sampling,
+            speculation=speculation,
+            eos_token_ids=tuple(card.eos_token_ids),
+            max_length=card.max_model_len,
+            prediction=await self._read_prediction(message, card),
+            trace=message.trace,
+        )
+
+    async def read_prompt(
+        self,
+        message: Any,
+        card: model_pb2.ModelCard,
+        add_special_tokens: bool = True,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The tokens of `text`, `chat` or `token_ids`. What is far too long is refused before it is tokenized."""
+        match message.WhichOneof("prompt"):
+            case "text":
+                return await self._encode("text", message.text, card, add_special_tokens)
+            case "chat":
+                return await self._encode_chat(message.chat, card, add_generation_prompt)
+            case "token_ids":
+                _check_prompt_length("prompt", len(message.token_ids.ids), card)
+                return _checked_ids("token_ids", message.token_ids.ids, card)
+            case _:
+                raise InvalidArgument.field("prompt", None, "text, chat or token_ids")
+
+    def read_ids(self, message: Any, card: model_pb2.ModelCard) -> list[int]:
+        """Of a DetokenizeRequest."""
+        require_at_most(card.max_model_len, len(message.token_ids), "token_ids", "ids")
+        return _checked_ids("token_ids", message.token_ids, card)
+
+    async def _read_prediction(self, message: Any, card: model_pb2.ModelCard) -> list[int]:
+        """What the output will largely be; nothing where the request does not say."""
+        if message.WhichOneof("prediction") == "prediction_text":
+            ids = await self._encode("prediction", message.prediction_text, card, add_special_tokens=False)
+        else:
+            # Empty where it is not set.
+            _check_prompt_length("prediction", len(message.prediction_token_ids.ids), card)
+            ids = _checked_ids("prediction", message.prediction_token_ids.ids, card)
+        _check_prompt_length("prediction", len(ids), card)
+        return ids
+
+    async def _encode(self, name: str, text: str, card: model_pb2.ModelCard, add_special_tokens: bool) -> list[int]:
+        require_at_most(_most_characters(card), len(text), name, "characters")
+        if not text:
+            return []
+        return await self._tokenizer.run(lambda: self._tokenizer.encode(text, add_special_tokens), len(text))
+
+    async def _encode_chat(self, chat: Any, card: model_pb2.ModelCard, add_generation_prompt: bool) -> list[int]:
+        messages = _parse_messages(chat)
+        num_characters = sum(len(each["role"]) + len(each["content"]) for each in messages)
+        num_characters += len(chat.template_options)
+        require_at_most(_most_characters(card), num_characters, "chat.messages", "characters")
+        options = _parse_template_options(chat.template_options)
+        return await self._tokenizer.run(
+            lambda: self._tokenizer.encode_chat(messages, options, add_generation_prompt), num_characters
+        )
+
+
+def requests_of_choices(request: Request) -> list[Request]:
+    """n requests for one sample each, with seeds of their own; the prompt is scored for the first alone."""
+    rest = replace(request.sampling, prompt_logprobs=None)
+    return [request] + [
+        replace(request, sampling=replace(rest, seed=derive_seed(request.seed, index)))
+        for index in range(1, request.sampling.n)
+    ]
+
+
+def _parse_messages(chat: Any) -> list[dict[str, str]]:
+    require(len(chat.messages) > 0, "chat.messages", "empty", "at least one message")
+    require_at_most(MAX_MESSAGES, len(chat.messages), "chat.messages", "messages")
+    for message in chat.messages:
+        require(message.role in ROLES, "chat.messages.role", message.role, "one of " + ", ".join(ROLES))
+    return [{"role": ROLES[message.role], "content": message.content} for message in chat.messages]
+
+
+def _parse_template_options(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError):
+        options = None
+    require(isinstance(options, dict), "chat.template_options", text, "a JSON object")
+    return dict(options)
+
+
+def _checked_ids(name: str, ids: Any, card: model_pb2.ModelCard) -> list[int]:
+    worst = max(ids, default=0)
+    require(worst < card.vocab_size, name, worst, f"in [0, {card.vocab_size})")
+    return list(ids)
+
+
+def _check_prompt_length(name: str, num_tokens: int, card: model_pb2.ModelCard) -> None:
+    longest = card.max_model_len - 1
+    require(num_tokens <= longest, name, f"{num_tokens} tokens", f"at most {longest} tokens for this model")
+
+
+def _most_characters(card: model_pb2.ModelCard) -> int:
+    return card.max_model_len * MAX_CHARACTERS_PER_TOKEN

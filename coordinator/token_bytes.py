@@ -1,0 +1,61 @@
+"""The bytes that each token alone stands for, which may be a part of a character.
+
+A byte-level vocabulary writes each byte as a printable character. Others write a token's text, with a sign of their own
+for a space, and names such as <0x0A> for single bytes.
+"""
+
+import json
+import re
+from typing import Any
+
+import tokenizers
+
+_BYTE_NAME = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Character -> byte, as GPT-2 has it: printable bytes stand for themselves, the others follow from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+class TokenBytes:
+    """Of one tokenizer."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # Special tokens and others that were added to the vocabulary: they are written as they are.
+        self._added = {id: token.content.encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
+        steps = _decoder_steps(tokenizer)
+        kinds = {step["type"] for step in steps}
+        self._alphabet = _byte_level_alphabet() if "ByteLevel" in kinds else None
+        self._has_byte_names = "ByteFallback" in kinds
+        self._replacements = [
+            (step["pattern"]["String"], step["content"])
+            for step in steps
+            if step["type"] == "Replace" and "String" in step["pattern"]
+        ]
+
+    def of(self, token: int) -> bytes:
+        """Empty for an id that the tokenizer does not know: a model's vocabulary may be filled up with such ids."""
+        if token in self._added:
+            return self._added[token]
+        written = self._tokenizer.id_to_token(token)
+        if written is None:
+            return b""
+        if self._alphabet is not None:
+            return bytes(self._alphabet[character] for character in written)
+        if self._has_byte_names and (name := _BYTE_NAME.fullmatch(written)):
+            return bytes([int(name[1], 16)])
+        for pattern, content in self._replacements:
+            written = written.replace(pattern, content)
+        return str(written).encode()
+
+
+def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    """What the tokenizer does with tokens to make them text."""
+    decoder = json.loads(tokenizer.to_str())["decoder"]
+    if decoder is None:
+        return []
+    return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]

@@ -1,0 +1,114 @@
+"""A client's requests as messages of the Generation service."""
+
+import json
+from typing import Any, TypedDict
+
+from paceline.checks import is_token_id, require
+from paceline.errors import InvalidArgument
+from paceline.rpc.messages import sampling_to_message, speculation_to_message
+from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.v1 import generation_pb2
+
+Prompt = str | list[dict[str, str]] | list[int]
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may say besides its prompt, sampling and speculation; all of it may be left out.
+
+    prediction: what the output will largely be, as text or token ids: drafts are taken from it. It changes the speed,
+        never the output.
+    trace: each piece tells how its round came about.
+    request_id: for logs; at most 256 characters. Empty: the coordinator makes one.
+    template_options: arguments for the model's chat template, such as {"enable_thinking": False}.
+    """
+
+    prediction: str | list[int] | None
+    trace: bool
+    request_id: str
+    template_options: dict[str, Any] | None
+
+
+def make_request(
+    prompt: Prompt,
+    sampling: SamplingParams | None,
+    speculation: SpeculationParams | None,
+    raw: bool,
+    *,
+    prediction: str | list[int] | None = None,
+    trace: bool = False,
+    request_id: str = "",
+    template_options: dict[str, Any] | None = None,
+) -> generation_pb2.GenerateRequest:
+    """The request message; what is None is left to the coordinator. Raises InvalidArgument."""
+    request = generation_pb2.GenerateRequest(request_id=_encodable("request_id", request_id), trace=trace)
+    if sampling is not None:
+        request.sampling.CopyFrom(sampling_to_message(sampling))
+    if speculation is not None:
+        request.speculation.CopyFrom(speculation_to_message(speculation))
+    _fill_prompt(request, prompt, raw)
+    if isinstance(prediction, str):
+        request.prediction_text = _encodable("prediction", prediction)
+    elif prediction is not None:
+        request.prediction_token_ids.ids.extend(_token_ids("prediction", prediction))
+    if template_options is not None:
+        is_chat = request.WhichOneof("prompt") == "chat"
+        require(is_chat, "template_options", template_options, "None for a prompt without a chat template")
+        request.chat.template_options = _as_json(template_options)
+    return request
+
+
+def make_tokenize_request(
+    prompt: Prompt, raw: bool, add_special_tokens: bool, add_generation_prompt: bool
+) -> generation_pb2.TokenizeRequest:
+    """Raises InvalidArgument."""
+    request = generation_pb2.TokenizeRequest(
+        add_special_tokens=add_special_tokens, add_generation_prompt=add_generation_prompt
+    )
+    _fill_prompt(request, prompt, raw)
+    return request
+
+
+def make_detokenize_request(ids: list[int], skip_special_tokens: bool) -> generation_pb2.DetokenizeRequest:
+    """Raises InvalidArgument."""
+    return generation_pb2.DetokenizeRequest(
+        token_ids=_token_ids("token_ids", ids), skip_special_tokens=skip_special_tokens
+    )
+
+
+def _fill_prompt(request: Any, prompt: Prompt, raw: bool) -> None:
+    """Of a message that has the fields `text`, `chat` and `token_ids`."""
+    if isinstance(prompt, str) and raw:
+        request.text = _encodable("prompt", prompt)
+    elif isinstance(prompt, str):
+        request.chat.messages.add(role="user", content=_encodable("prompt", prompt))
+    else:
+        request.token_ids.SetInParent()
+        for part in prompt:
+            if isinstance(part, int):
+                request.token_ids.ids.append(part)
+            else:
+                request.chat.messages.add(role=part["role"], content=_encodable("prompt", part["content"]))
+
+
+def _encodable(name: str, text: str) -> str:
+    """Raises InvalidArgument where a text holds half of a character, which UTF-8 can't."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument.field(name, text, "a text in UTF-8") from None
+    return text
+
+
+def _token_ids(name: str, ids: list[int]) -> list[int]:
+    """Raises InvalidArgument for what a message can't hold as an id."""
+    wrong = next((value for value in ids if not is_token_id(value)), None)
+    require(wrong is None, name, wrong, "a list of token ids")
+    return ids
+
+
+def _as_json(options: dict[str, Any]) -> str:
+    require(isinstance(options, dict), "template_options", options, "a dict that JSON can hold")
+    try:
+        return _encodable("template_options", json.dumps(options))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"template_options can't be written as JSON: {error}") from None
