@@ -26,7 +26,7 @@ class TokenBytes:
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
         # Special tokens and others that were added to the vocabulary: they are written as they are.
-        self._added = {id: token.content.encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
+        self._added = {id: str(token).encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
         steps = _decoder_steps(tokenizer)
         kinds = {step["type"] for step in steps}
         self._alphabet = _byte_level_alphabet() if "ByteLevel" in kinds else None
