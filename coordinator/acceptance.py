@@ -15,7 +15,7 @@ from Transformers via Speculative Decoding", Algorithm 1 and appendix A.1.
 
 import enum
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,15 @@ class Origin(enum.StrEnum):
     TARGET = "T"
 
 
+class DraftedBy(enum.StrEnum):
+    """Who drafted a proposal's tokens."""
+
+    MODEL = "model"
+    NGRAM = "ngram"
+    PREDICTION = "prediction"
+    CUSTOM = "custom"
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """k drafted tokens. `supports` and `support_probs` are empty unless the tokens were sampled from them."""
@@ -47,6 +56,13 @@ class Proposal:
     queued_us: int = 0
     # Context tokens the drafter had to read first: 1 or 2, or more after a pause.
     num_tail_tokens: int = 1
+    drafter: DraftedBy = DraftedBy.CUSTOM
+    # Why there are no tokens, in words for a user.
+    reason: str = ""
+    # Tokens that the drafter was asked for.
+    num_asked: int = 0
+    # With the entropy rule: entropy over ln(vocabulary) at each position where it looked.
+    entropies: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -80,6 +96,14 @@ class Verdict:
     lenience: float = 1.0
 
 
+class Comparison(NamedTuple):
+    """What decided a draft under `rejection`: accepted where r * lenience * q < p, with uniform r."""
+
+    q: float
+    p: float
+    r: float
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A round's tokens: `num_accepted` drafts and one more."""
@@ -89,6 +113,8 @@ class Outcome:
     last_origin: Origin
     # Where asked for: one for each token.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # Under `rejection`: one for each draft that was decided.
+    comparisons: list[Comparison] = field(default_factory=list, compare=False)
 
     @property
     def origins(self) -> list[Origin]:
@@ -130,6 +156,7 @@ def _accept_matching(proposal: Proposal, verdict: Verdict) -> Outcome:
 
 def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
     """Accepts with probability min(1, p/(lenience q)); draws from norm(max(0, p - q)) at the first rejection."""
+    comparisons: list[Comparison] = []
     for index, token in enumerate(proposal.tokens):
         support = proposal.supports[index]
         # q is what was sampled from: the float32 values over their sum.
@@ -137,7 +164,9 @@ def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise) ->
         q /= q.sum()
         p = verdict.support_probs[index].astype(np.float64)
         here = int(np.flatnonzero(support == token)[0])
-        if noise.uniform(index, Purpose.ACCEPT) * verdict.lenience * q[here] < p[here]:
+        compared = Comparison(float(q[here]), float(p[here]), noise.uniform(index, Purpose.ACCEPT))
+        comparisons.append(compared)
+        if compared.r * verdict.lenience * compared.q < compared.p:
             continue
         # Outside the support q is 0, so the residual is p itself: its mass, and a token drawn there already.
         weights = np.append(np.maximum(0.0, p - q), verdict.outside_masses[index])
@@ -147,11 +176,13 @@ def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise) ->
         sums = weights.cumsum()
         chosen = int(np.searchsorted(sums, noise.uniform(index, Purpose.RESIDUAL) * sums[-1], side="right"))
         recovered = verdict.outside_tokens[index] if chosen == len(support) else int(support[chosen])
-        return _end(proposal, index, recovered, Origin.RECOVERED)
-    return _end(proposal, len(proposal), verdict.tokens[-1], Origin.BONUS)
+        return _end(proposal, index, recovered, Origin.RECOVERED, comparisons)
+    return _end(proposal, len(proposal), verdict.tokens[-1], Origin.BONUS, comparisons)
 
 
-def _end(proposal: Proposal, num_accepted: int, last: int, origin: Origin) -> Outcome:
+def _end(
+    proposal: Proposal, num_accepted: int, last: int, origin: Origin, comparisons: list[Comparison] | None = None
+) -> Outcome:
     if not proposal.tokens:
         origin = Origin.TARGET
-    return Outcome([*proposal.tokens[:num_accepted], last], num_accepted, origin)
+    return Outcome([*proposal.tokens[:num_accepted], last], num_accepted, origin, comparisons=comparisons or [])

@@ -11,6 +11,7 @@ from coordinator.acceptance import Origin, Outcome, RoundNoise
 from coordinator.logprobs import TokenLogprobs
 from coordinator.text import TextStream
 from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.trace import RoundTrace
 
 
 class FinishReason(enum.Enum):
@@ -66,6 +67,8 @@ class Emission:
     logprobs: list[TokenLogprobs]
     # Where asked for, in the first emission: one for each prompt token from the second on.
     prompt_logprobs: list[TokenLogprobs]
+    # Where asked for.
+    trace: RoundTrace | None = None
 
 
 class Context:

@@ -1,5 +1,6 @@
 """What a generation's rounds look like to a client: messages of the Generation service."""
 
+from dataclasses import asdict
 from typing import Any
 
 from coordinator.acceptance import Origin
@@ -43,6 +44,9 @@ def make_response(choice: Choice, emission: Emission, synthetic: SyntheticAccept
         logprobs=[_logprobs(each) for each in emission.logprobs],
         prompt_logprobs=[_logprobs(each) for each in emission.prompt_logprobs],
     )
+    if emission.trace is not None:
+        # The message has the dataclass's fields, under the same names; one that is None stays unset.
+        response.trace.CopyFrom(generation_pb2.RoundTrace(**asdict(emission.trace)))
     if emission.is_last:
         response.finish.CopyFrom(_finish(choice.context, choice.stats, synthetic))
     return response
@@ -73,6 +77,8 @@ def _finish(generation: Context, stats: GenerationStats, synthetic: SyntheticAcc
             lenience=lenience if lenience < 1 else None,
             synthetic_acceptance=None if synthetic is None else synthetic.chance,
             rounds_by_accepted=stats.rounds_by_accepted,
+            prediction_accepted=stats.prediction_accepted,
+            prediction_rejected=stats.prediction_rejected,
         ),
         timing=generation_pb2.Timing(
             first_token_us=stats.first_token_us,

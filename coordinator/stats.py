@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
+from coordinator.acceptance import DraftedBy
 from coordinator.context import Emission
 from coordinator.round import Round
 
@@ -22,6 +23,11 @@ class GenerationStats:
     accepted_per_position: list[int] = field(default_factory=list)
     # Rounds by how many drafts were accepted and emitted.
     rounds_by_accepted: list[int] = field(default_factory=list)
+    # Of the proposed tokens those from the request's prediction: accepted and emitted, and not.
+    prediction_accepted: int = 0
+    prediction_rejected: int = 0
+    # The round that was counted last.
+    last_round: Round | None = None
     draft_us: int = 0
     target_us: int = 0
     queued_us: int = 0
@@ -42,6 +48,10 @@ class GenerationStats:
             self.round_tokens += len(emission.tokens)
             self.rounds_by_accepted += [0] * (len(proposal) + 1 - len(self.rounds_by_accepted))
             self.rounds_by_accepted[num_accepted] += 1
+        if proposal.drafter is DraftedBy.PREDICTION:
+            self.prediction_accepted += num_accepted
+            self.prediction_rejected += len(proposal) - num_accepted
+        self.last_round = finished
         self.draft_us += proposal.computed_us
         self.target_us += verdict.computed_us
         self.queued_us += proposal.queued_us + verdict.queued_us

@@ -13,6 +13,11 @@ from coordinator.round import Round
 class DraftLengthRule(Protocol):
     """One generation's rule."""
 
+    @property
+    def reason_for_none(self) -> str:
+        """Why the rule chose 0, in words for a user."""
+        ...
+
     def choose(self, context: Context) -> int:
         """The most tokens to propose in the next round."""
         ...
@@ -24,6 +29,8 @@ class DraftLengthRule(Protocol):
 
 class FixedLength:
     """Always proposes the same number of tokens."""
+
+    reason_for_none = "speculation is off"
 
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens

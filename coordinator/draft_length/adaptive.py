@@ -54,6 +54,10 @@ class GoodputLength:
         """Estimated chance that a decided draft is accepted."""
         return self._accepted / self._decided
 
+    @property
+    def reason_for_none(self) -> str:
+        return f"does not pay at {self._costs.num_beside} at once"
+
     def choose(self, context: Context) -> int:
         self._num_tokens = len(context)
         reading_s = self._costs.reading_s(self._num_tokens - self._num_read)

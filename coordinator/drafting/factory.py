@@ -7,6 +7,7 @@ from coordinator.draft_length.factory import DraftLengthRules
 from coordinator.drafting import Drafter, NoDrafter
 from coordinator.drafting.hybrid import HybridProposer
 from coordinator.drafting.ngram import NgramDrafter
+from coordinator.drafting.prediction import PredictionDrafter, PredictionProposer
 from coordinator.drafting.proposer import Proposer, Source
 from coordinator.drafting.remote_model import RemoteDrafter
 from coordinator.drafting.standby import StandbyDrafter
@@ -36,9 +37,17 @@ class Proposers:
     def make(self, request: Request) -> Proposer:
         """Makes the request's proposer. Without a draft server n-grams replace the draft model: they cost nothing."""
         speculation = request.speculation
-        length = self._lengths.make(speculation)
         if not speculation.enabled or speculation.num_draft_tokens == 0:
-            return Proposer(Source(NoDrafter(), length))
+            return Proposer(Source(NoDrafter(), self._lengths.make(speculation)))
+        proposer = self._make_by_name(request)
+        if not request.prediction:
+            return proposer
+        length = self._lengths.make_for_prediction(speculation)
+        return PredictionProposer(PredictionDrafter(request.prediction), length, proposer)
+
+    def _make_by_name(self, request: Request) -> Proposer:
+        speculation = request.speculation
+        length = self._lengths.make(speculation)
         match speculation.drafter:
             case DrafterName.CUSTOM:
                 assert self._custom is not None, "`check` refuses it"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from coordinator.acceptance import Proposal
+from coordinator.acceptance import DraftedBy, Proposal
 from coordinator.context import Context
 
 # Tokens of context, longest first.
@@ -138,7 +138,8 @@ class NgramDrafter:
             # Count the new tokens later, when a proposal needs them.
             return Proposal()
         await self._take(context.tokens)
-        return Proposal(self._chain(context.tokens[-LONGEST_MATCH:], num_draft_tokens))
+        tokens = self._chain(context.tokens[-LONGEST_MATCH:], num_draft_tokens)
+        return Proposal(tokens, drafter=DraftedBy.NGRAM, reason="no match")
 
     def truncate(self, length: int) -> None:
         """Does nothing: only decided tokens of the context are counted."""

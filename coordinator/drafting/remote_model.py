@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.acceptance import Proposal
+from coordinator.acceptance import DraftedBy, Proposal
 from coordinator.context import Context, Request
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence
@@ -41,14 +41,20 @@ class RemoteDrafter:
         self._round_emas: list[float] = []
         self._round_start = 0
 
-    def is_available(self, context: Context) -> bool:
-        """Whether the model can draft here: the server is up, and the model's maximum length has room."""
-        return self._link.is_up and time.monotonic() >= self._paused_until_s and self._room(context) >= 1
+    def absence(self, context: Context) -> str:
+        """Why the model can't draft here, in words for a user; empty if it can."""
+        if not self._link.is_up:
+            return "draft server away"
+        if time.monotonic() < self._paused_until_s:
+            return "draft server in trouble"
+        return "" if self._room(context) >= 1 else "past the draft model's maximum length"
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
-        num_draft_tokens = min(num_draft_tokens, self._room(context))
-        if num_draft_tokens < 1 or not self.is_available(context):
+        if num_draft_tokens < 1:
             return Proposal()
+        if absence := self.absence(context):
+            return Proposal(reason=absence)
+        num_draft_tokens = min(num_draft_tokens, self._room(context))
 
         def fill(command: Any, position: int, tail: list[int]) -> None:
             propose = command.propose
@@ -71,7 +77,7 @@ class RemoteDrafter:
             log.info("drafting pauses for %.2f s: %s", self._pause_s, error)
             self._paused_until_s = time.monotonic() + self._pause_s
             self._pause_s = min(MAX_PAUSE_S, self._pause_s * 2)
-            return Proposal()
+            return Proposal(reason="draft server in trouble")
         self._pause_s = FIRST_PAUSE_S
         self._round_start = len(context)
         self._round_emas = emas
@@ -115,7 +121,18 @@ def _proposal(answer: Any, num_tail_tokens: int) -> Proposal:
         ends = np.cumsum(sizes)[:-1]
         supports = np.split(np.array(answer.support_token_ids, dtype=np.int64), ends)
         probs = np.split(floats_from_bytes(answer.support_probs, "support_probs", sum(sizes)), ends)
-    return Proposal(list(answer.tokens), supports, probs, answer.computed_us, answer.queued_us, num_tail_tokens)
+    num_seen = len(answer.entropies) // 4
+    return Proposal(
+        tokens=list(answer.tokens),
+        supports=supports,
+        support_probs=probs,
+        computed_us=answer.computed_us,
+        queued_us=answer.queued_us,
+        num_tail_tokens=num_tail_tokens,
+        drafter=DraftedBy.MODEL,
+        reason="the draft model is unsure",
+        entropies=floats_from_bytes(answer.entropies, "entropies", num_seen).tolist() if num_seen else [],
+    )
 
 
 def _fed_drafts(answer: Any) -> int:

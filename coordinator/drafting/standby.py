@@ -14,9 +14,11 @@ class StandbyDrafter:
         self._ngram = ngram
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
-        if self._model.is_available(context):
+        absence = self._model.absence(context)
+        if not absence:
             return await self._model.propose(context, num_draft_tokens)
-        return await self._ngram.propose(context, num_draft_tokens)
+        proposal = await self._ngram.propose(context, num_draft_tokens)
+        return proposal if proposal.tokens else Proposal(reason=f"{absence}, and no match")
 
     def truncate(self, length: int) -> None:
         self._model.truncate(length)

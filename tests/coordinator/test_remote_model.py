@@ -87,7 +87,7 @@ async def test_a_misfit_proposal_is_no_proposal_and_drafting_pauses(name: str, t
         drafter = RemoteDrafter(link, context.request)
         proposal = await drafter.propose(context, 4)
         assert len(proposal) == 0
-        assert not drafter.is_available(context)
+        assert drafter.absence(context)
 
 
 async def test_a_proposal_that_fits_is_taken(tmp_path: Path) -> None:
@@ -95,4 +95,4 @@ async def test_a_proposal_that_fits_is_taken(tmp_path: Path) -> None:
         context = make_context([3, 14, 15])
         drafter = RemoteDrafter(link, context.request)
         assert (await drafter.propose(context, 4)).tokens == [1, 2, 3, 4]
-        assert drafter.is_available(context)
+        assert not drafter.absence(context)
