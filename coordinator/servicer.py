@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -20,9 +21,11 @@ from coordinator.requests import RequestReader, requests_of_choices
 from coordinator.responses import Choice, make_response
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer
+from coordinator.tracing import trace_round
 from paceline.errors import Unavailable
 from paceline.rpc.messages import speculation_to_message
 from paceline.sampling import SpeculationParams
+from paceline.trace import RoundTrace
 from paceline.v1 import generation_pb2, model_pb2
 
 # What a choice's task hands to the call; None when the task is over, however it ended.
@@ -125,10 +128,15 @@ class GenerationServicer:
                 async with contextlib.aclosing(rounds):
                     async for emission in rounds:
                         self._active.has_read(choice)
-                        emit(emission)
+                        emit(replace(emission, trace=self._trace(choice, emission)) if request.trace else emission)
         finally:
             self._active.leave(choice)
             emit(None)
+
+    def _trace(self, choice: Choice, emission: Emission) -> RoundTrace:
+        stats = choice.stats
+        assert stats.last_round is not None, "a round has just been counted"
+        return trace_round(stats.rounds, stats.last_round, emission, self._tokenizer.bytes_of)
 
     def _room(self, request: Request) -> int:
         """Tokens of the target's cache that a generation may come to hold, whole blocks of them."""

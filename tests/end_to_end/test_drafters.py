@@ -58,6 +58,21 @@ async def test_proposals_without_probabilities_pass_under_rejection(trio: Trio, 
     assert again.token_ids == first.token_ids
 
 
+@pytest.mark.parametrize("drafter", Drafter, ids=lambda drafter: drafter.value)
+async def test_a_prediction_goes_with_every_drafter(trio: Trio, drafter: Drafter) -> None:
+    speculation = SpeculationParams(drafter=drafter, num_draft_tokens=4)
+    async with AsyncClient(trio.address) as client:
+        plain = await client.complete(PROMPT, GREEDY, SpeculationParams(enabled=False))
+        # It ends long before the output does.
+        prediction = plain.token_ids[:7]
+        done = await client.complete(PROMPT, GREEDY, speculation, prediction=prediction, trace=True)
+    assert done.token_ids == plain.token_ids
+    drafters = {trace.drafter for trace in done.traces}
+    others = {Drafter.HYBRID: {"model", "ngram"}}.get(drafter, {drafter.value})
+    assert "prediction" in drafters
+    assert drafters & others
+
+
 async def test_a_drafter_that_costs_nothing_takes_no_time_of_the_draft_server(trio: Trio) -> None:
     async with AsyncClient(trio.address) as client:
         done = await client.complete(PROMPT, GREEDY, SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM))
