@@ -1,20 +1,39 @@
 """`paceline generate`: text from a coordinator."""
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from paceline.checks import require
 from paceline.cli import options
 from paceline.cli.printing import Answer, Printer
-from paceline.client import AsyncClient, Piece, Prompt
+from paceline.cli.tracing import TracePrinter, write_record
+from paceline.client import AsyncClient, Piece, Prompt, RequestOptions
 from paceline.errors import InvalidArgument
 from paceline.prompts import PromptRecord, read_prompts
 from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, SpeculationParams
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one call of the command asks for."""
+
+    address: str
+    records: list[PromptRecord]
+    sampling: SamplingParams
+    # Of the speculation parameters those that were given.
+    given: dict[str, Any]
+    raw: bool
+    concurrency: int
+    options: RequestOptions
+    # Where --trace-json goes.
+    traces: TextIO | None
 
 
 def generate(
@@ -45,6 +64,13 @@ def generate(
     rule: options.RuleName = None,
     coupled: options.Coupled = False,
     lenience: options.Lenience = None,
+    prediction: Annotated[
+        Path | None, typer.Option(help="a file with what the output will largely be; drafts are taken from it")
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="a line for each run of the target in place of the text")
+    ] = False,
+    trace_json: Annotated[Path | None, typer.Option(help="write a JSON object for each run of the target here")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="a table of figures on stderr")] = False,
     color: Annotated[
         bool, typer.Option("--color", help="colour tokens by origin, on a terminal; FORCE_COLOR=1: also elsewhere")
@@ -54,6 +80,9 @@ def generate(
     """Streams text: one PROMPT, or a file of them."""
     if logprobs is not None and not as_json:
         raise InvalidArgument("--logprobs needs --json: as text a completion has no place for them")
+    if trace and as_json:
+        raise InvalidArgument("--trace and --json are given; --trace-json FILE goes with --json")
+    options.require_file("--trace-json", trace_json)
     sampling = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         seed=seed, stop=tuple(stop or ()), min_tokens=min_tokens, ignore_eos=ignore_eos,
@@ -64,8 +93,15 @@ def generate(
     if prompt is not None and prompts is not None:
         raise InvalidArgument("PROMPT and --prompts are given; give one of them")
     wanted = [PromptRecord(one_prompt(prompt))] if prompts is None else read_prompts("--prompts", prompts)
-    printer = Printer(as_json, color, stats, with_headers=len(wanted) * n > 1)
-    options.run(_run(address, wanted, sampling, given, raw, concurrency, printer))
+    more: RequestOptions = {"trace": trace or trace_json is not None}
+    if prediction is not None:
+        more["prediction"] = read_text("--prediction", prediction)
+    has_many = len(wanted) * n > 1
+    printer = TracePrinter(stats, has_many) if trace else Printer(as_json, color, stats, has_many)
+    with contextlib.ExitStack() as stack:
+        traces = None if trace_json is None else stack.enter_context(trace_json.open("w", encoding="utf-8"))
+        job = Job(address, wanted, sampling, given, raw, concurrency, more, traces)
+        options.run(_run(job, printer))
 
 
 def one_prompt(argument: str | None) -> str:
@@ -86,27 +122,36 @@ def one_prompt(argument: str | None) -> str:
     return text
 
 
-async def _run(
-    address: str, records: list[PromptRecord], sampling: SamplingParams, given: dict[str, Any], raw: bool,
-    concurrency: int, printer: Printer,
-) -> None:  # fmt: skip
-    async with AsyncClient(address) as client:
-        speculation = await options.resolve_speculation(client, given)
-        places = asyncio.Semaphore(concurrency)
+def read_text(name: str, path: Path) -> str:
+    """A file's text. Raises InvalidArgument naming the option and the file."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InvalidArgument(f"{name} {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{name} {path}: not UTF-8 text") from None
+
+
+async def _run(job: Job, printer: Printer) -> None:
+    async with AsyncClient(job.address) as client:
+        speculation = await options.resolve_speculation(client, job.given)
+        places = asyncio.Semaphore(job.concurrency)
         # For each prompt a queue a sample.
-        queues: list[list[asyncio.Queue[Any]]] = [[asyncio.Queue() for _ in range(sampling.n)] for _ in records]
+        queues: list[list[asyncio.Queue[Any]]] = [[asyncio.Queue() for _ in range(job.sampling.n)] for _ in job.records]
         tasks = [
-            asyncio.create_task(_generate_into(samples, places, client, record.prompt, sampling, speculation, raw))
-            for samples, record in zip(queues, records, strict=True)
+            asyncio.create_task(_generate_into(samples, places, client, record.prompt, job, speculation))
+            for samples, record in zip(queues, job.records, strict=True)
         ]
         try:
-            for index, record in enumerate(records):
+            for index, record in enumerate(job.records):
                 for choice, queue in enumerate(queues[index]):
                     answer = Answer(index, choice, record)
                     printer.begin(answer)
                     async for piece in _drain(queue):
                         answer.completion.add(piece)
                         printer.piece(piece)
+                        if job.traces is not None:
+                            write_record(job.traces, answer, piece)
                     if answer.completion.finish is None:
                         # Raises what ended it early.
                         await tasks[index]
@@ -117,12 +162,12 @@ async def _run(
 
 
 async def _generate_into(
-    samples: list[asyncio.Queue[Any]], places: asyncio.Semaphore, client: AsyncClient, prompt: Prompt,
-    sampling: SamplingParams, speculation: SpeculationParams | None, raw: bool,
+    samples: list[asyncio.Queue[Any]], places: asyncio.Semaphore, client: AsyncClient, prompt: Prompt, job: Job,
+    speculation: SpeculationParams | None,
 ) -> None:  # fmt: skip
     try:
         async with places:
-            async for piece in client.stream(prompt, sampling, speculation, raw):
+            async for piece in client.stream(prompt, job.sampling, speculation, job.raw, **job.options):
                 samples[piece.index].put_nowait(piece)
     finally:
         for queue in samples:
