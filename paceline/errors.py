@@ -10,6 +10,7 @@
     │   ├── Aborted                 an earlier command of the sequence failed
     │   ├── Cancelled               dropped by a Release, a Truncate or the end of its stream
     │   └── ResourceExhausted       no room now; try again later
+    ├── DeviceLost                  a GPU that fails every later call; ends the process
     └── Unavailable                 a server is not there, went away, or makes no progress
 
 Only `paceline.rpc.status` knows their gRPC codes. Imports nothing of ours.
@@ -71,6 +72,10 @@ class ResourceExhausted(RequestError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeviceLost(PacelineError):
+    """A device that fails every later call of this process."""
 
 
 class Unavailable(PacelineError):

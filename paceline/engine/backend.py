@@ -16,7 +16,10 @@ class StepRunner(Protocol):
     """Runs engine steps for the worker."""
 
     def step(self, shares: list[tuple[Job, int]]) -> None:
-        """Feeds the given number of pending rows of each job, and gives each job its samples."""
+        """Feeds the given number of pending rows of each job, and gives each job its samples.
+
+        Raises DeviceLost if the device will fail every later step too.
+        """
         ...
 
 

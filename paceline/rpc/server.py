@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from paceline.errors import ConfigError, InvalidArgument, PacelineError
+from paceline.errors import ConfigError, DeviceLost, InvalidArgument, PacelineError
 from paceline.rpc.channel import SERVER_OPTIONS, check_address
 from paceline.rpc.status import code_of, trailers_of
 from paceline.rpc.supervision import end_with_supervisor, instance_of
@@ -132,7 +132,7 @@ async def wait_for_signal() -> None:
 
 
 def run(main: Callable[[], Any]) -> None:
-    """Runs a service's coroutine under uvloop; a ConfigError is one line on stderr and exit 1."""
+    """Runs a service's coroutine under uvloop; a ConfigError or DeviceLost is one line on stderr and exit 1."""
     import uvloop
 
     end_with_supervisor()
@@ -145,6 +145,10 @@ def run(main: Callable[[], Any]) -> None:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except DeviceLost as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        # Without destructors: they call the lost device, and may wait for it.
+        os._exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

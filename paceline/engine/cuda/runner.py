@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from paceline.engine.batch import Batch, BatchBuilder, Span
+from paceline.engine.cuda.faults import raise_if_lost
 from paceline.engine.cuda.forward_plan import ForwardShape
 from paceline.engine.cuda.graphs.program import Program
 from paceline.engine.cuda.graphs.shapes import GraphShapes
@@ -86,8 +87,16 @@ class CudaRunner:
     def step(self, shares: list[tuple[Job, int]]) -> None:
         """Feeds the given number of pending rows of each job, and gives each job its samples.
 
-        If possible also runs the next steps of jobs that have `multi_step_specs`.
+        If possible also runs the next steps of jobs that have `multi_step_specs`. Raises DeviceLost if the GPU failed
+        and will fail every later step too.
         """
+        try:
+            self._step(shares)
+        except Exception as error:
+            raise_if_lost(self._device, error)
+            raise
+
+    def _step(self, shares: list[tuple[Job, int]]) -> None:
         builder = BatchBuilder()
         rows: list[_Row] = []
         for sequence_index, (job, num_rows) in enumerate(shares):

@@ -26,7 +26,7 @@ from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
 from paceline.engine.scheduling.eviction import reserve
 from paceline.engine.scheduling.session import SequenceState, Session
-from paceline.errors import PacelineError, Unavailable
+from paceline.errors import DeviceLost, PacelineError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -212,6 +212,9 @@ class Worker:
         error: PacelineError | None = None
         try:
             self._runner.step(jobs)
+        except DeviceLost:
+            # No answer: the stream breaks, and the coordinator replays the sequences on the server that comes next.
+            raise
         except Exception:
             # The jobs of this step fail, so that no client waits for ever. All other jobs continue.
             log.exception("engine step failed")
