@@ -12,6 +12,7 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.cpu.runner import CpuRunner
+from paceline.engine.cuda.forward_plan import ForwardShape
 from paceline.engine.cuda.graphs.shapes import GraphShapes
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.scheduling.job import Job
@@ -173,11 +174,12 @@ def test_verdicts_are_the_cpu_engines(names: list[str]) -> None:
 
 
 def test_shapes_are_rounded_up() -> None:
-    """So that a few graphs serve all rounds."""
+    """So that a few graphs serve all rounds: those of 7 rows and of 8 rows run in one program."""
     engine = make_gpu()
-    for length in (5, 9, 14):
+    programs = []
+    for length, num_drafts in ((5, 6), (9, 7), (14, 6)):
         sequence = engine.sequence(SAMPLED, TOKENS[:length])
-        engine.run([VerifyJob(sequence, TOKENS[50:51], VerifySpec(TOKENS[40:45], [], Rule.MATCH))])
-    rounds = [shape for shape, _ in engine.runner._programs]
-    # The shortest prompt, and the rounds of all three; the longer prompts run in shapes of their own.
-    assert [(shape.num_rows, shape.num_parts) for shape in rounds] == [(5, 1), (6, 1)]
+        engine.run([VerifyJob(sequence, TOKENS[50:51], VerifySpec(TOKENS[40 : 40 + num_drafts], [], Rule.MATCH))])
+        programs.append(engine.runner.last)
+    assert programs[0].shape == ForwardShape(8, 8, 8, 1)
+    assert programs[0] is programs[1] is programs[2]
