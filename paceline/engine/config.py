@@ -51,6 +51,9 @@ class EngineConfig(BaseModel):
     )
     waiting: bool = Field(True, description="wait for a fuller batch where that pays")
     gpu_memory_fraction: float = Field(0.45, gt=0, le=1, description="share of a GPU's memory this server may take")
+    graph_rows: int = Field(
+        256, ge=1, le=256, description="on a GPU: most rows of a step that runs as one graph; fewer start sooner"
+    )
     deterministic: bool = Field(
         False, description="on a GPU: the same bits in any batch, as a CPU always has, at some cost in speed"
     )

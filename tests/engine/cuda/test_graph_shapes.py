@@ -1,50 +1,71 @@
 """A few shapes hold all rounds."""
 
+import itertools
+
 import pytest
 
 from paceline.engine.batch import Batch, BatchBuilder
 from paceline.engine.cuda.forward_plan import ForwardShape
-from paceline.engine.cuda.graphs.shapes import MULTI_STEP_ROWS, MULTI_STEPS, GraphShapes
+from paceline.engine.cuda.graphs.shapes import MULTI_STEP_SEQUENCES, MULTI_STEPS, TAIL_ROWS, GraphShapes
 
-CAPTURES = GraphShapes(num_rows=64, num_tokens=8192, num_ahead=7)
+CAPTURES = GraphShapes(num_rows=256, num_tokens=8192, num_ahead=7)
 
 
-def batch_of(*spans: tuple[int, int]) -> Batch:
-    """Sequences of so many rows, each at a position."""
+def batch_of(*spans: tuple[int, int], is_draft: bool = False) -> Batch:
+    """Sequences of so many rows, each at a position. In a draft's batch only the last row of each matters."""
     builder = BatchBuilder()
     for num_rows, position in spans:
-        builder.add([0] * num_rows, position, [], [True] * num_rows)
+        builder.add([0] * num_rows, position, [], [not is_draft] * (num_rows - 1) + [True])
     return builder.build(builder.num_rows)
 
 
-@pytest.mark.parametrize("num_sequences", [1, 3, 8, 12])
+@pytest.mark.parametrize("num_sequences", [1, 3, 8, 12, 32])
 @pytest.mark.parametrize("num_rows", [1, 2, 5])
 @pytest.mark.parametrize("position", [0, 250, 5000, 8180])
 def test_every_round_has_a_graph_that_holds_it(num_sequences: int, num_rows: int, position: int) -> None:
-    batch = batch_of(*[(num_rows, position)] * num_sequences)
-    for wanted in range(10):
+    shapes = set(CAPTURES.shapes())
+    for is_draft, wanted in itertools.product((True, False), range(10)):
+        batch = batch_of(*[(num_rows, position)] * num_sequences, is_draft=is_draft)
         num_ahead = CAPTURES.multi_steps(wanted)
         assert num_ahead <= wanted
         found = CAPTURES.rounded(batch, False, num_ahead)
-        assert found is not None
-        assert found in set(CAPTURES.shapes())
-        exact = ForwardShape.of(batch, False, num_ahead)
-        assert (found[0].num_rows, found[0].num_parts) >= (exact.num_rows, exact.num_parts)
-        assert found[0].num_tiles >= exact.num_tiles
-        assert found[1] == (num_ahead if found[0].num_rows <= MULTI_STEP_ROWS else 0)
+        assert found in shapes
+        shape, exact = found[0], ForwardShape.of(batch, False, num_ahead)
+        for size in ("num_rows", "num_wanted", "num_parts"):
+            assert getattr(shape, size) >= getattr(exact, size), size
+        # Each padding row has a tile of its own.
+        assert shape.num_tiles >= exact.num_tiles + shape.num_rows - exact.num_rows
+        assert found[1] in (0, num_ahead)
+
+
+def test_drafts_run_in_one_go_whatever_the_last_round_accepted() -> None:
+    """Sequences count, not rows: of some the tail is one token, of others two."""
+    for num_sequences in range(1, MULTI_STEP_SEQUENCES + 1):
+        for num_tails_of_two in (0, 1, num_sequences):
+            spans = [(2, 100)] * num_tails_of_two + [(1, 100)] * (num_sequences - num_tails_of_two)
+            found = CAPTURES.rounded(batch_of(*spans, is_draft=True), False, 4)
+            assert found is not None
+            assert found[1] == 4
+            # What the next steps run: little more than the sequences' own rows.
+            assert num_sequences <= found[0].num_wanted <= max(6, 4 / 3 * num_sequences)
+    many = batch_of(*[(1, 100)] * (MULTI_STEP_SEQUENCES + 1), is_draft=True)
+    assert CAPTURES.rounded(many, False, 4) == (ForwardShape(40, 40, 40, 1), 0)
+    long_tails = batch_of(*[(TAIL_ROWS + 1, 100)] * MULTI_STEP_SEQUENCES, is_draft=True)
+    assert CAPTURES.rounded(long_tails, False, 4) == (ForwardShape(96, 96, 96, 1), 0)
 
 
 def test_chunks_and_long_contexts_have_none() -> None:
     assert CAPTURES.rounded(batch_of((100, 0)), False, 0) is None
+    assert CAPTURES.rounded(batch_of(*[(5, 0)] * 60), False, 0) is None
     assert CAPTURES.rounded(batch_of((1, 0), (20, 0)), False, 0) is None
     assert CAPTURES.rounded(batch_of((1, 100_000)), False, 0) is None
 
 
 def test_the_largest_come_first_and_there_are_not_too_many() -> None:
     shapes = list(CAPTURES.shapes())
-    assert shapes[0][0].num_rows == 64
+    assert shapes[0][0].num_rows == max(shape.num_rows for shape, _ in shapes) == 256
     assert len(shapes) == len(set(shapes)) < 500
-    assert len(list(GraphShapes(64, 8192, 0).shapes())) < 80
+    assert len(list(GraphShapes(256, 8192, 0).shapes())) < 100
 
 
 def test_steps_ahead_are_as_many_as_there_are_graphs_for() -> None:

@@ -19,14 +19,19 @@ LOGIT_BYTES = 4
 SAMPLING_BYTES = 4
 # Memory for each graph: its kernels and small arrays.
 GRAPH_BYTES = 3 << 20
-# Numbers of next steps, and the most rows of programs with next steps: with more rows, single steps cost little more.
+# Numbers of next steps, and the most sequences of programs with next steps: with more, single steps cost little more.
 MULTI_STEPS = (0, 1, 2, 3, 4, 5, 7)
-MULTI_STEP_ROWS = 32
+MULTI_STEP_SEQUENCES = 32
+# Rows for each sequence in the first of several steps. A draft's tail has two tokens after a round that accepted all.
+TAIL_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class GraphShapes:
-    """The largest captured shape: rows of a step, positions of a sequence, next steps."""
+    """The largest captured shape: rows of a single step, positions of a sequence, next steps.
+
+    A program with next steps has one wanted row for each sequence, and the rows of the sequences' tails.
+    """
 
     num_rows: int
     num_tokens: int
@@ -34,11 +39,15 @@ class GraphShapes:
 
     def shapes(self) -> Iterator[tuple[ForwardShape, int]]:
         """All shapes with their numbers of next steps. The largest comes first, so that the others reuse its memory."""
+        parts = _up_to(PARTS, -(-self.num_tokens // PART_TOKENS))[::-1]
         for num_rows in reversed(_up_to(ROWS, self.num_rows)):
-            for num_parts in reversed(_up_to(PARTS, -(-self.num_tokens // PART_TOKENS))):
+            for num_parts in parts:
+                yield _single_step(num_rows, num_parts), 0
+        for num_sequences in reversed(self._sequences):
+            for num_parts in parts:
                 for num_ahead in reversed(MULTI_STEPS):
-                    if num_ahead == 0 or (num_ahead <= self.num_ahead and num_rows <= MULTI_STEP_ROWS):
-                        yield ForwardShape(num_rows, num_rows, num_rows, num_parts), num_ahead
+                    if 0 < num_ahead <= self.num_ahead:
+                        yield _several_steps(num_sequences, num_parts), num_ahead
 
     def multi_steps(self, wanted: int) -> int:
         """The largest captured number of next steps that is not larger than `wanted`. Single steps do the rest."""
@@ -47,21 +56,38 @@ class GraphShapes:
     def rounded(self, batch: Batch, batch_invariant: bool, num_ahead: int) -> tuple[ForwardShape, int] | None:
         """The captured shape for a batch, and its number of next steps; None if no shape is large enough."""
         exact = ForwardShape.of(batch, batch_invariant, num_ahead)
-        num_rows = _fitting(max(exact.num_rows, exact.num_tiles), _up_to(ROWS, self.num_rows))
         num_parts = _fitting(exact.num_parts, _up_to(PARTS, -(-self.num_tokens // PART_TOKENS)))
-        if num_rows is None or num_parts is None or exact.tile_rows != FEW_ROWS:
+        if num_parts is None or exact.tile_rows != FEW_ROWS:
             return None
-        return ForwardShape(num_rows, num_rows, num_rows, num_parts), num_ahead if num_rows <= MULTI_STEP_ROWS else 0
+        most = max(exact.num_rows, exact.num_tiles)
+        if num_ahead > 0:
+            num_sequences = _fitting(max(exact.num_wanted, -(-most // TAIL_ROWS)), self._sequences)
+            if num_sequences is not None:
+                return _several_steps(num_sequences, num_parts), num_ahead
+        num_rows = _fitting(most, _up_to(ROWS, self.num_rows))
+        return None if num_rows is None else (_single_step(num_rows, num_parts), 0)
 
     def most_logits(self) -> int:
         """Rows of logits in the largest shape, including the next steps."""
         return max(shape.num_wanted * (1 + num_ahead) for shape, num_ahead in self.shapes())
+
+    @property
+    def _sequences(self) -> list[int]:
+        return _up_to(ROWS, min(self.num_rows, MULTI_STEP_SEQUENCES))
 
     def bytes(self, vocab_size: int) -> int:
         """Bytes of all graphs: the shared logits, the working memory of sampling, and each graph's own memory."""
         most_rows = max(shape.num_wanted for shape, _ in self.shapes())
         logits = LOGIT_BYTES * self.most_logits() + SAMPLING_BYTES * most_rows
         return vocab_size * logits + GRAPH_BYTES * len(list(self.shapes()))
+
+
+def _single_step(num_rows: int, num_parts: int) -> ForwardShape:
+    return ForwardShape(num_rows, num_rows, num_rows, num_parts)
+
+
+def _several_steps(num_sequences: int, num_parts: int) -> ForwardShape:
+    return ForwardShape(TAIL_ROWS * num_sequences, num_sequences, TAIL_ROWS * num_sequences, num_parts)
 
 
 def _up_to(sizes: Seq[int], most: int) -> list[int]:
