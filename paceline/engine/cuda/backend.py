@@ -7,24 +7,22 @@ from typing import Protocol
 import torch
 
 from paceline.engine.backend import Backend, Progress
-from paceline.engine.batch import BatchBuilder
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda.batch_invariance import find_batch_variant_parts
 from paceline.engine.cuda.budget import Budget
-from paceline.engine.cuda.forward_plan import ForwardShape
+from paceline.engine.cuda.graphs.shapes import GraphShapes
+from paceline.engine.cuda.largest_step import run_largest_step
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention, tiles_at_once
-from paceline.engine.cuda.runner import CudaRunner, GraphShapes
-from paceline.engine.cuda.staging import Staging
+from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.dtypes import DTYPES
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
 # The default of `block_size`, in tokens.
 BLOCK_SIZE = 16
-# Graphs are captured for steps up to this many rows and contexts up to this many tokens. Larger steps launch each
+# Graphs are captured for contexts up to this many tokens, and for steps of up to `graph_rows`. Larger steps launch each
 # kernel.
-GRAPH_ROWS = 64
 GRAPH_TOKENS = 16_384
 
 
@@ -85,7 +83,7 @@ def build_on(
     if head_dim & (head_dim - 1):
         raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
     block_size, batch_invariant = config.block_size or BLOCK_SIZE, config.is_batch_invariant(role)
-    graph_shapes = GraphShapes(GRAPH_ROWS, min(max_model_len, GRAPH_TOKENS), role.multi_steps)
+    graph_shapes = GraphShapes(config.graph_rows, min(max_model_len, GRAPH_TOKENS), role.multi_steps)
     with torch.inference_mode():
         model = CudaLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, batch_invariant, device)
     budget = _fit(config, model, graph_shapes, batch_invariant, device, memory)
@@ -121,22 +119,14 @@ def _fit(
 ) -> Budget:
     """Measures the budget. The weights are already on the device.
 
-    Measures the activations of the largest batch, at the end of the longest context, with a small trial cache.
+    Measures the largest step, at the end of the longest context, with a small trial cache.
     """
     weights = memory.used()
     block_size = config.block_size or BLOCK_SIZE
     num_rows = min(config.max_batch_tokens, model.max_model_len)
     num_blocks = -(-num_rows // block_size)
     trial = _cache(model, num_blocks + 1, block_size, DTYPES[config.dtype], device)
-    builder = BatchBuilder()
-    # The forward's values do not matter here, so the block table repeats the trial cache's blocks.
-    blocks = [index % num_blocks for index in range(-(-model.max_model_len // block_size))]
-    builder.add([0] * num_rows, model.max_model_len - num_rows, blocks, [False] * (num_rows - 1) + [True])
-    batch = builder.build(num_rows)
-    staging = Staging(ForwardShape.of(batch, batch_invariant), num_blocks + 1, block_size, device)
-    staging.fill(batch)
-    logits = model.new_logits(1)
-    activations = memory.peak_of(lambda: model.forward(staging.plan, trial, logits))
+    activations = memory.peak_of(lambda: run_largest_step(model, trial, num_rows, batch_invariant, device))
     largest, _ = next(graph_shapes.shapes())
     _, result_bytes = tiles_at_once(largest, model.config.num_heads, model.config.head_dim)
     return Budget.fit(

@@ -20,7 +20,8 @@ from paceline.engine.cuda.graphs.shapes import GraphShapes
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.sampling.encoding import Results, decode, is_codable
-from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs
+from paceline.engine.cuda.sampling.remainder import sample_remainder
+from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.sampler import Sampler
 from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.sampling.torch_sampler import TorchSampler
@@ -147,11 +148,8 @@ class CudaRunner:
         samples = decode(specs, results.of_step(step))
         row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
         left = [row for row, spec in enumerate(specs) if samples[row] is None or spec.wants_logprobs]
-        if left:
-            logits, others = program.logits[step][left], [specs[row] for row in left]
-            again = self._sampler.sample(logits, others)
-            for row, value, seen in zip(left, again, compute_logprobs(logits, others, again), strict=True):
-                samples[row], row_logprobs[row] = value, seen
+        for row, sample, seen in sample_remainder(self._sampler, program.logits[step], specs, left):
+            samples[row], row_logprobs[row] = sample, seen
         return list(zip(samples, row_logprobs, strict=True))
 
     def _hand_over(self, job: Job, mine: list[tuple[Sample, RowLogprobs | None]]) -> None:

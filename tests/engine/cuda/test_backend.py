@@ -6,12 +6,19 @@ import torch
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda.backend import build_on
 from paceline.engine.cuda.budget import MIB
+from paceline.engine.cuda.sampling import remainder
 from paceline.engine.models.weights import LoadedModel, load_model
 from paceline.errors import ConfigError
 from tests.engine.cuda.device import DEVICE
 
 CONFIG = EngineConfig(
-    model="dummy:tiny", dtype="float32", device="cuda", gpu_memory_fraction=0.5, max_batch_tokens=32, deterministic=True
+    model="dummy:tiny",
+    dtype="float32",
+    device="cuda",
+    gpu_memory_fraction=0.5,
+    max_batch_tokens=32,
+    graph_rows=8,
+    deterministic=True,
 )
 ROLE = ModelRole("draft", multi_steps=1)
 
@@ -53,6 +60,20 @@ def test_what_it_was_given_it_takes() -> None:
     assert (backend.num_blocks, backend.block_size) == (64, 32)
 
 
+def test_activations_are_those_of_a_step_whose_rows_all_want_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[tuple[int, ...]] = []
+
+    def spy(logits: torch.Tensor, specs: list[object], samples: list[object]) -> list[None]:
+        scored.append(tuple(logits.shape))
+        return [None] * len(specs)
+
+    monkeypatch.setattr(remainder, "compute_logprobs", spy)
+    with pytest.raises(ConfigError):
+        build_on(CONFIG, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(6 * MIB))
+    # A sampled token of each kind, by all rows that go to torch at a time.
+    assert scored == [(CONFIG.max_batch_tokens, 512)] * 3
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no room for two blocks .* budget: weights 3 MiB"):
-        build_on(CONFIG, ROLE, load(), 512, lambda line: None, DEVICE, CountedMemory(6 * MIB))
+        build_on(CONFIG, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(6 * MIB))
