@@ -56,8 +56,10 @@ def _multiply(
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, IN_ONE: tl.constexpr,
     ROWS: tl.constexpr, FEATURES: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    # Programs start in the order of axis 0: those of all row tiles read a tile of weights while the GPU's own cache
+    # has it.
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
     is_row, is_feature = row < num_rows, feature < out_features
     is_inside = is_row[:, None] & is_feature[None, :]
     weight_at = feature.to(tl.int64)[None, :] * in_features
@@ -136,7 +138,7 @@ class TiledLinear:
         to = out if in_one else x.new_empty((spans, num_rows, out_features), dtype=torch.float32)
         given: dict[str, Any] = {"HAS_SCALE": self._scale is not None, "HAS_BIAS": self._bias is not None}
         scale, bias = (x if each is None else each for each in (self._scale, self._bias))
-        grid: Any = (triton.cdiv(out_features, TILE_FEATURES), triton.cdiv(num_rows, TILE_ROWS), spans)
+        grid: Any = (triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(out_features, TILE_FEATURES), spans)
         _multiply[grid](
             x, self._weight, scale, bias, to, num_rows, out_features, in_features, self._span, self._num_spans,
             IN_ONE=in_one, ROWS=TILE_ROWS, FEATURES=TILE_FEATURES, DEPTH=TILE_DEPTH, **given,
