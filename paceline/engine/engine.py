@@ -49,7 +49,8 @@ def build_engine(
     """
     set_num_workers(config.threads or len(CORES))
     progress(f"loading {config.model}")
-    loaded = load_model(config.model, DTYPES[config.dtype], progress)
+    backend_builder = _backend_builder(config.device)
+    loaded = load_model(config.model, DTYPES[config.dtype], progress, config.device)
     max_model_len = config.max_model_len or loaded.config.max_model_len
     if max_model_len > loaded.config.max_model_len:
         raise ConfigError(
@@ -57,7 +58,7 @@ def build_engine(
         )
     # Read the tokenizer before the weights go to the device, which takes long: a bad tokenizer fails early.
     fingerprint = loaded.tokenizer_fingerprint
-    backend = _backend_builder(config.device)(config, role, loaded, max_model_len, progress)
+    backend = backend_builder(config, role, loaded, max_model_len, progress)
     pool = BlockPool(backend.num_blocks, backend.block_size, backend.copy_blocks, config.prefix_caching)
     compute_lock, batching_policy = ComputeLock(config.compute_lock_file), BatchingPolicy(config.waiting)
     worker = Worker(backend.runner, pool, compute_lock, batching_policy, max_model_len, config.max_batch_tokens, loop)

@@ -62,10 +62,13 @@ class LoadedModel:
         return hashlib.sha256(json.dumps([entries, added]).encode()).hexdigest()[:16]
 
 
-def load_model(name: str, dtype: torch.dtype, progress: Progress = lambda _: None) -> LoadedModel:
-    """Loads a model by name. Raises ConfigError if the model is not found or can't be used."""
+def load_model(name: str, dtype: torch.dtype, progress: Progress = lambda _: None, device: str = "cpu") -> LoadedModel:
+    """Loads a model by name. Raises ConfigError if the model is not found or can't be used.
+
+    `device`: where random weights are made. All others come to the CPU's memory first.
+    """
     if name.startswith("dummy:"):
-        config, tensors = make_dummy(name.removeprefix("dummy:"), dtype)
+        config, tensors = make_dummy(name.removeprefix("dummy:"), dtype, device)
         files = dummy_tokenizer_files(config.vocab_size)
         return LoadedModel(name, config, tensors, files, hashlib.sha256(name.encode()).hexdigest()[:16])
     folder = find_folder(name, dtype, progress)
