@@ -1,120 +1,46 @@
-"""Steps of each model alone on the GPU, beside the time to read its weights once."""
+"""Steps of each model alone, beside the time to read the model's weights once at the measured copy bandwidth."""
 
-import asyncio
-import gc
-import statistics
-import time
-from dataclasses import dataclass
-from typing import Any
+from benchmarks.gpu.engines import NUM_DRAFTS, GpuEngine, MakeJob, gpu_engine, one_row, propose, verify
+from benchmarks.gpu.options import Options
+from benchmarks.gpu.parts.machine import copy_bandwidth
+from benchmarks.gpu.results import Results
+from paceline.engine.config import DRAFT_ROLE, TARGET_ROLE
 
-import torch
-
-from draft_server.drafter import ProposeJob, Support, Wish
-from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.config import DRAFT_ROLE, TARGET_ROLE, EngineConfig
-from paceline.engine.cuda.runner import CudaRunner
-from paceline.engine.engine import Engine, build_engine
-from paceline.engine.scheduling.job import Job
-from paceline.sampling import DraftMode, Rule, SamplingParams
-from target_server.verifier import Check, VerifyJob
-
-COPY_BYTES = 4 << 30
-REPEATS = 100
-CONTEXT = 512
-DRAFTS = 4
+# Name, job, sequences at once, and forwards in the step.
+Kind = tuple[str, MakeJob, int, int]
+VERIFYING: list[Kind] = [("one row", one_row, 1, 1), ("verify", verify, 1, 1), ("verify, 32 at once", verify, 32, 1)]
+DRAFTING: list[Kind] = [
+    ("one row", one_row, 1, 1),
+    ("four drafts", propose, 1, NUM_DRAFTS),
+    ("four drafts, 32 at once", propose, 32, NUM_DRAFTS),
+]
 
 
-def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of a copy within the GPU's memory."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    target.copy_(source)
-    seconds = gpu_seconds(lambda: target.copy_(source), 20)
-    return 2 * COPY_BYTES / seconds
-
-
-def gpu_seconds(launch: Any, repeats: int = REPEATS) -> float:
-    """Of one launch, by the GPU's own clock."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin.record()
-    for _ in range(repeats):
-        launch()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1e3 / repeats
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One kind of step."""
-
-    gpu_s: float
-    # On the host too: arrays filled, results handed over.
-    whole_s: float
-
-
-def time_steps(engine: Engine, make_job: Any, length: int) -> Step:
-    """`make_job(sequence)`: after a context of `length` tokens."""
-    runner = engine.worker._runner
-    assert isinstance(runner, CudaRunner)
-    sequence = Sequence(SequenceOptions(SamplingParams(seed=0), length, ()), engine.pool)
-    sequence.reserve(length + 32)
-    prompt: Job = VerifyJob(sequence, list(range(100, 100 + length)), Check([], [], Rule.MATCH))
-    while prompt.pending:
-        runner.step([(prompt, min(512, len(prompt.pending)))])
-    whole = []
-    for _ in range(REPEATS):
-        job = make_job(sequence)
-        started_s = time.perf_counter()
-        while job.pending:
-            runner.step([(job, len(job.pending))])
-        whole.append(time.perf_counter() - started_s)
-        sequence.truncate(length)
-        sequence.reserve(length + 32)
-    assert runner.last is not None
-    with torch.inference_mode():
-        return Step(gpu_seconds(runner.last.launch), statistics.median(whole))
-
-
-def measure(target: str, draft: str, deterministic: bool = False) -> dict[str, Any]:
-    """All models one after the other."""
+def measure(options: Options, results: Results) -> None:
     bandwidth = copy_bandwidth()
-    print(f"copy: {bandwidth / 1e12:.2f} TB/s")
-    found: dict[str, Any] = {"copy_bytes_per_s": bandwidth}
-    support = Support(256, 0.995)
-    for name, model, quantization in (
-        ("target", target, "none"), ("draft", draft, "none"), ("draft int8", draft, "int8"),
-    ):  # fmt: skip
-        config = EngineConfig(
-            model=model, quantization=quantization, deterministic=deterministic, device="cuda",
-            gpu_memory_fraction=0.5, max_model_len=4096,
-        )  # fmt: skip
-        engine = build_engine(
-            config,
-            TARGET_ROLE if name == "target" else DRAFT_ROLE,
-            asyncio.new_event_loop(),
-            lambda line: print(f"  {line}"),
+    results.put(copy_bytes_per_s=bandwidth)
+    for name, model, role, kinds, settings in (
+        ("target", options.target, TARGET_ROLE, VERIFYING, {}),
+        ("draft int8", options.draft, DRAFT_ROLE, DRAFTING, {"quantization": "int8"}),
+        ("draft", options.draft, DRAFT_ROLE, DRAFTING, {}),
+        ("target deterministic", options.target, TARGET_ROLE, VERIFYING, {"deterministic": True}),
+    ):
+        with gpu_engine(options, model, role, **settings) as engine:  # type: ignore[arg-type]
+            time_kinds(name, engine, kinds, bandwidth, results)
+
+
+def time_kinds(name: str, engine: GpuEngine, kinds: list[Kind], bandwidth: float, results: Results) -> None:
+    model_bytes = engine.runner.model_bytes
+    for kind, make_job, num_sequences, num_forwards in kinds:
+        step = engine.time_step(make_job, num_sequences)
+        of_reading = step.gpu_s / num_forwards / (model_bytes / bandwidth) if step.num_programs == 1 else None
+        figures = {
+            "gpu_ms": step.gpu_s * 1e3, "whole_ms": step.whole_s * 1e3, "num_programs": step.num_programs,
+            "weights_bytes": model_bytes, "of_reading": of_reading,
+        }  # fmt: skip
+        results.put(**{f"{name}, {kind}": figures})
+        ratio = "" if of_reading is None else f", a forward {of_reading:.2f} x reading its weights"
+        print(
+            f"{name}, {kind}: {figures['gpu_ms']:.3f} ms on the GPU, {figures['whole_ms']:.3f} ms in all{ratio}",
+            flush=True,
         )
-        runner = engine.worker._runner
-        assert isinstance(runner, CudaRunner)
-        reading_s = runner.model_bytes / bandwidth
-        jobs = {"one row": lambda s: VerifyJob(s, [7], Check([], [], Rule.MATCH))}
-        if name == "target":
-            jobs["verify"] = lambda s: VerifyJob(s, [7], Check([8] * DRAFTS, [], Rule.MATCH))
-        else:
-            wish = Wish(DRAFTS, DraftMode.GREEDY, support)
-            jobs["four drafts"] = lambda s, wish=wish: ProposeJob(s, [7], wish)  # type: ignore[misc]
-        for kind, make_job in jobs.items():
-            step = time_steps(engine, make_job, CONTEXT)
-            steps = DRAFTS if kind == "four drafts" else 1
-            ratio = step.gpu_s / steps / reading_s
-            print(f"{name}, {kind}: {step.gpu_s * 1e3:.3f} ms on the GPU, {step.whole_s * 1e3:.3f} ms in all, "
-                  f"a forward {ratio:.2f} x reading {runner.model_bytes / 1e9:.2f} GB")  # fmt: skip
-            found[f"{name}, {kind}"] = {
-                "gpu_ms": step.gpu_s * 1e3, "whole_ms": step.whole_s * 1e3, "of_reading": ratio,
-            }  # fmt: skip
-        del engine, runner
-        gc.collect()
-        torch.cuda.empty_cache()
-    return found

@@ -6,10 +6,27 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.gpu.forwards import CONTEXT
+from benchmarks.gpu.options import Options
+from benchmarks.gpu.results import Results
 from paceline.engine.models.dummy import dummy_config
 
 TOKENS = 64
+
+
+def measure(options: Options, results: Results) -> None:
+    """Tokens per second, one sequence at a time, and ours by the target's step alone."""
+    model, assistant = load(options.target), load(options.draft)
+    prompt = torch.arange(100, 100 + options.prompt_tokens, device="cuda")[None]
+    for name, extra in (("plain", {}), ("assisted", {"assistant_model": assistant})):
+        generate(model, prompt, 8, extra)
+        found = TOKENS / generate(model, prompt, TOKENS, extra)
+        results.put(**{f"{name}_tokens_per_s": found})
+        print(f"transformers, {name}: {found:.1f} tokens/s", flush=True)
+        ours = results.of("forwards").get("target, one row")
+        if name == "plain" and ours is not None:
+            ratio = 1e3 / ours["whole_ms"] / found
+            results.put(our_step_of_plain=ratio)
+            print(f"our plain step, without services: {ratio:.2f} x transformers")
 
 
 def load(name: str) -> Any:
@@ -22,22 +39,13 @@ def load(name: str) -> Any:
     return model.eval()
 
 
-def measure(target: str, draft: str) -> dict[str, Any]:
-    """Tokens a second, one at a time."""
-    model, assistant = load(target), load(draft)
-    prompt = torch.arange(100, 100 + CONTEXT, device="cuda")[None]
-    found = {}
-    for name, extra in (("plain", {}), ("assisted", {"assistant_model": assistant})):
-        for is_timed in (False, True):
-            torch.cuda.synchronize()
-            started_s = time.perf_counter()
-            with torch.inference_mode():
-                model.generate(
-                    prompt, attention_mask=torch.ones_like(prompt), do_sample=False, pad_token_id=0,
-                    max_new_tokens=TOKENS if is_timed else 8, **extra,
-                )  # fmt: skip
-            torch.cuda.synchronize()
-            seconds = time.perf_counter() - started_s
-        found[name] = TOKENS / seconds
-        print(f"transformers, {name}: {found[name]:.1f} tokens/s")
-    return found
+@torch.inference_mode()
+def generate(model: Any, prompt: torch.Tensor, tokens: int, extra: dict[str, Any]) -> float:
+    """Seconds."""
+    torch.cuda.synchronize()
+    started_s = time.perf_counter()
+    model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, pad_token_id=0, max_new_tokens=tokens, **extra
+    )
+    torch.cuda.synchronize()
+    return time.perf_counter() - started_s

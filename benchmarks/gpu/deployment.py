@@ -1,0 +1,90 @@
+"""The three services on one device, and further coordinators: the model servers stay up where only alpha changes."""
+
+import asyncio
+import contextlib
+import re
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.options import Options
+from paceline.client import AsyncClient, Completion
+from paceline.deployment.deployment import make_deployment
+from paceline.deployment.services import Services
+from paceline.sampling import Drafter, DraftLength, SamplingParams, SpeculationParams
+from tests.services import running as running_services
+from tests.services import start_service
+
+PLAIN = SpeculationParams(enabled=False)
+# In a server's log: the sum of its budget.
+BUDGET = re.compile(r": ([\d,]+) MiB of [\d,]+ \(")
+
+
+@dataclass(slots=True)
+class Deployed:
+    """Running services, a client of their coordinator, and what the servers said of memory."""
+
+    services: Services
+    client: AsyncClient
+    folder: Path
+    budgets_mib: dict[str, float]
+
+    @contextlib.asynccontextmanager
+    async def with_alpha(self, alpha: float) -> AsyncIterator[AsyncClient]:
+        """A client of one more coordinator, which accepts drafts with a chance of `alpha`."""
+        addresses = self.services.addresses
+        front = await asyncio.to_thread(
+            start_service, "coordinator", self.folder, "--target", addresses["target"], "--draft", addresses["draft"],
+            "--synthetic-acceptance", str(alpha), address=f"unix:{self.folder}/{alpha}.sock",
+        )  # fmt: skip
+        with running_services(front):
+            async with AsyncClient(front.address) as client:
+                yield client
+
+
+@contextlib.asynccontextmanager
+async def deployed(target: dict[str, Any], draft: dict[str, Any]) -> AsyncIterator[Deployed]:
+    """`target`, `draft`: settings of the servers. Their log goes to stdout."""
+    budgets_mib: dict[str, float] = {}
+
+    def read(service: str, line: str) -> None:
+        print(f"  {service}: {line}", flush=True)
+        if found := BUDGET.search(line):
+            budgets_mib[service] = float(found[1].replace(",", ""))
+
+    with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as folder:
+        deployment = make_deployment(target, draft, {"listen": f"unix:{folder}/coordinator.sock"})
+        async with Services(deployment, read) as services, AsyncClient(services.address) as client:
+            yield Deployed(services, client, Path(folder), budgets_mib)
+
+
+def speculation_of(length: DraftLength) -> SpeculationParams:
+    """k = 0 is plain decoding."""
+    return PLAIN if length == 0 else SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=length)
+
+
+def prompts_of(options: Options, count: int) -> list[list[int]]:
+    """That differ from their first token on."""
+    return [[3 + (7 * index + place) % 500 for place in range(options.prompt_tokens)] for index in range(count)]
+
+
+async def answer(
+    client: AsyncClient, options: Options, at_once: int, speculation: SpeculationParams
+) -> tuple[float, list[Completion]]:
+    """Tokens per second, and the completions. Both caches hold the prompts before the time begins."""
+    sampling = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
+    prompts, brief = prompts_of(options, at_once), replace(sampling, max_tokens=4)
+    await asyncio.gather(*(client.complete(prompt, brief, speculation_of(1)) for prompt in prompts))
+    started_s = time.perf_counter()
+    done = await asyncio.gather(*(client.complete(prompt, sampling, speculation) for prompt in prompts))
+    return at_once * options.tokens / (time.perf_counter() - started_s), done
+
+
+def wire_share(done: list[Completion]) -> float:
+    """Of the rounds' time."""
+    timings = [each.finish.timing for each in done if each.finish is not None]
+    whole_ms = sum(each.draft_ms + each.target_ms + each.queued_ms + each.wire_ms for each in timings)
+    return sum(each.wire_ms for each in timings) / whole_ms

@@ -1,0 +1,1 @@
+"""The parts of the measurement, a module each: `measure(options, results)`."""

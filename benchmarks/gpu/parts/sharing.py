@@ -1,0 +1,57 @@
+"""Two servers on one device: in the system's own time slices, one at a time by the compute lock, side by side by MPS."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.gpu.deployment import answer, deployed, speculation_of, wire_share
+from benchmarks.gpu.options import Options
+from benchmarks.gpu.results import Results
+
+ALPHA, NUM_DRAFTS, GRAPH_ROWS = 0.8, 4, 160
+DAEMON = "nvidia-cuda-mps-control"
+
+
+def measure(options: Options, results: Results) -> None:
+    with tempfile.TemporaryDirectory(prefix="paceline-lock-") as folder:
+        results.put(without_lock=asyncio.run(speeds(options, {})))
+        lock = {"compute_lock_file": f"{folder}/compute.lock"}
+        results.put(with_lock=asyncio.run(speeds(options, lock)))
+    if options.device != "cuda" or shutil.which(DAEMON) is None:
+        results.put(mps=f"not measured: no GPU, or no {DAEMON}")
+        return
+    with mps():
+        results.put(mps=asyncio.run(speeds(options, {})))
+
+
+async def speeds(options: Options, more: dict[str, Any]) -> dict[str, Any]:
+    """By the number of requests at once."""
+    both = {**options.servers, "graph_rows": GRAPH_ROWS, **more}
+    found = {}
+    target, draft = {"model": options.target, **both}, {"model": options.draft, **both}
+    async with deployed(target, draft) as now, now.with_alpha(ALPHA) as client:
+        for at_once in options.sizes[:3]:
+            speed, done = await answer(client, options, at_once, speculation_of(NUM_DRAFTS))
+            found[str(at_once)] = {"tokens_per_s": speed, "wire": wire_share(done)}
+            print(f"{more or 'no lock'}, {at_once} at once: {speed:.1f} tokens/s", flush=True)
+    return found
+
+
+@contextlib.contextmanager
+def mps() -> Iterator[None]:
+    """NVIDIA's Multi-Process Service, with pipes of its own, for processes that start inside."""
+    with tempfile.TemporaryDirectory(prefix="paceline-mps-") as folder:
+        own = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        os.environ.update(own)
+        subprocess.run([DAEMON, "-d"], check=True, timeout=20)
+        try:
+            yield
+        finally:
+            subprocess.run([DAEMON], input="quit\n", text=True, check=False, timeout=20)
+            for name in own:
+                del os.environ[name]
