@@ -33,7 +33,8 @@ mkdir -p "$out"
 site="$(mktemp -d)"
 trap 'rm -rf "$site"' EXIT
 if compgen -G ".wheels/*.whl" >/dev/null; then
-    "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" .wheels/*.whl
+    "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" .wheels/*.whl ||
+        echo "the packages in .wheels do not fit this Python; the run goes on without them"
 fi
 export PYTHONPATH="$site:$PWD" PYTHONUNBUFFERED=1
 "$python" -m benchmarks.gpu.first_run --total-s "$((total_s - SECONDS))" --out "$out" "$@" 2>&1 | tee "$out/log.txt"
