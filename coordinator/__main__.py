@@ -13,6 +13,8 @@ from coordinator.servicer import GenerationServicer
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer
 from paceline.errors import ConfigError, Unavailable
+from paceline.keys import KeyRing
+from paceline.rpc.authentication import KeyCheck
 from paceline.rpc.server import DRAIN_S, Server, require_free_address, run, wait_for_signal
 from paceline.settings import parse_settings
 from paceline.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, model_pb2, target_pb2, target_pb2_grpc
@@ -25,6 +27,7 @@ DRAFT = LinkKind("draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest)
 
 async def serve(settings: CoordinatorSettings) -> None:
     """Connects to both servers, serves until SIGTERM or SIGINT, then drains."""
+    ring = KeyRing(settings.api_keys) if settings.api_keys is not None else None
     require_free_address(settings.listen)
     target = Link(TARGET, settings.target, lambda card: None)
     target.start()
@@ -39,7 +42,7 @@ async def serve(settings: CoordinatorSettings) -> None:
             await _wait_for_draft(draft, settings.connect_timeout)
         admission = Admission(settings.max_running, settings.max_waiting, card.total_blocks * card.block_size)
         defaults = settings.speculation_defaults
-        server = Server(settings.listen)
+        server = Server(settings.listen, [] if ring is None else [KeyCheck(ring)])
         active = ActiveGenerations()
         custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
         proposers = Proposers(draft, custom, DraftLengthRules(active))
@@ -52,7 +55,8 @@ async def serve(settings: CoordinatorSettings) -> None:
             target, draft, tokenizer, admission, proposers, defaults, settings.patience, active, synthetic
         )
         server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
-        log.info("coordinator: listening on %s", await server.start())
+        asked = "nobody for a key" if ring is None else f"for one of {len(ring)} API keys"
+        log.info("coordinator: listening on %s; asks %s", await server.start(), asked)
         await wait_for_signal()
         log.info("coordinator: draining for up to %.0f s", DRAIN_S)
         await server.stop(DRAIN_S)

@@ -3,8 +3,10 @@
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import CliToggleFlag, SettingsConfigDict
 
+from paceline.errors import ConfigError
+from paceline.keys import require_keys_or_loopback
 from paceline.rpc.channel import check_address
 from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 from paceline.settings import ListenAddress, Settings, as_value_error
@@ -31,6 +33,12 @@ class CoordinatorSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_COORDINATOR_")
 
     listen: ListenAddress = Field("127.0.0.1:50050", description="HOST:PORT or unix:PATH")
+    api_keys: str | None = Field(
+        None, description="a file of API keys, one of which every caller needs (docs/keys.md); default: no keys"
+    )
+    no_keys: CliToggleFlag[bool] = Field(
+        False, description="serve everyone, also at an address that other machines reach"
+    )
     draft: ServerAddress = Field("127.0.0.1:50051", description="address of the draft server, or none")
     target: ServerAddress = Field("127.0.0.1:50052", description="address of the target server")
     connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at start")
@@ -59,6 +67,14 @@ class CoordinatorSettings(Settings):
     def _has_what_it_drafts_with(self) -> "CoordinatorSettings":
         if self.drafter == "custom" and self.custom_drafter is None:
             raise ValueError("--drafter custom needs --custom-drafter MODULE:FACTORY")
+        return self
+
+    @model_validator(mode="after")
+    def _has_keys_where_it_needs_them(self) -> "CoordinatorSettings":
+        try:
+            require_keys_or_loopback(self.listen, self.api_keys is not None, self.no_keys)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
         return self
 
     @property

@@ -9,6 +9,7 @@ A prompt is text (put through the model's chat template unless raw), a list of m
 """
 
 import asyncio
+import copy
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Generator
 from typing import Any, TypeVar, Unpack
@@ -16,6 +17,7 @@ from typing import Any, TypeVar, Unpack
 import grpc
 import grpc.aio
 
+from paceline.keys import find_key
 from paceline.results import (
     Completion,
     Deployment,
@@ -29,6 +31,7 @@ from paceline.results import (
     TokenLogprobs,
 )  # fmt: skip
 from paceline.rpc.answers import deployment_from_message, detokenized_from_message, piece_from_message
+from paceline.rpc.authentication import KeyedChannel
 from paceline.rpc.channel import check_address, open_channel
 from paceline.rpc.requests import (
     Prompt,
@@ -55,12 +58,13 @@ T = TypeVar("T")
 class AsyncClient:
     """Speaks to a coordinator. Errors are those of `paceline.errors`."""
 
-    def __init__(self, address: str = "127.0.0.1:50050") -> None:
-        """`address`: HOST:PORT or unix:PATH. Raises InvalidArgument."""
+    def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None) -> None:
+        """`address`: HOST:PORT or unix:PATH; `key`: None is the environment's PACELINE_API_KEY. Raises InvalidArgument."""
         check_address("address", address)
+        found = find_key(key)
         self._address = address
-        self._channel = open_channel(address)
-        self._stub = generation_pb2_grpc.GenerationStub(self._channel)
+        self._channel, self._owns_channel = open_channel(address), True
+        self._stub = generation_pb2_grpc.GenerationStub(KeyedChannel(self._channel, found))
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -69,7 +73,15 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        await self._channel.close()
+        if self._owns_channel:
+            await self._channel.close()
+
+    def with_key(self, key: str | None) -> "AsyncClient":
+        """A client that sends this key, or none, over this one's connection, which it does not close."""
+        other = copy.copy(self)
+        other._stub = generation_pb2_grpc.GenerationStub(KeyedChannel(self._channel, key))
+        other._owns_channel = False
+        return other
 
     async def stream(
         self,
@@ -141,14 +153,15 @@ class AsyncClient:
 class Client:
     """The same for programs without an event loop: it runs one in a thread of its own."""
 
-    def __init__(self, address: str = "127.0.0.1:50050") -> None:
-        """`address`: HOST:PORT or unix:PATH. Raises InvalidArgument."""
+    def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None) -> None:
+        """`address` and `key`: as of AsyncClient. Raises InvalidArgument."""
         # Before a thread is started that nobody would end.
         check_address("address", address)
+        found = find_key(key)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="paceline client", daemon=True)
         self._thread.start()
-        self._client = self._wait(self._connect(address))
+        self._client = self._wait(self._connect(address, found))
 
     def __enter__(self) -> "Client":
         return self
@@ -219,8 +232,8 @@ class Client:
         return self._wait(self._client.detokenize(ids, skip_special_tokens=skip_special_tokens))
 
     @staticmethod
-    async def _connect(address: str) -> AsyncClient:
-        return AsyncClient(address)
+    async def _connect(address: str, key: str | None) -> AsyncClient:
+        return AsyncClient(address, key)
 
     def _wait(self, awaitable: Any) -> Any:
         ended = threading.Event()

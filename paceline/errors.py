@@ -4,6 +4,7 @@
     ├── ConfigError                 a setting, file or model that can't work; ends the process
     ├── RequestError                somebody's request is at fault, or can't be served now
     │   ├── InvalidArgument         a field is outside its range: names the field and the range
+    │   ├── Unauthenticated         no API key, or one that the server does not know
     │   ├── NotFound                unknown sequence or session
     │   ├── PositionMismatch        a command's position is not the cache's length: both numbers
     │   ├── OutOfRange              a length or position outside what there is
@@ -40,6 +41,10 @@ class InvalidArgument(RequestError):
         if len(shown) > 80:
             shown = shown[:77] + "..."
         return cls(f"{name} is {shown}; it must be {allowed}")
+
+
+class Unauthenticated(RequestError):
+    """A call without an API key, or with one that the server does not know."""
 
 
 class NotFound(RequestError):

@@ -9,7 +9,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import paceline
-from paceline.cli import bench, chat, demo, distill, generate, plan, up
+from paceline.cli import bench, chat, demo, distill, generate, key, plan, up
 from paceline.errors import ConfigError, InvalidArgument, PacelineError
 from paceline.settings import TOML_FILE, read_toml
 
@@ -40,6 +40,7 @@ app.command(name="chat", short_help="Talks with the target model.")(chat.chat)
 app.command(name="demo", short_help="Shows and times speculation, from nothing.")(demo.demo)
 app.command(name="plan", short_help="Says whether to speculate, and how far.")(plan.plan)
 app.command(name="bench", short_help="Measures coordinators under load.")(bench.bench)
+app.command(name="key", short_help="Makes an API key.")(key.key)
 app.command(name="distill", short_help="Makes a small draft for a target.")(distill.distill)
 
 

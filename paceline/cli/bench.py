@@ -54,6 +54,7 @@ class BenchPlan:
 
 def bench(
     address: options.Addresses = None,
+    api_key_file: options.ApiKeyFile = None,
     concurrency: Annotated[
         int | None, typer.Option(help="closed loop: requests in flight; the default, with 1")
     ] = None,
@@ -103,7 +104,8 @@ def bench(
         timeout_s=timeout,
         slo=None if slo is None else parse_slo(slo),
     )
-    report = options.run(measure(plan, described(plan, prompts)))
+    key = options.read_key(api_key_file)
+    report = options.run(measure(plan, described(plan, prompts), key))
     print_report(Console(highlight=False), report)
     _write(json_file, "--json", lambda: json.dumps(as_record(report), indent=1))
     _write(html_file, "--html", lambda: render(report))
@@ -150,10 +152,10 @@ def check_lengths(
     return Lengths(lengths.prompt, sampling.max_tokens), sampling
 
 
-async def measure(plan: BenchPlan, settings: dict[str, str]) -> Report:
-    """Runs every load. Raises Unavailable naming a coordinator that is not there."""
+async def measure(plan: BenchPlan, settings: dict[str, str], key: str | None = None) -> Report:
+    """Runs every load. Raises Unavailable naming a coordinator that is not there, Unauthenticated without its key."""
     async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(AsyncClient(each)) for each in plan.addresses]
+        clients = [await stack.enter_async_context(AsyncClient(each, key)) for each in plan.addresses]
         cards = [await client.describe() for client in clients]
         variants = [
             Variant(name, await options.resolve_speculation(clients[0], given)) for name, given in plan.variants.items()

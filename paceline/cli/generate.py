@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -24,7 +24,7 @@ from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, SpeculationPar
 class Job:
     """What one call of the command asks for."""
 
-    address: str
+    connect: Callable[[], AsyncClient]
     records: list[PromptRecord]
     sampling: SamplingParams
     # Of the speculation parameters those that were given.
@@ -41,6 +41,7 @@ def generate(
         str | None, typer.Argument(help="what to answer; - or nothing: a text on stdin", show_default=False)
     ] = None,
     address: options.Address = options.DEFAULT_ADDRESS,
+    api_key_file: options.ApiKeyFile = None,
     prompts: Annotated[Path | None, typer.Option(help=f"a file of prompts instead: {options.PROMPT_FORMS}")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="with --prompts: how many at once")] = 1,
     max_tokens: options.MaxTokens = DEFAULT_MAX_TOKENS,
@@ -100,7 +101,7 @@ def generate(
     printer = TracePrinter(stats, has_many) if trace else Printer(as_json, color, stats, has_many)
     with contextlib.ExitStack() as stack:
         traces = None if trace_json is None else stack.enter_context(trace_json.open("w", encoding="utf-8"))
-        job = Job(address, wanted, sampling, given, raw, concurrency, more, traces)
+        job = Job(options.connector(address, api_key_file), wanted, sampling, given, raw, concurrency, more, traces)
         options.run(_run(job, printer))
 
 
@@ -133,7 +134,7 @@ def read_text(name: str, path: Path) -> str:
 
 
 async def _run(job: Job, printer: Printer) -> None:
-    async with AsyncClient(job.address) as client:
+    async with job.connect() as client:
         speculation = await options.resolve_speculation(client, job.given)
         places = asyncio.Semaphore(job.concurrency)
         # For each prompt a queue a sample.

@@ -1,6 +1,6 @@
 """Takes alpha, c and wire from running services: what `paceline plan --measure` does."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -84,7 +84,9 @@ class Tally:
         self.rejected += completion.origins.count("R")
 
 
-async def measure(address: str, prompts: Sequence[Prompt], max_tokens: int, temperature: float) -> Measured:
+async def measure(
+    connect: Callable[[], AsyncClient], prompts: Sequence[Prompt], max_tokens: int, temperature: float
+) -> Measured:
     """Runs each prompt with and without speculation. Raises ConfigError where that shows nothing."""
     params = {
         True: SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=MEASURED_K),
@@ -98,7 +100,7 @@ async def measure(address: str, prompts: Sequence[Prompt], max_tokens: int, temp
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TextColumn("generations"))
     console = Console(stderr=True)
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    async with AsyncClient(address) as client:
+    async with connect() as client:
         # Whatever a service does only once belongs to no round.
         for speculation in params.values():
             await client.complete(prompts[0], samplings[0][1], speculation)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -11,7 +11,8 @@ import typer
 
 from paceline.checks import require
 from paceline.client import AsyncClient
-from paceline.errors import InvalidArgument, Unavailable
+from paceline.errors import InvalidArgument, Unauthenticated, Unavailable
+from paceline.keys import ENVIRONMENT, check_key
 from paceline.rpc.channel import check_address
 from paceline.rpc.status import NO_ANSWER
 from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
@@ -36,6 +37,10 @@ Addresses = Annotated[
         help=f"a coordinator's HOST:PORT or unix:PATH; several are asked in turn; default: {DEFAULT_ADDRESS}",
         callback=_checked_address,
     ),
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(help=f"a file that holds the API key and nothing else; default: the variable {ENVIRONMENT}"),
 ]
 MaxTokens = Annotated[int, typer.Option(help="most tokens to generate")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy")]
@@ -115,13 +120,36 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 @contextlib.contextmanager
 def naming_the_flag() -> Iterator[None]:
-    """Where no coordinator answers, the error names the flag that gives another address."""
+    """Where no coordinator answers, or one wants another key, the error names the flag that gives it."""
     try:
         yield
+    except Unauthenticated as error:
+        raise Unauthenticated(f"{error} (--api-key-file FILE or the variable {ENVIRONMENT} gives a key)") from None
     except Unavailable as error:
         if str(error).startswith(NO_ANSWER):
             raise Unavailable(f"{error} (--address gives another address)") from None
         raise
+
+
+def read_key(path: Path | None) -> str | None:
+    """The API key in the file; None, which leaves it to the environment, where no file is given.
+
+    Raises InvalidArgument, which does not name the file: somebody may have given the key itself.
+    """
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InvalidArgument(f"--api-key-file can't be read: {said}") from None
+    return check_key("the key in --api-key-file", text.strip())
+
+
+def connector(address: str, api_key_file: Path | None) -> Callable[[], AsyncClient]:
+    """What makes a client, which has to happen inside of an event loop. Raises InvalidArgument now."""
+    key = read_key(api_key_file)
+    return lambda: AsyncClient(address, key)
 
 
 def require_file(name: str, path: Path | None, suffix: str = "") -> None:

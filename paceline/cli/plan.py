@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from rich.table import Table
 from paceline.checks import require
 from paceline.cli import options, plot
 from paceline.cli.measure import BUILT_IN_PROMPTS, MIN_TOKENS, Measured, measure
+from paceline.client import AsyncClient
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.prompts import read_prompts
 from paceline.sampling import MAX_DRAFT_TOKENS
@@ -73,6 +75,7 @@ def plan(
         bool, typer.Option("--measure", help="take alpha and the costs that are not given from running services")
     ] = False,
     address: options.Address = options.DEFAULT_ADDRESS,
+    api_key_file: options.ApiKeyFile = None,
     prompts: Annotated[
         Path | None, typer.Option(help=f"with --measure, a file of prompts: {options.PROMPT_FORMS}")
     ] = None,
@@ -89,7 +92,7 @@ def plan(
         raise InvalidArgument("--prompts needs --measure: the theory asks no model")
     found = None
     if measured:
-        found = _measure(address, prompts, max_tokens, temperature)
+        found = _measure(options.connector(address, api_key_file), prompts, max_tokens, temperature)
         alpha = found.alpha if alpha is None else alpha
         draft_cost = found.draft_cost if draft_cost is None else draft_cost
         wire = found.wire if wire is None else wire
@@ -187,11 +190,11 @@ def measured_text(found: Measured) -> str:
     return text
 
 
-def _measure(address: str, path: Path | None, max_tokens: int, temperature: float) -> Measured:
+def _measure(connect: Callable[[], AsyncClient], path: Path | None, max_tokens: int, temperature: float) -> Measured:
     require(max_tokens >= MIN_TOKENS, "--max-tokens", max_tokens, f">= {MIN_TOKENS}")
     require(0 <= temperature < math.inf, "--temperature", temperature, "a finite number >= 0")
     given = None if path is None else [record.prompt for record in read_prompts("--prompts", path)]
-    return options.run(measure(address, given or BUILT_IN_PROMPTS, max_tokens, temperature))
+    return options.run(measure(connect, given or BUILT_IN_PROMPTS, max_tokens, temperature))
 
 
 def _write_png(path: Path, made: Plan) -> None:

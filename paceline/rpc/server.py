@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -21,6 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from paceline.errors import ConfigError, DeviceLost, InvalidArgument, PacelineError
+from paceline.rpc.authentication import caller
 from paceline.rpc.channel import SERVER_OPTIONS, check_address
 from paceline.rpc.status import code_of, trailers_of
 from paceline.rpc.supervision import end_with_supervisor, instance_of
@@ -33,14 +34,17 @@ DRAIN_S = 20.0
 class Server:
     """One or more services behind one address."""
 
-    def __init__(self, listen: str) -> None:
-        """`listen`: HOST:PORT (port 0: any free one) or unix:PATH. Raises ConfigError if it is neither."""
+    def __init__(self, listen: str, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> None:
+        """`listen`: HOST:PORT (port 0: any free one) or unix:PATH. Raises ConfigError if it is neither.
+
+        `interceptors` see every call, health checks and reflection too.
+        """
         try:
             check_address("--listen", listen, is_listening=True)
         except InvalidArgument as error:
             raise ConfigError(str(error)) from error
         self._listen = listen
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -222,7 +226,8 @@ class _Telling(contextlib.AbstractContextManager["_Telling"]):
         if not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
             return False
         if not isinstance(error, PacelineError):
-            log.exception("a call failed", exc_info=error)
+            owner = caller.get()
+            log.exception("a call failed%s", f" (key of {owner})" if owner else "", exc_info=error)
         self._error = error
         return True
 

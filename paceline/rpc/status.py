@@ -8,6 +8,7 @@ from paceline import errors
 # The first class an exception is an instance of decides; so subclasses come before their bases.
 _CODES: list[tuple[type[errors.PacelineError], grpc.StatusCode]] = [
     (errors.InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (errors.NotFound, grpc.StatusCode.NOT_FOUND),
     (errors.PositionMismatch, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.OutOfRange, grpc.StatusCode.OUT_OF_RANGE),

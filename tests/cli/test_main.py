@@ -11,7 +11,7 @@ import pytest
 import paceline as package
 from tests.services import Trio
 
-COMMANDS = ("up", "generate", "chat", "demo", "plan", "bench", "distill")
+COMMANDS = ("up", "generate", "chat", "demo", "plan", "bench", "key", "distill")
 
 
 def run_with(encoding: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:

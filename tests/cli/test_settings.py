@@ -69,7 +69,7 @@ def test_up_passes_on_what_was_given_and_nothing_else() -> None:
 
 
 def test_flags_say_what_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"speculation": False, "coupled": True, "max_running": 9, "draft_tokens": "entropy"}
+    given = {"speculation": False, "coupled": True, "max_running": 9, "draft_tokens": "entropy", "no_keys": True}
     settings = parse(monkeypatch, *as_flags(given))
     assert {name: getattr(settings, name) for name in given} == given
 
@@ -93,6 +93,8 @@ def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
         ({"coordinator": {"listen": "foo"}}, ["--listen", "'foo'", "HOST:PORT"]),
         ({"coordinator": {"listen": "127.0.0.1:99999"}}, ["--listen", "99999", "65535"]),
         ({"coordinator": {"listen": "127.0.0.1:0"}}, ["--listen", "[1, 65535]"]),
+        ({"coordinator": {"listen": "0.0.0.0:50050"}}, ["--listen 0.0.0.0:50050", "--api-keys FILE", "--no-keys"]),
+        ({"coordinator": {"api_keys": "keys", "no_keys": True}}, ["--api-keys and --no-keys", "one of them"]),
         ({"coordinator": {"drafter": "custom"}}, ["--drafter custom", "--custom-drafter"]),
         ({"coordinator": {"draft_tokens": "17"}}, ["--draft-tokens", "[0, 16]"]),
         ({"target": {"model": "dummy:tiny", "block_size": 12}}, ["--block-size", "multiple of 8"]),
@@ -107,6 +109,26 @@ def test_bad_settings_are_named_before_anything_starts(settings: dict, parts: li
     text = str(caught.value)
     assert "\n" not in text
     assert [part for part in parts if part not in text] == []
+
+
+def test_a_bad_file_of_keys_is_known_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="can't read the API keys in nowhere"):
+        make_deployment(coordinator={"api_keys": "nowhere"})
+    Path("keys").write_text("nonsense\n")
+    with pytest.raises(ConfigError, match=r"^keys, line 1: "):
+        make_deployment(coordinator={"api_keys": "keys"})
+
+
+@pytest.mark.parametrize("where", ["flag", "environment", "file"])
+def test_every_source_may_say_that_no_keys_are_wanted(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--listen", "0.0.0.0:50050"]
+    if where == "flag":
+        flags.append("--no-keys")
+    elif where == "environment":
+        monkeypatch.setenv("PACELINE_COORDINATOR_NO_KEYS", "true")
+    else:
+        write_toml("[coordinator]\nno_keys = true\n")
+    assert parse(monkeypatch, *flags).no_keys
 
 
 def test_settings_are_frozen() -> None:

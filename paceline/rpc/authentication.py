@@ -1,0 +1,83 @@
+"""The key of a call, in its metadata `authorization: Bearer KEY`: how clients send it, how a server checks it."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from paceline.errors import Unauthenticated
+from paceline.keys import KeyRing, check_key
+from paceline.rpc.status import code_of
+
+METADATA_KEY = "authorization"
+SCHEME = "Bearer"
+# Whoever watches over services has no key, and health checks tell nothing else.
+_OPEN_METHODS = "/grpc.health.v1.Health/"
+
+# The owner of the key of the call that runs; None where no key is needed.
+caller: ContextVar[str | None] = ContextVar("caller", default=None)
+
+
+class KeyCheck(grpc.aio.ServerInterceptor):
+    """Refuses calls without a key of the ring with UNAUTHENTICATED, all but health checks."""
+
+    def __init__(self, ring: KeyRing) -> None:
+        self._ring = ring
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        if details.method.startswith(_OPEN_METHODS):
+            return await continuation(details)
+        key = key_of(details.invocation_metadata)
+        owner = self._ring.name_of(key)
+        if owner is None:
+            return _REFUSE_UNKNOWN if key is not None else _REFUSE_MISSING
+        caller.set(owner)
+        return await continuation(details)
+
+
+def key_of(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """The key that a call carries; None if it carries none, or does not carry exactly one."""
+    values = [value for name, value in metadata if name == METADATA_KEY]
+    if len(values) != 1 or not isinstance(values[0], str):
+        return None
+    scheme, _, key = values[0].partition(" ")
+    return key.strip() or None if scheme.lower() == SCHEME.lower() else None
+
+
+def _refusal(text: str) -> grpc.RpcMethodHandler:
+    """Ends a call of any kind, and waits for none of its messages."""
+    error = Unauthenticated(text)
+
+    async def refuse(messages: Any, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(code_of(error), str(error))
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+_REFUSE_MISSING = _refusal(f"the call has no API key; it needs one as `{METADATA_KEY}: {SCHEME} KEY`")
+_REFUSE_UNKNOWN = _refusal("the API key is not one that this server knows")
+
+
+class KeyedChannel:
+    """What a stub needs of a channel; every call carries a key, or none. The channel stays its owner's to close."""
+
+    def __init__(self, channel: grpc.aio.Channel, key: str | None) -> None:
+        """Raises InvalidArgument for a key that no header can carry."""
+        self._channel = channel
+        self._metadata = () if key is None else ((METADATA_KEY, f"{SCHEME} {check_key('key', key)}"),)
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        return self._keyed(self._channel.unary_unary(*arguments, **options))
+
+    def unary_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        return self._keyed(self._channel.unary_stream(*arguments, **options))
+
+    def _keyed(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        def call(request: Any, metadata: Iterable[tuple[str, str]] | None = None, **options: Any) -> Any:
+            return start(request, metadata=(*self._metadata, *(metadata or ())), **options)
+
+        return call
