@@ -21,7 +21,6 @@ from typing import Any
 from tests.services import Trio
 
 ROOT = Path(__file__).parents[1]
-MODULES = ("draft_server", "target_server", "coordinator")
 
 
 class RefusedStart(Exception):
@@ -148,7 +147,7 @@ async def stop(running: Running) -> str | None:
 
 
 async def serve_commands() -> None:
-    for module in ("coordinator.__main__", "paceline.serving.main"):
+    for module in ("coordinator.__main__", "paceline.serving.main", "gateway.__main__"):
         importlib.import_module(module).wait_for_signal = wait_to_be_stopped
     running: dict[int, Running] = {}
     while line := await asyncio.to_thread(sys.stdin.readline):

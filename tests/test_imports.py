@@ -12,7 +12,7 @@ import pytest
 from paceline.v1 import draft_pb2, generation_pb2, model_pb2, sampling_pb2, target_pb2
 
 ROOT = Path(__file__).parent.parent
-SERVICES = ("draft_server", "target_server", "coordinator")
+SERVICES = ("draft_server", "target_server", "coordinator", "gateway")
 PACKAGES = ("paceline", *SERVICES)
 # Who translates between messages and domain values, besides paceline/rpc.
 MESSAGE_FILES = {
@@ -68,6 +68,13 @@ def violations(inside: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str]
 def test_services_do_not_import_each_other(service: str) -> None:
     others = tuple(other for other in SERVICES if other != service)
     assert violations((service,), others) == []
+
+
+def test_the_gateway_is_a_client_like_any_other() -> None:
+    found = violations(
+        ("gateway",), ("paceline.engine", "paceline.serving", "paceline.v1", "grpc", "torch", "transformers")
+    )
+    assert found == []
 
 
 def test_the_load_harness_is_a_client_like_any_other() -> None:

@@ -1,0 +1,106 @@
+"""The application: paths, and what answers at each. It runs in any ASGI server."""
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from gateway.config import GatewaySettings
+from gateway.describing import Describing
+from gateway.errors import HttpError, internal, of_paceline
+from gateway.forms import ChatForm, TextForm
+from gateway.gateway import Gateway
+from gateway.generating import Generating
+from gateway.guard import Guard
+from gateway.json_response import error_response
+from gateway.requests import parse_chat, parse_text
+from paceline.errors import PacelineError
+from paceline.keys import KeyRing, is_of_this_machine
+
+log = logging.getLogger(__name__)
+STATIC = Path(__file__).parent / "static"
+# Nothing from elsewhere, and no script that is not a file of ours.
+PAGE_HEADERS = {"content-security-policy": "default-src 'self'", "x-content-type-options": "nosniff"}
+
+
+def make_app(settings: GatewaySettings) -> Starlette:
+    """The ASGI application. Raises ConfigError for a file of keys that can't be read."""
+    gateway = Gateway(settings)
+    describing = Describing(gateway)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
+        async with gateway:
+            yield
+
+    routes = [
+        Route("/v1/chat/completions", Generating(gateway, ChatForm(), parse_chat), methods=["POST"]),
+        Route("/v1/completions", Generating(gateway, TextForm(), parse_text), methods=["POST"]),
+        Route("/v1/models", describing.models),
+        Route("/v1/models/{model:path}", describing.model),
+        Route("/v1/deployment", describing.deployment),
+        Route("/tokenize", describing.tokenize, methods=["POST"]),
+        Route("/detokenize", describing.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", describing.tokenizer_info),
+        Route("/health", describing.health),
+        Route("/ready", describing.ready),
+        Route("/", page),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    handlers: dict[Any, Any] = {
+        HttpError: on_http_error, PacelineError: on_paceline_error, HTTPException: on_framework_error,
+        Exception: on_fault,
+    }  # fmt: skip
+    return Starlette(
+        routes=routes, middleware=make_middleware(settings), exception_handlers=handlers, lifespan=lifespan
+    )
+
+
+def make_middleware(settings: GatewaySettings) -> list[Middleware]:
+    """From the outside in: whose pages may call, then who may call."""
+    keys = KeyRing(settings.api_keys) if settings.api_keys else None
+    loopback_only = keys is None and not settings.listen.startswith("unix:") and is_of_this_machine(settings.listen)
+    guard = Middleware(Guard, keys=keys, max_open=settings.max_open_requests, loopback_only=loopback_only)
+    if settings.allow_origin is None:
+        return [guard]
+    cors = Middleware(
+        CORSMiddleware, allow_origins=[settings.allow_origin], allow_methods=["GET", "POST"], allow_headers=["*"],
+        expose_headers=["retry-after"],
+    )  # fmt: skip
+    return [cors, guard]
+
+
+async def page(request: Request) -> Response:
+    return FileResponse(STATIC / "index.html", headers=PAGE_HEADERS)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpError)
+    return error_response(error)
+
+
+async def on_paceline_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PacelineError)
+    return error_response(of_paceline(error))
+
+
+async def on_framework_error(request: Request, error: Exception) -> Response:
+    """No such path, or not by this method."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path[:100]}: {error.detail}"
+    return error_response(HttpError(error.status_code, message, "invalid_request_error"))
+
+
+async def on_fault(request: Request, error: Exception) -> Response:
+    """Starlette has logged it by the time this answers."""
+    return error_response(internal())

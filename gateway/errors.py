@@ -1,0 +1,85 @@
+"""Errors as OpenAI's clients read them: a status, and {"error": {message, type, param, code}}."""
+
+import math
+import re
+from typing import Any
+
+from paceline import errors
+
+# Of an error that says nothing of when to come again, in seconds.
+RETRY_AFTER_S = 1
+# How a message of ours begins that names a field: "top_p is 2.0; it must be ...".
+_NAMED_FIELD = re.compile(r"([\w.\[\]]+)( is |: )")
+_TOO_LONG = re.compile(r"^prompt is '\d+ tokens'; it must be at most|^(text|chat\.messages) is '\d+ characters'")
+
+
+class HttpError(Exception):
+    """An answer that is an error: what the client is told, and by which status."""
+
+    def __init__(
+        self, status: int, message: str, kind: str, param: str | None = None, code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        more = {"www-authenticate": "Bearer"} if self.status == 401 else {}
+        return more if self.retry_after_s is None else {"retry-after": str(self.retry_after_s), **more}
+
+
+def refuse(name: str, message: str, code: str | None = None) -> HttpError:
+    """A request whose field `name` can't be served."""
+    return HttpError(400, message, "invalid_request_error", name, code)
+
+
+def unauthorized(message: str) -> HttpError:
+    return HttpError(401, message, "authentication_error", code="invalid_api_key")
+
+
+def no_such_model(model: str, known: str) -> HttpError:
+    message = f"model {model[:200]!r} is not served here; {known!r} is"
+    return HttpError(404, message, "invalid_request_error", "model", "model_not_found")
+
+
+def too_large(most_bytes: int) -> HttpError:
+    return HttpError(413, f"the body is larger than {most_bytes} bytes", "invalid_request_error", code="body_too_large")
+
+
+def too_many(message: str, retry_after_s: float | None = None) -> HttpError:
+    wait_s = RETRY_AFTER_S if retry_after_s is None else max(1, math.ceil(retry_after_s))
+    return HttpError(429, message, "rate_limit_error", code="rate_limit_exceeded", retry_after_s=wait_s)
+
+
+def of_paceline(error: errors.PacelineError) -> HttpError:
+    """What a coordinator, or a check of ours, says, in HTTP's words."""
+    message = str(error)
+    match error:
+        case errors.InvalidArgument() | errors.OutOfRange():
+            named = _NAMED_FIELD.match(message)
+            code = "context_length_exceeded" if _TOO_LONG.match(message) else None
+            return refuse(named[1] if named else "", message, code)
+        case errors.Unauthenticated():
+            return unauthorized(message)
+        case errors.ResourceExhausted():
+            return too_many(message, error.retry_after_s)
+        case errors.Unavailable():
+            return HttpError(503, message, "service_unavailable_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
+        case _:
+            return HttpError(500, message, "server_error")
+
+
+def of_exception(error: BaseException) -> Any:
+    """The body for an error in mid-stream, whatever it is; what is not ours stays inside."""
+    if isinstance(error, HttpError):
+        return error.body
+    if isinstance(error, errors.PacelineError):
+        return of_paceline(error).body
+    return internal().body
+
+
+def internal() -> HttpError:
+    return HttpError(500, "internal error; see the gateway's log", "server_error")

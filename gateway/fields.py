@@ -1,0 +1,124 @@
+"""Every field that a request's body may have, and what becomes of it.
+
+taken: does what OpenAI's reference, or the server that invented it, says of it.
+refused: it would change the answer and can't be served; values that ask for nothing special are let through.
+ignored: it changes no answer.
+
+A field that is in no table is refused by its name. docs/http.md prints these tables.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.errors import refuse
+
+# Fields of SamplingParams that have the same name and meaning here.
+SAMPLING = {
+    "temperature": "default 1",
+    "top_p": "default 1",
+    "top_k": "0 or -1: all",
+    "min_p": "default 0",
+    "seed": "repeats a text in every mode of speculation; default: a fresh one, told as `paceline.seed`",
+    "n": "samples of each prompt, 1 to 64",
+    "presence_penalty": "in [-2, 2]",
+    "frequency_penalty": "in [-2, 2]",
+    "repetition_penalty": "in [0.01, 100]",
+    "logit_bias": "token ids as strings, biases in [-100, 100]",
+    "stop": "a string or at most 64",
+    "stop_token_ids": "at most 16,384",
+    "allowed_token_ids": "at most 16,384",
+    "banned_token_ids": "at most 16,384",
+    "min_tokens": "no end of text before so many tokens",
+    "ignore_eos": "go on past the model's end of text",
+}
+COMMON = {
+    "model": "the target model's name, or --model-name; may be left out",
+    "stream": "server-sent events",
+    "stream_options": "include_usage, continuous_usage_stats; include_obfuscation is ignored",
+    "max_tokens": "most tokens to generate",
+    "speculation": "enabled, drafter, draft_tokens, rule, coupled, lenience (docs/drafting.md)",
+    "prediction": "predicted output: drafts come from it (docs/drafting.md)",
+    "trace": "each chunk says what its round did (docs/trace.md)",
+    "request_id": "for logs",
+}
+CHAT = {
+    "messages": "roles system, developer, user, assistant, tool; content as text or as text parts",
+    "max_completion_tokens": "as max_tokens; default: as many as the model can hold",
+    "logprobs": "true: each token's log-probability",
+    "top_logprobs": "0 to 20 likeliest tokens at each position",
+    "chat_template_kwargs": "given to the model's chat template",
+    "add_generation_prompt": "true",
+}
+TEXT = {
+    "prompt": "a text, a list of token ids, or a list of either",
+    "echo": "the prompt comes before the output, with its log-probabilities",
+    "logprobs": "0 to 20 likeliest tokens at each position; the chosen one is always among them",
+}
+# With the values that ask for nothing special. None is always one.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "suffix": ("",),
+    "best_of": (1,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "include_reasoning": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "prompt_logprobs": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "bad_words": ([],),
+    "truncate_prompt_tokens": (),
+    "chat_template": (),
+    "documents": ([],),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "grammar": ("",),
+    "json_schema": (),
+    "repeat_penalty": (1.0,),
+    "typical_p": (1.0,),
+    "mirostat": (0,),
+    "logits_processors": ([],),
+}
+IGNORED = {
+    "user": "names who asks",
+    "metadata": "for the asker's own books",
+    "store": "nothing is stored",
+    "service_tier": "there is one",
+    "parallel_tool_calls": "no tools are called",
+    "prompt_cache_key": "prompts with the same beginning share the cache by themselves",
+    "prompt_cache_retention": "the cache keeps what it has room for",
+    "safety_identifier": "names who asks",
+    "priority": "first come, first served",
+    "cache_salt": "names who may share a cache",
+}
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+SPECULATION = ("enabled", "drafter", "draft_tokens", "rule", "coupled", "lenience")
+
+
+def check_fields(body: Mapping[str, Any], own: Mapping[str, str]) -> None:
+    """Raises HttpError naming the first field that can't be served. `own`: CHAT or TEXT."""
+    for name, value in body.items():
+        if name in own or name in COMMON or name in SAMPLING or name in IGNORED or value is None:
+            continue
+        if name not in REFUSED:
+            raise refuse(name[:100], f"there is no field {name[:100]!r}", "unknown_field")
+        if not any(value == neutral and type(value) is type(neutral) for neutral in REFUSED[name]):
+            allowed = " or ".join(repr(each) for each in REFUSED[name]) or "left out"
+            raise refuse(name, f"{name} is not supported; it must be {allowed}", "unsupported_field")

@@ -1,0 +1,107 @@
+"""The two forms of an answer: a chat's and a text's, in chunks and whole."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+from gateway.tokens import TokenTexts
+from paceline.results import TokenLogprobs
+
+# Tokens with what is known of them: nothing of a prompt's first.
+Tokens = Sequence[tuple[int, TokenLogprobs | None]]
+
+
+class Form(Protocol):
+    """How an answer looks. `logprobs`: None where nobody asked."""
+
+    prefix: str
+    chunk_object: str
+    whole_object: str
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """A choice's first chunk, before any text; None: there is none."""
+
+    def delta(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]: ...
+
+    def whole(self, index: int, text: str, logprobs: Any, reason: str) -> dict[str, Any]: ...
+
+    def logprobs(self, tokens: Tokens, texts: TokenTexts, offset: int) -> Any:
+        """Of tokens whose texts are known. `offset`: characters of the choice's tokens before them."""
+
+    def join(self, parts: list[Any]) -> Any:
+        """Of log-probabilities chunk by chunk, those of the whole."""
+
+
+class ChatForm:
+    """/v1/chat/completions."""
+
+    prefix = "chatcmpl-"
+    chunk_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def delta(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        delta = {"content": text} if text else {}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def whole(self, index: int, text: str, logprobs: Any, reason: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def logprobs(self, tokens: Tokens, texts: TokenTexts, offset: int) -> Any:
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            return {"token": texts[token].text, "logprob": logprob, "bytes": list(texts[token].utf8)}
+
+        content = []
+        for token, each in tokens:
+            assert each is not None, "only a prompt's first token has none"
+            likeliest = [entry(*pair) for pair in zip(each.top_token_ids, each.top_logprobs, strict=True)]
+            content.append({**entry(token, each.logprob), "top_logprobs": likeliest})
+        return {"content": content, "refusal": None}
+
+    def join(self, parts: list[Any]) -> Any:
+        return {"content": [entry for part in parts for entry in part["content"]], "refusal": None}
+
+
+class TextForm:
+    """/v1/completions."""
+
+    prefix = "cmpl-"
+    chunk_object = "text_completion"
+    whole_object = "text_completion"
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return None
+
+    def delta(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def whole(self, index: int, text: str, logprobs: Any, reason: str) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def logprobs(self, tokens: Tokens, texts: TokenTexts, offset: int) -> Any:
+        """The chosen token is always among the likeliest: who compares the two finds the same float."""
+        likeliest: list[dict[str, float] | None] = []
+        for token, each in tokens:
+            if each is None:
+                likeliest.append(None)
+                continue
+            by_text: dict[str, float] = {}
+            # Likeliest first: of two tokens with the same text the likelier one stays.
+            for other, logprob in zip(each.top_token_ids, each.top_logprobs, strict=True):
+                by_text.setdefault(texts[other].text, logprob)
+            by_text.setdefault(texts[token].text, each.logprob)
+            likeliest.append(by_text)
+        names = [texts[token].text for token, _ in tokens]
+        return {
+            "tokens": names,
+            "token_logprobs": [None if each is None else each.logprob for _, each in tokens],
+            "top_logprobs": likeliest,
+            "text_offset": [offset + at for at in accumulate(map(len, names), initial=0)][:-1],
+        }
+
+    def join(self, parts: list[Any]) -> Any:
+        return {name: [each for part in parts for each in part[name]] for name in parts[0]} if parts else None

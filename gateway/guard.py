@@ -1,0 +1,96 @@
+"""Who may come in: by key, by the host that was asked for, and as long as there is room. Pure ASGI."""
+
+import base64
+import binascii
+import logging
+import time
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import HttpError, too_many, unauthorized
+from gateway.json_response import error_response
+from paceline.keys import KeyRing
+
+log = logging.getLogger(__name__)
+# Answered without a key: health, and the page, which holds no data and in which a key can be typed.
+HEALTH_PATHS = ("/health", "/ready")
+OPEN_PATHS = (*HEALTH_PATHS, "/", "/favicon.ico")
+OPEN_FOLDER = "/static/"
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+
+
+class Guard:
+    """In front of the application. Puts the caller's key and its owner's name into the request's state."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing | None, max_open: int, loopback_only: bool) -> None:
+        """`keys`: None: nobody needs one. `loopback_only`: refuse requests that name another host: a page whose name
+        was made to point here (DNS rebinding) would pass for the gateway's own."""
+        self._app = app
+        self._keys = keys
+        self._max_open = max_open
+        self._loopback_only = loopback_only
+        self.num_open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s, status = time.perf_counter(), 0
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        key, name = _key_of(headers), None
+        scope.setdefault("state", {})["key"] = key
+        self.num_open += 1
+        try:
+            name = self._admit(scope["path"], headers, key)
+            await self._app(scope, receive, send_noted)
+        except HttpError as error:
+            response: Response = error_response(error)
+            await response(scope, receive, send_noted)
+        finally:
+            self.num_open -= 1
+            took_ms = (time.perf_counter() - started_s) * 1e3
+            level = logging.DEBUG if scope["path"] in HEALTH_PATHS else logging.INFO
+            log.log(level, "%s %s %s %d %.0f ms", name or "-", scope["method"], scope["path"][:100], status, took_ms)
+
+    def _admit(self, path: str, headers: Headers, key: str | None) -> str | None:
+        """The name of the key's owner. Raises HttpError."""
+        host = headers.get("host", "localhost")
+        if self._loopback_only and not _is_loopback(host):
+            raise HttpError(403, "this gateway answers on loopback only", "permission_error", code="wrong_host")
+        if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
+            return None
+        name = None
+        if self._keys is not None:
+            name = self._keys.name_of(key)
+            if name is None:
+                what = "there is no key in the request" if key is None else "the key is not known"
+                raise unauthorized(f"{what}; send it as `Authorization: Bearer KEY`")
+        if self.num_open > self._max_open:
+            raise too_many(f"{self._max_open} requests are open, which is the most")
+        return name
+
+
+def _is_loopback(host: str) -> bool:
+    """Of a Host header, with or without a port."""
+    return host in LOOPBACK_HOSTS or host.rpartition(":")[0] in LOOPBACK_HOSTS
+
+
+def _key_of(headers: Headers) -> str | None:
+    """From `Authorization: Bearer KEY`, or as the password of `Basic`."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip() or None
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2] or None
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    return headers.get("x-api-key") or None

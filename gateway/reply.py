@@ -1,0 +1,133 @@
+"""A request's rounds become OpenAI's chunks, or one whole answer."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.coordinators import Coordinators
+from gateway.forms import Form
+from gateway.requests import HttpRequest
+from gateway.rounds import Rounds
+from gateway.tokens import TokenTexts
+from gateway.tracing import trace_body
+from gateway.usage import Usage
+from paceline.client import Prompt
+from paceline.results import Piece, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of the answer's choices while it is written."""
+
+    index: int
+    text: str = ""
+    # Characters of all its tokens so far.
+    offset: int = 0
+    reason: str = "stop"
+    logprobs: list[Any] = field(default_factory=list)
+
+
+class Reply:
+    """One request's answer."""
+
+    def __init__(
+        self, form: Form, request: HttpRequest, model: str, coordinators: Coordinators, texts: TokenTexts, key: str | None
+    ) -> None:  # fmt: skip
+        """`model`: as clients call it; `key`: the caller's, given on to the coordinator."""
+        self._form = form
+        self._request = request
+        self._rounds = Rounds(coordinators, request, key)
+        self._coordinators = coordinators
+        self._texts = texts
+        self._key = key
+        self._usage = Usage()
+        self._choices: dict[int, Choice] = {}
+        identity = form.prefix + (request.request_id or secrets.token_hex(12))
+        self._head = {"id": identity, "object": form.chunk_object, "created": int(time.time()), "model": model}
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """As they come. Raises what a coordinator raises; before the first chunk nothing is promised to anybody."""
+        async with aclosing(self._rounds.of_all()) as rounds:
+            async for prompt, piece in rounds:
+                index = prompt * self._request.sampling.n + piece.index
+                is_first = index not in self._choices
+                choice = self._choices.setdefault(index, Choice(index))
+                if is_first and (opening := self._form.opening(index)) is not None:
+                    yield self._chunk(opening)
+                yield await self._delta(choice, prompt, piece, is_first)
+        if self._request.includes_usage:
+            yield {**self._head, "choices": [], "usage": self._usage.body(), **self._usage.figures()}
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        async with aclosing(self._rounds.of_all()) as rounds:
+            async for prompt, piece in rounds:
+                index = prompt * self._request.sampling.n + piece.index
+                is_first = index not in self._choices
+                choice = self._choices.setdefault(index, Choice(index))
+                text, logprobs = await self._take(choice, prompt, piece, is_first)
+                choice.text += text
+                if logprobs is not None:
+                    choice.logprobs.append(logprobs)
+        wholes = []
+        for _, choice in sorted(self._choices.items()):
+            logprobs = self._form.join(choice.logprobs) if choice.logprobs else None
+            wholes.append(self._form.whole(choice.index, choice.text, logprobs, choice.reason))
+        head = {**self._head, "object": self._form.whole_object}
+        return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
+        if self._request.has_usage_in_every_chunk:
+            chunk["usage"] = self._usage.body()
+        elif self._request.includes_usage:
+            chunk["usage"] = None
+        return chunk
+
+    async def _delta(self, choice: Choice, prompt: int, piece: Piece, is_first: bool) -> dict[str, Any]:
+        text, logprobs = await self._take(choice, prompt, piece, is_first)
+        is_last = piece.finish is not None
+        delta = self._form.delta(choice.index, text, logprobs, choice.reason if is_last else None)
+        if piece.trace is not None:
+            await self._texts.learn(set(piece.token_ids), self._key)
+            delta["paceline"] = trace_body(piece, self._texts)
+        chunk = self._chunk(delta)
+        if is_last and not self._request.includes_usage:
+            chunk |= self._usage.figures()
+        return chunk
+
+    async def _take(self, choice: Choice, prompt: int, piece: Piece, is_first: bool) -> tuple[str, Any]:
+        """What a round adds to its choice: text, and log-probabilities where they are asked for."""
+        text = piece.text
+        tokens: list[tuple[int, TokenLogprobs | None]] = list(zip(piece.token_ids, piece.logprobs, strict=False))
+        if self._request.hides_output:
+            text, tokens = "", []
+        self._usage.count(0 if self._request.hides_output else len(piece.token_ids))
+        if piece.finish is not None:
+            choice.reason = "length" if self._request.hides_output else piece.finish.reason
+            self._usage.finish(choice.index, prompt, piece.finish)
+        if is_first and self._request.echo:
+            echoed, of_prompt = await self._echo(self._request.prompts[prompt], piece)
+            text, tokens = echoed + text, of_prompt + tokens
+        if self._request.sampling.logprobs is None:
+            return text, None
+        await self._texts.learn({token for token, _ in tokens} | _likeliest(tokens), self._key)
+        logprobs = self._form.logprobs(tokens, self._texts, choice.offset)
+        choice.offset += sum(len(self._texts[token].text) for token, _ in tokens)
+        return text, logprobs
+
+    async def _echo(self, prompt: Prompt, piece: Piece) -> tuple[str, list[tuple[int, TokenLogprobs | None]]]:
+        """The prompt's text and tokens, with what was said of each from the second on."""
+        ids = [token for token in prompt if isinstance(token, int)]
+        found = await self._coordinators.ask(
+            "", lambda each: each.client_for(self._key).detokenize(ids, skip_special_tokens=False)
+        )
+        of_prompt: list[TokenLogprobs | None] = [None, *piece.prompt_logprobs]
+        return found.text, list(zip(ids, of_prompt, strict=False))
+
+
+def _likeliest(tokens: list[tuple[int, TokenLogprobs | None]]) -> set[int]:
+    return {other for _, each in tokens if each is not None for other in each.top_token_ids}

@@ -1,0 +1,78 @@
+"""The rounds of a request's generations, from the coordinators that make them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from gateway.coordinators import Coordinators
+from gateway.requests import HttpRequest
+from paceline.client import AsyncClient, Prompt
+from paceline.results import Piece
+
+# Of a prompt, what decides which coordinator gets it.
+BEGINNING_CHARACTERS = 512
+# Of several prompts, rounds that wait for a slow reader; a coordinator holds what is behind them.
+MOST_WAITING = 64
+Waiting = asyncio.Queue[tuple[int, Piece | BaseException | None]]
+
+
+def beginning_of(prompt: Prompt) -> str:
+    """By which prompts that begin alike are known."""
+    # A token id takes up to eight characters of a list's text.
+    return str(prompt if isinstance(prompt, str) else prompt[:64])[:BEGINNING_CHARACTERS]
+
+
+class Rounds:
+    """Starts generations for one caller."""
+
+    def __init__(self, coordinators: Coordinators, request: HttpRequest, key: str | None) -> None:
+        """`key`: the caller's, given on to the coordinator."""
+        self._coordinators = coordinators
+        self._request = request
+        self._key = key
+
+    async def of_all(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Each round with its prompt's number. Closing it ends all generations. Raises what ended one early."""
+        if len(self._request.prompts) == 1:
+            async with aclosing(self.of_one(self._request.prompts[0])) as pieces:
+                async for piece in pieces:
+                    yield 0, piece
+            return
+        waiting: Waiting = asyncio.Queue(MOST_WAITING)
+        tasks = [asyncio.create_task(self._run(*each, waiting)) for each in enumerate(self._request.prompts)]
+        try:
+            num_left = len(tasks)
+            while num_left:
+                number, found = await waiting.get()
+                if isinstance(found, BaseException):
+                    raise found
+                if found is None:
+                    num_left -= 1
+                else:
+                    yield number, found
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def of_one(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
+        """One prompt's: of all its samples."""
+        asked = self._request
+
+        def start(client: AsyncClient) -> AsyncGenerator[Piece, None]:
+            return client.stream(
+                prompt, asked.sampling, asked.speculation, asked.is_raw, prediction=asked.prediction,
+                trace=asked.is_traced, request_id=asked.request_id, template_options=asked.template_options,
+            )  # fmt: skip
+
+        return self._coordinators.stream(beginning_of(prompt), self._key, start)
+
+    async def _run(self, number: int, prompt: Prompt, waiting: Waiting) -> None:
+        try:
+            async with aclosing(self.of_one(prompt)) as pieces:
+                async for piece in pieces:
+                    await waiting.put((number, piece))
+        except Exception as error:
+            await waiting.put((number, error))
+        else:
+            await waiting.put((number, None))

@@ -1,0 +1,78 @@
+"""A gateway in front of hosted services, and clients that are not ours."""
+
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+import httpx2
+import openai
+import pytest
+
+from tests.hosted import Host, HostedService
+from tests.services import Trio
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A gateway: where it listens, and the services behind it."""
+
+    url: str
+    trio: Trio
+    service: HostedService
+
+    @property
+    def log(self) -> str:
+        return self.service.log.read_text(errors="replace")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+OpenDoor = Callable[..., Door]
+
+
+@pytest.fixture(scope="session")
+def open_door(host: Host) -> OpenDoor:
+    """Starts a gateway with these flags in front of services."""
+
+    def start(trio: Trio, *flags: str) -> Door:
+        listen = f"127.0.0.1:{free_port()}"
+        given = flags if "--coordinators" in flags else ("--coordinators", trio.address, *flags)
+        return Door(f"http://{listen}", trio, host.start("gateway", "--listen", listen, *given))
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def door(open_door: OpenDoor, tiny_trio: Trio) -> Door:
+    """In front of a tiny random model."""
+    return open_door(tiny_trio)
+
+
+@pytest.fixture(scope="session")
+def real_door(open_door: OpenDoor, real_trio: Trio) -> Door:
+    """In front of SmolLM2."""
+    return open_door(real_trio)
+
+
+@pytest.fixture
+async def http(door: Door) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def client(door: Door) -> Iterator[openai.OpenAI]:
+    """OpenAI's own package."""
+    with openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def real_client(real_door: Door) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{real_door.url}/v1", api_key="none", max_retries=0) as client:
+        yield client

@@ -1,0 +1,175 @@
+"""/v1/chat/completions, called by OpenAI's own package: what it gives is what gRPC gives."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from paceline.client import Client
+from paceline.sampling import SamplingParams, SpeculationParams
+from tests.gateway.conftest import Door
+
+MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name three colours."}]
+SAMPLINGS = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 0.8, "seed": 7, "top_p": 0.9},
+    "penalised": {"temperature": 0, "presence_penalty": 1.5, "frequency_penalty": 0.5},
+}
+WAYS: dict[str, Any] = {
+    "unasked": None,
+    "off": {"enabled": False},
+    "model": {"drafter": "model", "draft_tokens": 4},
+    "n-gram": {"drafter": "ngram", "draft_tokens": 4},
+    "adaptive": {"draft_tokens": "adaptive"},
+    "coupled": {"drafter": "model", "draft_tokens": 3, "coupled": True},
+}
+NUM_TOKENS = 16
+
+
+# Every way greedily, and every sampling unasked and by the draft model.
+PAIRS = [("greedy", way) for way in WAYS] + [
+    (name, way) for name in ("sampled", "penalised") for way in ("unasked", "model")
+]
+
+
+@pytest.mark.parametrize(("name", "way"), PAIRS)
+def test_text_is_that_of_grpc_streamed_and_whole(
+    real_client: openai.OpenAI, real_door: Door, name: str, way: str
+) -> None:
+    asked: dict[str, Any] = {"model": "smollm2-135m", "messages": MESSAGES, "max_tokens": NUM_TOKENS, **SAMPLINGS[name]}
+    asked["extra_body"] = {} if WAYS[way] is None else {"speculation": WAYS[way]}
+    with Client(real_door.trio.address) as grpc:
+        wanted = grpc.complete(
+            MESSAGES, SamplingParams(max_tokens=NUM_TOKENS, **SAMPLINGS[name]), SpeculationParams(enabled=False)
+        )
+    assert wanted.finish is not None
+    whole = real_client.chat.completions.create(**asked)
+    assert whole.choices[0].message.content == wanted.text
+    assert whole.choices[0].finish_reason == wanted.finish.reason
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == wanted.finish.prompt_tokens
+    assert whole.usage.completion_tokens == wanted.finish.completion_tokens
+    chunks = list(real_client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == wanted.text
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == wanted.finish.completion_tokens
+
+
+def test_a_stream_has_one_role_one_reason_and_usage_only_where_asked(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "dummy:tiny", "messages": MESSAGES, "max_tokens": 8, "stream": True}
+    chunks = list(client.chat.completions.create(**asked))
+    assert all(len(chunk.choices) == 1 for chunk in chunks)
+    assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant", *[None] * (len(chunks) - 1)]
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+    assert all(chunk.usage is None for chunk in chunks)
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_usage_in_every_chunk_grows_to_the_whole(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        client.chat.completions.create(
+            model="dummy:tiny", messages=MESSAGES, max_tokens=12, stream=True, stream_options=options,
+            extra_body={"ignore_eos": True},
+        )
+    )  # fmt: skip
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, 12)
+
+
+def test_samples_come_as_choices(client: openai.OpenAI, door: Door) -> None:
+    asked: Any = {"model": "dummy:tiny", "messages": MESSAGES, "max_tokens": 6, "n": 3, "temperature": 0.9, "seed": 4}
+    with Client(door.trio.address) as grpc:
+        wanted = grpc.complete_all(MESSAGES, SamplingParams(max_tokens=6, n=3, temperature=0.9, seed=4))
+    whole = client.chat.completions.create(**asked)
+    assert [choice.message.content for choice in whole.choices] == [each.text for each in wanted]
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == sum(len(each.token_ids) for each in wanted)
+    texts = ["", "", ""]
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == [each.text for each in wanted]
+
+
+def test_log_probabilities_are_those_of_grpc(real_client: openai.OpenAI, real_door: Door) -> None:
+    sampling = SamplingParams(max_tokens=10, logprobs=3)
+    with Client(real_door.trio.address) as grpc:
+        wanted = grpc.complete(MESSAGES, sampling, SpeculationParams(enabled=False))
+    asked: Any = {
+        "model": "smollm2-135m",
+        "messages": MESSAGES,
+        "max_tokens": 10,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
+    whole = real_client.chat.completions.create(**asked)
+    found = whole.choices[0].logprobs.content  # type: ignore[union-attr]
+    assert found is not None
+    assert [each.logprob for each in found] == pytest.approx([each.logprob for each in wanted.logprobs])
+    assert [[top.logprob for top in each.top_logprobs] for each in found] == [
+        pytest.approx(each.top_logprobs) for each in wanted.logprobs
+    ]
+    said = b"".join(bytes(each.bytes or []) for each in found)
+    assert said.decode(errors="replace").startswith(wanted.text.rstrip("�"))
+    chunks = list(real_client.chat.completions.create(**asked, stream=True))
+    streamed = [
+        each for chunk in chunks if chunk.choices[0].logprobs for each in chunk.choices[0].logprobs.content or []
+    ]
+    assert streamed == found
+
+
+def test_content_in_parts_and_roles_of_newer_clients(client: openai.OpenAI) -> None:
+    parts: Any = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": [{"type": "text", "text": "Name three colours."}]},
+    ]
+    answers = [
+        client.chat.completions.create(model="dummy:tiny", messages=messages, max_tokens=8, temperature=0)
+        for messages in (MESSAGES, parts)
+    ]
+    assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+
+
+def test_a_chat_without_a_limit_goes_on_to_its_end(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(
+        model="dummy:tiny", messages=MESSAGES, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
+    # What the tiny model holds.
+    assert whole.usage.total_tokens == 512
+
+
+def test_what_speculation_did_is_in_the_last_chunk(client: openai.OpenAI) -> None:
+    speculation = {"drafter": "model", "draft_tokens": 4}
+    asked: Any = {"model": "dummy:tiny", "messages": MESSAGES, "max_tokens": 21, "temperature": 0}
+    asked["extra_body"] = {"speculation": speculation, "ignore_eos": True}
+    whole = client.chat.completions.create(**asked).to_dict()
+    chunks = [chunk.to_dict() for chunk in client.chat.completions.create(**asked, stream=True)]
+    for body in (whole, chunks[-1]):
+        figures: Any = body["metrics"]["speculative_decoding"]  # type: ignore[index]
+        # The same model drafts: every draft is accepted.
+        assert figures["draft_acceptance_rate"] == 1.0
+        assert figures["acceptance_histogram"] == [0, 0, 0, 0, 4]
+        assert figures["num_spec_steps"] == 4
+        assert figures["mean_acceptance_length"] == 5.0
+    many = client.chat.completions.create(**{**asked, "n": 2}).to_dict()
+    assert many["metrics"] == {"speculative_decoding": None}
+
+
+def test_trace_says_what_each_round_did(client: openai.OpenAI) -> None:
+    extra = {"trace": True, "ignore_eos": True, "speculation": {"drafter": "model", "draft_tokens": 3}}
+    chunks = [
+        chunk.to_dict()
+        for chunk in client.chat.completions.create(
+            model="dummy:tiny", messages=MESSAGES, max_tokens=9, temperature=0, stream=True, extra_body=extra
+        )
+    ]
+    traces: list[Any] = [chunk["choices"][0]["paceline"] for chunk in chunks[1:]]  # type: ignore[index]
+    assert [len(trace["proposed"]) for trace in traces] == [0, 3, 3]
+    assert [len(trace["emitted"]) for trace in traces] == [1, 4, 4]
+    assert traces[0]["reason"] != ""
+    assert {each["origin"] for each in traces[1]["emitted"]} == {"accepted", "bonus"}

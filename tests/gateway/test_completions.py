@@ -1,0 +1,92 @@
+"""/v1/completions: texts, lists of token ids, echo and its log-probabilities."""
+
+from typing import Any
+
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from paceline.client import Client
+from paceline.engine.models.weights import find_folder
+from paceline.sampling import SamplingParams, SpeculationParams
+from tests.gateway.conftest import Door
+
+PLAIN = SpeculationParams(enabled=False)
+
+
+def test_prompts_of_all_kinds_give_a_choice_each(client: openai.OpenAI, door: Door) -> None:
+    with Client(door.trio.address) as grpc:
+        wanted = grpc.complete("t3 t1 t4", SamplingParams(max_tokens=6), PLAIN, raw=True).text
+        ids = grpc.tokenize("t3 t1 t4", raw=True)
+    for prompt in ("t3 t1 t4", ids, ["t3 t1 t4", "t3 t1 t4"], [ids, ids]):
+        done = client.completions.create(model="dummy:tiny", prompt=prompt, max_tokens=6, temperature=0)
+        assert {choice.text for choice in done.choices} == {wanted}
+        assert [choice.index for choice in done.choices] == list(range(len(done.choices)))
+        assert done.usage is not None
+        assert done.usage.prompt_tokens == len(ids) * len(done.choices)
+
+
+def test_streams_of_several_prompts_tell_their_choices_apart(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "dummy:tiny", "prompt": ["t3 t1", "t4 t5"], "max_tokens": 5, "temperature": 0, "n": 2}
+    whole = client.completions.create(**asked)
+    texts = [""] * 4
+    for chunk in client.completions.create(**asked, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in whole.choices]
+
+
+def test_without_a_limit_sixteen_tokens_come(client: openai.OpenAI) -> None:
+    done = client.completions.create(model="dummy:tiny", prompt="t1", extra_body={"ignore_eos": True})
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 16
+
+
+def test_echo_puts_the_prompt_in_front(real_client: openai.OpenAI) -> None:
+    asked: Any = {"model": "smollm2-135m", "prompt": "The sky is", "max_tokens": 4, "temperature": 0}
+    alone = real_client.completions.create(**asked)
+    echoed = real_client.completions.create(**asked, echo=True)
+    assert echoed.choices[0].text == "The sky is" + alone.choices[0].text
+    nothing = real_client.completions.create(**{**asked, "max_tokens": 0}, echo=True)
+    assert nothing.choices[0].text == "The sky is"
+    assert nothing.usage is not None
+    assert nothing.usage.completion_tokens == 0
+    streamed = real_client.completions.create(**asked, echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == echoed.choices[0].text
+
+
+def test_scores_of_a_prompt_are_those_of_transformers(real_client: openai.OpenAI) -> None:
+    """As an evaluation harness asks: prompts as ids, one token more, the arrays one longer than the prompt."""
+    folder = find_folder("smollm2-135m", torch.float32, print)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = tokenizer("The capital of France is Paris, and “naïve” is a word.")["input_ids"]
+    with torch.inference_mode():
+        wanted = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    done = real_client.completions.create(
+        model="smollm2-135m", prompt=ids, max_tokens=1, temperature=0, logprobs=1, echo=True, seed=1234
+    )
+    found = done.choices[0].logprobs
+    assert found is not None
+    assert found.token_logprobs is not None
+    assert found.top_logprobs is not None
+    assert len(found.token_logprobs) == len(found.top_logprobs) == len(ids) + 1
+    assert found.token_logprobs[0] is None
+    scores = [wanted[at, token].item() for at, token in enumerate(ids[1:])]
+    assert found.token_logprobs[1:-1] == pytest.approx(scores, abs=1e-3)
+    for at, (logprob, likeliest) in enumerate(zip(found.token_logprobs[1:-1], found.top_logprobs[1:-1], strict=True)):
+        # The same float, not one beside it: so the harness sees whether greedy decoding would say this token.
+        assert logprob in likeliest.values()
+        assert (max(likeliest.values()) == logprob) == (wanted[at].argmax().item() == ids[at + 1])
+    assert found.text_offset is not None
+    assert found.text_offset[:2] == [0, len(tokenizer.decode(ids[:1]))]
+
+
+def test_tokens_of_half_a_character_do_not_overwrite_one_another(real_client: openai.OpenAI) -> None:
+    done = real_client.completions.create(
+        model="smollm2-135m", prompt="日本語", max_tokens=1, temperature=0, logprobs=5, echo=True
+    )
+    found = done.choices[0].logprobs
+    assert found is not None
+    assert any(text.startswith("bytes:\\x") for text in found.tokens or [])
+    assert all(len(each) >= 5 for each in (found.top_logprobs or [])[1:])

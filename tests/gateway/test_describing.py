@@ -1,0 +1,44 @@
+"""Models, the deployment, and the tokenizer's three paths."""
+
+from typing import Any
+
+import httpx2
+import openai
+from transformers import AutoTokenizer
+
+from paceline.engine.models.weights import find_folder
+from tests.gateway.conftest import Door
+
+
+def test_the_models_are_listed(client: openai.OpenAI) -> None:
+    [model] = client.models.list().data
+    assert model.id == "dummy:tiny"
+    assert client.models.retrieve("dummy:tiny").id == "dummy:tiny"
+
+
+async def test_the_deployment_says_what_is_the_default(http: httpx2.AsyncClient) -> None:
+    found = (await http.get("/v1/deployment")).json()
+    assert found["target"]["name"] == found["draft"]["name"] == "dummy:tiny"
+    assert found["defaults"] == {
+        "enabled": True, "drafter": "hybrid", "draft_tokens": "adaptive", "rule": None, "coupled": False, "lenience": 1.0,
+    }  # fmt: skip
+
+
+async def test_the_tokenizer_is_the_models_own(real_door: Door) -> None:
+    import torch
+
+    tokenizer = AutoTokenizer.from_pretrained(find_folder("smollm2-135m", torch.float32, print))
+    text = "The sky is “blue”, 日本語."
+    chat: Any = [{"role": "user", "content": text}]
+    async with httpx2.AsyncClient(base_url=real_door.url) as http:
+        found = (await http.post("/tokenize", json={"prompt": text, "return_token_strs": True})).json()
+        assert found["tokens"] == tokenizer(text)["input_ids"]
+        assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+        assert (await http.post("/detokenize", json={"tokens": found["tokens"]})).json() == {"prompt": text}
+        of_chat = (await http.post("/tokenize", json={"messages": chat})).json()["tokens"]
+        assert of_chat == tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        info = (await http.get("/tokenizer_info")).json()
+        assert info["eos_token"] == tokenizer.eos_token
+        assert info["chat_template"] == tokenizer.chat_template
+        both = await http.post("/tokenize", json={"prompt": text, "messages": chat})
+        assert both.status_code == 400

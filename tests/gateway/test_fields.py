@@ -1,0 +1,166 @@
+"""The table of fields: taken, refused by name, ignored. A row each."""
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from gateway.fields import CHAT, COMMON, IGNORED, REFUSED, SAMPLING, TEXT
+
+CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "t1 t2"}], "max_tokens": 6, "temperature": 0}
+TEXT_BODY: dict[str, Any] = {"prompt": "t1 t2", "max_tokens": 6, "temperature": 0}
+SAMPLED = {"temperature": 1, "seed": 3}
+# For each field that is taken, a body that must give another answer, and what it must give the same as, if anything.
+CHANGES: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 1, "seed": 5},
+    "top_p": {**SAMPLED, "top_p": 0.01},
+    "top_k": {**SAMPLED, "top_k": 1},
+    "min_p": {**SAMPLED, "min_p": 1},
+    "seed": {"temperature": 1, "seed": 11},
+    "n": {"n": 2},
+    "presence_penalty": {"presence_penalty": 2, "allowed_token_ids": [7, 9, 11]},
+    "frequency_penalty": {"frequency_penalty": 2, "allowed_token_ids": [7, 9, 11]},
+    "repetition_penalty": {"repetition_penalty": 50, "allowed_token_ids": [7, 9, 11]},
+    "logit_bias": {"logit_bias": {"7": 100}},
+    "stop_token_ids": {"stop_token_ids": list(range(512))},
+    "allowed_token_ids": {"allowed_token_ids": [9]},
+    "banned_token_ids": {"banned_token_ids": list(range(400))},
+    "min_tokens": {"min_tokens": 6, "stop_token_ids": list(range(511))},
+    "ignore_eos": {"ignore_eos": True, "logit_bias": {"0": 100}},
+    "max_tokens": {"max_tokens": 3},
+}
+SAME: dict[str, dict[str, Any]] = {
+    "top_p": {"temperature": 0}, "top_k": {"temperature": 0}, "min_p": {"temperature": 0},
+}  # fmt: skip
+# Tested where what they do shows: streams, usage, traces, echo, log-probabilities, speculation, names.
+ELSEWHERE = {
+    "model", "stream", "stream_options", "speculation", "prediction", "trace", "request_id", "messages",
+    "max_completion_tokens", "logprobs", "top_logprobs", "chat_template_kwargs", "add_generation_prompt", "prompt", "echo",
+    "stop",
+}  # fmt: skip
+
+
+async def answer(http: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = await http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return {"choices": found["choices"], "completion_tokens": found["usage"]["completion_tokens"]}
+
+
+def test_every_field_that_is_taken_has_a_row() -> None:
+    assert SAMPLING.keys() | COMMON.keys() | CHAT.keys() | TEXT.keys() == CHANGES.keys() | ELSEWHERE
+    tables = (SAMPLING.keys(), COMMON.keys(), REFUSED.keys(), IGNORED.keys())
+    assert sum(map(len, tables)) == len(set().union(*tables)), "a field in two tables"
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_field_that_is_taken_changes_the_answer(http: httpx2.AsyncClient, name: str) -> None:
+    for path, body in (("/v1/chat/completions", CHAT_BODY), ("/v1/completions", TEXT_BODY)):
+        beside = {key: value for key, value in CHANGES[name].items() if key != name}
+        changed = await answer(http, path, {**body, **CHANGES[name]})
+        if name in SAME:
+            assert changed == await answer(http, path, {**body, **SAME[name]})
+        else:
+            assert changed != await answer(http, path, {**body, **beside})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_field_that_is_refused_is_named(http: httpx2.AsyncClient, name: str) -> None:
+    for path, body in (("/v1/chat/completions", CHAT_BODY), ("/v1/completions", TEXT_BODY)):
+        response = await http.post(path, json={**body, name: "something special"})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["param"], error["code"], error["type"]) == (name, "unsupported_field", "invalid_request_error")
+        assert name in error["message"]
+        for neutral in (*REFUSED[name], None):
+            assert (await http.post(path, json={**body, name: neutral})).status_code == 200, neutral
+
+
+@pytest.mark.parametrize("name", IGNORED)
+async def test_a_field_that_is_ignored_changes_nothing(http: httpx2.AsyncClient, name: str) -> None:
+    for path, body in (("/v1/chat/completions", CHAT_BODY), ("/v1/completions", TEXT_BODY)):
+        assert await answer(http, path, {**body, name: {"any": "thing"}}) == await answer(http, path, body)
+
+
+async def test_a_field_that_nobody_knows_is_refused(http: httpx2.AsyncClient) -> None:
+    response = await http.post("/v1/completions", json={**TEXT_BODY, "temprature": 0.1})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "temprature"
+
+
+async def test_stop_strings_alone_and_in_lists(http: httpx2.AsyncClient) -> None:
+    whole = (await answer(http, "/v1/completions", TEXT_BODY))["choices"][0]["text"]
+    stop = whole.split()[2]
+    for given in (stop, [stop, "never"]):
+        choice = (await answer(http, "/v1/completions", {**TEXT_BODY, "stop": given}))["choices"][0]
+        assert choice["text"] == whole[: whole.index(stop)]
+        assert choice["finish_reason"] == "stop"
+
+
+async def test_max_completion_tokens_is_the_newer_name(http: httpx2.AsyncClient) -> None:
+    body = {**CHAT_BODY, "max_completion_tokens": 3, "ignore_eos": True}
+    assert (await answer(http, "/v1/chat/completions", body))["completion_tokens"] == 3
+
+
+BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "temperature": ({"temperature": -1}, "temperature", ">= 0"),
+    "temperature as a text": ({"temperature": "hot"}, "temperature", "a number"),
+    "top_p": ({"top_p": 2}, "top_p", "in (0, 1]"),
+    "n": ({"n": 0}, "n", "in [1, 64]"),
+    "n as true": ({"n": True}, "n", "a whole number"),
+    "max_tokens": ({"max_tokens": 0}, "max_tokens", "1"),
+    "max_tokens as a text": ({"max_tokens": "many"}, "max_tokens", "a whole number"),
+    "stop": ({"stop": 5}, "stop", "texts"),
+    "logit_bias key": ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
+    "logit_bias value": ({"logit_bias": {"5": 1000}}, "logit_bias[5]", "[-100, 100]"),
+    "token outside": ({"allowed_token_ids": [512]}, "allowed_token_ids", "[0, 512)"),
+    "stream": ({"stream": "yes"}, "stream", "true or false"),
+    "stream_options without a stream": ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
+    "stream_options": ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "no field"),
+    "speculation": ({"speculation": {"k": 4}}, "speculation.k", "draft_tokens"),
+    "drafter": ({"speculation": {"drafter": "oracle"}}, "speculation.drafter", "ngram"),
+    "draft_tokens": ({"speculation": {"draft_tokens": 17}}, "draft_tokens", "[0, 16]"),
+    "rule": ({"speculation": {"rule": "maybe"}}, "speculation.rule", "match"),
+    "lenience": ({"speculation": {"lenience": 0}}, "lenience", "(0, 1]"),
+    "coupled under rejection": (
+        {"speculation": {"coupled": True, "rule": "rejection"}}, "speculation.coupled", "rejection",
+    ),
+    "prediction": ({"prediction": {"type": "content", "content": 5}}, "prediction.content", "a text"),
+    "request_id": ({"request_id": "x" * 300}, "request_id", "256"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+async def test_a_bad_value_is_refused_by_its_field_and_its_range(http: httpx2.AsyncClient, name: str) -> None:
+    change, param, allowed = BAD_VALUES[name]
+    for path, body in (("/v1/chat/completions", CHAT_BODY), ("/v1/completions", TEXT_BODY)):
+        response = await http.post(path, json={**body, **change})
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error["param"] == param
+        assert allowed in error["message"]
+
+
+BAD_CHATS: dict[str, tuple[Any, str]] = {
+    "no messages": ([], "messages"),
+    "messages as a text": ("hello", "messages"),
+    "an unknown role": ([{"role": "robot", "content": "x"}], "messages[0].role"),
+    "no content": ([{"role": "user"}], "messages[0].content"),
+    "a picture": ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content[0]"),
+    "a tool's call": ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_CHATS)
+async def test_a_bad_chat_is_refused_by_its_place(http: httpx2.AsyncClient, name: str) -> None:
+    messages, param = BAD_CHATS[name]
+    response = await http.post("/v1/chat/completions", json={**CHAT_BODY, "messages": messages})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("prompt", [None, 5, [], [[]], [1.5], ["a", 3], [-1], {"text": "x"}])
+async def test_a_bad_prompt_is_refused(http: httpx2.AsyncClient, prompt: Any) -> None:
+    response = await http.post("/v1/completions", json={**TEXT_BODY, "prompt": prompt})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == "prompt"

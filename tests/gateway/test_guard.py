@@ -1,0 +1,206 @@
+"""What the door refuses before it reads a request: sizes, types, hosts, methods; and how it says so."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from gateway.app import make_app
+from gateway.config import GatewaySettings
+from paceline.client import AsyncClient
+from paceline.keys import make_key
+from paceline.sampling import SamplingParams
+from tests.gateway.conftest import Door, OpenDoor
+from tests.services import Trio
+
+BODY: dict[str, Any] = {"prompt": "t1 t2", "max_tokens": 4, "temperature": 0}
+LONG: dict[str, Any] = {"prompt": "t1", "max_tokens": 500, "ignore_eos": True, "stream": True}
+
+
+async def test_a_body_that_is_too_large_is_refused_and_the_connection_goes_on(
+    open_door: OpenDoor, tiny_trio: Trio
+) -> None:
+    small = open_door(tiny_trio, "--max-body-bytes", "1000")
+    async with httpx2.AsyncClient(base_url=small.url) as http:
+        for content in ({"prompt": "x" * 2000}, None):
+            data = None if content else iter([b'{"prompt": "', b"x" * 2000, b'"}'])
+            headers = {"content-type": "application/json"}
+
+            async def parts(data: Any = data) -> Any:
+                for part in data:
+                    yield part
+
+            sent = (
+                http.post("/v1/completions", json=content)
+                if content
+                else http.post("/v1/completions", content=parts(), headers=headers)
+            )
+            response = await sent
+            assert response.status_code == 413
+            assert response.json()["error"]["code"] == "body_too_large"
+        assert (await http.post("/v1/completions", json=BODY)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [(b"{", "application/json", 400), (b"[1]", "application/json", 400), (b'{"prompt": NaN}', "application/json", 400),
+     (b"\xff", "application/json", 400), (b"{}", "text/plain", 415), (b"{}", "", 415),
+     (b'{"prompt": "\\ud800"}', "application/json", 400), (b"[" * 100_000, "application/json", 400)],
+)  # fmt: skip
+async def test_what_is_no_json_object_is_refused(
+    http: httpx2.AsyncClient, content: bytes, kind: str, status: int
+) -> None:
+    response = await http.post("/v1/completions", content=content, headers={"content-type": kind})
+    assert response.status_code == status
+    assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405)],
+)
+async def test_unknown_paths_and_methods_are_told_in_openais_shape(
+    http: httpx2.AsyncClient, method: str, path: str, status: int
+) -> None:
+    response = await http.request(method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_page_whose_name_points_here_is_not_served(http: httpx2.AsyncClient) -> None:
+    response = await http.get("/v1/models", headers={"host": "evil.example:8000"})
+    assert response.status_code == 403
+    assert response.json()["error"]["code"] == "wrong_host"
+
+
+async def test_an_unknown_model_is_not_found_and_names_the_one_that_is(client: openai.OpenAI) -> None:
+    def ask() -> None:
+        client.completions.create(model="gpt-9", prompt="t1")
+
+    with pytest.raises(openai.NotFoundError) as caught:
+        await asyncio.to_thread(ask)
+    assert caught.value.code == "model_not_found"
+    assert "dummy:tiny" in str(caught.value)
+
+
+async def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(client: openai.OpenAI) -> None:
+    def ask() -> None:
+        client.completions.create(model="dummy:tiny", prompt=[1] * 600)
+
+    with pytest.raises(openai.BadRequestError) as caught:
+        await asyncio.to_thread(ask)
+    assert caught.value.code == "context_length_exceeded"
+
+
+async def test_more_requests_than_the_door_holds_are_told_to_wait_and_openais_client_does(
+    open_door: OpenDoor, tiny_trio: Trio
+) -> None:
+    narrow = open_door(tiny_trio, "--max-open-requests", "1")
+    async with httpx2.AsyncClient(base_url=narrow.url, timeout=60) as http:
+        async with http.stream("POST", "/v1/completions", json=LONG) as first:
+            lines = first.aiter_lines()
+            await anext(lines)
+            second = await http.post("/v1/completions", json=BODY)
+            assert second.status_code == 429
+            assert int(second.headers["retry-after"]) >= 1
+            patient = openai.AsyncOpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=5)
+            waiting = asyncio.create_task(patient.completions.create(model="dummy:tiny", **BODY))
+            async for _ in lines:
+                pass
+        assert (await waiting).choices[0].text
+        await patient.close()
+
+
+async def wait_until_running(client: AsyncClient, count: int) -> None:
+    async with asyncio.timeout(30):
+        while (await client.describe()).running != count:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_client_that_goes_away_ends_its_generation(door: Door, is_stream: bool) -> None:
+    body = {**LONG, "stream": is_stream, "n": 16, "max_tokens": 500}
+    async with AsyncClient(door.trio.address) as grpc, httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+        await wait_until_running(grpc, 0)
+        call = asyncio.create_task(http.post("/v1/completions", json=body))
+        await wait_until_running(grpc, 16)
+        call.cancel()
+        await wait_until_running(grpc, 0)
+        done = await grpc.complete("x", SamplingParams(max_tokens=2, ignore_eos=True))
+        assert len(done.token_ids) == 2
+
+
+async def test_health_and_readiness_differ(door: Door, open_door: OpenDoor, tiny_trio: Trio) -> None:
+    alone = open_door(tiny_trio, "--coordinators", "127.0.0.1:1")
+    async with httpx2.AsyncClient() as http:
+        assert (await http.get(f"{door.url}/ready")).status_code == 200
+        assert (await http.get(f"{alone.url}/health")).status_code == 200
+        assert (await http.get(f"{alone.url}/ready")).status_code == 503
+        gone = await http.post(f"{alone.url}/v1/completions", json=BODY)
+        assert gone.status_code == 503
+        assert "retry-after" in gone.headers
+
+
+async def test_a_coordinator_that_is_away_is_passed_over(open_door: OpenDoor, tiny_trio: Trio) -> None:
+    both = open_door(tiny_trio, "--coordinators", f"127.0.0.1:1,{tiny_trio.address}")
+    async with httpx2.AsyncClient(base_url=both.url) as http:
+        for number in range(8):
+            response = await http.post("/v1/completions", json={**BODY, "prompt": f"t{number}"})
+            assert response.status_code == 200, response.text
+
+
+async def test_with_keys_nothing_but_health_and_the_pages_own_files_answers_without_one(
+    open_door: OpenDoor, tiny_trio: Trio, tmp_path: Path
+) -> None:
+    key = make_key(tmp_path / "keys", "alice")
+    locked = open_door(tiny_trio, "--api-keys", str(tmp_path / "keys"))
+    # A path in a folder stands for the folder.
+    paths = [
+        (method, route.path)
+        for route in make_app(GatewaySettings()).routes
+        for method in getattr(route, "methods", None) or ()
+    ]
+    paths.append(("GET", "/static/page.css"))
+    assert len(paths) > 10
+    async with httpx2.AsyncClient(base_url=locked.url) as http:
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": f"Bearer {key[:-1]}x"},
+            {"authorization": "Basic !!"},
+        ):
+            for method, path in paths:
+                response = await http.request(method, path.replace("{model:path}", "x"), headers=headers)
+                is_open = path in ("/health", "/ready", "/") or path.startswith("/static")
+                assert (response.status_code == 401) != is_open, (method, path, headers)
+                if not is_open and method != "HEAD":
+                    assert response.json()["error"]["code"] == "invalid_api_key"
+                    assert response.headers["www-authenticate"] == "Bearer"
+        assert (
+            await http.post("/v1/completions", json=BODY, headers={"authorization": f"Bearer {key}"})
+        ).status_code == 200
+        assert (await http.get("/v1/models", headers={"x-api-key": key})).status_code == 200
+        assert (await http.get("/v1/models", auth=("anybody", key))).status_code == 200
+    assert "alice POST /v1/completions 200" in locked.log
+    assert key not in locked.log
+
+
+def test_other_addresses_need_keys_or_an_explicit_no() -> None:
+    with pytest.raises(ValueError, match="--no-keys"):
+        GatewaySettings(listen="0.0.0.0:8000")
+    assert GatewaySettings(listen="0.0.0.0:8000", no_keys=True).no_keys
+
+
+async def test_pages_of_other_origins_may_call_only_where_they_are_named(
+    door: Door, open_door: OpenDoor, tiny_trio: Trio
+) -> None:
+    friendly = open_door(tiny_trio, "--allow-origin", "https://chat.example")
+    asked = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+    async with httpx2.AsyncClient() as http:
+        preflight = await http.options(f"{friendly.url}/v1/chat/completions", headers=asked)
+        assert preflight.headers["access-control-allow-origin"] == "https://chat.example"
+        refused = await http.options(f"{door.url}/v1/chat/completions", headers=asked)
+        assert "access-control-allow-origin" not in refused.headers
