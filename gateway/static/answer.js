@@ -1,0 +1,125 @@
+// One answer as it comes: its tokens, why it does not speculate, its figures and its rounds.
+
+import { Strip } from "./strip.js";
+import { makeRejected, makeTokens } from "./tokens.js";
+import { clone, count, element, fixed } from "./words.js";
+
+export class Answer {
+  constructor(heading) {
+    this.heading = heading;
+    this.element = clone("answer-template");
+    this.element.querySelector("h3").textContent = heading;
+    this.body = this.element.querySelector(".text");
+    this.strip = new Strip(this.element.querySelector(".strip"), this.element.querySelector(".round"), this.body);
+    // What was said, and its tokens, each with the node that shows it.
+    Object.assign(this, { text: "", tokens: [], traces: [], end: null, finishReason: null, isWhole: false });
+    this.firstAt_ms = this.lastAt_ms = NaN;
+    this.startedAt_ms = performance.now();
+    this.#showFigures();
+  }
+
+  // A chunk of the stream, of /v1/chat/completions or /v1/completions.
+  add(chunk) {
+    const choice = chunk.choices[0];
+    if (choice === undefined) {
+      this.end = chunk;
+      return;
+    }
+    const content = choice.delta?.content ?? choice.text ?? "";
+    this.text += content;
+    this.finishReason = choice.finish_reason ?? this.finishReason;
+    if (choice.paceline?.emitted.length) this.#addRound(choice.paceline, content);
+    else if (content) this.body.append(element("span", { text: content }));
+  }
+
+  #addRound(trace, content) {
+    this.lastAt_ms = performance.now();
+    if (Number.isNaN(this.firstAt_ms)) this.firstAt_ms = this.lastAt_ms;
+    this.traces.push(trace);
+    const nodes = makeTokens(trace, content);
+    nodes.forEach((node, index) => this.tokens.push({ ...trace.emitted[index], node }));
+    this.body.append(...nodes.slice(0, trace.num_accepted), ...makeRejected(trace), ...nodes.slice(trace.num_accepted));
+    this.strip.add(trace);
+    this.#notice(this.#isIdle(trace) && trace.reason ? `Not speculating: ${trace.reason}.` : "");
+    this.#showFigures();
+  }
+
+  // The stream has ended as it should.
+  finish() {
+    this.isWhole = true;
+    this.close();
+  }
+
+  // Nothing more comes, for whatever reason.
+  close() {
+    this.#showFigures();
+    this.#notice(this.#explainIdle());
+    const { rounds, length } = this.figures();
+    this.strip.describe(`${count(rounds, "round")} after the first, ${fixed(length, 2)} tokens each`);
+  }
+
+  fail(words) {
+    const error = this.element.querySelector(".error");
+    error.textContent = words;
+    error.hidden = false;
+  }
+
+  // The round that reads the prompt never has drafts.
+  #isIdle(trace) {
+    return trace !== this.traces[0] && trace.proposed.length === 0;
+  }
+
+  #explainIdle() {
+    const later = this.traces.slice(1);
+    const idle = later.filter((trace) => trace.proposed.length === 0);
+    const reasons = [...new Set(idle.map((trace) => trace.reason).filter(Boolean))].join("; ");
+    if (!reasons) return idle.length && idle.length === later.length ? "Not speculating: nothing was proposed." : "";
+    if (idle.length === later.length) return `Not speculating: ${reasons}.`;
+    return `Not speculating in ${idle.length} of ${later.length} rounds: ${reasons}.`;
+  }
+
+  #notice(words) {
+    const notice = this.element.querySelector(".notice");
+    notice.textContent = words;
+    notice.hidden = words === "";
+  }
+
+  // By the server's account when it has come, by this page's clock until then. Rates leave out the first round, which
+  // reads the prompt: it is quick where the prompt is in the cache.
+  figures() {
+    const later = this.traces.slice(1);
+    const laterTokens = later.reduce((sum, trace) => sum + trace.emitted.length, 0);
+    const proposed = this.traces.reduce((sum, trace) => sum + trace.proposed.length, 0);
+    const accepted = this.traces.reduce((sum, trace) => sum + trace.num_accepted, 0);
+    const timing = this.end?.paceline?.timing_ms;
+    const first_ms = timing?.first_token ?? this.firstAt_ms - this.startedAt_ms;
+    const later_ms = timing ? timing.total - timing.first_token : this.lastAt_ms - this.firstAt_ms;
+    const own = this.end?.paceline?.speculation;
+    return {
+      tokens: this.end?.usage?.completion_tokens ?? this.tokens.length,
+      first_ms,
+      perSecond: later_ms > 0 ? (1000 * laterTokens) / later_ms : NaN,
+      rounds: own?.rounds ?? later.length,
+      length: own?.mean_acceptance_length ?? laterTokens / later.length,
+      rate: (own?.accepted ?? accepted) / (own?.proposed ?? proposed),
+    };
+  }
+
+  #showFigures() {
+    const { tokens, first_ms, perSecond, length, rate } = this.figures();
+    const shown = {
+      tokens: [String(tokens), "in the answer"],
+      "tokens/s": [fixed(perSecond, 1), "after the first token"],
+      "acceptance length": [fixed(length, 2), "tokens for each forward of the target after the first"],
+      "acceptance rate": [Number.isFinite(rate) ? `${fixed(100 * rate, 0)} %` : "–", "accepted drafts of those proposed"],
+      "first token": [Number.isFinite(first_ms) ? `${fixed(first_ms, 0)} ms` : "–", "after the request arrived"],
+    };
+    const nodes = Object.entries(shown).map(([name, [value, title]]) => {
+      const group = element("div");
+      group.title = title;
+      group.append(element("dt", { text: name }), element("dd", { text: value }));
+      return group;
+    });
+    this.element.querySelector(".figures").replaceChildren(...nodes);
+  }
+}

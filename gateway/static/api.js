@@ -1,0 +1,81 @@
+// The gateway's HTTP interface: requests, server-sent events, and errors in words.
+
+const KEY_NAME = "paceline-key";
+
+// What went wrong, in words for the reader. `status`: HTTP's, or 0 where no answer came.
+export class ApiError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function setKey(key) {
+  sessionStorage.setItem(KEY_NAME, key);
+}
+
+async function request(path, options = {}) {
+  const key = sessionStorage.getItem(KEY_NAME);
+  const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The gateway does not answer. Is it running, and is the network there?");
+  }
+  if (!response.ok) throw new ApiError(await describe(response, key), response.status);
+  return response;
+}
+
+async function describe(response, key) {
+  const body = await response.json().catch(() => null);
+  const message = body?.error?.message ?? `HTTP status ${response.status}`;
+  const after_s = response.headers.get("Retry-After");
+  if (response.status === 401) return key ? "The gateway refused the key." : "This gateway asks for a key.";
+  if (response.status === 429 || (response.status === 503 && after_s)) {
+    // Retry-After may also be a date: it is shown as it is.
+    const when = /^\d+$/.test(after_s ?? "") ? `in ${after_s} s` : after_s ? `after ${after_s}` : "later";
+    return `The server is busy: try again ${when}. (${message})`;
+  }
+  return message;
+}
+
+export async function getJson(path) {
+  return (await request(path)).json();
+}
+
+// Data of server-sent events, one at a time.
+async function* readEvents(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) if (line.startsWith("data:")) yield line.slice(5).trim();
+    }
+  } finally {
+    // Who stops reading early closes the connection; one that has broken has nothing to close.
+    reader.cancel().catch(() => {});
+  }
+}
+
+// Chunks of one completion. Throws ApiError, or AbortError after the signal.
+export async function* stream(path, body, signal) {
+  const response = await request(path, { method: "POST", body: JSON.stringify(body), signal });
+  try {
+    for await (const data of readEvents(response.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new ApiError(chunk.error.message);
+      yield chunk;
+    }
+  } catch (error) {
+    if (error instanceof ApiError || signal.aborted) throw error;
+    throw new ApiError("The connection broke before the answer was whole.");
+  }
+  throw new ApiError("The stream ended before the answer was whole.");
+}

@@ -1,0 +1,83 @@
+// The settings: what a request asks for.
+
+const MAX_DRAFT_TOKENS = 16;
+const MAX_FRESH_SEED = 2 ** 32;
+
+export class Controls {
+  constructor(form) {
+    this.fields = form.elements;
+    this.form = form;
+    for (let count = 1; count <= MAX_DRAFT_TOKENS; count++) this.fields.draft_tokens.add(new Option(count, count));
+    form.addEventListener("change", () => this.refresh());
+    form.addEventListener("submit", (event) => event.preventDefault());
+  }
+
+  // Takes over what the server does where a request does not say.
+  fill({ target, draft, defaults }) {
+    const { enabled, drafter, draft_tokens, rule, coupled } = this.fields;
+    enabled.checked = defaults.enabled;
+    drafter.value = defaults.drafter;
+    if (Number(defaults.draft_tokens) === 0) draft_tokens.add(new Option(0, 0));
+    draft_tokens.value = defaults.draft_tokens;
+    rule.value = defaults.rule ?? "";
+    coupled.checked = defaults.coupled;
+    drafter.querySelector("[value=model]").disabled = draft === null;
+    this.fields.max_tokens.max = target.max_model_len;
+    this.refresh();
+  }
+
+  refresh() {
+    const { enabled, compare, drafter, draft_tokens, rule, coupled } = this.fields;
+    const off = !enabled.checked && !compare.checked;
+    for (const field of [drafter, draft_tokens, coupled]) field.disabled = off;
+    // A draft drawn with the target's noise can only be matched.
+    rule.disabled = off || coupled.checked;
+  }
+
+  get isChat() {
+    return this.fields.mode.value === "chat";
+  }
+
+  get compares() {
+    return this.fields.compare.checked;
+  }
+
+  get enabled() {
+    return this.fields.enabled.checked;
+  }
+
+  set seed(seed) {
+    this.fields.seed.value = seed;
+  }
+
+  // Shows what is out of range, and says whether all is well.
+  check() {
+    if (this.form.checkValidity()) return true;
+    this.form.closest("details").open = true;
+    return this.form.reportValidity();
+  }
+
+  // Numbers and the seed. An open seed is chosen here: two panes need the same one.
+  readSampling() {
+    const { temperature, seed, max_tokens } = this.fields;
+    return {
+      temperature: temperature.valueAsNumber,
+      seed: seed.value === "" ? Math.floor(Math.random() * MAX_FRESH_SEED) : seed.valueAsNumber,
+      max_tokens: max_tokens.valueAsNumber,
+    };
+  }
+
+  readSpeculation(enabled) {
+    if (!enabled) return { enabled: false };
+    const { drafter, draft_tokens, rule, coupled } = this.fields;
+    const length = draft_tokens.value;
+    const chosen = coupled.checked ? "match" : rule.value;
+    return {
+      enabled: true,
+      drafter: drafter.value,
+      draft_tokens: Number.isNaN(Number(length)) ? length : Number(length),
+      ...(chosen && { rule: chosen }),
+      coupled: coupled.checked,
+    };
+  }
+}
