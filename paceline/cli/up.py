@@ -1,4 +1,4 @@
-"""`paceline up`: the three services on this machine."""
+"""`paceline up`: the three services on this machine, and a gateway for HTTP."""
 
 import asyncio
 import sys
@@ -10,6 +10,7 @@ from rich.text import Text
 
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
+from gateway.config import GatewaySettings
 from paceline.deployment.deployment import Deployment, make_deployment
 from paceline.deployment.services import Services
 from paceline.errors import ConfigError
@@ -18,7 +19,7 @@ from paceline.rpc.server import require_free_address, wait_for_signal
 from paceline.settings import Settings
 from target_server.config import TargetSettings
 
-COLOURS = {"target": "cyan", "draft": "magenta", "coordinator": "green"}
+COLOURS = {"target": "cyan", "draft": "magenta", "coordinator": "green", "gateway": "blue"}
 
 
 def _setting(settings: type[Settings], field: str, more: str = "") -> Any:
@@ -35,6 +36,11 @@ def _shown(default: Any) -> str:
 
 def up(
     listen: Annotated[str | None, _setting(CoordinatorSettings, "listen", " of the coordinator")] = None,
+    http: Annotated[str | None, _setting(GatewaySettings, "listen", " of the gateway, or none: no gateway")] = None,
+    api_keys: Annotated[str | None, _setting(CoordinatorSettings, "api_keys")] = None,
+    no_keys: Annotated[
+        bool, typer.Option("--no-keys", help=CoordinatorSettings.model_fields["no_keys"].description)
+    ] = False,
     target_model: Annotated[str | None, _setting(TargetSettings, "model")] = None,
     draft_model: Annotated[str | None, _setting(DraftSettings, "model", ", or none: no draft server")] = None,
     device: Annotated[str | None, _setting(TargetSettings, "device", ": cpu, or cuda for both on one GPU")] = None,
@@ -51,18 +57,22 @@ def up(
     lenience: Annotated[float | None, _setting(CoordinatorSettings, "lenience")] = None,
     max_running: Annotated[int | None, _setting(CoordinatorSettings, "max_running")] = None,
 ) -> None:
-    """Starts draft server, target server and coordinator; prints `ready ADDRESS` when all serve; Ctrl-C stops all.
+    """Starts draft server, target server, coordinator and gateway; prints `ready ADDRESS URL` when all serve; Ctrl-C stops all.
 
-    What is not given is each process's own: its table in paceline.toml (target, draft, coordinator), or its default.
+    What is not given is each process's own: its table in paceline.toml (target, draft, coordinator, gateway), or its
+    default. With --http none there is no gateway, and the line is `ready ADDRESS`.
     """
+    keys = {"api_keys": api_keys, "no_keys": no_keys or None}
     both = {"device": device, "dtype": dtype, "max_model_len": max_model_len, "kv_cache_memory": kv_cache_memory}
     deployment = make_deployment(
         target=_given(model=target_model, **both),
         draft=_given(model=draft_model, quantization=draft_quantization, **both),
         coordinator=_given(
-            listen=listen, speculation=speculation, drafter=drafter, custom_drafter=custom_drafter,
-            draft_tokens=draft_tokens, rule=rule, coupled=coupled, lenience=lenience, max_running=max_running,
+            listen=listen, **keys, speculation=speculation, drafter=drafter,
+            custom_drafter=custom_drafter, draft_tokens=draft_tokens, rule=rule, coupled=coupled, lenience=lenience,
+            max_running=max_running,
         ),
+        gateway=None if http == "none" else _given(listen=http, **keys),
     )  # fmt: skip
     asyncio.run(_run(deployment))
 
@@ -84,7 +94,12 @@ async def _run(deployment: Deployment) -> None:
             f"a coordinator serves at {deployment.listen} already; stop it, or give another address by --listen"
         )
     require_free_address(deployment.listen)
-    console.print("starting draft server, target server and coordinator: some 15 s, longer the first time")
+    if deployment.gateway is not None:
+        try:
+            require_free_address(deployment.http_listen)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("--listen", "--http")) from None
+    console.print("starting the services: some 15 s, longer the first time")
     stopping = asyncio.create_task(wait_for_signal())
     running = asyncio.create_task(_serve(deployment, log_line))
     await asyncio.wait((stopping, running), return_when=asyncio.FIRST_COMPLETED)
@@ -97,11 +112,14 @@ async def _run(deployment: Deployment) -> None:
 
 async def _serve(deployment: Deployment, log_line: Any) -> None:
     async with Services(deployment, log_line) as services:
-        print(f"ready {services.address}", flush=True)
+        print(" ".join(filter(None, ("ready", services.address, services.url))), flush=True)
         where = (
             ""
             if services.address == CoordinatorSettings.model_fields["listen"].default
             else f" --address {services.address}"
         )
+        where += " --api-key-file FILE" if deployment.has_keys else ""
         print(f'try, in another terminal: paceline generate "Why is the sky blue?"{where}', file=sys.stderr)
+        if services.url is not None:
+            print(f"or, in a browser: {services.url}", file=sys.stderr)
         await services.watch()

@@ -6,6 +6,8 @@ from typing import Any
 
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
+from gateway.config import GatewaySettings
+from paceline.keys import KeyRing
 from paceline.rpc.channel import check_address
 from paceline.settings import as_flags, make_settings
 from target_server.config import TargetSettings
@@ -15,6 +17,7 @@ TARGET_FRACTION, DRAFT_FRACTION = 0.60, 0.30
 # Flags of `paceline up` whose fields have another name in a process's settings.
 _TARGET_FLAGS = {"model": "--target-model"}
 _DRAFT_FLAGS = {"model": "--draft-model", "quantization": "--draft-quantization"}
+_GATEWAY_FLAGS = {"listen": "--http"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,13 @@ class Deployment:
     # None: no draft server.
     draft: list[str] | None
     coordinator: list[str]
-    # The coordinator's address.
+    # None: no gateway.
+    gateway: list[str] | None
+    # The coordinator's address, and the gateway's.
     listen: str
+    http_listen: str
+    # Whether callers need API keys.
+    has_keys: bool
     # Whether the model servers compute on the same cores, one at a time.
     shares_cores: bool
 
@@ -35,27 +43,37 @@ def make_deployment(
     target: Mapping[str, Any] | None = None,
     draft: Mapping[str, Any] | None = None,
     coordinator: Mapping[str, Any] | None = None,
+    gateway: Mapping[str, Any] | None = None,
 ) -> Deployment:
     """From the fields of each process's settings that the caller wants to set; all others are the process's own.
 
-    A draft's model "none", or a coordinator's draft "none": no draft server. Raises InvalidArgument naming the flag of
-    `paceline up` and its range.
+    `gateway`: None: there is none. A draft's model "none", or a coordinator's draft "none": no draft server. Raises InvalidArgument naming the flag of
+    `paceline up` and its range, ConfigError for a bad file of keys.
     """
     wants_target, wants_draft = dict(target or {}), dict(draft or {})
     front = make_settings(CoordinatorSettings, coordinator or {}, {})
     # Port 0 would be any free one: then nobody knew where.
     check_address("--listen", front.listen)
+    if front.api_keys is not None:
+        # A bad file is better known now than when models are loaded.
+        KeyRing(front.api_keys)
     has_draft = wants_draft.get("model", "") != "none" and front.draft != "none"
     target_settings = make_settings(TargetSettings, wants_target, _TARGET_FLAGS)
     _share_gpu(target_settings, wants_target, TARGET_FRACTION)
     if has_draft:
         draft_settings = make_settings(DraftSettings, wants_draft, _DRAFT_FLAGS)
         _share_gpu(draft_settings, wants_draft, DRAFT_FRACTION)
+    door = None if gateway is None else make_settings(GatewaySettings, gateway, _GATEWAY_FLAGS)
+    if door is not None:
+        check_address("--http", door.listen)
     return Deployment(
         target=as_flags(wants_target),
         draft=as_flags(wants_draft) if has_draft else None,
         coordinator=as_flags(coordinator or {}),
+        gateway=None if door is None else as_flags(gateway or {}),
         listen=front.listen,
+        http_listen="" if door is None else door.listen,
+        has_keys=front.api_keys is not None,
         shares_cores=has_draft and (target_settings.device, draft_settings.device) == ("cpu", "cpu"),
     )
 

@@ -1,4 +1,4 @@
-"""Three service processes on this machine: started, watched, restarted, stopped."""
+"""The service processes on this machine: started, watched, restarted, stopped."""
 
 import asyncio
 import contextlib
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.deployment.deployment import Deployment
+from paceline.deployment.http_health import instance_at, url_of
 from paceline.errors import ConfigError
 from paceline.rpc.health import is_serving
 from paceline.rpc.supervision import environment
@@ -41,8 +42,15 @@ class Process:
         return is_serving(self.address, 1.0, f"instance.{self.instance}")
 
 
+class HttpProcess(Process):
+    """One whose health is asked by HTTP."""
+
+    def is_serving(self) -> bool:
+        return instance_at(self.address, 1.0) == self.instance
+
+
 class Services:
-    """Draft, target and coordinator. The two model servers are reached by unix sockets."""
+    """Draft, target and coordinator, and a gateway if there is to be one. The model servers are reached by unix sockets."""
 
     def __init__(self, deployment: Deployment, log_line: LogLine) -> None:
         """`log_line(service, line)` gets what the services write."""
@@ -51,15 +59,18 @@ class Services:
         self._tasks: list[asyncio.Task[None]] = []
         self._processes = list(self._plan(deployment))
         self.address = deployment.listen
+        # None without a gateway.
+        self.url = url_of(deployment.http_listen) if deployment.gateway is not None else None
 
     async def __aenter__(self) -> "Services":
         """Starts all. Raises ConfigError with the last line of a service that does not come up."""
         try:
-            *models, coordinator = self._processes
+            models = [each for each in self._processes if each.name in ("target", "draft")]
             async with asyncio.TaskGroup() as starting:
                 for process in models:
                     starting.create_task(self._start(process))
-            await self._start(coordinator)
+            for process in self._processes[len(models) :]:
+                await self._start(process)
         except BaseException as error:
             await self.stop()
             raise _first(error) from None
@@ -83,7 +94,7 @@ class Services:
         return {service.name: service.address for service in self._processes}
 
     async def stop(self) -> None:
-        """Coordinator first, so that its clients' generations end in order."""
+        """From the front to the back, so that its clients' generations end in order."""
         for process in reversed(self._processes):
             await _end(process)
         for task in self._tasks:
@@ -101,6 +112,9 @@ class Services:
             yield Process("draft", ["draft_server", *deployment.draft, "--listen", draft, *lock], draft)
         addresses = ["--target", target, "--draft", draft if deployment.draft is not None else "none"]
         yield Process("coordinator", ["coordinator", *deployment.coordinator, *addresses], deployment.listen)
+        if deployment.gateway is not None:
+            flags = [*deployment.gateway, "--coordinators", deployment.listen]
+            yield HttpProcess("gateway", ["gateway", *flags], deployment.http_listen)
 
     async def _start(self, service: Process) -> None:
         """Returns when the service answers health checks. Raises ConfigError if it ends, or is not ready in time."""

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.client import Client
+from paceline.errors import Unauthenticated
+from paceline.keys import make_key
+
 TINY = (
     "--target-model",
     "dummy:tiny",
@@ -22,12 +26,24 @@ TINY = (
     "16MiB",
 )
 TIMEOUT_S = 120.0
-MODULES = ("draft_server", "target_server", "coordinator")
+MODULES = ("draft_server", "target_server", "coordinator", "gateway")
 
 
 @contextlib.contextmanager
-def running_up(folder: Path, address: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", "from paceline.cli import main; main()", "up", *TINY, "--listen", address]
+def running_up(folder: Path, address: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    program = "from paceline.cli import main; main()"
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "up",
+        *TINY,
+        "--listen",
+        address,
+        "--http",
+        f"unix:{folder}/gateway.sock",
+        *flags,
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
         env=os.environ | {"TMPDIR": str(folder)},
@@ -61,21 +77,21 @@ def wait_for(condition) -> bool:
     return False
 
 
-def wait_ready(process: subprocess.Popen[str], address: str) -> None:
+def wait_ready(process: subprocess.Popen[str], address: str, folder: Path) -> None:
     assert process.stdout is not None
-    assert process.stdout.readline() == f"ready {address}\n"
+    assert process.stdout.readline() == f"ready {address} unix:{folder}/gateway.sock\n"
 
 
 def test_another_up_on_its_address_ends_at_once_and_says_why_and_a_killed_one_leaves_nothing(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/coordinator.sock"
     with running_up(tmp_path, address) as first:
-        wait_ready(first, address)
+        wait_ready(first, address, tmp_path)
         with running_up(tmp_path, address) as second:
             _, error = second.communicate(timeout=TIMEOUT_S)
             assert second.returncode == 1
             assert f"a coordinator serves at {address} already" in error
             assert "--listen" in error
-        assert len(services_of(tmp_path)) == 3, "those of the first"
+        assert len(services_of(tmp_path)) == 4, "those of the first"
         first.kill()
         assert wait_for(lambda: not services_of(tmp_path)), "its services follow it"
 
@@ -88,3 +104,18 @@ def test_a_signal_during_the_start_stops_everything(tmp_path: Path, number: sign
         output, _ = process.communicate(timeout=TIMEOUT_S)
         assert (process.returncode, output) == (0, "")
         assert services_of(tmp_path) == []
+
+
+def test_keys_are_the_coordinators(tmp_path: Path) -> None:
+    address, keys = f"unix:{tmp_path}/coordinator.sock", tmp_path / "keys"
+    key = make_key(keys, "alice")
+    with running_up(tmp_path, address, "--api-keys", str(keys)) as process:
+        wait_ready(process, address, tmp_path)
+        with Client(address, key) as client:
+            assert client.describe().max_running > 0
+        with Client(address, "another") as client, pytest.raises(Unauthenticated):
+            client.describe()
+        process.terminate()
+        _, log = process.communicate(timeout=TIMEOUT_S)
+    assert "--api-key-file FILE" in log, "the hint says what a command needs"
+    assert key not in log
