@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# One image for the draft server, the target server and the coordinator; the command chooses.
+# One image for the draft server, the target server, the coordinator and the gateway; the command chooses.
 FROM python:3.11-slim
 
 # For a GPU: TORCH_INDEX_URL="" (pip's default Linux wheel is the CUDA build; or an index of one CUDA

@@ -17,9 +17,12 @@ import jsonschema
 import pytest
 import yaml
 
+from coordinator.config import CoordinatorSettings
+from paceline.settings import parse_settings
+
 ROOT = Path(__file__).parents[1]
 SCHEMA = json.loads((ROOT / "tests/data/compose_spec.json").read_text(encoding="utf-8"))
-MODULES = {"draft": "draft_server", "target": "target_server", "coordinator": "coordinator"}
+MODULES = {"draft": "draft_server", "target": "target_server", "coordinator": "coordinator", "gateway": "gateway"}
 GPU_SERVICES = ("draft", "target")
 
 
@@ -43,8 +46,9 @@ def merge(base: Any, override: Any, key: str = "") -> Any:
 
 BASE = load("docker-compose.yml")
 GPU = load("docker-compose.gpu.yml")
-FILES = {"base": BASE, "gpu": GPU, "merged": merge(BASE, GPU)}
-STACKS = {name: FILES[name]["services"] for name in ("base", "merged")}
+KEYS = load("docker-compose.keys.yml")
+FILES = {"base": BASE, "gpu": GPU, "merged": merge(BASE, GPU), "keys": KEYS, "guarded": merge(merge(BASE, GPU), KEYS)}
+STACKS = {name: FILES[name]["services"] for name in ("base", "merged", "guarded")}
 
 each_stack = pytest.mark.parametrize("services", STACKS.values(), ids=STACKS.keys())
 each_service = pytest.mark.parametrize("service", MODULES)
@@ -81,7 +85,7 @@ def test_schema_refuses_a_misspelt_key() -> None:
 
 
 @each_stack
-def test_services_are_exactly_the_three(services: dict[str, Any]) -> None:
+def test_services_are_exactly_these(services: dict[str, Any]) -> None:
     assert services.keys() == MODULES.keys()
 
 
@@ -100,7 +104,8 @@ def test_command_uses_only_flags_its_service_has(services: dict[str, Any], servi
 def test_health_check_asks_the_port_its_service_listens_on(services: dict[str, Any], service: str) -> None:
     port = argument(services[service]["command"], "--listen").rpartition(":")[2]
     check = services[service]["healthcheck"]["test"]
-    assert check == ["CMD", "python", "-m", "paceline.rpc.health", f"localhost:{port}"]
+    module = "paceline.deployment.http_health" if service == "gateway" else "paceline.rpc.health"
+    assert check == ["CMD", "python", "-m", module, f"localhost:{port}"]
 
 
 @each_stack
@@ -117,10 +122,39 @@ def test_coordinator_waits_until_both_servers_are_healthy(services: dict[str, An
 
 
 @each_stack
-def test_only_the_coordinator_is_published_and_only_on_loopback(services: dict[str, Any]) -> None:
+def test_the_gateway_calls_the_port_the_coordinator_listens_on(services: dict[str, Any]) -> None:
+    port = argument(services["coordinator"]["command"], "--listen").rpartition(":")[2]
+    assert argument(services["gateway"]["command"], "--coordinators") == f"coordinator:{port}"
+
+
+@each_stack
+def test_only_coordinator_and_gateway_are_published_and_only_on_loopback(services: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
-    assert published == {"coordinator": ["127.0.0.1:50050:50050"]}
+    assert published == {"coordinator": ["127.0.0.1:50050:50050"], "gateway": ["127.0.0.1:8000:8000"]}
     assert not any("network_mode" in service for service in services.values())
+
+
+def coordinator_settings(stack: str, monkeypatch: pytest.MonkeyPatch) -> CoordinatorSettings:
+    """As the coordinator reads its command and environment in that stack."""
+    service = STACKS[stack]["coordinator"]
+    for name, value in service["environment"].items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", service["command"][2:])
+    return parse_settings(CoordinatorSettings, "coordinator")
+
+
+@pytest.mark.parametrize("stack", ["base", "merged"])
+def test_the_coordinator_says_that_it_asks_for_no_keys(stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = coordinator_settings(stack, monkeypatch)
+    assert (settings.no_keys, settings.api_keys) == (True, None)
+
+
+def test_with_the_file_for_keys_it_reads_them_from_a_folder_of_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = coordinator_settings("guarded", monkeypatch)
+    assert not settings.no_keys
+    (volume,) = STACKS["guarded"]["coordinator"]["volumes"]
+    folder = volume.removesuffix(":ro").rpartition(":")[2]
+    assert settings.api_keys == f"{folder}/api_keys"
 
 
 @each_stack
