@@ -1,82 +1,113 @@
-"""A prediction of the output against none, in turns: a file of 200 lines, returned with one line changed.
+"""A prediction of the output against none, in turns.
 
-python -m benchmarks.prediction [--tokens 400] [--rounds 3] [--drafters hybrid,model,ngram] [--draft MODEL]
+python -m benchmarks.prediction [--tokens 300] [--rounds 3] [--drafters hybrid,model] [--draft MODEL]
 
-No model at hand edits files, so the task is turned round: the target continues the file greedily without a prediction,
-and what it wrote, with one line changed, is the prediction of the runs that are timed. The output is compared each time.
+file    a Python file of 200 lines stands in the prompt, with the change that is asked for. The output returns it.
+answer  a question. The output is an answer that was given before.
+
+No model at hand edits files, so the tasks are turned round: the target answers greedily without a prediction, and what
+it wrote, with one line changed, is the prediction of the runs that are timed. The prompt of the first task ends with the
+file's first lines, so that the model goes on with them. The output is compared each time.
 """
 
 import argparse
 import asyncio
+import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from benchmarks.deployment import DRAFT, embedded_pair
-from paceline.client import AsyncClient, Completion
+from paceline.client import AsyncClient, Completion, Prompt
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 
 FILES = Path(__file__).parents[1] / "tests" / "data"
-INSTRUCTION = "Return this file. Change one thing: let the error of a loan that was renewed twice name the book."
+BEFORE, AFTER = ((FILES / f"editing_{name}.txt").read_text() for name in ("before", "after"))
+CHANGE = "The same file. One thing has changed: the error of a loan that was renewed twice names the book."
+SHOWN_LINES = 30
+ANOTHER_LINE = "raise LibraryError(f'loan {self.book.number} can not be renewed')"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked for, and whether the prompt is text as it is."""
+
+    name: str
+    prompt: Prompt
+    raw: bool
+    # Beside what the target itself wrote, with one line changed.
+    predictions: dict[str, str]
+
+
+TASKS = (
+    Task(
+        "file",
+        f"{BEFORE}\n\n# {CHANGE}\n\n" + "".join(BEFORE.splitlines(keepends=True)[:SHOWN_LINES]),
+        True,
+        {"the file as it was": BEFORE, "the file as it shall be": AFTER},
+    ),
+    Task("answer", "How do plants make sugar from light? Explain it step by step.", False, {"something else": BEFORE}),
+)
 
 
 async def timed(
-    client: AsyncClient, prompt: str, tokens: int, drafter: Drafter, prediction: str | None
+    client: AsyncClient, task: Task, tokens: int, speculation: SpeculationParams, prediction: str | None
 ) -> tuple[float, Completion]:
     """Tokens per second behind the first token, and the completion."""
     sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
     first_s, completion = 0.0, Completion()
-    async for piece in client.stream(prompt, sampling, SpeculationParams(drafter=drafter), prediction=prediction):
+    async for piece in client.stream(task.prompt, sampling, speculation, task.raw, prediction=prediction):
         first_s = first_s or time.perf_counter()
         completion.add(piece)
     return (tokens - 1) / (time.perf_counter() - first_s), completion
 
 
 def with_one_line_changed(text: str) -> str:
-    """The line in the middle says something else."""
-    lines = text.split("\n")
-    lines[len(lines) // 2] = "            raise LibraryError(f'loan {self.book.number} can not be renewed')"
-    return "\n".join(lines)
+    """The line in the middle, or the sentence where there are few lines, says something else."""
+    parts = re.split(r"(?<=\n)|(?<=\. )", text)
+    parts[len(parts) // 2] = ANOTHER_LINE + "\n"
+    return "".join(parts)
 
 
-async def compare(client: AsyncClient, drafter: Drafter, tokens: int, rounds: int) -> None:
-    before = (FILES / "editing_before.txt").read_text()
-    prompt = f"{INSTRUCTION}\n\n```python\n{before}```\n"
-    _, plain = await timed(client, prompt, tokens, drafter, None)
-    predictions = {"none": None, "one line changed": with_one_line_changed(plain.text), "the file": before}
+async def compare(client: AsyncClient, task: Task, drafter: Drafter, tokens: int, rounds: int) -> None:
+    speculation = SpeculationParams(drafter=drafter)
+    _, plain = await timed(client, task, tokens, SpeculationParams(enabled=False), None)
+    predictions = {"none": None, "one line changed": with_one_line_changed(plain.text), **task.predictions}
     speeds: dict[str, list[float]] = {name: [] for name in predictions}
+    figures = {}
+    # The first turn teaches the rule for the draft length what a draft costs.
     for turn in range(rounds + 1):
         for name, prediction in predictions.items():
-            speed, done = await timed(client, prompt, tokens, drafter, prediction)
+            speed, done = await timed(client, task, tokens, speculation, prediction)
             assert done.token_ids == plain.token_ids, f"prediction {name}: another output"
             assert done.finish is not None
-            figures = done.finish.speculation
-            if turn == 0:
-                # The first turn teaches the rule for the draft length what a draft costs.
-                print(
-                    f"{drafter.value}, prediction {name}: {figures.mean_acceptance_length:.2f} tokens a round, from the "
-                    f"prediction {figures.prediction_accepted} accepted, {figures.prediction_rejected} rejected"
-                )
-            else:
+            figures[name] = done.finish.speculation
+            if turn > 0:
                 speeds[name].append(speed)
-    without = sorted(speeds["none"])[rounds // 2]
+    without = median(speeds["none"])
     for name, values in speeds.items():
-        middle = sorted(values)[rounds // 2]
+        of = figures[name]
         print(
-            f"{drafter.value}, prediction {name}: {middle:.1f} tokens/s, {middle / without:.2f} x without", flush=True
+            f"{task.name}, {drafter.value}, prediction: {name}: {median(values):.1f} tokens/s, "
+            f"{median(values) / without:.2f} x without ({min(values) / without:.2f} to {max(values) / without:.2f}); "
+            f"{of.mean_acceptance_length:.2f} tokens a round; from the prediction {of.prediction_accepted} accepted, "
+            f"{of.prediction_rejected} rejected",
+            flush=True,
         )
-    print(f"{drafter.value}: the output is identical in {rounds + 1} turns")
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--drafters", default="hybrid,model,ngram")
+    parser.add_argument("--drafters", default="hybrid,model")
     parser.add_argument("--draft", default=DRAFT)
     arguments = parser.parse_args()
     async with embedded_pair(arguments.draft) as (_, client):
-        for name in arguments.drafters.split(","):
-            await compare(client, Drafter(name), arguments.tokens, arguments.rounds)
+        for task in TASKS:
+            for name in arguments.drafters.split(","):
+                await compare(client, task, Drafter(name), arguments.tokens, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ OVERSIZED: dict[str, tuple[Callable[[], generation_pb2.GenerateRequest], list[st
         lambda: chat(("user", LONG)), ["chat.messages is '15000004 characters'", "at most 16384 characters"],
     ),
     "messages": (lambda: chat(*[("user", "")] * 1_000_000), ["chat.messages is '1000000 messages'", "at most 4096"]),
-    "a role": (lambda: chat((LONG, "t1")), ["chat.messages.role is 'word", "system, user or assistant"]),
+    "a role": (lambda: chat((LONG, "t1")), ["chat.messages.role is 'word", "one of system, developer, user, assistant, tool"]),
     "token ids": (
         lambda: generation_pb2.GenerateRequest(token_ids={"ids": MANY_IDS}),
         ["prompt is '5000000 tokens'", "at most 511 tokens"],

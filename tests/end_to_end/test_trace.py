@@ -143,7 +143,9 @@ async def test_behind_a_stop_nothing_is_decided(tiny_trio: Trio) -> None:
     [plain] = [await complete(tiny_trio, GREEDY, SpeculationParams(enabled=False))]
     # The first draft of the second round ends the text; the draft is the target, so all of them would be accepted.
     stopped = SamplingParams(max_tokens=60, ignore_eos=True, stop_token_ids=(plain.token_ids[1],))
-    *_, last = await traces_of(tiny_trio, stopped, REJECTED)
+    pieces = await pieces_of(tiny_trio, stopped, REJECTED)
+    last = pieces[-1].trace
+    assert pieces[-1].finish.speculation.rounds_by_accepted == [0, 1, 0, 0, 0]
     assert (len(last.proposed), last.num_accepted) == (4, 1)
     assert [draft.accepted for draft in last.proposed] == [True, False, False, False]
     assert [draft.target_id is None for draft in last.proposed] == [False, True, True, True]

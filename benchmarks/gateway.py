@@ -1,0 +1,202 @@
+"""What the gateway costs: HTTP against gRPC in turns, CPU a chunk, memory of open streams, and clients that vanish.
+
+python -m benchmarks.gateway [--at-once 1,8,64] [--rounds 6] [--tokens 64] [--streams 500] [--vanishing 1000]
+
+The HTTP client is a bare socket that reads events: what a client library adds is its own.
+"""
+
+import argparse
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import orjson
+import psutil
+
+from benchmarks.prompts import spread_prompts
+from benchmarks.services import OWN_PROMPTS
+from paceline.client import AsyncClient
+from paceline.deployment.deployment import make_deployment
+from paceline.deployment.services import Services
+from paceline.sampling import SamplingParams
+
+
+@dataclass(slots=True)
+class Timed:
+    """One generation as its client saw it."""
+
+    ttft_s: float
+    total_s: float
+    chunks: int
+
+
+SERVERS = ({"kv_cache_memory": "512MiB"}, {"kv_cache_memory": "512MiB"}, {"listen": "127.0.0.1:50059"})
+Ask = Callable[[str], Awaitable[Timed]]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAsker:
+    """Asks by HTTP, a connection for each request."""
+
+    port: int
+    num_tokens: int
+
+    async def open(self, prompt: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        body = orjson.dumps(
+            {
+                "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": self.num_tokens,
+                "ignore_eos": True, "stream": True,
+            }
+        )  # fmt: skip
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost:{self.port}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        return reader, writer
+
+    async def __call__(self, prompt: str) -> Timed:
+        started_s = time.perf_counter()
+        reader, writer = await self.open(prompt)
+        ttft_s, chunks = 0.0, 0
+        while line := await reader.readline():
+            if line.startswith(b"data: {"):
+                chunks += 1
+                text = orjson.loads(line[6:])["choices"][0]["delta"].get("content")
+                if text and not ttft_s:
+                    ttft_s = time.perf_counter() - started_s
+        writer.close()
+        return Timed(ttft_s, time.perf_counter() - started_s, chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcAsker:
+    """Asks by gRPC, over one connection."""
+
+    client: AsyncClient
+    num_tokens: int
+
+    async def __call__(self, prompt: str) -> Timed:
+        started_s, ttft_s, chunks = time.perf_counter(), 0.0, 0
+        sampling = SamplingParams(max_tokens=self.num_tokens, ignore_eos=True)
+        async for piece in self.client.stream(prompt, sampling):
+            chunks += 1
+            if piece.text and not ttft_s:
+                ttft_s = time.perf_counter() - started_s
+        return Timed(ttft_s, time.perf_counter() - started_s, chunks)
+
+
+async def compare(askers: dict[str, Ask], prompts: list[str], at_once: int, rounds: int) -> None:
+    """Both ways in turns: each group of prompts goes through both, in another order each time."""
+    found: dict[str, list[Timed]] = {name: [] for name in askers}
+    walls_s: dict[str, list[float]] = {name: [] for name in askers}
+    for number in range(-1, rounds):
+        group = [prompts[(number * at_once + i) % len(prompts)] for i in range(at_once)]
+        for ask in askers.values():
+            await asyncio.gather(*map(ask, group))
+        for name in sorted(askers, reverse=bool(number % 2)):
+            started_s = time.perf_counter()
+            done = await asyncio.gather(*map(askers[name], group))
+            if number >= 0:
+                walls_s[name].append(time.perf_counter() - started_s)
+                found[name] += done
+    ttft_ms = {name: median(each.ttft_s for each in done) * 1e3 for name, done in found.items()}
+    ratios = [grpc / http for grpc, http in zip(walls_s["gRPC"], walls_s["HTTP"], strict=True)]
+    print(
+        f"{at_once:3d} at once: first token {ttft_ms['gRPC']:.1f} ms by gRPC, {ttft_ms['HTTP']:.1f} ms by HTTP "
+        f"(+{ttft_ms['HTTP'] - ttft_ms['gRPC']:.1f} ms); tokens/s by HTTP {sum(walls_s['gRPC']) / sum(walls_s['HTTP']):.3f} "
+        f"of those by gRPC (median {median(ratios):.3f})",
+        flush=True,
+    )
+
+
+async def cpu_per_chunk(ask: HttpAsker, prompts: list[str], process: psutil.Process) -> None:
+    before = process.cpu_times()
+    done = await asyncio.gather(*map(ask, prompts[:8]))
+    after = process.cpu_times()
+    chunks = sum(each.chunks for each in done)
+    used_s = after.user + after.system - before.user - before.system
+    print(f"the gateway's CPU: {used_s / chunks * 1e6:.0f} us a chunk ({chunks} chunks)", flush=True)
+
+
+async def hold_streams(ask: HttpAsker, prompts: list[str], count: int, process: psutil.Process) -> None:
+    before_mib = process.memory_info().rss / 2**20
+    opened = [await ask.open(f"({number}) {prompts[number % len(prompts)]}") for number in range(count)]
+    await asyncio.sleep(3.0)
+    now_mib = process.memory_info().rss / 2**20
+    print(f"memory: {before_mib:.0f} MiB, {now_mib:.0f} MiB with {count} open streams", flush=True)
+    for _, writer in opened:
+        writer.transport.abort()
+
+
+async def vanish(ask: HttpAsker, prompts: list[str], count: int, client: AsyncClient, process: psutil.Process) -> None:
+    """Each reads its first event and is gone."""
+
+    async def one(number: int) -> None:
+        async with gate:
+            reader, writer = await ask.open(f"({number}) {prompts[number % len(prompts)]}")
+            while not (await reader.readline()).startswith(b"data:"):
+                pass
+            writer.transport.abort()
+
+    gate = asyncio.Semaphore(64)
+    await asyncio.gather(*(one(number) for number in range(count)))
+    gone_s = time.perf_counter()
+    while (running := (await client.describe()).running) and time.perf_counter() < gone_s + 10:
+        await asyncio.sleep(0.005)
+    took_ms = (time.perf_counter() - gone_s) * 1e3
+    left = len(
+        [
+            each
+            for each in process.net_connections()
+            if each.status == psutil.CONN_ESTABLISHED and each.laddr[1] == ask.port
+        ]
+    )
+    memory_mib = process.memory_info().rss / 2**20
+    print(
+        f"{count} clients that vanished: {running} generations left after {took_ms:.0f} ms, {left} connections, "
+        f"{memory_mib:.0f} MiB",
+        flush=True,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--at-once", default="1,8,64")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--vanishing", type=int, default=1000)
+    parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
+    arguments = parser.parse_args()
+    prompts = [prompt.text for prompt in spread_prompts(arguments.prompts, 64)]
+    listen = f"127.0.0.1:{free_port()}"
+    deployment = make_deployment(*SERVERS, gateway={"listen": listen, "max_open_requests": 4096})
+    async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
+        http = HttpAsker(int(listen.rpartition(":")[2]), arguments.tokens)
+        process = psutil.Process(services.pids["gateway"])
+        askers: dict[str, Ask] = {"gRPC": GrpcAsker(client, arguments.tokens), "HTTP": http}
+        for at_once in map(int, arguments.at_once.split(",")):
+            rounds = max(2, arguments.rounds if at_once < 64 else arguments.rounds // 3)
+            await compare(askers, prompts, at_once, rounds)
+        await cpu_per_chunk(http, prompts, process)
+        long = HttpAsker(http.port, 400)
+        await hold_streams(long, prompts, arguments.streams, process)
+        while (await client.describe()).running:
+            await asyncio.sleep(0.1)
+        await vanish(long, prompts, arguments.vanishing, client, process)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
