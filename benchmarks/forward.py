@@ -22,7 +22,7 @@ from paceline.engine.config import TARGET_ROLE, EngineConfig  # noqa: E402
 from paceline.engine.engine import build_engine  # noqa: E402
 from paceline.engine.scheduling.job import Job  # noqa: E402
 from paceline.sampling import Rule, SamplingParams  # noqa: E402
-from target_server.verifier import Check, VerifyJob  # noqa: E402
+from target_server.verifier import VerifyJob, VerifySpec  # noqa: E402
 
 ROUNDS = 40
 
@@ -34,11 +34,11 @@ def our_step(quantization: str, context: int, rows: int) -> Callable[[], None]:
     runner = engine.worker._runner
     sequence = Sequence(SequenceOptions(SamplingParams(seed=0), context, ()), engine.pool)
     sequence.reserve(context + rows)
-    prompt: Job = VerifyJob(sequence, list(range(100, 100 + context)), Check([], [], Rule.MATCH))
+    prompt: Job = VerifyJob(sequence, list(range(100, 100 + context)), VerifySpec([], [], Rule.MATCH))
     runner.step([(prompt, context)])
 
     def step() -> None:
-        runner.step([(VerifyJob(sequence, [7], Check([8] * (rows - 1), [], Rule.MATCH)), rows)])
+        runner.step([(VerifyJob(sequence, [7], VerifySpec([8] * (rows - 1), [], Rule.MATCH)), rows)])
         sequence.truncate(context)
         sequence.reserve(context + rows)
 

@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 from gateway.config import GatewaySettings
 from gateway.describing import Describing
-from gateway.errors import HttpError, internal, of_paceline
+from gateway.errors import HttpError, internal, of_paceline, refuse
 from gateway.forms import ChatForm, TextForm
 from gateway.gateway import Gateway
 from gateway.generating import Generating
@@ -59,7 +59,7 @@ def make_app(settings: GatewaySettings) -> Starlette:
     ]
     handlers: dict[Any, Any] = {
         HttpError: on_http_error, PacelineError: on_paceline_error, HTTPException: on_framework_error,
-        Exception: on_fault,
+        RecursionError: on_depth, Exception: on_fault,
     }  # fmt: skip
     return Starlette(
         routes=routes, middleware=make_middleware(settings), exception_handlers=handlers, lifespan=lifespan
@@ -99,6 +99,11 @@ async def on_framework_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:100]}: {error.detail}"
     return error_response(HttpError(error.status_code, message, "invalid_request_error"))
+
+
+async def on_depth(request: Request, error: Exception) -> Response:
+    """Whoever looked into the body ran out of depth."""
+    return error_response(refuse("body", "the body is nested too deeply"))
 
 
 async def on_fault(request: Request, error: Exception) -> Response:

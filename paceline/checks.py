@@ -25,5 +25,6 @@ def require_type(params: object, kind: type, allowed: str, *names: str) -> None:
 
 def is_token_id(value: object) -> bool:
     """Whether it is a whole number that a message can hold as an id."""
-    # A list may hold thousands: the cheap test first.
-    return (type(value) is int or isinstance(value, Integral)) and 0 <= int(value) < 2**31
+    # A list may hold thousands: the cheap test first. True and False are no numbers.
+    is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+    return is_whole and 0 <= int(value) < 2**31  # type: ignore[call-overload]

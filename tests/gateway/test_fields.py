@@ -114,6 +114,7 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
     "logit_bias key": ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
     "logit_bias value": ({"logit_bias": {"5": 1000}}, "logit_bias[5]", "[-100, 100]"),
     "token outside": ({"allowed_token_ids": [512]}, "allowed_token_ids", "[0, 512)"),
+    "a token id as true": ({"stop_token_ids": [True]}, "stop_token_ids", "token ids"),
     "stream": ({"stream": "yes"}, "stream", "true or false"),
     "stream_options without a stream": ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
     "stream_options": ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "no field"),

@@ -58,6 +58,14 @@ async def test_what_is_no_json_object_is_refused(
     assert response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("name", ["temperature", "chat_template_kwargs", "stop"])
+async def test_a_body_that_is_nested_too_deeply_is_refused(http: httpx2.AsyncClient, name: str) -> None:
+    value = '{"a":' * 900 + "1" + "}" * 900
+    content = f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1, "{name}": {value}}}'
+    response = await http.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405)],
