@@ -214,6 +214,8 @@ class FailingServicer:
         raise RuntimeError("a bug")
         yield
 
+    Tokenize = Detokenize = TokenizerInfo = Describe
+
 
 async def test_the_log_of_a_call_that_failed_names_the_keys_owner_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
