@@ -15,6 +15,8 @@ from paceline.rpc.server import DRAIN_S, require_free_address, run, wait_for_sig
 from paceline.settings import parse_settings
 
 log = logging.getLogger(__name__)
+# Longer than clients keep an idle connection (httpx: 5 s): one that is closed as a request goes out fails it.
+KEEP_ALIVE_S = 75
 
 
 class Server(uvicorn.Server):
@@ -34,9 +36,8 @@ async def serve(settings: GatewaySettings) -> None:
     else:
         sockets = [_bind(settings.listen)]
         where = f"http://{settings.listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
-    config = uvicorn.Config(
-        make_app(settings), http="h11", ws="none", timeout_graceful_shutdown=int(DRAIN_S), **options
-    )
+    options |= {"timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": int(DRAIN_S)}
+    config = uvicorn.Config(make_app(settings), http="h11", ws="none", **options)
     # Where it listens we say ourselves.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     server = Server(config)

@@ -212,7 +212,9 @@ def parse_draft_length(text: str) -> DraftLength:
     if text == "entropy":
         return EntropyAdaptive()
     allowed = f"a number in [0, {MAX_DRAFT_TOKENS}], adaptive or entropy"
-    require(text.isdecimal() and int(text) <= MAX_DRAFT_TOKENS, "draft_tokens", text, allowed)
+    # int() refuses thousands of digits in words of its own.
+    is_short = text.isdecimal() and len(text) < 10
+    require(is_short and int(text) <= MAX_DRAFT_TOKENS, "draft_tokens", text[:40], allowed)
     return int(text)
 
 

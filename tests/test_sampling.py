@@ -10,7 +10,7 @@ import pytest
 
 from paceline.errors import InvalidArgument
 from paceline.rpc.messages import sampling_from_message, sampling_to_message
-from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import Bounds, Drafter, DraftMode, Rule, SamplingParams, SpeculationParams, parse_draft_length
 
 WARM = SamplingParams(temperature=0.8)
 
@@ -92,6 +92,13 @@ def test_a_value_of_another_type_names_its_field(fields: dict[str, Any], said: s
 def test_speculation_of_another_type_names_its_field(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^{re.escape(said)}"):
         SpeculationParams(**fields)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "four", "10000", "9" * 5000])
+def test_a_draft_length_that_is_none_is_refused_by_name(text: str) -> None:
+    assert (parse_draft_length("4"), parse_draft_length("adaptive")) == (4, Bounds())
+    with pytest.raises(InvalidArgument, match=r"^draft_tokens is .*; it must be a number in \[0, \d+\], adaptive or"):
+        parse_draft_length(text)
 
 
 def test_numbers_of_numpy_and_lists_are_taken() -> None:
