@@ -1,5 +1,6 @@
 """Shared services, started once a session: in one process together, or each in one of its own."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from tests.services import Trio, start_trio
 
 prepare_process()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# CPython 3.11 may fail to parse a module when garbage is collected meanwhile (python/cpython#106905).
+gc.disable()
 
 TINY = (
     "--model",
@@ -33,13 +36,17 @@ TINY = (
     "none",
 )
 
-
 # Two models over 32 ids: so few that transformers can say what must come.
 SMALL_FLAGS = (
     "--dtype", "float32", "--quantization", "none", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1",
 )  # fmt: skip
 UNLIKE_TARGET = ("--model", "dummy:tiny-32-a", *SMALL_FLAGS)
 UNLIKE_DRAFT = ("--model", "dummy:tiny-32-b", *SMALL_FLAGS)
+
+
+def pytest_collection_finish() -> None:
+    """All modules are imported."""
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
