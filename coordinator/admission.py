@@ -6,7 +6,6 @@ More than the cache has room for would only evict one another, and read contexts
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import AsyncIterator
 
 from paceline.errors import ResourceExhausted
@@ -26,8 +25,8 @@ class Admission:
         self.running = 0
         self._max_waiting = max_waiting
         self._free_tokens = cache_tokens
-        # Who waits, and for how much of the cache.
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        # Who waits, in order, and for how much of the cache.
+        self._waiting: dict[asyncio.Future[None], int] = {}
         self._hold_s = FIRST_HOLD_S
 
     @contextlib.asynccontextmanager
@@ -57,16 +56,16 @@ class Admission:
                 retry_after_s,
             )
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((turn, num_tokens))
+        self._waiting[turn] = num_tokens
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.cancelled():
+                self._waiting.pop(turn, None)
+                self._call_next()
+            else:
                 # The place came just when nobody wanted it any more.
                 self._leave(num_tokens)
-            else:
-                self._waiting.remove((turn, num_tokens))
-                self._call_next()
             raise
 
     def _has_place(self, num_tokens: int) -> bool:
@@ -84,7 +83,13 @@ class Admission:
 
     def _call_next(self) -> None:
         """Hands places to those in front of the line."""
-        while self._waiting and self._has_place(self._waiting[0][1]):
-            turn, num_tokens = self._waiting.popleft()
-            self._take(num_tokens)
-            turn.set_result(None)
+        while self._waiting:
+            turn, num_tokens = next(iter(self._waiting.items()))
+            # Cancelled in this turn of the event loop, its task has not run yet.
+            gone = turn.cancelled()
+            if not gone and not self._has_place(num_tokens):
+                return
+            del self._waiting[turn]
+            if not gone:
+                self._take(num_tokens)
+                turn.set_result(None)

@@ -28,8 +28,10 @@ class Crowd:
         await self._tasks[name]
         await settle()
 
-    async def give_up(self, name: str) -> None:
-        self._tasks[name].cancel()
+    async def give_up(self, names: str) -> None:
+        """All in one turn of the event loop."""
+        for name in names:
+            self._tasks[name].cancel()
         await settle()
 
     async def _stay(self, name: str, num_tokens: int) -> None:
@@ -89,6 +91,21 @@ async def test_who_gives_up_waiting_holds_nobody_up() -> None:
     await crowd.leave("a")
     await crowd.leave("c")
     assert admission.running == 0
+
+
+@pytest.mark.parametrize("names", ["abcdef", "fedcba", "acebdf", "bcdef", "abef"])
+async def test_any_number_may_give_up_at_once(names: str) -> None:
+    """As when a proxy dies: a place that comes free is not given to those who are going too."""
+    admission = Admission(max_running=2, max_waiting=9, cache_tokens=100)
+    crowd = Crowd(admission)
+    for name in "abcdef":
+        await crowd.enter(name, 10)
+    await crowd.give_up(names)
+    assert len(crowd.inside) == admission.running == min(2, 6 - len(names))
+    await crowd.give_up("abcdef")
+    for name in "xyz":
+        await crowd.enter(name, 50)
+    assert crowd.inside == ["x", "y"], "all places and all of the cache are free again"
 
 
 async def test_a_full_queue_refuses_at_once_with_a_hint() -> None:
