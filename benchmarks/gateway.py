@@ -2,7 +2,8 @@
 
 python -m benchmarks.gateway [--at-once 1,8,64] [--rounds 6] [--tokens 64] [--streams 500] [--vanishing 1000]
 
-The HTTP client is a bare socket that reads events: what a client library adds is its own.
+The HTTP client is a bare socket that reads events and keeps its connections, as gRPC does: what a client library adds
+is its own.
 """
 
 import argparse
@@ -10,19 +11,22 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 import orjson
 import psutil
+import uvloop
 
 from benchmarks.prompts import spread_prompts
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
 from paceline.deployment.deployment import make_deployment
 from paceline.deployment.services import Services
+from paceline.rpc.channel import open_channel
 from paceline.sampling import SamplingParams
+from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
 
 
 @dataclass(slots=True)
@@ -38,15 +42,20 @@ SERVERS = ({"kv_cache_memory": "512MiB"}, {"kv_cache_memory": "512MiB"}, {"liste
 Ask = Callable[[str], Awaitable[Timed]]
 
 
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
 @dataclass(frozen=True, slots=True)
 class HttpAsker:
-    """Asks by HTTP, a connection for each request."""
+    """Asks by HTTP, over connections that are kept."""
 
     port: int
     num_tokens: int
+    idle: list[Connection] = field(default_factory=list)
 
-    async def open(self, prompt: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def open(self, prompt: str) -> Connection:
+        """Sends a request."""
+        reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
         body = orjson.dumps(
             {
                 "messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": self.num_tokens,
@@ -55,7 +64,7 @@ class HttpAsker:
         )  # fmt: skip
         head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost:{self.port}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         writer.write(head.encode() + body)
         return reader, writer
@@ -64,13 +73,16 @@ class HttpAsker:
         started_s = time.perf_counter()
         reader, writer = await self.open(prompt)
         ttft_s, chunks = 0.0, 0
-        while line := await reader.readline():
+        while (line := await reader.readline()) != b"0\r\n":
+            if not line:
+                raise SystemExit("error: the gateway closed a connection")
             if line.startswith(b"data: {"):
                 chunks += 1
                 text = orjson.loads(line[6:])["choices"][0]["delta"].get("content")
                 if text and not ttft_s:
                     ttft_s = time.perf_counter() - started_s
-        writer.close()
+        await reader.readline()
+        self.idle.append((reader, writer))
         return Timed(ttft_s, time.perf_counter() - started_s, chunks)
 
 
@@ -134,14 +146,15 @@ async def hold_streams(ask: HttpAsker, prompts: list[str], count: int, process: 
         writer.transport.abort()
 
 
-async def vanish(ask: HttpAsker, prompts: list[str], count: int, client: AsyncClient, process: psutil.Process) -> None:
+async def vanish(ask: HttpAsker, prompts: list[str], count: int, client: AsyncClient, services: Services) -> None:
     """Each reads its first event and is gone."""
 
     async def one(number: int) -> None:
         async with gate:
             reader, writer = await ask.open(f"({number}) {prompts[number % len(prompts)]}")
-            while not (await reader.readline()).startswith(b"data:"):
-                pass
+            while not (line := await reader.readline()).startswith(b"data:"):
+                if not line:
+                    raise SystemExit("error: the gateway closed a connection")
             writer.transport.abort()
 
     gate = asyncio.Semaphore(64)
@@ -150,19 +163,28 @@ async def vanish(ask: HttpAsker, prompts: list[str], count: int, client: AsyncCl
     while (running := (await client.describe()).running) and time.perf_counter() < gone_s + 10:
         await asyncio.sleep(0.005)
     took_ms = (time.perf_counter() - gone_s) * 1e3
-    left = len(
-        [
-            each
-            for each in process.net_connections()
-            if each.status == psutil.CONN_ESTABLISHED and each.laddr[1] == ask.port
-        ]
-    )
-    memory_mib = process.memory_info().rss / 2**20
+    gateway = psutil.Process(services.pids["gateway"])
+    connections = [
+        each
+        for each in gateway.net_connections()
+        if each.status == psutil.CONN_ESTABLISHED and each.laddr[1] == ask.port
+    ]
     print(
-        f"{count} clients that vanished: {running} generations left after {took_ms:.0f} ms, {left} connections, "
-        f"{memory_mib:.0f} MiB",
+        f"{count} clients that vanished: {running} generations left after {took_ms:.0f} ms, {len(connections)} connections, "
+        f"{await used_blocks(services)} blocks of the caches; the gateway has {gateway.memory_info().rss / 2**20:.0f} MiB",
         flush=True,
     )
+
+
+async def used_blocks(services: Services) -> int:
+    """Of both servers' caches, those that sequences hold; a server frees them in its next step."""
+    await asyncio.sleep(1.0)
+    used = 0
+    for name, stub in (("target", target_pb2_grpc.TargetStub), ("draft", draft_pb2_grpc.DraftStub)):
+        async with open_channel(services.addresses[name]) as channel:
+            card = await stub(channel).Describe(model_pb2.DescribeModelRequest())
+        used += card.total_blocks - card.free_blocks
+    return used
 
 
 def free_port() -> int:
@@ -195,8 +217,8 @@ async def main() -> None:
         await hold_streams(long, prompts, arguments.streams, process)
         while (await client.describe()).running:
             await asyncio.sleep(0.1)
-        await vanish(long, prompts, arguments.vanishing, client, process)
+        await vanish(long, prompts, arguments.vanishing, client, services)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    uvloop.run(main())

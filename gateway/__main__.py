@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import uvicorn
 
 from gateway.app import make_app
 from gateway.config import GatewaySettings
+from gateway.connection import Connection
 from paceline.rpc.server import DRAIN_S, require_free_address, run, wait_for_signal
 from paceline.settings import parse_settings
 
@@ -30,20 +32,25 @@ class Server(uvicorn.Server):
 async def serve(settings: GatewaySettings) -> None:
     """Serves until SIGTERM or SIGINT, then lets open requests end. Raises ConfigError where it can't begin."""
     require_free_address(settings.listen)
-    options: dict[str, Any] = {"lifespan": "on", "log_config": None, "access_log": False, "server_header": False}
+    options: dict[str, Any] = {
+        "lifespan": "on", "ws": "none", "log_config": None, "access_log": False, "server_header": False,
+        "proxy_headers": False, "timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": int(DRAIN_S),
+    }  # fmt: skip
     if settings.listen.startswith("unix:"):
         sockets, options["uds"], where = None, settings.listen.removeprefix("unix:"), settings.listen
     else:
         sockets = [_bind(settings.listen)]
         where = f"http://{settings.listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
-    options |= {"timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": int(DRAIN_S)}
-    config = uvicorn.Config(make_app(settings), http="h11", ws="none", **options)
+    config = uvicorn.Config(make_app(settings), http=Connection, **options)
     # Where it listens we say ourselves.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     server = Server(config)
     serving = asyncio.create_task(server.serve(sockets))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
+    # What stands by now stays: the garbage collector need not go through it again and again.
+    gc.collect()
+    gc.freeze()
     log.info("gateway: listening on %s", where)
     ending = asyncio.create_task(wait_for_signal())
     await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)

@@ -48,18 +48,18 @@ class Reply:
         identity = form.prefix + (request.request_id or secrets.token_hex(12))
         self._head = {"id": identity, "object": form.chunk_object, "created": int(time.time()), "model": model}
 
-    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """As they come. Raises what a coordinator raises; before the first chunk nothing is promised to anybody."""
+    async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """Those of each round. Raises what a coordinator raises; before the first nothing is promised to anybody."""
         async with aclosing(self._rounds.of_all()) as rounds:
             async for prompt, piece in rounds:
                 index = prompt * self._request.sampling.n + piece.index
                 is_first = index not in self._choices
                 choice = self._choices.setdefault(index, Choice(index))
-                if is_first and (opening := self._form.opening(index)) is not None:
-                    yield self._chunk(opening)
-                yield await self._delta(choice, prompt, piece, is_first)
+                opening = self._form.opening(index) if is_first else None
+                before = [] if opening is None else [self._chunk(opening)]
+                yield [*before, await self._delta(choice, prompt, piece, is_first)]
         if self._request.includes_usage:
-            yield {**self._head, "choices": [], "usage": self._usage.body(), **self._usage.figures()}
+            yield [{**self._head, "choices": [], "usage": self._usage.body(), **self._usage.figures()}]
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""

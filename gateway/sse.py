@@ -26,28 +26,28 @@ def event(body: Any) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
-async def send_events(chunks: AsyncGenerator[dict[str, Any], None], send: Send) -> None:
-    """Sends the stream. Raises what comes before the first chunk; an error behind it is an event, the last but [DONE].
+async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: Send) -> None:
+    """Sends the stream: what comes together goes out together. Raises what comes before the first chunk; an error
+    behind it is an event, the last but [DONE].
 
-    `send` waits where the client does not read, so this holds no more than one chunk.
+    `send` waits where the client does not read, so this holds no more than one round.
     """
     async with aclosing(chunks):
         first = await anext(chunks)
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await _send(send, event(first))
+        await _send(send, first)
         try:
-            async for chunk in chunks:
-                await _send(send, event(chunk))
+            async for each in chunks:
+                await _send(send, each)
         except Exception as error:
             if not isinstance(error, PacelineError):
                 log.exception("a stream failed", exc_info=error)
-            await _send(send, event(of_exception(error)))
-    await _send(send, DONE)
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await _send(send, [of_exception(error)])
+    await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
 
-async def _send(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+async def _send(send: Send, bodies: list[Any]) -> None:
+    await send({"type": "http.response.body", "body": b"".join(map(event, bodies)), "more_body": True})
 
 
 async def until_client_goes(receive: Receive, work: Awaitable[None]) -> None:

@@ -1,0 +1,77 @@
+"""A connection: uvicorn's, which httptools parses, with bounds on what comes before a request is one."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway.errors import HttpError
+from gateway.json_response import error_response
+
+# Of a request: its first line and headers. Clients send one or two KiB.
+MOST_HEADER_BYTES = 64 << 10
+# From the connection, or the last request's end, until all of them are there.
+HEADERS_TIMEOUT_S = 20.0
+
+
+class Connection(HttpToolsProtocol):
+    """Closed when headers are too many or too slow: neither httptools nor uvicorn bounds them."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._num_header_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._have_headers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        was_waiting = self._timer is not None
+        super().data_received(data)
+        if self._timer is None:
+            # The rest is a body, which has bounds of its own.
+            self._num_header_bytes = 0
+        elif was_waiting:
+            self._num_header_bytes += len(data)
+            if self._num_header_bytes > MOST_HEADER_BYTES:
+                self._refuse(431, f"the headers are larger than {MOST_HEADER_BYTES} bytes")
+
+    def send_400_response(self, msg: str) -> None:
+        """Of what is no HTTP."""
+        self._refuse(400, msg)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        self._have_headers()
+        super().on_headers_complete()
+
+    def _await_headers(self) -> None:
+        self._have_headers()
+        self._timer = self.loop.call_later(HEADERS_TIMEOUT_S, self._give_up)
+
+    def _have_headers(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        self._refuse(408, f"the headers did not come within {HEADERS_TIMEOUT_S:.0f} s")
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._have_headers()
+        # In the midst of an answer that is still on its way nothing else can be said.
+        if self.cycle is None or self.cycle.response_complete:
+            response = error_response(HttpError(status, message, "invalid_request_error"))
+            headers = [*response.raw_headers, (b"connection", b"close")]
+            lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+            self.transport.write(STATUS_LINE[status] + lines + b"\r\n" + bytes(response.body))
+        self.transport.close()
