@@ -100,6 +100,8 @@ SMOLLM2 = {
     "tests/end_to_end/test_identity.py",
     "tests/end_to_end/test_load.py",
     "tests/end_to_end/test_rounds.py",
+    "tests/gateway/test_chat.py",
+    "tests/gateway/test_describing.py",
 }
 # Begun first, so that no worker is left with one of them at the end.
 LONGEST_FIRST = ("smollm2", "tests/end_to_end", "tests/engine/cuda", "tests/law", "tests/engine")

@@ -115,6 +115,7 @@ def test_a_figure_given_overrules_the_measured_one(paceline: Callable[..., Ran],
     assert record["alpha"] == record["measured"]["alpha"]
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_the_target_costs_as_much_and_is_always_right(
     paceline: Callable[..., Ran], real_trio: Trio, prompts: list[str], tmp_path: Path
 ) -> None:
