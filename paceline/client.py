@@ -9,6 +9,7 @@ A prompt is text (put through the model's chat template unless raw), a list of m
 """
 
 import asyncio
+import concurrent.futures
 import copy
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Generator
@@ -52,6 +53,7 @@ __all__ = [
 
 # How long an interrupted call may take to end.
 STOP_TIMEOUT_S = 5.0
+WAKE_UP_S = 0.5
 T = TypeVar("T")
 
 
@@ -246,6 +248,9 @@ class Client:
 
         future = asyncio.run_coroutine_threadsafe(run(), self._loop)
         try:
+            while not future.done():
+                # A Ctrl-C that comes just before a thread blocks is seen when it wakes up, and not earlier.
+                concurrent.futures.wait((future,), timeout=WAKE_UP_S)
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
