@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 from draft_server.entropy import EntropyStop
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.sampling.logprobs import RowLogprobs
-from paceline.engine.sampling.specs import Argmax, GumbelMax, Sample, SampleSpec, SampleTruncated, TruncatedSample
+from paceline.engine.sampling.specs import (
+    Argmax,
+    ConfidentSample,
+    GumbelMax,
+    Sample,
+    SampleSpec,
+    SampleTruncated,
+    TruncatedSample,
+)
 from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.sampling import DraftMode
@@ -32,6 +40,8 @@ class ProposeSpec:
     support: Support
     # Stops early where the model is unsure; None: never stop early.
     entropy: EntropyStop | None = None
+    # Stops behind the token with which the product of all drafts' confidences falls below this; 0: never stop early.
+    least_confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,8 @@ class ProposeJob(Job):
         # The position of the first draft, and the noise's round_start.
         self._round_start = sequence.length + len(tail)
         self._samples: list[Sample] = []
+        # The product of the drafts' confidences.
+        self._confidence = 1.0
 
     def specs(self, num_rows: int) -> list[SampleSpec | None]:
         is_last = num_rows == len(self.pending)
@@ -84,7 +96,10 @@ class ProposeJob(Job):
             # The stop depends only on distributions, never on this sample. Otherwise it would bias the output.
             return
         self._samples += samples
-        if len(self._samples) < self._propose_spec.num_draft_tokens:
+        self._confidence *= _confidence(samples[0])
+        # The token that ends the draft is kept: dropped because of its value, it would bias the output.
+        is_sure = self._confidence >= self._propose_spec.least_confidence
+        if len(self._samples) < self._propose_spec.num_draft_tokens and is_sure:
             self.pending = [_token(samples[0])]
 
     @property
@@ -107,7 +122,11 @@ class ProposeJob(Job):
         options, wanted = self.sequence.options, self._propose_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
-        extra: Any = {"before": self.tokens_before(row), "wants_entropy": wanted.entropy is not None}
+        extra: Any = {
+            "before": self.tokens_before(row),
+            "wants_entropy": wanted.entropy is not None,
+            "wants_confidence": wanted.least_confidence > 0,
+        }
         if wanted.draft_mode is DraftMode.GREEDY or options.sampling.is_greedy:
             return Argmax(*common, **extra)
         if wanted.draft_mode is DraftMode.COUPLED:
@@ -117,5 +136,16 @@ class ProposeJob(Job):
 
 
 def _token(sample: Sample) -> int:
-    assert isinstance(sample, int | TruncatedSample)
+    assert isinstance(sample, int | ConfidentSample | TruncatedSample)
     return sample if isinstance(sample, int) else sample.token
+
+
+def _confidence(sample: Sample) -> float:
+    """1 from an engine that does not say: it never stops early."""
+    match sample:
+        case ConfidentSample():
+            return sample.confidence
+        case TruncatedSample():
+            return float(sample.probs[sample.support == sample.token].sum())
+        case _:
+            return 1.0

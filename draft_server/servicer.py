@@ -35,10 +35,12 @@ class DraftServicer(ModelServicer):
         if propose.HasField("entropy_stop"):
             rule = entropy_rule_from_message(propose.entropy_stop.rule)
             require(0 <= ema <= 1, "entropy_stop.entropy_ema", ema, "in [0, 1]")
+        least_confidence = propose.least_confidence
+        require(0 <= least_confidence <= 1, "least_confidence", least_confidence, "in [0, 1]")
 
         def make_job(sequence: Sequence, rest: list[int]) -> ProposeJob:
             stop = None if rule is None else EntropyStop(rule, ema)
-            return ProposeJob(sequence, rest, ProposeSpec(wanted, draft_mode, self._support, stop))
+            return ProposeJob(sequence, rest, ProposeSpec(wanted, draft_mode, self._support, stop, least_confidence))
 
         return Start(
             command.command_id,

@@ -49,7 +49,9 @@ class RemoteDrafter:
             return "draft server in trouble"
         return "" if self._room(context) >= 1 else "past the draft model's maximum length"
 
-    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+    async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
+        """`least_confidence`: the model stops behind the token with which its confidence in all its tokens falls below
+        this."""
         if num_draft_tokens < 1:
             return Proposal()
         if absence := self.absence(context):
@@ -62,6 +64,7 @@ class RemoteDrafter:
             propose.tail_tokens.extend(tail)
             propose.num_draft_tokens = num_draft_tokens
             propose.draft_mode = self._draft_mode
+            propose.least_confidence = least_confidence
             if self._entropy_rule is not None:
                 propose.entropy_stop.rule.CopyFrom(self._entropy_rule)
                 propose.entropy_stop.entropy_ema = self._ema

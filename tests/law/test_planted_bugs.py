@@ -79,6 +79,10 @@ TOYS = {
     "spread": Toy(*spread_tables(), SAMPLED, support=WHOLE),
     "penalties": Toy(*TABLES, replace(SAMPLED, presence_penalty=1.0, frequency_penalty=0.8)),
     "entropy": moody_toy(),
+    "unsure": Toy(*TABLES, SAMPLED, num_draft_tokens=3, least_confidence=0.4),
+    "unsure, coupled": Toy(
+        *TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, num_draft_tokens=3, least_confidence=0.4
+    ),
     "coupled": Toy(*TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED),
     "greedy": Toy(LEFT, RIGHT, SamplingParams(max_tokens=4), rule=Rule.MATCH, draft_mode=DraftMode.GREEDY),
 }

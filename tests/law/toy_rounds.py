@@ -24,6 +24,7 @@ from draft_server.entropy import EntropyStop
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
+from paceline.engine.sampling.confidence import with_confidence
 from paceline.engine.sampling.logprobs import compute_logprobs
 from paceline.engine.scheduling.job import Job
 from paceline.sampling import DraftMode, EntropyAdaptive, Rule, SamplingParams
@@ -47,6 +48,7 @@ class Toy:
     support: Support = field(default_factory=lambda: Support(3, 0.995))
     num_draft_tokens: int = 2
     entropy: EntropyAdaptive | None = None
+    least_confidence: float = 0.0
     prompt: tuple[int, ...] = (0,)
     eos_token_ids: tuple[int, ...] = ()
     num_tokens: int = 4
@@ -126,7 +128,7 @@ class Rounds:
             wanted = min(toy.num_draft_tokens, toy.num_tokens - num_generated - 1)
             if num_generated > 0 and wanted > 0:
                 stop = None if toy.entropy is None else EntropyStop(toy.entropy, generation.ema)
-                propose_spec = ProposeSpec(wanted, toy.draft_mode, toy.support, stop)
+                propose_spec = ProposeSpec(wanted, toy.draft_mode, toy.support, stop, toy.least_confidence)
                 jobs[generation] = self.propose_job(generation.draft, self.draft_tail(generation), propose_spec)
         self.run(list(jobs.values()), toy.draft, self._draft_sampler)
         proposals = []
@@ -207,7 +209,8 @@ class Rounds:
             ]
             logits = torch.from_numpy(np.stack(rows))  # [num_draws, vocab_size]
             samples = sampler.sample(logits, flat)
-            results = iter(zip(samples, compute_logprobs(logits, flat, samples), strict=True))
+            sampled = with_confidence(logits, flat, samples)
+            results = iter(zip(sampled, compute_logprobs(logits, flat, samples), strict=True))
             for job, of_job in zip(jobs, wanted, strict=True):
                 job.sequence.tokens += job.pending
                 job.pending.clear()

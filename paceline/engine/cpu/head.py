@@ -10,7 +10,7 @@ from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.scalars import tensor_of
 from paceline.engine.cpu.linear import CpuLinear
 from paceline.engine.models.config import UNKNOWN_LOGIT
-from paceline.engine.sampling.specs import Sample, TruncatedSample
+from paceline.engine.sampling.specs import ConfidentSample, Sample, TruncatedSample
 
 
 class Head:
@@ -55,5 +55,7 @@ class Head:
 def _with_ids(sample: Sample, ids: Array) -> Sample:
     if isinstance(sample, TruncatedSample):
         return replace(sample, token=int(ids[sample.token]), support=ids[sample.support].astype(np.int64))
+    if isinstance(sample, ConfidentSample):
+        return replace(sample, token=int(ids[sample.token]))
     assert isinstance(sample, int), "other specs need token ids"
     return int(ids[sample])

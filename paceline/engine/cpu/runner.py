@@ -8,6 +8,7 @@ from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
+from paceline.engine.sampling.confidence import with_confidence
 from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.scheduling.job import Job
@@ -62,7 +63,8 @@ class CpuRunner:
     def _sample(self, known: torch.Tensor, specs: list[SampleSpec]) -> Iterable[tuple[Sample, RowLogprobs | None]]:
         head = self._model.head
         if not head.is_full_vocab and all(spec.needs_no_token_ids for spec in specs):
-            return ((each, None) for each in head.with_ids(self._sampler.sample(known, specs)))
+            found = with_confidence(known, specs, self._sampler.sample(known, specs))
+            return ((each, None) for each in head.with_ids(found))
         logits = head.to_full_vocab(known)
         samples = self._sampler.sample(logits, specs)
-        return zip(samples, compute_logprobs(logits, specs, samples), strict=True)
+        return zip(with_confidence(logits, specs, samples), compute_logprobs(logits, specs, samples), strict=True)

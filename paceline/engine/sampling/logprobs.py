@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from paceline.engine.sampling.specs import (
     ArgmaxWithLenience,
     ComplementSample,
+    ConfidentSample,
     LenientSample,
     Sample,
     SampleComplement,
@@ -60,7 +61,7 @@ def scored_tokens(spec: SampleSpec, sample: Sample) -> list[int]:
         case LenientSample():
             assert isinstance(spec, ArgmaxWithLenience)
             return [sample.token, spec.draft]
-        case TruncatedSample():
+        case ConfidentSample() | TruncatedSample():
             return [sample.token]
         case None:
             assert isinstance(spec, Score)

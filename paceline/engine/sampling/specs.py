@@ -28,6 +28,8 @@ class SampleSpec:
     # Return log-probabilities, and those of this many likeliest tokens; None: return none.
     num_logprobs: int | None = field(default=None, kw_only=True)
     wants_entropy: bool = field(default=False, kw_only=True)
+    # Of an engine that can: also return how likely the sampled token was. An int becomes a ConfidentSample.
+    wants_confidence: bool = field(default=False, kw_only=True)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -118,6 +120,15 @@ class TruncatedSample:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfidentSample:
+    """Result of Argmax or GumbelMax with `wants_confidence`."""
+
+    token: int
+    # The token's probability at the request's temperature, at 1 if that is 0; before truncation. In [0, 1].
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
 class ComplementSample:
     """Result of SampleComplement. `mass` is the probability outside the support; if it is 0, `token` has no meaning."""
 
@@ -135,4 +146,4 @@ class LenientSample:
     accepts: bool
 
 
-Sample = int | TruncatedSample | ComplementSample | LenientSample | None
+Sample = int | ConfidentSample | TruncatedSample | ComplementSample | LenientSample | None
