@@ -3,9 +3,9 @@
 import logging
 
 from coordinator.admission import Admission
+from coordinator.choosing.active_generations import ActiveGenerations
+from coordinator.choosing.experience import Experience
 from coordinator.config import CoordinatorSettings
-from coordinator.draft_length.active_generations import ActiveGenerations
-from coordinator.draft_length.factory import DraftLengthRules
 from coordinator.drafting.custom import load_drafter
 from coordinator.drafting.factory import Proposers
 from coordinator.remote.link import Link, LinkKind
@@ -45,7 +45,7 @@ async def serve(settings: CoordinatorSettings) -> None:
         server = Server(settings.listen, [] if ring is None else [KeyCheck(ring)])
         active = ActiveGenerations()
         custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
-        proposers = Proposers(draft, custom, DraftLengthRules(active))
+        proposers = Proposers(draft, custom, Experience(active))
         proposers.check(defaults.drafter)
         synthetic = None
         if settings.synthetic_acceptance is not None:

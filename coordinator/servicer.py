@@ -11,9 +11,9 @@ import grpc.aio
 import paceline
 from coordinator.acceptance import accept
 from coordinator.admission import Admission
+from coordinator.choosing.active_generations import ActiveGenerations
 from coordinator.context import Emission, Request
 from coordinator.decoding import generate
-from coordinator.draft_length.active_generations import ActiveGenerations
 from coordinator.drafting.factory import Proposers
 from coordinator.remote.link import Link
 from coordinator.remote.target import RemoteTarget

@@ -2,17 +2,23 @@
 
 from collections.abc import Callable
 
+from coordinator.acceptance import DraftedBy
+from coordinator.choosing import Source
+from coordinator.choosing.chooser import Chooser
+from coordinator.choosing.experience import Experience
+from coordinator.choosing.look_up import LookUpSource, first_look_up_rate
+from coordinator.choosing.model import ModelSource, first_model_rate
 from coordinator.context import Request
-from coordinator.draft_length.factory import DraftLengthRules
 from coordinator.drafting import Drafter, NoDrafter
 from coordinator.drafting.hybrid import HybridProposer
 from coordinator.drafting.ngram import NgramDrafter
 from coordinator.drafting.prediction import PredictionDrafter, PredictionProposer
-from coordinator.drafting.proposer import Proposer, Source
+from coordinator.drafting.proposer import FixedProposer, Proposer
 from coordinator.drafting.remote_model import RemoteDrafter
 from coordinator.drafting.standby import StandbyDrafter
 from coordinator.remote.link import Link
 from paceline.checks import require
+from paceline.sampling import MAX_DRAFT_TOKENS, Bounds
 from paceline.sampling import Drafter as DrafterName
 
 MakeDrafter = Callable[[Request], Drafter]
@@ -21,11 +27,11 @@ MakeDrafter = Callable[[Request], Drafter]
 class Proposers:
     """Makes a proposer for each generation."""
 
-    def __init__(self, draft: Link | None, custom: MakeDrafter | None, lengths: DraftLengthRules) -> None:
+    def __init__(self, draft: Link | None, custom: MakeDrafter | None, experience: Experience) -> None:
         """`draft`: None without a draft server; `custom`: None without --custom-drafter."""
         self._draft = draft
         self._custom = custom
-        self._lengths = lengths
+        self._experience = experience
 
     def check(self, name: DrafterName) -> None:
         """Raises InvalidArgument for a drafter that this coordinator does not have."""
@@ -37,30 +43,62 @@ class Proposers:
     def make(self, request: Request) -> Proposer:
         """Makes the request's proposer. Without a draft server n-grams replace the draft model: they cost nothing."""
         speculation = request.speculation
-        if not speculation.enabled or speculation.num_draft_tokens == 0:
-            return Proposer(Source(NoDrafter(), self._lengths.make(speculation)))
-        proposer = self._make_by_name(request)
+        length = speculation.num_draft_tokens
+        if not speculation.enabled or length == 0:
+            return FixedProposer(NoDrafter(), 0)
+        if isinstance(length, Bounds):
+            return self._chooser(request, length)
+        # The entropy rule itself runs in the draft server; this is only its limit.
+        proposer = self._fixed(request, length if isinstance(length, int) else length.bounds.max)
         if not request.prediction:
             return proposer
-        length = self._lengths.make_for_prediction(speculation)
-        return PredictionProposer(PredictionDrafter(request.prediction), length, proposer)
+        # The bound of an entropy rule is the draft model's alone.
+        num_predicted = length if isinstance(length, int) else MAX_DRAFT_TOKENS
+        return PredictionProposer(PredictionDrafter(request.prediction), num_predicted, proposer)
 
-    def _make_by_name(self, request: Request) -> Proposer:
-        speculation = request.speculation
-        length = self._lengths.make(speculation)
-        match speculation.drafter:
+    def _fixed(self, request: Request, num_draft_tokens: int) -> Proposer:
+        match request.speculation.drafter:
             case DrafterName.CUSTOM:
-                assert self._custom is not None, "`check` refuses it"
-                return Proposer(Source(self._custom(request), length))
+                return FixedProposer(self._make_custom(request), num_draft_tokens)
             case DrafterName.HYBRID:
-                long_match = self._lengths.make(speculation, after_long_match=True)
-                return HybridProposer(NgramDrafter(), long_match, self._model(request), length)
+                return HybridProposer(NgramDrafter(), self._model_or_ngram(request), num_draft_tokens)
             case DrafterName.MODEL:
-                return Proposer(Source(self._model(request), length))
+                return FixedProposer(self._model_or_ngram(request), num_draft_tokens)
             case DrafterName.NGRAM:
-                return Proposer(Source(NgramDrafter(), length))
+                return FixedProposer(NgramDrafter(), num_draft_tokens)
 
-    def _model(self, request: Request) -> Drafter:
+    def _model_or_ngram(self, request: Request) -> Drafter:
         if self._draft is None:
             return NgramDrafter()
         return StandbyDrafter(RemoteDrafter(self._draft, request), NgramDrafter())
+
+    def _make_custom(self, request: Request) -> Drafter:
+        assert self._custom is not None, "`check` refuses it"
+        return self._custom(request)
+
+    def _chooser(self, request: Request, bounds: Bounds) -> Chooser:
+        name, is_greedy = request.speculation.drafter, request.sampling.is_greedy
+        model = self._model_source(request)
+        sources: list[Source] = []
+        if request.prediction:
+            # Right for long stretches: the bound of other drafts does not hold for it.
+            rates = self._experience.rates(DraftedBy.PREDICTION, is_greedy, first_look_up_rate)
+            sources.append(LookUpSource(PredictionDrafter(request.prediction), rates, most=MAX_DRAFT_TOKENS))
+        if name is not DrafterName.CUSTOM:
+            rates = self._experience.rates(DraftedBy.NGRAM, is_greedy, first_look_up_rate)
+            stands_in_for = model if name is DrafterName.MODEL else None
+            sources.append(LookUpSource(NgramDrafter(), rates, stands_in_for=stands_in_for))
+        if model is not None:
+            sources.append(model)
+        return Chooser(sources, bounds, self._experience, is_greedy)
+
+    def _model_source(self, request: Request) -> ModelSource | None:
+        """The request's draft model or custom drafter; None without one."""
+        name, is_greedy = request.speculation.drafter, request.sampling.is_greedy
+        if name is DrafterName.CUSTOM:
+            drafter, by = self._make_custom(request), DraftedBy.CUSTOM
+        elif name is not DrafterName.NGRAM and self._draft is not None:
+            drafter, by = RemoteDrafter(self._draft, request), DraftedBy.MODEL
+        else:
+            return None
+        return ModelSource(drafter, by, self._experience.rates(by, is_greedy, first_model_rate), self._experience.costs)

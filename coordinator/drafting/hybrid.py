@@ -1,10 +1,10 @@
 """The hybrid proposer: n-grams if the newest tokens have a long match, otherwise the draft model."""
 
+from coordinator.acceptance import Proposal
 from coordinator.context import Context
-from coordinator.draft_length import DraftLengthRule
 from coordinator.drafting import Drafter
 from coordinator.drafting.ngram import NgramDrafter
-from coordinator.drafting.proposer import Proposer, Source
+from coordinator.drafting.proposer import Proposer, propose_from
 
 # n-grams propose after a match of at least this many tokens, which the context must contain at least once before.
 # Measured with SmolLM2-135M on half of the project's prompts, 200 tokens each. Of 4 n-gram drafts the target accepts,
@@ -19,17 +19,17 @@ LONG_MATCH = 2
 
 
 class HybridProposer(Proposer):
-    """One generation's n-gram drafter and model drafter.
+    """One generation's n-gram drafter and model drafter, with a fixed number of draft tokens.
 
-    While n-grams propose, the draft model reads nothing. Its next command has a longer tail.
+    While n-grams propose, the draft model reads nothing. Its next command has a longer tail. The choice depends on
+    decided tokens alone: so a seed repeats its text under `rejection` too.
     """
 
-    def __init__(
-        self, ngram: NgramDrafter, ngram_length: DraftLengthRule, model: Drafter, model_length: DraftLengthRule
-    ) -> None:
-        self._ngram = ngram
-        self._by_ngram, self._by_model = Source(ngram, ngram_length), Source(model, model_length)
-        super().__init__(self._by_ngram, self._by_model)
+    def __init__(self, ngram: NgramDrafter, model: Drafter, num_draft_tokens: int) -> None:
+        super().__init__(ngram, model)
+        self._ngram, self._model = ngram, model
+        self._num_draft_tokens = num_draft_tokens
 
-    async def choose(self, context: Context) -> Source:
-        return self._by_ngram if await self._ngram.match(context) >= LONG_MATCH else self._by_model
+    async def propose_after_prompt(self, context: Context) -> Proposal:
+        drafter = self._ngram if await self._ngram.match(context) >= LONG_MATCH else self._model
+        return await propose_from(drafter, context, self._num_draft_tokens)

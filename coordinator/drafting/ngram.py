@@ -18,6 +18,11 @@ from coordinator.context import Context
 CONTEXT_LENGTHS = (3, 2, 1)
 LONGEST_MATCH = CONTEXT_LENGTHS[0]
 DEFAULT_WINDOW_TOKENS = 4096
+# Of the tokens in a row that were predicted, as many tell something. Of 7,200 tokens of SmolLM2-135M, in answers to 60
+# prompts of Spec-Bench's kind, a prediction by a match of 3 was right for 0.64 of those behind a wrong one, 0.57 behind
+# one that was right, 0.67 behind two, 0.75 behind three, 0.84 behind four and more; by a match of 2 for 0.50 and 0.51,
+# by a match of 1 for 0.25.
+LONGEST_RUN = 4
 # Tokens counted without a pause: a few milliseconds. Then other generations run.
 CHUNK_TOKENS = 512
 
@@ -126,10 +131,24 @@ class NgramDrafter:
         self._window = window
         self._table = NgramTable(window)
         self._num_taken = 0
+        # Of the newest generated tokens in a row, how many the table predicted.
+        self._run = 0
+        self._hits: list[tuple[tuple[int, int], bool]] = []
+
+    async def outlook(self, context: Context, num_tokens: int) -> list[tuple[int, int]]:
+        """The kinds of the next tokens: the length of each one's match, and how many tokens in a row were right."""
+        await self._take(context)
+        chain = self._chain(context.tokens[-LONGEST_MATCH:], num_tokens)
+        return [_kind(prediction, self._run + index) for index, prediction in enumerate(chain)]
+
+    def take_hits(self) -> list[tuple[tuple[int, int], bool]]:
+        """Of each generated token since the last call that was predicted: its kind, and whether it was right."""
+        hits, self._hits = self._hits, []
+        return hits
 
     async def match(self, context: Context) -> int:
         """Length of the longest end of the context that was seen before: 0 to LONGEST_MATCH tokens."""
-        await self._take(context.tokens)
+        await self._take(context)
         prediction = self._table.predict(context.tokens[-LONGEST_MATCH:])
         return prediction.match_length if prediction is not None else 0
 
@@ -137,9 +156,9 @@ class NgramDrafter:
         if num_draft_tokens < 1:
             # Count the new tokens later, when a proposal needs them.
             return Proposal()
-        await self._take(context.tokens)
-        tokens = self._chain(context.tokens[-LONGEST_MATCH:], num_draft_tokens)
-        return Proposal(tokens, drafter=DraftedBy.NGRAM, reason="no match")
+        await self._take(context)
+        chain = self._chain(context.tokens[-LONGEST_MATCH:], num_draft_tokens)
+        return Proposal([prediction.token for prediction in chain], drafter=DraftedBy.NGRAM, reason="no match")
 
     def truncate(self, length: int) -> None:
         """Does nothing: only decided tokens of the context are counted."""
@@ -147,25 +166,40 @@ class NgramDrafter:
     def release(self) -> None:
         pass
 
-    async def _take(self, tokens: list[int]) -> None:
+    async def _take(self, context: Context) -> None:
         """Counts the tokens that are not counted yet, at most the last window. The first call counts the prompt."""
+        tokens, num_prompt_tokens = context.tokens, len(context.request.prompt)
         self._num_taken = max(self._num_taken, len(tokens) - self._window)
         while self._num_taken < len(tokens):
-            chunk = tokens[self._num_taken : self._num_taken + CHUNK_TOKENS]
-            for token in chunk:
-                self._table.add(token)
-            self._num_taken += len(chunk)
-            if self._num_taken < len(tokens):
+            end = min(len(tokens), self._num_taken + CHUNK_TOKENS)
+            for index in range(self._num_taken, end):
+                if index >= num_prompt_tokens:
+                    self._compare(tokens[max(0, index - LONGEST_MATCH) : index], tokens[index])
+                self._table.add(tokens[index])
+            self._num_taken = end
+            if end < len(tokens):
                 await asyncio.sleep(0)
 
-    def _chain(self, tail: list[int], num_tokens: int) -> list[int]:
+    def _compare(self, tail: list[int], token: int) -> None:
+        """Remembers whether the table would have predicted the token."""
+        prediction = self._table.predict(tail)
+        is_right = prediction is not None and prediction.token == token
+        if prediction is not None:
+            self._hits.append((_kind(prediction, self._run), is_right))
+        self._run = self._run + 1 if is_right else 0
+
+    def _chain(self, tail: list[int], num_tokens: int) -> list[Prediction]:
         """Predicts tokens one after the other, each from the tokens before it.
 
         Returns `num_tokens` tokens, or none: every token that was predicted has a continuation itself. The newest token
         has one too, if it was predicted: it was seen earlier as well.
         """
-        tokens: list[int] = []
-        while len(tokens) < num_tokens and (prediction := self._table.predict(tail)) is not None:
-            tokens.append(prediction.token)
+        chain: list[Prediction] = []
+        while len(chain) < num_tokens and (prediction := self._table.predict(tail)) is not None:
+            chain.append(prediction)
             tail = [*tail, prediction.token][-LONGEST_MATCH:]
-        return tokens
+        return chain
+
+
+def _kind(prediction: Prediction, run: int) -> tuple[int, int]:
+    return prediction.match_length, min(run, LONGEST_RUN)

@@ -10,9 +10,8 @@ from bisect import bisect_left
 
 from coordinator.acceptance import DraftedBy, Proposal
 from coordinator.context import Context
-from coordinator.draft_length import DraftLengthRule
 from coordinator.drafting.ngram import CHUNK_TOKENS
-from coordinator.drafting.proposer import Proposer, Source
+from coordinator.drafting.proposer import Proposer, propose_from
 
 # The newest tokens that are compared to find a place again.
 LONGEST_SEARCHED = 8
@@ -40,11 +39,23 @@ class PredictionDrafter:
         self._num_followed = 0
         # Token -> the places behind it, once they are needed.
         self._places: dict[int, list[int]] | None = None
+        self._hits: list[tuple[int, bool]] = []
 
     async def agreement(self, context: Context) -> int:
         """How many of the newest tokens agree with the prediction; 0 where nothing is left of it."""
         await self._follow(context)
         return self._agreement if self._position < len(self._prediction) else 0
+
+    async def outlook(self, context: Context, num_tokens: int) -> list[int]:
+        """The kinds of the next tokens: how many tokens before each agree, by powers of two."""
+        agreement = await self.agreement(context)
+        most = min(num_tokens, DRAFTS_PER_AGREEMENT * agreement, len(self._prediction) - self._position)
+        return [(agreement + index).bit_length() for index in range(most)]
+
+    def take_hits(self) -> list[tuple[int, bool]]:
+        """Of each token since the last call that was predicted: its kind, and whether the prediction was right."""
+        hits, self._hits = self._hits, []
+        return hits
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         most = min(num_draft_tokens, DRAFTS_PER_AGREEMENT * await self.agreement(context))
@@ -60,7 +71,11 @@ class PredictionDrafter:
     async def _follow(self, context: Context) -> None:
         tokens, begin = context.tokens, len(context.request.prompt)
         for end in range(begin + self._num_followed + 1, len(tokens) + 1):
-            if self._position < len(self._prediction) and self._prediction[self._position] == tokens[end - 1]:
+            has_idea = self._agreement > 0 and self._position < len(self._prediction)
+            is_right = self._position < len(self._prediction) and self._prediction[self._position] == tokens[end - 1]
+            if has_idea:
+                self._hits.append((self._agreement.bit_length(), is_right))
+            if is_right:
                 self._position += 1
                 self._agreement += 1
             else:
@@ -92,16 +107,16 @@ class PredictionDrafter:
 class PredictionProposer(Proposer):
     """Proposes from the prediction while the output follows it, and as `otherwise` does elsewhere."""
 
-    def __init__(self, prediction: PredictionDrafter, length: DraftLengthRule, otherwise: Proposer) -> None:
+    def __init__(self, prediction: PredictionDrafter, num_draft_tokens: int, otherwise: Proposer) -> None:
+        super().__init__(prediction, otherwise)
         self._prediction = prediction
+        self._num_draft_tokens = num_draft_tokens
         self._otherwise = otherwise
-        self._by_prediction = Source(prediction, length)
-        super().__init__(self._by_prediction, *otherwise.sources)
 
-    async def choose(self, context: Context) -> Source:
+    async def propose_after_prompt(self, context: Context) -> Proposal:
         if await self._prediction.agreement(context) >= LONG_AGREEMENT:
-            return self._by_prediction
-        return await self._otherwise.choose(context)
+            return await propose_from(self._prediction, context, self._num_draft_tokens)
+        return await self._otherwise.propose_after_prompt(context)
 
 
 async def _places_by_token(prediction: list[int]) -> dict[int, list[int]]:

@@ -1,37 +1,28 @@
-"""The proposer: chooses which drafter proposes in a round. Each drafter has its own draft length rule."""
+"""The proposer: makes a round's proposal, or leaves the round without one."""
 
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Protocol
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
-from coordinator.draft_length import DraftLengthRule
 from coordinator.drafting import Drafter
 from coordinator.round import Round
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A drafter and the rule that says how many tokens it proposes."""
+class Cached(Protocol):
+    """What a proposer asks for drafts: a drafter, or a source that has one."""
 
-    drafter: Drafter
-    length: DraftLengthRule
+    def truncate(self, length: int) -> None: ...
+
+    def release(self) -> None: ...
 
 
-class Proposer:
-    """One generation's proposer with one source. A subclass may choose among several sources."""
+class Proposer(ABC):
+    """One generation's proposer."""
 
-    def __init__(self, *sources: Source) -> None:
-        self.sources = sources
-        # The source that proposed in this round; None in the round that feeds the prompt.
-        self._asked: Source | None = None
-
-    async def choose(self, context: Context) -> Source:
-        """The source of the next round.
-
-        The choice must depend only on decided tokens, because the rule that verifies a proposal may depend on the
-        source.
-        """
-        return self.sources[0]
+    def __init__(self, *cached: Cached) -> None:
+        self._cached = cached
 
     async def propose(self, context: Context) -> Proposal:
         """The proposal for the next round.
@@ -41,31 +32,46 @@ class Proposer:
         """
         if context.num_generated == 0:
             return Proposal(reason="the prompt's round")
-        self._asked = asked = await self.choose(context)
-        wanted = asked.length.choose(context)
-        num_draft_tokens = min(wanted, context.draft_room)
-        proposal = await asked.drafter.propose(context, num_draft_tokens)
-        reason = "" if proposal.tokens else _reason(asked, wanted, num_draft_tokens, proposal)
-        return replace(proposal, num_asked=num_draft_tokens, reason=reason)
+        return await self.propose_after_prompt(context)
 
-    def learn(self, finished: Round) -> None:
-        """Only the source of this round learns from it: costs and acceptance of other sources differ."""
-        if self._asked is not None:
-            self._asked.length.learn(finished)
+    @abstractmethod
+    async def propose_after_prompt(self, context: Context) -> Proposal:
+        """The proposal for a round after the prompt's."""
+
+    def learn(self, finished: Round) -> None:  # noqa: B027 a fixed proposer has nothing to learn
+        """Learns from a finished round."""
 
     def truncate(self, length: int) -> None:
-        for source in self.sources:
-            source.drafter.truncate(length)
+        for each in self._cached:
+            each.truncate(length)
 
     def release(self) -> None:
-        for source in self.sources:
-            source.drafter.release()
+        for each in self._cached:
+            each.release()
 
 
-def _reason(asked: Source, wanted: int, num_draft_tokens: int, proposal: Proposal) -> str:
-    """Why nothing was proposed."""
-    if wanted == 0:
-        return asked.length.reason_for_none
+class FixedProposer(Proposer):
+    """Asks the same drafter for the same number of tokens in every round."""
+
+    def __init__(self, drafter: Drafter, num_draft_tokens: int) -> None:
+        super().__init__(drafter)
+        self._drafter = drafter
+        self._num_draft_tokens = num_draft_tokens
+
+    async def propose_after_prompt(self, context: Context) -> Proposal:
+        return await propose_from(self._drafter, context, self._num_draft_tokens)
+
+
+async def propose_from(drafter: Drafter, context: Context, num_draft_tokens: int) -> Proposal:
+    """The drafter's proposal of `num_draft_tokens` tokens, or of as many as the context has room for; or why not."""
+    num_asked = min(num_draft_tokens, context.draft_room)
+    proposal = await drafter.propose(context, num_asked)
+    if proposal.tokens:
+        return replace(proposal, num_asked=num_asked, reason="")
     if num_draft_tokens == 0:
-        return "one token is left to generate"
-    return proposal.reason or "the drafter proposed nothing"
+        reason = "speculation is off"
+    elif num_asked == 0:
+        reason = "one token is left to generate"
+    else:
+        reason = proposal.reason or "the drafter proposed nothing"
+    return replace(proposal, num_asked=num_asked, reason=reason)

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
+from coordinator.acceptance import Proposal
 from coordinator.context import Context
-from coordinator.draft_length import FixedLength
 from coordinator.drafting.hybrid import HybridProposer
 from coordinator.drafting.ngram import NgramDrafter
-from coordinator.round import Round
 from tests.coordinator.contexts import decide, make_context
 
 BY_MODEL = Proposal([50, 51], [np.array([50]), np.array([51])], [np.ones(1), np.ones(1)])
@@ -47,10 +45,8 @@ class RecordingNgram(NgramDrafter):
         self.calls.append("release")
 
 
-def hybrid(
-    model: StubModel, ngram: NgramDrafter | None = None, ngram_tokens: int = 4, model_tokens: int = 4
-) -> HybridProposer:
-    return HybridProposer(ngram or NgramDrafter(), FixedLength(ngram_tokens), model, FixedLength(model_tokens))
+def hybrid(model: StubModel, ngram: NgramDrafter | None = None, num_draft_tokens: int = 4) -> HybridProposer:
+    return HybridProposer(ngram or NgramDrafter(), model, num_draft_tokens)
 
 
 def decided(tokens: list[int]) -> Context:
@@ -84,7 +80,7 @@ async def test_shorter_match_proposes_by_the_model(prompt: list[int]) -> None:
 
 async def test_model_takes_over_where_the_match_ends_and_gives_way_where_one_begins() -> None:
     model, context = StubModel(), decided([1, 2, 3, 4, 1, 2, 3])
-    drafter = hybrid(model, ngram_tokens=2)
+    drafter = hybrid(model, num_draft_tokens=2)
     by_ngram = []
     # 6 ends the match. 6 7 8 9 is decided in the model's rounds, and matches when 6 7 comes again.
     for tokens in ([4], [6], [7, 8, 9], [6, 7], [8], [9]):
@@ -115,39 +111,15 @@ def test_truncate_and_release_reach_both() -> None:
     assert (ngram.calls, model.is_released) == ([17, 21, "release"], True)
 
 
-async def test_each_drafter_has_a_length_of_its_own() -> None:
+async def test_the_prompts_own_round_has_no_drafts() -> None:
     model = StubModel()
-    by_ngram = hybrid(model, ngram_tokens=3, model_tokens=1)
-    assert (await by_ngram.propose(decided([1, 2, 3, 4, 5, 1, 2, 3]))).tokens == [4, 5, 1]
-    await by_ngram.propose(decided([1, 2, 3, 4, 9, 3]))
-    assert model.asked == [(6, 1)]
+    proposal = await hybrid(model).propose(make_context([1, 2, 3, 1, 2]))
+    assert (len(proposal), proposal.reason, model.asked) == (0, "the prompt's round", [])
 
 
-async def test_each_rule_learns_of_its_own_rounds_alone() -> None:
-    class Recording(FixedLength):
-        def __init__(self) -> None:
-            super().__init__(2)
-            self.learned: list[Round] = []
-
-        def learn(self, finished: Round) -> None:
-            self.learned.append(finished)
-
-    ngram, model = Recording(), Recording()
-    proposer = HybridProposer(NgramDrafter(), ngram, StubModel(), model)
-    for tokens in ([1, 2, 3, 4, 5, 1, 2, 3], [6, 7], [6, 8]):
-        proposal = await proposer.propose(decided(tokens))
-        proposer.learn(Round(proposal, Verdict([0]), Outcome([0], 0, Origin.BONUS), 0.0, 0.0, 0.0))
-    assert [round.proposal.tokens for round in ngram.learned] == [[4, 5]]
-    assert [round.proposal.tokens for round in model.learned] == [BY_MODEL.tokens] * 2
-
-
-async def test_the_prompts_own_round_has_no_drafts_and_teaches_nothing() -> None:
-    class Recording(FixedLength):
-        def learn(self, finished: Round) -> None:
-            raise AssertionError("nothing was asked of this rule")
-
-    model = StubModel()
-    proposer = HybridProposer(NgramDrafter(), Recording(4), model, Recording(4))
-    proposal = await proposer.propose(make_context([1, 2, 3, 1, 2]))
-    proposer.learn(Round(proposal, Verdict([0]), Outcome([0], 0, Origin.TARGET), 0.0, 0.0, 0.0))
-    assert (len(proposal), model.asked) == (0, [])
+async def test_no_more_is_asked_for_than_the_answer_has_room_for() -> None:
+    model, context = StubModel(), make_context([1, 2, 3], max_tokens=4)
+    decide(context, [9])
+    proposal = await hybrid(model).propose(context)
+    # Three tokens are left: two drafts and one more.
+    assert (model.asked, proposal.num_asked) == ([(4, 2)], 2)

@@ -1,18 +1,19 @@
 """The prediction drafter: follows the output through the prediction, and finds the place again where they part."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from coordinator.acceptance import DraftedBy
+from coordinator.choosing.active_generations import ActiveGenerations
+from coordinator.choosing.experience import Experience
 from coordinator.context import Context
-from coordinator.draft_length import FixedLength
-from coordinator.draft_length.active_generations import ActiveGenerations
-from coordinator.draft_length.factory import DraftLengthRules
+from coordinator.drafting.factory import Proposers
 from coordinator.drafting.ngram import NgramDrafter
 from coordinator.drafting.prediction import PredictionDrafter, PredictionProposer
-from coordinator.drafting.proposer import Proposer, Source
-from paceline.sampling import Bounds, EntropyAdaptive, SpeculationParams
+from coordinator.drafting.proposer import FixedProposer
+from paceline.sampling import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
 from tests.coordinator.contexts import decide, make_context
 
 PROMPT = [900, 901]
@@ -80,8 +81,7 @@ async def test_a_place_does_not_depend_on_how_rounds_divide_the_output() -> None
 
 
 def proposer(prediction: list[int]) -> PredictionProposer:
-    otherwise = Proposer(Source(NgramDrafter(), FixedLength(2)))
-    return PredictionProposer(PredictionDrafter(prediction), FixedLength(5), otherwise)
+    return PredictionProposer(PredictionDrafter(prediction), 5, FixedProposer(NgramDrafter(), 2))
 
 
 async def test_where_the_output_leaves_the_prediction_the_other_drafter_proposes() -> None:
@@ -101,7 +101,25 @@ async def test_the_prompts_own_round_has_no_drafts() -> None:
 
 
 @pytest.mark.parametrize(("asked", "given"), [(3, 3), (Bounds(0, 4), 16), (EntropyAdaptive(Bounds(1, 2)), 16)], ids=str)
-def test_a_prediction_is_drafted_from_to_the_full_unless_the_request_fixes_k(asked: object, given: int) -> None:
-    rules = DraftLengthRules(ActiveGenerations())
-    rule = rules.make_for_prediction(SpeculationParams(num_draft_tokens=asked))  # type: ignore[arg-type]
-    assert rule.choose(make_context(PROMPT)) == given
+async def test_a_prediction_is_drafted_from_to_the_full_unless_the_request_fixes_k(
+    asked: DraftLength, given: int
+) -> None:
+    prediction = [*range(500, 600)]
+    context = make_context(PROMPT)
+    speculation = SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=asked)
+    request = replace(context.request, prediction=prediction, speculation=speculation)
+    proposer = Proposers(None, None, Experience(ActiveGenerations())).make(request)
+    decide(context, prediction[:40])
+    proposal = await proposer.propose(context)
+    assert (proposal.drafter, len(proposal)) == (DraftedBy.PREDICTION, given)
+
+
+async def test_how_far_the_output_agrees_says_how_likely_the_next_tokens_are() -> None:
+    drafter, context = PredictionDrafter(PREDICTION), after(PREDICTION[:3])
+    kinds = await drafter.outlook(context, 4)
+    # Two to begin with and three that agreed: 5 to 8 tokens before each of the next, by powers of two.
+    assert kinds == [3, 3, 3, 4]
+    assert drafter.take_hits() == [(2, True), (2, True), (3, True)]
+    decide(context, [900])
+    await drafter.outlook(context, 4)
+    assert drafter.take_hits() == [(3, False)]

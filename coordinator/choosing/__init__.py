@@ -1,0 +1,67 @@
+"""Choosing: which source proposes in a round and how many tokens, where a request asks for adaptive drafts.
+
+Every source says what its drafts would gain: the drafts it expects to be accepted, less what their time would bring in
+tokens. The largest gain wins; if none is above 0, the round has no drafts. What sources know about acceptance and times
+is measured (see `experience`).
+
+A choice may use decided positions and times. It may not use a token that was sampled and then dropped, because that
+would bias the output. Times only change how the output is divided into rounds, never its distribution.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.acceptance import Proposal
+from coordinator.context import Context
+from coordinator.round import Round
+from paceline.sampling import Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What drafts cost, in tokens that would come in the same time."""
+
+    # For one more row in the target's forward.
+    row: float
+    # For a second of drafting.
+    second: float
+    # How much of what other generations do counts, in [0, 1): 0 alone, 1 - 1/n beside n - 1 others.
+    company: float
+    # Whether a model may draft (see `trial`).
+    allows_model: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a source would propose, and its gain in tokens a round."""
+
+    gain: float = 0.0
+    num_draft_tokens: int = 0
+    # A draft model stops when its confidence in its tokens falls below this.
+    least_confidence: float = 0.0
+    # Why there is nothing to propose, in words for a user.
+    reason: str = ""
+
+
+class Source(Protocol):
+    """One generation's drafter, as the chooser uses it."""
+
+    async def plan(self, context: Context, bounds: Bounds, prices: Prices) -> Plan:
+        """The plan with the largest gain."""
+        ...
+
+    async def propose(self, context: Context, plan: Plan) -> Proposal:
+        """Proposes as planned."""
+        ...
+
+    def learn(self, plan: Plan, finished: Round) -> None:
+        """Learns from a round for which it proposed."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Drops cached tokens from position `length` on."""
+        ...
+
+    def release(self) -> None:
+        """The generation has ended."""
+        ...

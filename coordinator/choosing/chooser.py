@@ -1,0 +1,108 @@
+"""The chooser: the proposer of a request that asks for adaptive drafts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coordinator.acceptance import Proposal
+from coordinator.choosing import Plan, Prices, Source
+from coordinator.choosing.experience import Experience
+from coordinator.choosing.model import ModelSource
+from coordinator.choosing.pace import Pace
+from coordinator.choosing.probe import PROBE_ROUNDS, Probe
+from coordinator.context import Context
+from coordinator.drafting.proposer import Proposer
+from coordinator.round import Round
+from paceline.sampling import Bounds
+
+# Beside others a row is taken to cost this fraction more than was measured: rounds that ended together are counted as one
+# forward, and were not all in it, which makes the measured slope too small.
+COMPANY_CARE = 0.6
+
+
+class Chooser(Proposer):
+    """One generation's choice, in every round, of a source and of how many tokens it proposes."""
+
+    def __init__(self, sources: Sequence[Source], bounds: Bounds, experience: Experience, is_greedy: bool) -> None:
+        super().__init__(*sources)
+        self._sources = sources
+        self._bounds = bounds
+        self._experience = experience
+        self._costs = experience.costs
+        self._shared_pace = experience.pace(is_greedy)
+        self._pace = Pace(self._shared_pace)
+        # Whether the prompt's round is over, which says nothing about others.
+        self._has_begun = False
+        # What was chosen for the round that runs.
+        self._asked: tuple[Source, Plan] | None = None
+        # When this generation last had a model's drafts; before that, when its first round ended.
+        self._drafted_s = math.inf
+        self._was_allowed = True
+        self._probe = experience.probe
+        self._probe_rounds = 0
+
+    async def propose_after_prompt(self, context: Context) -> Proposal:
+        self._has_begun, self._asked = True, None
+        if context.draft_room < 1:
+            return Proposal(reason="one token is left to generate")
+        most = min(self._bounds.max, context.draft_room)
+        bounds, prices = Bounds(min(self._bounds.min, most), most), self._prices()
+        self._was_allowed = prices.allows_model
+        plans = [(source, await source.plan(context, bounds, prices)) for source in self._sources]
+        # The model comes last: what it says is the reason for a round without drafts.
+        source, plan = max(reversed(plans), key=lambda each: (each[1].num_draft_tokens > 0, each[1].gain))
+        if plan.num_draft_tokens == 0:
+            plan = self._plan_to_probe(context, source, plan)
+        if plan.num_draft_tokens == 0:
+            return Proposal(reason=plan.reason)
+        self._asked = source, plan
+        proposal = await source.propose(context, plan)
+        reason = "" if proposal.tokens else proposal.reason or "the drafter proposed nothing"
+        return replace(proposal, num_asked=plan.num_draft_tokens, reason=reason)
+
+    def learn(self, finished: Round) -> None:
+        if not self._has_begun:
+            return
+        self._costs.learn(finished)
+        if self._costs.num_active > 1 and not self._costs.was_beside_a_prompt(finished):
+            seconds = finished.verified_s - finished.started_s
+            self._costs.level.trial.learn(self._was_allowed, len(finished.outcome.tokens), seconds)
+        plain_s = self._costs.level.verify(0)
+        if plain_s > 0:
+            plain_rounds = (finished.propose_s + finished.verify_s) / plain_s
+            for pace in (self._pace, self._shared_pace):
+                pace.learn(len(finished.outcome.tokens), plain_rounds)
+        if self._drafted_s == math.inf:
+            self._drafted_s = finished.verified_s
+        if self._asked is not None:
+            source, plan = self._asked
+            source.learn(plan, finished)
+            if isinstance(source, ModelSource):
+                self._drafted_s = finished.verified_s
+
+    def _prices(self) -> Prices:
+        verify = self._costs.level.verify
+        if not verify.is_known:
+            return Prices(0.0, 0.0, 0.0)
+        company = 1 - 1 / self._costs.num_active
+        own, shared = self._pace.tokens, self._shared_pace.tokens
+        tokens_per_s = (own + company * (shared - own)) / verify(0)
+        allows_model = company == 0 or self._costs.level.trial.allows
+        row = (1 + company * COMPANY_CARE) * verify.slope * tokens_per_s
+        return Prices(row, tokens_per_s, company, allows_model)
+
+    def _plan_to_probe(self, context: Context, source: Source, plan: Plan) -> Plan:
+        """One draft in the rounds of a probe (see `probe`)."""
+        if not self._was_allowed or not isinstance(source, ModelSource) or source.absence(context):
+            return plan
+        reading_s = source.reading_price_s(context)
+        since_s = min(self._drafted_s, self._costs.drafted_s)
+        if self._experience.probe.is_over(self._costs.now_s, since_s, reading_s + source.probe_s):
+            self._experience.probe = Probe(self._costs.now_s, reading_s)
+        if self._probe is not self._experience.probe:
+            self._probe = self._experience.probe
+            self._probe_rounds = PROBE_ROUNDS if reading_s <= self._probe.reading_s else 0
+        if self._probe_rounds == 0:
+            return plan
+        self._probe_rounds -= 1
+        return Plan(num_draft_tokens=1)

@@ -1,0 +1,121 @@
+"""Times of recent rounds: a row of the target's forward, a draft, reading what a draft model has missed."""
+
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from coordinator.acceptance import DraftedBy
+from coordinator.choosing.active_generations import ActiveGenerations
+from coordinator.choosing.line import Line
+from coordinator.choosing.trial import Trial
+from coordinator.round import Round
+
+# The first guess of a row's cost, in forwards of one row.
+GUESSED_ROW = 0.04
+# The first guess of a further draft's cost, as a fraction of the first drafting.
+GUESSED_STEP = 0.8
+# Tail tokens of a Propose if the round before it had drafts too. A longer tail is read only once.
+NORMAL_TAIL = 2
+# Factor on the weight of older reading times, for each new one.
+READING_MEMORY = 0.98
+# A reading time is limited to this multiple of the expected time.
+READING_OUTLIER = 3.0
+# After this many rounds in a row beside a prompt, learn from such rounds too: there may be no others.
+MOST_SKIPPED = 64
+
+
+@dataclass(slots=True)
+class Level:
+    """Times at a number of active generations: the target's by its drafts, each drafter's by its drafts."""
+
+    verify: Line = field(default_factory=lambda: Line(GUESSED_ROW))
+    propose: dict[DraftedBy, Line] = field(default_factory=dict)
+    trial: Trial = field(default_factory=Trial)
+
+    def drafting(self, drafter: DraftedBy) -> Line:
+        return self.propose.setdefault(drafter, Line(GUESSED_STEP))
+
+    def guess(self, ratio: float) -> "Level":
+        """A first estimate for `ratio` times as many generations: each one's draft brings the forward `ratio` rows."""
+        return Level(self.verify.guess(ratio), {drafter: line.guess(1.0) for drafter, line in self.propose.items()})
+
+
+class Costs:
+    """What rounds take. All generations of a coordinator share it.
+
+    Sequences share forwards, so the drafts of all of them make a round longer. So the target's times are learned against
+    the mean number of drafts of rounds that ran together. Times depend on the number of active generations, so they are
+    kept for each power of two of it. Rounds that ran beside the reading of a prompt are not used.
+    """
+
+    def __init__(self, active: ActiveGenerations) -> None:
+        self._active = active
+        self._num_skipped = 0
+        # By the number of bits of the number of active generations.
+        self._levels: dict[int, Level] = {}
+        self._last, self._last_active = Level(), 1
+        # Rounds that other rounds may still run beside.
+        self._recent: list[Round] = []
+        self._read_tokens = self._read_s = 0.0
+        # When the last round ended, and the last with a draft model's tokens (time.perf_counter).
+        self.now_s = self.drafted_s = 0.0
+
+    @property
+    def num_active(self) -> int:
+        return self._active.size
+
+    @property
+    def level(self) -> Level:
+        """Of the present number of active generations; before any round of its own, a guess from the last one's."""
+        num_active = self._active.size
+        bits = num_active.bit_length()
+        if bits not in self._levels:
+            self._levels[bits] = self._last.guess(num_active / self._last_active)
+        self._last, self._last_active = self._levels[bits], num_active
+        return self._last
+
+    def reading_s(self, num_tokens: int) -> float:
+        """Expected seconds for a draft model to read context that it missed; 0 until measured."""
+        if num_tokens <= NORMAL_TAIL or self._read_tokens == 0:
+            return 0.0
+        return self._read_s / self._read_tokens * num_tokens
+
+    def learn(self, finished: Round) -> None:
+        self.now_s = finished.verified_s
+        if len(finished.proposal) > 0:
+            self._learn_drafting(finished)
+        # Sequences that share forwards end their rounds at nearly the same time. Half a round later all have ended.
+        middle_s = (finished.started_s + finished.verified_s) / 2
+        over = [each for each in self._recent if each.verified_s <= middle_s]
+        self._recent = [each for each in self._recent if each.verified_s > middle_s] + [finished]
+        if over and not self._is_disturbed(over):
+            self.level.verify.learn(fmean(len(each.proposal) for each in over), fmean(each.verify_s for each in over))
+
+    def _learn_drafting(self, finished: Round) -> None:
+        proposal = finished.proposal
+        if proposal.drafter in (DraftedBy.NGRAM, DraftedBy.PREDICTION):
+            return
+        self.drafted_s = self.now_s
+        line = self.level.drafting(proposal.drafter)
+        if proposal.num_tail_tokens <= NORMAL_TAIL:
+            line.learn(len(proposal), finished.propose_s)
+        else:
+            self._learn_reading(proposal.num_tail_tokens, finished.propose_s - line(len(proposal)))
+
+    def _learn_reading(self, num_tokens: int, seconds: float) -> None:
+        if self._read_tokens > 0:
+            seconds = min(seconds, READING_OUTLIER * self.reading_s(num_tokens))
+        self._read_tokens = self._read_tokens * READING_MEMORY + num_tokens
+        self._read_s = self._read_s * READING_MEMORY + max(0.0, seconds)
+
+    def was_beside_a_prompt(self, *rounds: Round) -> bool:
+        """Whether a prompt was being read while they ran."""
+        return self._active.was_reading_since(min(each.started_s for each in rounds))
+
+    def _is_disturbed(self, beside: list[Round]) -> bool:
+        """Whether a prompt was being read beside these rounds, and others may be learned from."""
+        was_disturbed = self.was_beside_a_prompt(*beside)
+        if was_disturbed and self.level.verify.is_known and self._num_skipped < MOST_SKIPPED:
+            self._num_skipped += 1
+            return True
+        self._num_skipped = 0
+        return False
