@@ -11,8 +11,8 @@ from coordinator.round import Round
 
 # The first guess of a row's cost, in forwards of one row.
 GUESSED_ROW = 0.04
-# The first guess of a further draft's cost, as a fraction of the first drafting.
-GUESSED_STEP = 0.8
+# The first guess of a draft's cost, as a fraction of the first drafting over its drafts: low, so that the next is made.
+GUESSED_STEP = 1.0
 # Tail tokens of a Propose if the round before it had drafts too. A longer tail is read only once.
 NORMAL_TAIL = 2
 # Factor on the weight of older reading times, for each new one.

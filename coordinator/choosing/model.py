@@ -22,6 +22,8 @@ FIRST_RATE = 0.65
 NEXT_ACCEPTED = 0.45
 # Every so many proposals one draft more is asked for than seems to pay: otherwise nothing would be learned of it.
 LONGER_EVERY = 16
+# In tokens a round.
+LITTLE_READING = 0.02
 # An answer's end is not known. As many more tokens are expected as there are, plus this number.
 FIRST_REST = 128
 
@@ -64,11 +66,13 @@ class ModelSource:
         step = line.slope * prices.second + prices.row
         # The rounds of the rest of the answer share the reading.
         reading = self.reading_price_s(context) * prices.second / self._rest(context)
+        # Alone, and where little must be read first, what is uncertain gets tried.
+        hope = float(prices.company == 0 and reading < LITTLE_READING)
         tokens, num_drafts = 1.0, 0.0
         best = nothing
         confidence = min(1.0, step / NEXT_ACCEPTED) if self._remote is not None else 0.0
         for k in range(1, bounds.max + 1):
-            tokens += self._rate(("accepted", k), prices)
+            tokens += self._rate(("accepted", k), prices) + hope * self._rates.deviation(("accepted", k))
             num_drafts += self._rate(("proposed", k), prices)
             price = line(num_drafts) * prices.second + num_drafts * prices.row + reading * tokens
             if tokens - 1 - price > best.gain or k <= bounds.min:
