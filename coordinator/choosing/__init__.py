@@ -4,8 +4,9 @@ Every source says what its drafts would gain: the drafts it expects to be accept
 tokens. The largest gain wins; if none is above 0, the round has no drafts. What sources know about acceptance and times
 is measured (see `experience`).
 
-A choice may use decided positions and times. It may not use a token that was sampled and then dropped, because that
-would bias the output. Times only change how the output is divided into rounds, never its distribution.
+A choice uses decided tokens, times, and how many drafts a model made before it was unsure. That number depends on drafts
+that were then dropped, and biases nothing: under `match` the target's own choice comes out whatever was drafted, and under
+`rejection` the noise of a round is keyed by where it begins, so no round draws again what an earlier one has drawn.
 """
 
 from dataclasses import dataclass
