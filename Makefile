@@ -64,6 +64,6 @@ bench: setup
 	$(BIN)/python -m benchmarks.forward
 	$(BIN)/python -m benchmarks.services
 
-# What `python -m benchmarks.peers` compares Paceline with: a few minutes, 4 GB.
+# What `python -m benchmarks.peers` compares Paceline with: a few minutes, 6 GB.
 peers: setup
 	PYTHON=$(PYTHON) benchmarks/peers/setup.sh

@@ -1,12 +1,12 @@
 """Paceline beside its peers, one table.
 
 python -m benchmarks.peers [--prompts FILE.jsonl] [--count 10] [--tokens 80] [--at-once 1,10]
-                           [--engines paceline,transformers,llama.cpp,vllm] [--temperature 0] [--json]
+                           [--engines paceline,transformers,llama.cpp,vllm,openvino] [--temperature 0] [--json]
 
 The same token ids to all, the same bfloat16 weights, `tokens` tokens for each prompt, greedy or
 at a temperature, whatever ends in between. The engines are loaded together and take turns, each stopped while
-another runs. `make peers` installs llama.cpp and vLLM into environments of their own; without
-them the others run.
+another runs. `make peers` installs llama.cpp, vLLM and OpenVINO into environments of their own;
+without them the others run.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,8 +22,9 @@ from transformers import AutoTokenizer
 
 from benchmarks.deployment import DRAFT
 from benchmarks.peers.contest import Contest, Row
-from benchmarks.peers.engines import FOLDER, plan_workers
+from benchmarks.peers.engines import FOLDER, OPENVINO, WorkerPlan, plan_workers
 from benchmarks.peers.gguf_file import bf16_gguf
+from benchmarks.peers.openvino_folder import openvino_folder
 from benchmarks.peers.protocol import Settings
 from benchmarks.peers.report import Report
 from benchmarks.prompts import spread_prompts
@@ -30,7 +32,7 @@ from paceline.engine.models.weights import find_folder
 
 MODEL = "smollm2-135m"
 OWN_PROMPTS = Path(__file__).parent.parent.parent / "tests" / "data" / "prompts.jsonl"
-ENGINES = "paceline,transformers,llama.cpp,vllm"
+ENGINES = "paceline,transformers,llama.cpp,vllm,openvino"
 # llama.cpp proposes up to 48 tokens beyond what is asked for.
 SPARE_TOKENS = 64
 LENGTH_STEP_TOKENS = 256
@@ -54,13 +56,21 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_settings(arguments: argparse.Namespace, longest_prompt: int, at_once: int, needs_gguf: bool) -> Settings:
+def make_settings(
+    arguments: argparse.Namespace, longest_prompt: int, at_once: int, installed: Sequence[WorkerPlan]
+) -> Settings:
     """What all workers are told; converts what is not converted yet."""
     longest = longest_prompt + arguments.tokens + SPARE_TOKENS
+    model_folder = find_folder(MODEL, torch.bfloat16, say)
+    formats = [plan.weights for plan in installed if plan.engine == "openvino"]
+    needs_gguf = any(plan.engine == "llama.cpp" for plan in installed)
     return Settings(
-        model_folder=str(find_folder(MODEL, torch.bfloat16, say)),
+        model_folder=str(model_folder),
         draft_folder=str(find_folder(arguments.draft, torch.bfloat16, say)),
         gguf_file=str(bf16_gguf(MODEL, FOLDER)) if needs_gguf else "",
+        openvino_folders={
+            weights: str(openvino_folder(Path(model_folder), weights, FOLDER, OPENVINO)) for weights in formats
+        },
         threads=arguments.threads,
         max_length=-(-longest // LENGTH_STEP_TOKENS) * LENGTH_STEP_TOKENS,
         max_at_once=at_once,
@@ -82,8 +92,8 @@ def main() -> None:
     for prompt in spread_prompts(arguments.prompts, arguments.count):
         chat = [{"role": "user", "content": prompt.text}]
         prompts.append(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
-    needs_gguf = any(plan.is_installed and plan.engine == "llama.cpp" for plan in plans)
-    settings = make_settings(arguments, max(map(len, prompts)), max(sizes), needs_gguf)
+    installed = [plan for plan in plans if plan.is_installed]
+    settings = make_settings(arguments, max(map(len, prompts)), max(sizes), installed)
     contest = Contest(say)
     rows: list[Row] = []
     with contest.running(plans, settings):

@@ -84,7 +84,9 @@ class Contest:
 
     def _start(self, plan: WorkerPlan, settings: Settings, stack: ExitStack) -> None:
         try:
-            worker = Worker(plan.python, plan.module, replace(settings, ngrams=plan.ngrams), plan.environment)
+            worker = Worker(
+                plan.python, plan.module, replace(settings, ngrams=plan.ngrams, weights=plan.weights), plan.environment
+            )
         except WorkerFailed as failure:
             self._drop(plan.engine, f"did not start: {failure}")
             return

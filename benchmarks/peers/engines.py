@@ -9,6 +9,7 @@ from benchmarks.peers.worker import ROOT
 # Made by `make peers`; ignored by git.
 FOLDER = ROOT / ".peers"
 INSTALL = "make peers"
+OPENVINO = FOLDER / "openvino" / "bin" / "python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class WorkerPlan:
     python: Path
     contenders: tuple[Contender, ...]
     ngrams: bool = False
+    weights: str = "bf16"
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -79,6 +81,9 @@ def _all_plans(threads: int) -> list[WorkerPlan]:
         )),
         WorkerPlan("llama.cpp", module + "llama_cpp", llama_cpp, (Contender("llama.cpp plain"),)),
         WorkerPlan("llama.cpp", module + "llama_cpp", llama_cpp, (Contender("llama.cpp n-gram-simple"),), ngrams=True),
-        WorkerPlan("vllm", module + "vllm", vllm, (Contender("vllm plain"),), False, vllm_environment),
-        WorkerPlan("vllm", module + "vllm", vllm, (Contender("vllm n-gram 4"),), True, vllm_environment),
+        WorkerPlan("vllm", module + "vllm", vllm, (Contender("vllm plain"),), environment=vllm_environment),
+        WorkerPlan("vllm", module + "vllm", vllm, (Contender("vllm n-gram 4"),), True, environment=vllm_environment),
+        WorkerPlan("openvino", module + "openvino", OPENVINO, (Contender("openvino plain"),)),
+        WorkerPlan("openvino", module + "openvino", OPENVINO, (Contender("openvino prompt lookup 4"),), ngrams=True),
+        WorkerPlan("openvino", module + "openvino", OPENVINO, (Contender("openvino int8"),), weights="int8"),
     ]  # fmt: skip

@@ -27,6 +27,8 @@ class Settings:
     draft_folder: str
     # The model's weights again, in bfloat16, for llama.cpp; "" where it does not run.
     gguf_file: str
+    # By the format of the weights, the model exported for OpenVINO; empty where it does not run.
+    openvino_folders: dict[str, str]
     threads: int
     # Most tokens of a sequence, prompt and completion.
     max_length: int
@@ -36,6 +38,8 @@ class Settings:
     temperature: float = 0.0
     # For engines that settle it when they start: propose by n-grams.
     ngrams: bool = False
+    # For engines with weights in several formats.
+    weights: str = "bf16"
 
 
 class Engine(Protocol):

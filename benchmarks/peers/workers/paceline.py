@@ -23,7 +23,7 @@ MODES = {
 class Paceline:
     def __init__(self, settings: Settings) -> None:
         self.version = f"paceline {version('paceline')}"
-        self._runner = asyncio.CpuRunner()
+        self._runner = asyncio.Runner()
         self._temperature = settings.temperature
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-peers-")
         self._runner.run(self._start(settings))
