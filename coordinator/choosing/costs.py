@@ -35,8 +35,11 @@ class Level:
         return self.propose.setdefault(drafter, Line(GUESSED_STEP))
 
     def guess(self, ratio: float) -> "Level":
-        """A first estimate for `ratio` times as many generations: each one's draft brings the forward `ratio` rows."""
-        return Level(self.verify.guess(ratio), {drafter: line.guess(1.0) for drafter, line in self.propose.items()})
+        """A first estimate for `ratio` times as many generations: each one's draft brings the forward `ratio` rows.
+
+        What drafting takes there is not known: a time measured in a crowd would keep a model from drafting alone.
+        """
+        return Level(self.verify.guess(ratio))
 
 
 class Costs:

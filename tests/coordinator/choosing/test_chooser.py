@@ -82,6 +82,19 @@ async def test_sequences_in_one_forward_count_what_all_their_drafts_cost() -> No
     assert await crowd.play(1000) > 1.5 * crowd.plain
 
 
+async def test_what_drafting_takes_in_a_crowd_says_nothing_of_one_alone() -> None:
+    world, coin = World(alpha=0.8, draft_s=0.2, verify_s=0.2), random.Random(13)
+    for other in range(7):
+        world.active.join(other)
+        world.active.has_read(other)
+    await world.play(make_chooser(world.experience), 300, coin)
+    for other in range(7):
+        world.active.leave(other)
+    world.draft_s, world.verify_s = 0.002, 0.02
+    tokens, seconds = await world.play(make_chooser(world.experience), 60, coin)
+    assert tokens / seconds > 1.5 / world.verify_s
+
+
 async def test_a_crowd_that_fell_to_zero_tries_again_together() -> None:
     crowd = Crowd(ALPHAS, random.Random(11))
     await crowd.play(300)

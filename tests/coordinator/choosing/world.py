@@ -65,7 +65,10 @@ class World:
     noise: float = 0.1
     text: list[int] = field(default_factory=list)
     now_s: float = field(default=0.0, init=False)
-    experience: Experience = field(default_factory=lambda: Experience(ActiveGenerations()), init=False)
+    active: ActiveGenerations = field(default_factory=ActiveGenerations, init=False)
+
+    def __post_init__(self) -> None:
+        self.experience = Experience(self.active)
 
     async def play(
         self, chooser: Chooser, rounds: int, coin: random.Random, context: Context | None = None
