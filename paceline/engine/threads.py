@@ -1,12 +1,19 @@
 """The number of CPU threads that compute: torch and the kernels use the same number."""
 
 import os
+from typing import Any
 
 import numba
 import torch
+from numba import types
 
 # Cores that this process may use. Read at import, because a pinned thread would see only its own core.
 CORES = sorted(os.sched_getaffinity(0))
+
+# As `num_workers`, for kernels: Numba's own function, by its symbol, which `numba.get_num_threads` loads. A kernel that
+# calls that one can't be kept on disk.
+numba.get_num_threads()
+kernel_workers: Any = types.ExternalFunction("get_num_threads", types.intp())
 
 
 def num_workers() -> int:

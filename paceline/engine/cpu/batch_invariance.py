@@ -58,6 +58,6 @@ def _run_layer(model: CpuLlama, x: Array, split: int, block_size: int) -> Array:
         builder.add([0] * num_rows, position, list(range(num_blocks)), [False] * num_rows)
         batch = builder.build(model.padded(builder.num_rows))
         plan = attention.plan(batch.spans)
-        outputs.append(model.run_layer(0, pad_rows(part, batch.num_rows), attention, plan)[:num_rows])
+        outputs.append(model.run_layers(pad_rows(part, batch.num_rows), attention, plan)[:num_rows])
         position += num_rows
     return np.concatenate(outputs)

@@ -4,7 +4,8 @@ Equal output with and without speculation needs batch invariance: a row's result
 Each class says how many rows to run, with padding, to keep that. `batch_invariance` checks it at load.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,12 +13,13 @@ from torch.nn import functional
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels import bfloat16, int8, matrix_unit
-from paceline.engine.cpu.kernels.bfloat16 import multiply_bfloat16, pack_bfloat16
-from paceline.engine.cpu.kernels.int8 import multiply_int8, pack_int8
-from paceline.engine.cpu.kernels.matrix_unit import DEPTH, UNIT_ROWS, multiply_on_matrix_unit, pack_for_matrix_unit
+from paceline.engine.cpu.kernels.bfloat16 import Bfloat16Weights, pack_bfloat16
+from paceline.engine.cpu.kernels.decoder import FEW_ROWS, DraftInt8Weights, Weights, multiply
+from paceline.engine.cpu.kernels.int8 import Int8Weights, pack_int8
+from paceline.engine.cpu.kernels.matrix_unit import DEPTH, UNIT_ROWS, MatrixUnitWeights, pack_for_matrix_unit
 from paceline.engine.cpu.kernels.products import multiply_int8_weights, pack_int8_weights
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
-from paceline.engine.cpu.kernels.tiles import no_residual, pad_features
+from paceline.engine.cpu.kernels.tiles import WIDTH, no_residual, pad_features
 from paceline.engine.models.quantization import quantise
 
 
@@ -83,86 +85,104 @@ class PackedLinear:
         return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-class MatrixUnitLinear:
+class KernelLinear(ABC):
+    """A linear with one of our kernels, which may also run as a part of `kernels.decoder`."""
+
+    def __init__(self, out_features: int) -> None:
+        self._out_features = out_features
+
+    @abstractmethod
+    def weights(self, dtype: np.dtype[Any]) -> Weights:
+        """The kernel's arrays, for rows of this dtype."""
+
+    @property
+    def has_whole_tiles(self) -> bool:
+        """Whether the kernel returns no more than the output features."""
+        return self._out_features % WIDTH == 0
+
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
+        weights = self.weights(x.dtype)
+        y = multiply(x, weights, weights.no_residual if residual is None else pad_features(residual))
+        return y if self.has_whole_tiles else np.ascontiguousarray(y[:, : self._out_features])
+
+
+class MatrixUnitLinear(KernelLinear):
     """bfloat16 weights, with our kernel for the processor's matrix unit (AMX)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._out_features = weight.shape[0]
-        self._packed = pack_for_matrix_unit(weight)
-        self._bias = pad_features(_float_bias(weight, bias))
-        self._no_residual = no_residual(self._out_features, np.uint16)
+        super().__init__(weight.shape[0])
+        bias_row = pad_features(_float_bias(weight, bias))
+        self._weights = MatrixUnitWeights(
+            pack_for_matrix_unit(weight), bias_row, no_residual(self._out_features, np.uint16)
+        )
 
     def padded(self, num_rows: int) -> int:
         return -(-num_rows // UNIT_ROWS) * UNIT_ROWS
 
-    def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        added = self._no_residual if residual is None else pad_features(residual)
-        return _cut(multiply_on_matrix_unit(x, self._packed, self._bias, added), self._out_features)
+    def weights(self, dtype: np.dtype[Any]) -> MatrixUnitWeights:
+        return self._weights
 
     @staticmethod
     def supports(weight: torch.Tensor) -> bool:
         return weight.dtype is torch.bfloat16 and weight.shape[1] % DEPTH == 0 and matrix_unit.is_available()
 
 
-class Bfloat16Linear:
+class Bfloat16Linear(KernelLinear):
     """bfloat16 weights, with our kernel for processors with AVX512-BF16."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._out_features = weight.shape[0]
-        self._packed = pack_bfloat16(weight)
-        self._bias = pad_features(_float_bias(weight, bias))
-        self._no_residual = no_residual(self._out_features, np.uint16)
+        super().__init__(weight.shape[0])
+        bias_row = pad_features(_float_bias(weight, bias))
+        self._weights = Bfloat16Weights(pack_bfloat16(weight), bias_row, no_residual(self._out_features, np.uint16))
 
     def padded(self, num_rows: int) -> int:
         return num_rows
 
-    def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        added = self._no_residual if residual is None else pad_features(residual)
-        return _cut(multiply_bfloat16(x, self._packed, self._bias, added), self._out_features)
+    def weights(self, dtype: np.dtype[Any]) -> Bfloat16Weights:
+        return self._weights
 
     @staticmethod
     def supports(weight: torch.Tensor) -> bool:
         return weight.dtype is torch.bfloat16 and weight.shape[1] % 2 == 0 and bfloat16.DOT.is_available
 
 
-class Int8Linear:
+class Int8Linear(KernelLinear):
     """int8 weights with one scale per output feature, times rows rounded to 15 bits with one scale per row."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight.shape[0])
         quantised, scale = (each.numpy() for each in quantise(weight))
-        self._out_features = weight.shape[0]
-        self._packed = pack_int8(quantised)
-        self._scale = pad_features(scale)
-        self._bias = pad_features(_float_bias(weight, bias))
-        self._no_residual = {np.dtype(kind): no_residual(self._out_features, kind) for kind in (np.float32, np.uint16)}
+        packed, scales = pack_int8(quantised), pad_features(scale)
+        bias_row = pad_features(_float_bias(weight, bias))
+        self._weights = {
+            np.dtype(kind): Int8Weights(packed, scales, bias_row, no_residual(self._out_features, kind))
+            for kind in (np.float32, np.uint16)
+        }
 
     def padded(self, num_rows: int) -> int:
         return num_rows
 
-    def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        added = self._no_residual[x.dtype] if residual is None else pad_features(residual)
-        return _cut(multiply_int8(x, self._packed, self._scale, self._bias, added), self._out_features)
+    def weights(self, dtype: np.dtype[Any]) -> Int8Weights:
+        return self._weights[dtype]
 
 
-class DraftInt8Linear:
+class DraftInt8Linear(KernelLinear):
     """A draft's weights twice: int8 for few rows, bfloat16 on the matrix unit for many.
 
     For few rows reading the weights takes most of the time, and int8 weights are half as large. Not batch invariant: a
     row's result depends on the number of rows.
     """
 
-    # The matrix unit multiplies UNIT_ROWS rows in the time of one. int8 is faster for up to half as many.
-    _FEW_ROWS = UNIT_ROWS // 2
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight.shape[0])
         self._for_few, self._for_many = Int8Linear(weight, bias), MatrixUnitLinear(weight, bias)
 
     def padded(self, num_rows: int) -> int:
-        return num_rows if num_rows <= self._FEW_ROWS else self._for_many.padded(num_rows)
+        return num_rows if num_rows <= FEW_ROWS else self._for_many.padded(num_rows)
 
-    def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        linear = self._for_few if x.shape[0] <= self._FEW_ROWS else self._for_many
-        return linear(x, residual)
+    def weights(self, dtype: np.dtype[Any]) -> DraftInt8Weights:
+        for_many = self._for_many.weights(dtype)
+        return DraftInt8Weights(self._for_few.weights(dtype), for_many, for_many.no_residual)
 
     @staticmethod
     def supports(weight: torch.Tensor) -> bool:
@@ -186,11 +206,6 @@ class Int8WeightLinear:
 
 def _float_bias(weight: torch.Tensor, bias: torch.Tensor | None) -> Array:
     return np.zeros(weight.shape[0], np.float32) if bias is None else bias.float().numpy()
-
-
-def _cut(y: Array, out_features: int) -> Array:
-    """Removes the last tile's padding features from y: [num_rows, padded out_features]."""
-    return y if y.shape[1] == out_features else np.ascontiguousarray(y[:, :out_features])
 
 
 def make_cpu_linear(

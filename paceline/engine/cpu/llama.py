@@ -5,16 +5,20 @@ Covers Llama, Mistral, Qwen2 (QKV bias) and Qwen3 (norms on queries and keys).
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
 from paceline.engine.cpu.head import Head
+from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend
+from paceline.engine.cpu.kernels.decoder import LayerArrays, run_layers, table_of
 from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
-from paceline.engine.cpu.linear import CpuLinear, make_cpu_linear
-from paceline.engine.cpu.paged_attention import AttentionPlan, CpuPagedAttention, HeadRotation
+from paceline.engine.cpu.linear import CpuLinear, KernelLinear, make_cpu_linear
+from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.shapes import Tensors, check_shapes, fused
@@ -44,7 +48,16 @@ class Layer:
         self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
         self.down = linear("mlp.down_proj")
         query_norm, key_norm = head_norm("self_attn.q_norm"), head_norm("self_attn.k_norm")
-        self.rotation = HeadRotation(*rope, query_norm, key_norm, config.norm_eps)
+        self.rotation = HeadRotation(*rope, query_norm, key_norm)
+
+    def arrays(self, dtype: np.dtype[Any], cache: tuple[Array, Array]) -> LayerArrays | None:
+        """For `kernels.decoder`; None if the library multiplies in this layer."""
+        linears = self.qkv, self.output, self.gate_up, self.down
+        weights = [each.weights(dtype) for each in linears if isinstance(each, KernelLinear) and each.has_whole_tiles]
+        if len(weights) < len(linears):
+            return None
+        qkv, output, gate_up, down = weights
+        return LayerArrays(self.attention_norm, qkv, self.rotation, cache, output, self.mlp_norm, gate_up, down)
 
 
 class CpuLlama:
@@ -73,6 +86,9 @@ class CpuLlama:
         known = None if ids is None else ids.numpy()
         self.head = Head(make(head if ids is None else head[ids], None), known, config.vocab_size)
         self.embedding_dtype = embedding.dtype
+        # The arguments of `kernels.decoder` for the caches that were used last.
+        self._decoder_of: CpuPagedAttention | None = None
+        self._decoder_arguments: tuple[LayerArrays, Array] | None = None
 
     def padded(self, num_rows: int) -> int:
         """How many rows to run, with padding, for `num_rows` rows (see `linear`)."""
@@ -81,16 +97,32 @@ class CpuLlama:
 
     def forward(self, batch: Batch, attention: CpuPagedAttention, plan: AttentionPlan) -> torch.Tensor:
         """Feeds the batch's rows into the cache. Returns the wanted rows' logits: [num_wanted, head_size] float32."""
-        x = self._embedding[batch.tokens]  # [num_rows, hidden_size]
-        for index in range(len(self.layers)):
-            x = self.run_layer(index, x, attention, plan)
+        x = self.run_layers(self._embedding[batch.tokens], attention, plan)  # [num_rows, hidden_size]
         return self.run_head(x[batch.wanted])
 
-    def run_layer(self, index: int, x: Array, attention: CpuPagedAttention, plan: AttentionPlan) -> Array:
-        """Runs one layer on x: [num_rows, hidden_size]. Returns the same shape."""
-        layer, eps = self.layers[index], self.config.norm_eps
+    def run_layers(self, x: Array, attention: CpuPagedAttention, plan: AttentionPlan) -> Array:
+        """Runs the layers that `attention` has a cache for on x: [num_rows, hidden_size]. Returns the same shape."""
+        if (decoder := self._decoder(attention, x.dtype)) is not None:
+            return run_layers(x, *decoder, plan, self.config.norm_eps)
+        for layer, cache in zip(self.layers, attention.cache, strict=False):
+            x = self._run_layer(layer, x, cache, plan)
+        return x
+
+    def _decoder(self, attention: CpuPagedAttention, dtype: np.dtype[Any]) -> tuple[LayerArrays, Array] | None:
+        """The arguments of `kernels.decoder` for these caches; None if the library multiplies in a layer."""
+        if self._decoder_of is not attention:
+            pairs = zip(self.layers, attention.cache, strict=False)
+            arrays = [layer.arrays(dtype, cache) for layer, cache in pairs]
+            known = [each for each in arrays if each is not None]
+            self._decoder_arguments = (known[0], table_of(known)) if len(known) == len(arrays) else None
+            self._decoder_of = attention
+        return self._decoder_arguments
+
+    def _run_layer(self, layer: Layer, x: Array, cache: tuple[Array, Array], plan: AttentionPlan) -> Array:
+        """As `kernels.decoder` runs a layer, with the library's products."""
+        eps = self.config.norm_eps
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]
-        x = layer.output(attention.forward(index, qkv, plan, layer.rotation), residual=x)
+        x = layer.output(attend(qkv, plan, layer.rotation, eps, cache), residual=x)
         gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, eps))  # [num_rows, 2 * intermediate_size]
         return layer.down(silu_gate(gate_up), residual=x)
 

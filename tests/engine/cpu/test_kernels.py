@@ -9,11 +9,13 @@ from torch.nn import functional
 from transformers import LlamaConfig
 
 from paceline.engine.arrays import Array
+from paceline.engine.batch import Span
 from paceline.engine.cpu.kernels import bfloat16, int8, rows, tiles
+from paceline.engine.cpu.kernels.attention import HeadRotation, attend
 from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
 from paceline.engine.cpu.kernels.scalars import bits_of, compiled, exp_of_negative, put, tensor_of, widen
 from paceline.engine.cpu.linear import Bfloat16Linear, CpuLinear, Int8Linear, Int8WeightLinear, make_cpu_linear
-from paceline.engine.cpu.paged_attention import CpuPagedAttention, HeadRotation, Span
+from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.threads import set_num_workers
 from paceline.errors import ConfigError
@@ -212,7 +214,9 @@ def test_attention_over_a_scattered_cache_is_the_librarys(dtype: torch.dtype, bl
     parts, done = [], 0
     for size in (100, 1, 5, 44):
         plan = attention.plan([Span(0, size, done, blocks)])
-        parts.append(tensor_of(attention.forward(0, bits_of(qkv[done : done + size]), plan, rotation)))
+        parts.append(
+            tensor_of(attend(bits_of(qkv[done : done + size]), plan, rotation, config.norm_eps, attention.cache[0]))
+        )
         done += size
     close(torch.cat(parts), expected)
 
@@ -223,13 +227,15 @@ def test_the_kernel_reads_no_key_behind_a_row() -> None:
     config, rotation = model.config, model.layers[0].rotation
     qkv = torch.randn(20, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
 
-    def attend(attention: CpuPagedAttention) -> Array:
-        return attention.forward(0, bits_of(qkv), attention.plan([Span(0, 20, 0, [1, 3])]), rotation)
+    def run(attention: CpuPagedAttention) -> Array:
+        return attend(
+            bits_of(qkv), attention.plan([Span(0, 20, 0, [1, 3])]), rotation, config.norm_eps, attention.cache[0]
+        )
 
     clean, dirty = (CpuPagedAttention(config, 4, 16, num_layers=1) for _ in range(2))
-    for side in dirty._cache[0]:
+    for side in dirty.cache[0]:
         side[:] = 1e30
-    assert np.array_equal(attend(clean), attend(dirty))
+    assert np.array_equal(run(clean), run(dirty))
 
 
 def test_a_head_dimension_that_the_kernels_can_not_take_is_refused() -> None:

@@ -9,7 +9,7 @@ A query attends to the blocks of its sequence one after the other, with an onlin
 algorithm 3). Each query has its own sums in one fixed order, so attention is batch invariant.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
@@ -18,6 +18,7 @@ from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.products import add_products
 from paceline.engine.cpu.kernels.rows import norm_row
 from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, compiled, exp_of_negative, put, widen
+from paceline.engine.threads import kernel_workers
 
 # Rows of one sequence that read its blocks together.
 TILE_ROWS = 8
@@ -25,6 +26,28 @@ TILE_ROWS = 8
 PRODUCTS_TO_SHARE = 1024
 MASKED = np.float32(-np.inf)
 ZERO = np.float32(0)
+
+
+class AttentionPlan(NamedTuple):
+    """A batch's arrays for attention. All layers use the same plan."""
+
+    positions: Array  # [num_rows without padding]
+    slots: Array  # [num_rows without padding]: block * block_size + offset in the block
+    tiles: Array  # [num_tiles, 4]: first row, number of rows, position, start of the sequence's blocks in `blocks`
+    blocks: Array  # [sum of table sizes]: the sequences' block tables, one after the other
+    queries: Array  # [kv_heads, num_rows * heads / kv_heads, head_dim] float32: the kernel's working memory
+    # Whether the work is large enough to share it among all cores.
+    is_shared: bool
+
+
+class HeadRotation(NamedTuple):
+    """A layer's norm and rotation of queries and keys."""
+
+    cos: Array  # [max_model_len, head_dim] float32
+    sin: Array  # [max_model_len, head_dim] float32; the first half of head_dim is negated
+    # Norm weights of queries and keys: [head_dim] float32, or [0] if the model has none.
+    query_norm: Array
+    key_norm: Array
 
 
 @compiled()
@@ -140,11 +163,11 @@ def _attend(
 
 
 @compiled()
-def attend(
+def _attend_alone(
     qkv: Array, positions: Array, slots: Array, tiles: Array, blocks: Array, rope: Any, norms: Any, eps: np.float32,
     cache: Any, queries: Array, out: Array,
 ) -> None:  # fmt: skip
-    """Attention of one layer, on this thread. `CpuPagedAttention.forward` prepares the arguments."""
+    """Attention of one layer, on this thread."""
     for row in range(slots.size):
         _write_row(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
     kv_heads = cache[0].shape[1]
@@ -154,11 +177,11 @@ def attend(
 
 
 @compiled(parallel=True)
-def attend_shared(
+def _attend_shared(
     qkv: Array, positions: Array, slots: Array, tiles: Array, blocks: Array, rope: Any, norms: Any, eps: np.float32,
     cache: Any, queries: Array, out: Array, num_workers: int,
 ) -> None:  # fmt: skip
-    """As `attend`, on `num_workers` threads. They share the rows for writing, then the tiles and KV heads."""
+    """The same on `num_workers` threads. They share the rows for writing, then the tiles and KV heads."""
     kv_heads = cache[0].shape[1]
     for worker in prange(num_workers):
         for row in range(worker, slots.size, num_workers):
@@ -167,3 +190,28 @@ def attend_shared(
         for item in range(worker, tiles.shape[0] * kv_heads, num_workers):
             tile = tiles[item // kv_heads]
             _attend(item % kv_heads, tile[0], tile[1], tile[2], blocks[tile[3] :], cache, queries, out)
+
+
+@compiled()
+def attend(qkv: Array, plan: AttentionPlan, rotation: HeadRotation, eps: float, cache: Any) -> Array:
+    """Writes the rows' keys and values into a layer's cache, then computes attention.
+
+    qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]; cache: keys and values. Returns [num_rows, heads * head_dim];
+    padding rows are 0.
+    """
+    num_rows = qkv.shape[0]
+    kv_heads, head_dim = cache[0].shape[1:3]
+    heads = qkv.reshape((num_rows, qkv.shape[1] // head_dim, head_dim))
+    out = np.zeros((num_rows, qkv.shape[1] - 2 * kv_heads * head_dim), qkv.dtype)
+    rope, norms = (rotation.cos, rotation.sin), (rotation.query_norm, rotation.key_norm)
+    if plan.is_shared and kernel_workers() > 1:
+        _attend_shared(
+            heads, plan.positions, plan.slots, plan.tiles, plan.blocks, rope, norms, np.float32(eps), cache,
+            plan.queries, out, kernel_workers(),
+        )  # fmt: skip
+    else:
+        _attend_alone(
+            heads, plan.positions, plan.slots, plan.tiles, plan.blocks, rope, norms, np.float32(eps), cache,
+            plan.queries, out,
+        )  # fmt: skip
+    return out

@@ -4,7 +4,7 @@ For few rows this takes 0.7 of oneDNN's time, for many rows the same time (docs/
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,15 +40,12 @@ def pack_bfloat16(weight: torch.Tensor) -> Array:
     return pack_words(weight.contiguous().view(torch.int32).numpy().view(np.uint32))
 
 
-def multiply_bfloat16(x: Array, packed: Array, bias: Array, residual: Array) -> Array:
-    """x packed^T + bias + residual, rounded once. Returns [num_rows, padded out_features] bfloat16.
+class Bfloat16Weights(NamedTuple):
+    """A linear's arrays."""
 
-    x: [num_rows, in_features] bfloat16; packed: from `pack_bfloat16`; bias: [padded out_features] float32; residual:
-    [num_rows, padded out_features] bfloat16, or `tiles.no_residual`.
-    """
-    out = np.empty((x.shape[0], bias.size), np.uint16)
-    _multiply_bfloat16(x.view(np.uint32), packed, bias, residual, out)
-    return out
+    packed: Array  # [num_tiles, in_features / 2, WIDTH] pairs
+    bias: Array  # [padded out_features] float32
+    no_residual: Array  # `tiles.no_residual`
 
 
 def _write(tile: TileWriter, x: Rows, weights: Rows, bias: Rows, residual: Rows, out: Rows) -> None:
@@ -73,3 +70,14 @@ def _multiply_bfloat16(x: Array, packed: Array, bias: Array, residual: Array, ou
                 min(TILE_ROWS, num_rows - first), x[first:], packed[tile], bias[start:],
                 residual[first * has_residual :, start:], out[first:, start:],
             )  # fmt: skip
+
+
+@compiled()
+def multiply_bfloat16(x: Array, weights: Bfloat16Weights, residual: Array) -> Array:
+    """x weights^T + bias + residual, rounded once. Returns [num_rows, padded out_features] bfloat16.
+
+    x: [num_rows, in_features] bfloat16; residual: [num_rows, padded out_features] bfloat16, or the weights' no_residual.
+    """
+    out = np.empty((x.shape[0], weights.bias.size), np.uint16)
+    _multiply_bfloat16(x.view(np.uint32), weights.packed, weights.bias, residual, out)
+    return out

@@ -6,7 +6,7 @@ takes unsigned weights, so they are stored with 128 added, and the kernel subtra
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -49,18 +49,13 @@ def pack_int8(weight: Array) -> Array:
     return pack_words(shifted.view(np.uint32))
 
 
-def multiply_int8(x: Array, packed: Array, scales: Array, bias: Array, residual: Array) -> Array:
-    """x (packed * scales)^T + bias + residual, with x rounded to 15 bits.
+class Int8Weights(NamedTuple):
+    """A linear's arrays."""
 
-    x: [num_rows, in_features]; packed: from `pack_int8`; scales and bias: [padded out_features] float32; residual:
-    [num_rows, padded out_features], or `tiles.no_residual`. Returns [num_rows, padded out_features] of x's dtype.
-    """
-    num_rows = x.shape[0]
-    parts = np.zeros((2 * num_rows, 4 * packed.shape[1]), np.int8)
-    sums, row_scales = np.empty((2 * num_rows, 1), np.int32), np.empty((num_rows, 1), np.float32)
-    out = np.empty((num_rows, bias.size), x.dtype)
-    _multiply_int8(x, parts, parts.view(np.uint32), sums, row_scales, packed, scales, bias, residual, out)
-    return out
+    packed: Array  # [num_tiles, in_features / 4, WIDTH] quadruples
+    scales: Array  # [padded out_features] float32
+    bias: Array  # [padded out_features] float32
+    no_residual: Array  # `tiles.no_residual`, of the rows' dtype
 
 
 @compiled(IN_LANES)
@@ -134,3 +129,20 @@ def _multiply_int8(
                 min(ROWS_AT_ONCE, num_rows - first), words[2 * first :], sums[2 * first :], row_scales[first:],
                 packed[tile], scales[start:], bias[start:], residual[first * has_residual :, start:], out[first:, start:],
             )  # fmt: skip
+
+
+@compiled()
+def multiply_int8(x: Array, weights: Int8Weights, residual: Array) -> Array:
+    """x (packed * scales)^T + bias + residual, with x rounded to 15 bits.
+
+    x: [num_rows, in_features]; residual: [num_rows, padded out_features], or the weights' no_residual. Returns
+    [num_rows, padded out_features] of x's dtype.
+    """
+    num_rows = x.shape[0]
+    parts = np.zeros((2 * num_rows, 4 * weights.packed.shape[1]), np.int8)
+    sums, row_scales = np.empty((2 * num_rows, 1), np.int32), np.empty((num_rows, 1), np.float32)
+    out = np.empty((num_rows, weights.bias.size), x.dtype)
+    _multiply_int8(
+        x, parts, parts.view(np.uint32), sums, row_scales, weights.packed, weights.scales, weights.bias, residual, out
+    )
+    return out

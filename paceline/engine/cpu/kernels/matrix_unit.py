@@ -5,7 +5,7 @@ sum adds its words in one fixed order, so the product is batch invariant.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding
 import numpy as np
@@ -19,7 +19,7 @@ from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.bfloat16 import pack_bfloat16
 from paceline.engine.cpu.kernels.scalars import compiled
 from paceline.engine.cpu.kernels.tiles import INDEX, TILE_ROWS, WIDTH, Rows, TileWriter, counted_code, tile_code
-from paceline.engine.threads import num_workers
+from paceline.engine.threads import kernel_workers
 
 # A tile register: 16 rows of 64 bytes.
 UNIT_ROWS = 16
@@ -57,17 +57,12 @@ def pack_for_matrix_unit(weight: torch.Tensor) -> Array:
     return pack_bfloat16(weight)
 
 
-def multiply_on_matrix_unit(x: Array, packed: Array, bias: Array, residual: Array) -> Array:
-    """x packed^T + bias + residual, rounded once. Returns [num_rows, padded out_features] bfloat16.
+class MatrixUnitWeights(NamedTuple):
+    """A linear's arrays."""
 
-    x: [num_rows, in_features] bfloat16, num_rows a multiple of UNIT_ROWS, in_features a multiple of DEPTH; packed: from
-    `pack_for_matrix_unit`; bias: [padded out_features] float32; residual: [num_rows, padded out_features] bfloat16, or
-    `tiles.no_residual`.
-    """
-    assert x.shape[0] % UNIT_ROWS == 0, "the unit reads UNIT_ROWS rows at once"
-    out = np.empty((x.shape[0], bias.size), np.uint16)
-    _multiply(x.view(np.uint32), packed, bias, residual, out, CONFIG, num_workers())
-    return out
+    packed: Array  # from `pack_for_matrix_unit`
+    bias: Array  # [padded out_features] float32
+    no_residual: Array  # `tiles.no_residual`
 
 
 class _UnitWriter:
@@ -186,3 +181,16 @@ def _multiply(x: Array, packed: Array, bias: Array, residual: Array, out: Array,
                         out[row:, start:],
                     )  # fmt: skip
         load_config(found)
+
+
+@compiled()
+def multiply_on_matrix_unit(x: Array, weights: MatrixUnitWeights, residual: Array) -> Array:
+    """x weights^T + bias + residual, rounded once. Returns [num_rows, padded out_features] bfloat16.
+
+    x: [num_rows, in_features] bfloat16, num_rows a multiple of UNIT_ROWS, in_features a multiple of DEPTH; residual:
+    [num_rows, padded out_features] bfloat16, or the weights' no_residual.
+    """
+    assert x.shape[0] % UNIT_ROWS == 0, "the unit reads UNIT_ROWS rows at once"
+    out = np.empty((x.shape[0], weights.bias.size), np.uint16)
+    _multiply(x.view(np.uint32), weights.packed, weights.bias, residual, out, CONFIG, kernel_workers())
+    return out

@@ -5,33 +5,15 @@ from numba import prange
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, compiled, exp_of_negative, put, widen
-from paceline.engine.threads import num_workers
+from paceline.engine.threads import kernel_workers
 
 # With this many rows or more the cores share the work.
 ROWS_TO_SHARE = 16
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """x / rms(x) * weight (Zhang, Sennrich 2019, equation 4): [num_rows, width].
-
-    x: [num_rows, width]; weight: [width] float32.
-    """
-    out = np.empty_like(x)
-    run = _norm_rows_shared if _is_shared(x.shape[0]) else _norm_rows
-    run(x, weight, np.float32(eps), out)
-    return out
-
-
-def silu_gate(gate_up: Array) -> Array:
-    """silu(gate) * up (Shazeer 2020, equation 6): [num_rows, width]. gate_up: [num_rows, 2 * width], gate first."""
-    out = np.empty((gate_up.shape[0], gate_up.shape[1] // 2), gate_up.dtype)
-    run = _gate_rows_shared if _is_shared(out.shape[0]) else _gate_rows
-    run(gate_up, out)
-    return out
-
-
+@compiled()
 def _is_shared(num_rows: int) -> bool:
-    return num_rows >= ROWS_TO_SHARE and num_workers() > 1
+    return num_rows >= ROWS_TO_SHARE and kernel_workers() > 1
 
 
 @compiled(IN_LANES)
@@ -79,3 +61,28 @@ def _gate_rows(gate_up: Array, out: Array) -> None:
 def _gate_rows_shared(gate_up: Array, out: Array) -> None:
     for row in prange(out.shape[0]):
         _gate_row(gate_up[row], out[row])
+
+
+@compiled()
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """x / rms(x) * weight (Zhang, Sennrich 2019, equation 4): [num_rows, width].
+
+    x: [num_rows, width]; weight: [width] float32.
+    """
+    out = np.empty_like(x)
+    if _is_shared(x.shape[0]):
+        _norm_rows_shared(x, weight, np.float32(eps), out)
+    else:
+        _norm_rows(x, weight, np.float32(eps), out)
+    return out
+
+
+@compiled()
+def silu_gate(gate_up: Array) -> Array:
+    """silu(gate) * up (Shazeer 2020, equation 6): [num_rows, width]. gate_up: [num_rows, 2 * width], gate first."""
+    out = np.empty((gate_up.shape[0], gate_up.shape[1] // 2), gate_up.dtype)
+    if _is_shared(out.shape[0]):
+        _gate_rows_shared(gate_up, out)
+    else:
+        _gate_rows(gate_up, out)
+    return out

@@ -1,0 +1,142 @@
+"""All decoder layers in one call.
+
+Between two products a layer does little work, and a call from Python takes as long as that work: without this, an eighth
+of a forward of one row. The layers' arrays have the same shapes, so the kernel takes those of the first layer, and a
+table of the addresses of all.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend
+from paceline.engine.cpu.kernels.bfloat16 import Bfloat16Weights, multiply_bfloat16
+from paceline.engine.cpu.kernels.int8 import Int8Weights, multiply_int8
+from paceline.engine.cpu.kernels.matrix_unit import UNIT_ROWS, MatrixUnitWeights, multiply_on_matrix_unit
+from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
+from paceline.engine.cpu.kernels.scalars import compiled
+
+# The matrix unit multiplies UNIT_ROWS rows in the time of one. int8 is faster for up to half as many.
+FEW_ROWS = UNIT_ROWS // 2
+
+
+class DraftInt8Weights(NamedTuple):
+    """A draft's weights twice: int8 for few rows, bfloat16 on the matrix unit for many."""
+
+    for_few: Int8Weights
+    for_many: MatrixUnitWeights
+    no_residual: Array
+
+
+Weights = Bfloat16Weights | Int8Weights | MatrixUnitWeights | DraftInt8Weights
+
+
+class LayerArrays(NamedTuple):
+    """A decoder layer's weights, and its part of the cache."""
+
+    attention_norm: Array  # [hidden_size] float32
+    qkv: Weights
+    rotation: HeadRotation
+    cache: tuple[Array, Array]
+    output: Weights
+    mlp_norm: Array  # [hidden_size] float32
+    gate_up: Weights
+    down: Weights
+
+
+def table_of(layers: list[LayerArrays]) -> Array:
+    """The addresses of the layers' arrays, in the order in which they stand: [num_layers, num_arrays] int64."""
+    return np.array([_addresses(layer) for layer in layers], np.int64)
+
+
+def _addresses(arrays: Any) -> list[int]:
+    if isinstance(arrays, np.ndarray):
+        return [arrays.ctypes.data]
+    return [address for each in arrays for address in _addresses(each)]
+
+
+def multiply(x: Array, weights: Weights, residual: Array) -> Array:
+    """x weights^T + bias + residual, by the kernel for these weights."""
+    if isinstance(weights, DraftInt8Weights):
+        return multiply(x, weights.for_few if x.shape[0] <= FEW_ROWS else weights.for_many, residual)
+    return _KERNELS[type(weights)](x, weights, residual)
+
+
+_KERNELS: dict[type, Callable[..., Array]] = {
+    Bfloat16Weights: multiply_bfloat16,
+    Int8Weights: multiply_int8,
+    MatrixUnitWeights: multiply_on_matrix_unit,
+}
+
+
+def _multiply_by_one_of_two(x: Any, weights: Any, residual: Any) -> Any:
+    if x.shape[0] <= FEW_ROWS:
+        return multiply_int8(x, weights.for_few, residual)
+    return multiply_on_matrix_unit(x, weights.for_many, residual)
+
+
+@overload(multiply)
+def _multiply(x: Any, weights: Any, residual: Any) -> Callable[..., Any]:
+    if weights.instance_class is DraftInt8Weights:
+        return _multiply_by_one_of_two
+    kernel = _KERNELS[weights.instance_class]
+
+    def multiply_by_kernel(x: Any, weights: Any, residual: Any) -> Any:
+        return kernel(x, weights, residual)
+
+    return multiply_by_kernel
+
+
+def _type_at(typing_context: Any, arrays: Any, addresses: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        start = context.make_array(addresses)(context, builder, args[1]).data
+        return _Mover(context, builder, start).move(arrays, args[0])
+
+    return arrays(arrays, addresses), generate
+
+
+class _Mover:
+    """Writes the code that gives arrays other addresses. They own nothing, and live as long as the call."""
+
+    def __init__(self, context: Any, builder: Any, start: Any) -> None:
+        self._context, self._builder, self._start = context, builder, start
+        self._num_done = 0
+
+    def move(self, kind: Any, value: Any) -> Any:
+        context, builder = self._context, self._builder
+        if isinstance(kind, types.Array):
+            array = context.make_array(kind)(context, builder, value)
+            address = builder.load(builder.gep(self._start, [ir.IntType(64)(self._num_done)]))
+            self._num_done += 1
+            array.data = builder.inttoptr(address, array.data.type)
+            array.meminfo = cgutils.get_null_value(array.meminfo.type)
+            array.parent = cgutils.get_null_value(array.parent.type)
+            return array._getvalue()
+        moved = [self.move(part, builder.extract_value(value, index)) for index, part in enumerate(kind)]
+        return context.make_tuple(builder, kind, moved)
+
+
+_at: Callable[..., LayerArrays] = intrinsic(_type_at)
+
+
+@compiled()
+def run_layers(x: Array, first: LayerArrays, table: Array, plan: AttentionPlan, eps: float) -> Array:
+    """Runs the layers of the table, one after the other, on x: [num_rows, hidden_size]. Returns the same shape.
+
+    `first`: the arrays of one of them, for their shapes.
+    """
+    for index in range(table.shape[0]):
+        layer = _at(first, table[index])
+        # [num_rows, (heads + 2 * kv_heads) * head_dim]
+        qkv = multiply(rms_norm(x, layer.attention_norm, eps), layer.qkv, layer.qkv.no_residual)
+        x = multiply(attend(qkv, plan, layer.rotation, eps, layer.cache), layer.output, x)
+        # [num_rows, 2 * intermediate_size]
+        gate_up = multiply(rms_norm(x, layer.mlp_norm, eps), layer.gate_up, layer.gate_up.no_residual)
+        x = multiply(silu_gate(gate_up), layer.down, x)
+    return x

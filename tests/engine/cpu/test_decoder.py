@@ -1,0 +1,61 @@
+"""All layers in one compiled call: the bits of the same layers one by one."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.engine.arrays import Array
+from paceline.engine.batch import BatchBuilder
+from paceline.engine.cpu.kernels import bfloat16, int8
+from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
+from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.paged_attention import CpuPagedAttention
+from tests.engine.feeding import load_llama
+
+NUM_LAYERS = 3
+BLOCK_SIZE = 64
+# The prompt, a round's rows, one row.
+SIZES = (70, 5, 1)
+
+
+def feed(
+    model: CpuLlama, x: Array, attention: CpuPagedAttention, sizes: tuple[int, ...], is_compiled: bool = True
+) -> Array:
+    """Feeds the rows of one sequence, some at a time. Returns all rows' outputs."""
+    outputs, position = [], 0
+    for size in sizes:
+        builder = BatchBuilder()
+        builder.add([0] * size, position, [1, 0], [False] * size)
+        batch = builder.build(model.padded(size))
+        plan = attention.plan(batch.spans)
+        rows = pad_rows(x[position : position + size], batch.num_rows)
+        if is_compiled:
+            rows = model.run_layers(rows, attention, plan)
+        else:
+            for layer, cache in zip(model.layers, attention.cache, strict=True):
+                rows = model._run_layer(layer, rows, cache, plan)
+        outputs.append(rows[:size])
+        position += size
+    return np.concatenate(outputs)
+
+
+@pytest.mark.skipif(
+    not (bfloat16.DOT.is_available and int8.DOT.is_available), reason="elsewhere the library multiplies"
+)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_layers_in_one_call_have_the_bits_of_layers_one_by_one(quantization: str) -> None:
+    model = load_llama("smollm2-135m", torch.bfloat16, quantization, num_layers=NUM_LAYERS)
+    generator = torch.Generator().manual_seed(5)
+    x = bits_of(torch.randn(sum(SIZES), model.config.hidden_size, generator=generator).bfloat16())
+    one, other = (CpuPagedAttention(model.config, 2, BLOCK_SIZE) for _ in range(2))
+    assert model._decoder(one, x.dtype) is not None, "these layers run in one call"
+    assert np.array_equal(feed(model, x, one, SIZES), feed(model, x, other, SIZES, is_compiled=False))
+    for (keys, values), (other_keys, other_values) in zip(one.cache, other.cache, strict=True):
+        assert np.array_equal(keys, other_keys)
+        assert np.array_equal(values, other_values)
+
+
+def test_layers_that_the_library_multiplies_run_one_by_one() -> None:
+    model = load_llama("dummy:tiny", torch.float32)
+    attention = CpuPagedAttention(model.config, 2, BLOCK_SIZE)
+    assert model._decoder(attention, np.dtype(np.float32)) is None
