@@ -76,7 +76,7 @@ async def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     for drafter in arguments.drafters.split(","):
-        async with embedded_pair() as (_, client):
+        async with embedded_pair(remembers=False) as (_, client):
             await measure(client, drafter, arguments.tokens, arguments.longest, arguments.repeats)
 
 

@@ -86,7 +86,10 @@ async def main() -> None:
     length = int(arguments.prompt_tokens * CHARACTERS_PER_TOKEN)
     kinds = {"plain": PLAIN, "k = 4": SPECULATIVE}
     results = {(kind, cache): Turns() for kind in kinds for cache in ("cached", "uncached")}
-    async with embedded_pair() as (_, cached), embedded_pair(prefix_caching=False) as (_, uncached):
+    async with (
+        embedded_pair(remembers=False) as (_, cached),
+        embedded_pair(remembers=False, prefix_caching=False) as (_, uncached),
+    ):
         for number in range(arguments.count):
             for place, (kind, speculation) in enumerate(kinds.items()):
                 # Numbered first of all, so that no two texts begin alike.

@@ -16,10 +16,17 @@ DRAFT: str = DraftSettings.model_fields["model"].default
 
 
 @contextlib.asynccontextmanager
-async def embedded_pair(draft: str = DRAFT, **servers: Any) -> AsyncIterator[tuple[Services, AsyncClient]]:
-    """The default target, and `draft`; `servers`: settings of both model servers."""
+async def embedded_pair(
+    draft: str = DRAFT, remembers: bool = True, **servers: Any
+) -> AsyncIterator[tuple[Services, AsyncClient]]:
+    """The default target, and `draft`; `servers`: settings of both model servers.
+
+    `remembers`: drafts may come from recent answers. Where a prompt comes again, that is not what is to be measured.
+    """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        listen = {"listen": f"unix:{folder}/coordinator.sock"}
-        deployment = make_deployment(servers, {"model": draft, **servers}, listen)
+        coordinator: dict[str, Any] = {"listen": f"unix:{folder}/coordinator.sock"}
+        if not remembers:
+            coordinator["recent_tokens"] = 0
+        deployment = make_deployment(servers, {"model": draft, **servers}, coordinator)
         async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
             yield services, client

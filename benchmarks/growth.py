@@ -88,7 +88,7 @@ async def main() -> None:
     parser.add_argument("--png", type=Path)
     arguments = parser.parse_args()
     source = random.Random(0)
-    async with embedded_pair() as (_, client):
+    async with embedded_pair(remembers=False) as (_, client):
         # The first request after a start touches memory that no other will.
         await token_ms(client, make_prompt(source, SHORT_CONTEXT), 8, SPECULATIVE)
         clients = await by_clients(client, [int(n) for n in arguments.at_once.split(",")], arguments.tokens, source)

@@ -3,8 +3,9 @@
 python -m benchmarks.modes [--modes model:4,adaptive,hybrid:adaptive] [--at-once 8] [--prompts FILE --count 32] [--tokens 80]
                            [--temperature 0.7] [--draft smollm2-135m] [--unread]
 
-Every group of prompts goes through all modes, in another order each time; before that once, unmeasured, so that
-both models have read it. With --unread nothing is kept: each time all prompts are read anew.
+Every group of prompts goes through all modes, in another order each time; before that, unmeasured, both models read
+it. With --unread nothing is kept: each time all prompts are read anew. Each mode has a salt of its own: drafts may come
+from its answers to earlier prompts, never from another mode's answer to the same one.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -24,14 +26,16 @@ from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 
 # Asks the draft model too.
 READING = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1)
+# The prompt's round has no drafts, nor has the last token alone.
+READING_TOKENS = 3
 
 
 async def answer(
-    client: AsyncClient, prompts: Sequence[str], sampling: SamplingParams, speculation: SpeculationParams
+    client: AsyncClient, prompts: Sequence[str], sampling: SamplingParams, speculation: SpeculationParams, salt: str
 ) -> float:
-    """All at once; returns seconds."""
+    """All at once; returns seconds. Another salt: nothing that was cached or answered with this one is known."""
     started_s = time.perf_counter()
-    await asyncio.gather(*(client.complete(prompt, sampling, speculation) for prompt in prompts))
+    await asyncio.gather(*(client.complete(prompt, sampling, speculation, cache_salt=salt) for prompt in prompts))
     return time.perf_counter() - started_s
 
 
@@ -46,12 +50,12 @@ async def compare(
     seconds: dict[str, list[float]] = {name: [] for name in modes}
     # Costs are learned once in a coordinator's life, and the first forwards are slow: not part of what is measured.
     for speculation in modes.values():
-        await answer(client, groups[0], sampling, speculation)
+        await answer(client, groups[0], sampling, speculation, "warm-up")
     for group in groups:
-        if reads:
-            await answer(client, group, sampling, READING)
         for name in order.sample(list(modes), len(modes)):
-            seconds[name].append(await answer(client, group, sampling, modes[name]))
+            if reads:
+                await answer(client, group, replace(sampling, max_tokens=READING_TOKENS), READING, name)
+            seconds[name].append(await answer(client, group, sampling, modes[name], name))
     plain = seconds.pop(OFF)
     tokens = sampling.max_tokens * sum(map(len, groups))
     print(f"{OFF}: {tokens / sum(plain):.1f} tokens/s")

@@ -104,7 +104,7 @@ async def main() -> None:
     parser.add_argument("--drafters", default="hybrid,model")
     parser.add_argument("--draft", default=DRAFT)
     arguments = parser.parse_args()
-    async with embedded_pair(arguments.draft) as (_, client):
+    async with embedded_pair(arguments.draft, remembers=False) as (_, client):
         for task in TASKS:
             for name in arguments.drafters.split(","):
                 await compare(client, task, Drafter(name), arguments.tokens, arguments.rounds)

@@ -46,7 +46,8 @@ async def timed(
 ) -> tuple[Completion, float]:
     """A completion and its wall time in seconds, as the client sees it."""
     started = time.perf_counter()
-    completion = await client.complete(prompt, SamplingParams(max_tokens=tokens), speculation)
+    salt = "speculative" if speculation.enabled else "plain"
+    completion = await client.complete(prompt, SamplingParams(max_tokens=tokens), speculation, cache_salt=salt)
     return completion, time.perf_counter() - started
 
 
@@ -102,7 +103,9 @@ async def main() -> None:
     async with embedded_pair() as (services, client):
         print_memory(services, "idle")
         params = SamplingParams(max_tokens=256, ignore_eos=True)
-        await asyncio.gather(*(client.complete(prompts[i % len(prompts)], params, SPECULATIVE) for i in range(32)))
+        await asyncio.gather(
+            *(client.complete(prompts[i % len(prompts)], params, SPECULATIVE, cache_salt="memory") for i in range(32))
+        )
         print_memory(services, "after 32 generations of 256 tokens at once")
         await compare_speeds(client, prompts, arguments.tokens)
 

@@ -8,6 +8,7 @@ from coordinator.choosing.experience import Experience
 from coordinator.config import CoordinatorSettings
 from coordinator.drafting.custom import load_drafter
 from coordinator.drafting.factory import Proposers
+from coordinator.drafting.recent_answers import RecentAnswers
 from coordinator.remote.link import Link, LinkKind
 from coordinator.servicer import GenerationServicer
 from coordinator.synthetic import SyntheticAcceptance
@@ -45,14 +46,15 @@ async def serve(settings: CoordinatorSettings) -> None:
         server = Server(settings.listen, [] if ring is None else [KeyCheck(ring)])
         active = ActiveGenerations()
         custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
-        proposers = Proposers(draft, custom, Experience(active))
+        recent = RecentAnswers(settings.recent_tokens) if settings.recent_tokens else None
+        proposers = Proposers(draft, custom, Experience(active), recent)
         proposers.check(defaults.drafter)
         synthetic = None
         if settings.synthetic_acceptance is not None:
             synthetic = SyntheticAcceptance(settings.synthetic_acceptance)
             log.warning("coordinator: drafts are accepted with a chance of %g: this is no real text", synthetic.chance)
         servicer = GenerationServicer(
-            target, draft, tokenizer, admission, proposers, defaults, settings.patience, active, synthetic
+            target, draft, tokenizer, admission, proposers, defaults, settings.patience, active, synthetic, recent
         )
         server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
         asked = "nobody for a key" if ring is None else f"for one of {len(ring)} API keys"

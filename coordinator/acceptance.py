@@ -41,6 +41,7 @@ class DraftedBy(enum.StrEnum):
 
     MODEL = "model"
     NGRAM = "ngram"
+    SUFFIX = "suffix"
     PREDICTION = "prediction"
     CUSTOM = "custom"
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_settings import CliToggleFlag, SettingsConfigDict
 
 from paceline.errors import ConfigError
@@ -10,6 +10,8 @@ from paceline.keys import require_keys_or_loopback
 from paceline.rpc.channel import check_address
 from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 from paceline.settings import ListenAddress, Settings, as_value_error
+
+MIN_RECENT_TOKENS, MAX_RECENT_TOKENS = 1024, 2**24
 
 
 def _check_server(address: str) -> str:
@@ -46,12 +48,15 @@ class CoordinatorSettings(Settings):
     max_running: int = Field(256, ge=1, description="most generations at once")
     max_waiting: int = Field(1024, ge=0, description="most requests waiting for a place; beyond it they are refused")
     speculation: bool = Field(True, description="speculate where a request does not say")
-    drafter: Literal["model", "ngram", "hybrid", "custom"] = Field(
-        "hybrid", description="who drafts where a request does not say: model, ngram, hybrid or custom"
+    drafter: Literal["model", "ngram", "suffix", "hybrid", "custom"] = Field(
+        "hybrid", description="who drafts where a request does not say: model, ngram, suffix, hybrid or custom"
     )
     custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a drafter of your own (docs/drafting.md)")
     draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
         "adaptive", description="tokens proposed in a round where a request does not say: 0 to 16, adaptive or entropy"
+    )
+    recent_tokens: int = Field(
+        262_144, description="tokens of recent answers that drafts may come from, for each cache_salt; 0: none"
     )
     rule: Literal["auto", "match", "rejection"] = Field(
         "auto",
@@ -62,6 +67,13 @@ class CoordinatorSettings(Settings):
         None, ge=0, le=1, description="for benchmarks: accept drafts with this chance; what comes out is no real text"
     )
     lenience: float = Field(1.0, gt=0, le=1, description="below 1 the output's law is not quite the target's")
+
+    @field_validator("recent_tokens")
+    @classmethod
+    def _is_none_or_many(cls, tokens: int) -> int:
+        if not (tokens == 0 or MIN_RECENT_TOKENS <= tokens <= MAX_RECENT_TOKENS):
+            raise ValueError(f"it must be 0, or in [{MIN_RECENT_TOKENS}, {MAX_RECENT_TOKENS}]")
+        return tokens
 
     @model_validator(mode="after")
     def _has_what_it_drafts_with(self) -> "CoordinatorSettings":

@@ -12,7 +12,7 @@ from paceline.checks import require, require_at_most
 from paceline.errors import InvalidArgument
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import sampling_from_message, speculation_from_message
-from paceline.sampling import SpeculationParams
+from paceline.sampling import MAX_SALT_CHARACTERS, SpeculationParams
 from paceline.v1 import model_pb2
 
 # Far more than tokens have on average: a longer text has too many tokens for the model, whatever they are.
@@ -36,6 +36,7 @@ class RequestReader:
     async def read(self, message: Any, card: model_pb2.ModelCard) -> Request:
         """A GenerateRequest, with everything resolved. `card`: the target's."""
         require_at_most(MAX_ID_CHARACTERS, len(message.request_id), "request_id", "characters")
+        require_at_most(MAX_SALT_CHARACTERS, len(message.cache_salt), "cache_salt", "characters")
         sampling = sampling_from_message(message.sampling)
         eos_token_ids = () if sampling.ignore_eos else tuple(card.eos_token_ids)
         sampling.check_token_ids(card.vocab_size, eos_token_ids)
@@ -55,6 +56,7 @@ class RequestReader:
             eos_token_ids=tuple(card.eos_token_ids),
             max_length=card.max_model_len,
             prediction=await self._read_prediction(message, card),
+            cache_salt=message.cache_salt,
             trace=message.trace,
         )
 

@@ -15,6 +15,7 @@ from coordinator.choosing.active_generations import ActiveGenerations
 from coordinator.context import Emission, Request
 from coordinator.decoding import generate
 from coordinator.drafting.factory import Proposers
+from coordinator.drafting.recent_answers import RecentAnswers
 from coordinator.remote.link import Link
 from coordinator.remote.target import RemoteTarget
 from coordinator.requests import RequestReader, requests_of_choices
@@ -38,10 +39,11 @@ class GenerationServicer:
     def __init__(
         self, target: Link, draft: Link | None, tokenizer: Tokenizer, admission: Admission,
         proposers: Proposers, defaults: SpeculationParams, patience_s: float,
-        active: ActiveGenerations, synthetic: SyntheticAcceptance | None = None,
+        active: ActiveGenerations, synthetic: SyntheticAcceptance | None = None, recent: RecentAnswers | None = None,
     ) -> None:  # fmt: skip
         """`defaults`: of what a request does not say; `patience_s`: how long a generation waits for a target that went
-        away; `synthetic`: for benchmarks, in place of the rule that decides."""
+        away; `synthetic`: for benchmarks, in place of the rule that decides; `recent`: remembers
+        what is answered."""
         self._target = target
         self._draft = draft
         self._tokenizer = tokenizer
@@ -51,6 +53,7 @@ class GenerationServicer:
         self._patience_s = patience_s
         self._synthetic = synthetic
         self._active = active
+        self._recent = recent
         self._requests = RequestReader(tokenizer, proposers, defaults)
 
     async def Generate(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
@@ -129,6 +132,8 @@ class GenerationServicer:
                     async for emission in rounds:
                         self._active.has_read(choice)
                         emit(replace(emission, trace=self._trace(choice, emission)) if request.trace else emission)
+            if self._recent is not None:
+                await self._recent.add(request.cache_salt, choice.context.tokens[len(request.prompt) :])
         finally:
             self._active.leave(choice)
             emit(None)

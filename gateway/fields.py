@@ -40,6 +40,7 @@ COMMON = {
     "prediction": "predicted output: drafts come from it (docs/drafting.md)",
     "trace": "each chunk says what its round did (docs/trace.md)",
     "request_id": "for logs",
+    "cache_salt": "requests with the same one share cached prompts and recent answers; at most 256 characters",
 }
 CHAT = {
     "messages": "roles system, developer, user, assistant, tool; content as text or as text parts",
@@ -106,7 +107,6 @@ IGNORED = {
     "prompt_cache_retention": "the cache keeps what it has room for",
     "safety_identifier": "names who asks",
     "priority": "first come, first served",
-    "cache_salt": "names who may share a cache",
 }
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 SPECULATION = ("enabled", "drafter", "draft_tokens", "rule", "coupled", "lenience")

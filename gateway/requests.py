@@ -31,6 +31,7 @@ class HttpRequest:
     has_usage_in_every_chunk: bool
     echo: bool
     request_id: str
+    cache_salt: str
     # A prompt's own log-probabilities are wanted, and no output.
     hides_output: bool = False
     template_options: dict[str, Any] | None = None
@@ -93,6 +94,7 @@ def _request(
         includes_usage=flag(options, "include_usage", where="stream_options."),
         has_usage_in_every_chunk=flag(options, "continuous_usage_stats", where="stream_options."),
         request_id=get(body, "request_id", str, "a text", ""),
+        cache_salt=get(body, "cache_salt", str, "a text", ""),
     )
 
 

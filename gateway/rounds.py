@@ -62,7 +62,8 @@ class Rounds:
         def start(client: AsyncClient) -> AsyncGenerator[Piece, None]:
             return client.stream(
                 prompt, asked.sampling, asked.speculation, asked.is_raw, prediction=asked.prediction,
-                trace=asked.is_traced, request_id=asked.request_id, template_options=asked.template_options,
+                trace=asked.is_traced, request_id=asked.request_id, cache_salt=asked.cache_salt,
+                template_options=asked.template_options,
             )  # fmt: skip
 
         return self._coordinators.stream(beginning_of(prompt), self._key, start)

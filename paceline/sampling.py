@@ -14,6 +14,7 @@ MAX_STOP_CHARACTERS = 1024
 # In a list of token ids, or of biases: each of them costs time in every step.
 MAX_LISTED_IDS = 16_384
 DEFAULT_MAX_TOKENS = 256
+MAX_SALT_CHARACTERS = 256
 MAX_SAMPLES = 64
 MAX_LOGPROBS = 20
 # The least is 0.01 as a message carries it: rounded to float32, which is a little less.
@@ -28,6 +29,7 @@ class Drafter(enum.Enum):
     NGRAM = "ngram"
     HYBRID = "hybrid"
     CUSTOM = "custom"
+    SUFFIX = "suffix"
 
 
 class DraftMode(enum.Enum):
@@ -266,7 +268,10 @@ class SpeculationParams:
     def resolved_rule(self, sampling: SamplingParams) -> Rule:
         """The rule in force. A draft that is one id and no distribution can only be matched: `rejection`
         with a one-hot q is the same law."""
-        only_ids = self.drafter is Drafter.NGRAM or self.draft_mode in (DraftMode.GREEDY, DraftMode.COUPLED)
+        only_ids = self.drafter in (Drafter.NGRAM, Drafter.SUFFIX) or self.draft_mode in (
+            DraftMode.GREEDY,
+            DraftMode.COUPLED,
+        )
         if sampling.is_greedy or only_ids:
             return Rule.MATCH
         needs_probabilities = self.lenience < 1 or self.draft_mode is DraftMode.SAMPLED

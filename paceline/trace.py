@@ -28,7 +28,7 @@ class RoundTrace:
 
     # 0 for the prompt's round.
     round: int
-    # "model", "ngram", "prediction" or "custom"; "none" where nothing was proposed, for this reason.
+    # "model", "ngram", "suffix", "prediction" or "custom"; "none" where nothing was proposed, for this reason.
     drafter: str
     reason: str
     # Asked of the drafter.

@@ -44,6 +44,7 @@ OVERSIZED: dict[str, tuple[Callable[[], generation_pb2.GenerateRequest], list[st
         ["prompt is '5000000 tokens'", "at most 511 tokens"],
     ),
     "a request's id": (lambda: request(request_id=LONG), ["request_id is '15000000 characters'", "at most 256"]),
+    "a request's salt": (lambda: request(cache_salt=LONG), ["cache_salt is '15000000 characters'", "at most 256"]),
     "a stop string": (lambda: request(sampling={"stop": [LONG]}), ["stop is 'word word", "1 to 1024 characters"]),
     "stop strings": (
         lambda: request(sampling={"stop": ["x"] * 2_000_000}), ["stop is '2000000 strings'", "at most 64 strings"],

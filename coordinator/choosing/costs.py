@@ -95,7 +95,7 @@ class Costs:
 
     def _learn_drafting(self, finished: Round) -> None:
         proposal = finished.proposal
-        if proposal.drafter in (DraftedBy.NGRAM, DraftedBy.PREDICTION):
+        if proposal.drafter in (DraftedBy.NGRAM, DraftedBy.SUFFIX, DraftedBy.PREDICTION):
             return
         self.drafted_s = self.now_s
         line = self.level.drafting(proposal.drafter)

@@ -14,8 +14,10 @@ from coordinator.drafting.hybrid import HybridProposer
 from coordinator.drafting.ngram import NgramDrafter
 from coordinator.drafting.prediction import PredictionDrafter, PredictionProposer
 from coordinator.drafting.proposer import FixedProposer, Proposer
+from coordinator.drafting.recent_answers import RecentAnswers
 from coordinator.drafting.remote_model import RemoteDrafter
 from coordinator.drafting.standby import StandbyDrafter
+from coordinator.drafting.suffix import SuffixDrafter
 from coordinator.remote.link import Link
 from paceline.checks import require
 from paceline.sampling import MAX_DRAFT_TOKENS, Bounds
@@ -27,17 +29,25 @@ MakeDrafter = Callable[[Request], Drafter]
 class Proposers:
     """Makes a proposer for each generation."""
 
-    def __init__(self, draft: Link | None, custom: MakeDrafter | None, experience: Experience) -> None:
-        """`draft`: None without a draft server; `custom`: None without --custom-drafter."""
+    def __init__(
+        self,
+        draft: Link | None,
+        custom: MakeDrafter | None,
+        experience: Experience,
+        recent: RecentAnswers | None = None,
+    ) -> None:
+        """`draft`: None without a draft server; `custom`: None without --custom-drafter; `recent`: None without
+        answers to look up."""
         self._draft = draft
         self._custom = custom
         self._experience = experience
+        self._recent = recent
 
     def check(self, name: DrafterName) -> None:
         """Raises InvalidArgument for a drafter that this coordinator does not have."""
         require(
             name is not DrafterName.CUSTOM or self._custom is not None,
-            "drafter", name.value, "model, ngram or hybrid: this coordinator has no --custom-drafter",
+            "drafter", name.value, "model, ngram, suffix or hybrid: this coordinator has no --custom-drafter",
         )  # fmt: skip
 
     def make(self, request: Request) -> Proposer:
@@ -66,11 +76,16 @@ class Proposers:
                 return FixedProposer(self._model_or_ngram(request), num_draft_tokens)
             case DrafterName.NGRAM:
                 return FixedProposer(NgramDrafter(), num_draft_tokens)
+            case DrafterName.SUFFIX:
+                return FixedProposer(self._suffix(request), num_draft_tokens)
 
     def _model_or_ngram(self, request: Request) -> Drafter:
         if self._draft is None:
             return NgramDrafter()
         return StandbyDrafter(RemoteDrafter(self._draft, request), NgramDrafter())
+
+    def _suffix(self, request: Request) -> SuffixDrafter:
+        return SuffixDrafter(None if self._recent is None else self._recent.of(request.cache_salt))
 
     def _make_custom(self, request: Request) -> Drafter:
         assert self._custom is not None, "`check` refuses it"
@@ -84,6 +99,10 @@ class Proposers:
             # Right for long stretches: the bound of other drafts does not hold for it.
             rates = self._experience.rates(DraftedBy.PREDICTION, is_greedy, first_look_up_rate)
             sources.append(LookUpSource(PredictionDrafter(request.prediction), rates, most=MAX_DRAFT_TOKENS))
+        if name in (DrafterName.SUFFIX, DrafterName.HYBRID):
+            # Nor for long matches.
+            rates = self._experience.rates(DraftedBy.SUFFIX, is_greedy, first_look_up_rate)
+            sources.append(LookUpSource(self._suffix(request), rates, most=MAX_DRAFT_TOKENS))
         if name is not DrafterName.CUSTOM:
             rates = self._experience.rates(DraftedBy.NGRAM, is_greedy, first_look_up_rate)
             stands_in_for = model if name is DrafterName.MODEL else None
@@ -97,7 +116,7 @@ class Proposers:
         name, is_greedy = request.speculation.drafter, request.sampling.is_greedy
         if name is DrafterName.CUSTOM:
             drafter, by = self._make_custom(request), DraftedBy.CUSTOM
-        elif name is not DrafterName.NGRAM and self._draft is not None:
+        elif name in (DrafterName.MODEL, DrafterName.HYBRID) and self._draft is not None:
             drafter, by = RemoteDrafter(self._draft, request), DraftedBy.MODEL
         else:
             return None

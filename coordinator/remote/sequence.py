@@ -30,7 +30,7 @@ class RemoteSequence:
 
     def __init__(self, link: Link, request: Request) -> None:
         self.link = link
-        self._open = open_to_message(request.sampling, len(request.prompt), _ending_ids(request))
+        self._open = open_to_message(request.sampling, len(request.prompt), _ending_ids(request), request.cache_salt)
         self._sequence_id = 0
         self._epoch = 0
         self.length = 0

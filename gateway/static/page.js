@@ -97,6 +97,8 @@ async function answer(prompt) {
     turn.querySelector(".panes").append(pane.element);
     answers.push(pane);
     const request = { model, stream: true, stream_options: { include_usage: true }, trace: true, speculation };
+    // What is compared is drafting: the second answer must not be copied from the first.
+    if (modes.length > 1) request.cache_salt = crypto.randomUUID();
     const text = isChat ? { messages: asked } : { prompt };
     await run(pane, isChat ? "v1/chat/completions" : "v1/completions", { ...request, ...text, ...sampling });
     if (!pane.isWhole) break;

@@ -3,6 +3,7 @@
 export const DRAFTERS = {
   model: "the draft model",
   ngram: "n-grams",
+  suffix: "a long match",
   custom: "the custom drafter",
   prediction: "the prediction",
   none: "nobody",

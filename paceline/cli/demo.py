@@ -45,8 +45,9 @@ def demo(
 async def _run(prompt: str, max_tokens: int, speculative: SpeculationParams) -> None:
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory(prefix="paceline-demo-") as folder:
+        # The same prompt comes several times: an answer must not be drafted from the one before.
         address = f"unix:{Path(folder) / 'coordinator.sock'}"
-        deployment = make_deployment(coordinator={"listen": address})
+        deployment = make_deployment(coordinator={"listen": address, "recent_tokens": 0})
         console.print("starting draft server, target server and coordinator …", style="dim")
         async with Services(deployment, _log_trouble) as services, AsyncClient(services.address) as client:
             await compare(console, client, prompt, max_tokens, speculative)

@@ -68,6 +68,9 @@ def generate(
     prediction: Annotated[
         Path | None, typer.Option(help="a file with what the output will largely be; drafts are taken from it")
     ] = None,
+    cache_salt: Annotated[
+        str, typer.Option(help="requests with the same one share cached prompts and recent answers; default: none")
+    ] = "",
     trace: Annotated[
         bool, typer.Option("--trace", help="a line for each run of the target in place of the text")
     ] = False,
@@ -94,7 +97,7 @@ def generate(
     if prompt is not None and prompts is not None:
         raise InvalidArgument("PROMPT and --prompts are given; give one of them")
     wanted = [PromptRecord(one_prompt(prompt))] if prompts is None else read_prompts("--prompts", prompts)
-    more: RequestOptions = {"trace": trace or trace_json is not None}
+    more: RequestOptions = {"trace": trace or trace_json is not None, "cache_salt": cache_salt}
     if prediction is not None:
         more["prediction"] = read_text("--prediction", prediction)
     has_many = len(wanted) * n > 1

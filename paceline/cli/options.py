@@ -56,7 +56,9 @@ PresencePenalty = Annotated[float, typer.Option(help="taken off the logits of to
 FrequencyPenalty = Annotated[float, typer.Option(help="taken off for each time a token was generated before")]
 Logprobs = Annotated[int | None, typer.Option(help="with --json: log-probabilities, also of the N likeliest tokens")]
 SpeculationSwitch = Annotated[str | None, typer.Option(help="on or off; default: the coordinator's")]
-DrafterName = Annotated[str | None, typer.Option(help="model, ngram, hybrid or custom; default: the coordinator's")]
+DrafterName = Annotated[
+    str | None, typer.Option(help="model, ngram, suffix, hybrid or custom; default: the coordinator's")
+]
 DraftTokens = Annotated[
     str | None,
     typer.Option(help="tokens proposed in a round: 0 to 16, adaptive or entropy; default: the coordinator's"),

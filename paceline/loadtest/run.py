@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -64,6 +65,8 @@ class Runner:
         self._on_done = on_done
         # A load goes on where the one before ended: what was asked may be in a server's prefix cache.
         self._num_asked = 0
+        # Variants answer the same requests: none learns from another's answers, nor from an earlier run's.
+        self._salt = f"loadtest {secrets.token_hex(8)}"
 
     async def run(self, load: Load, variants: list[Variant], extent: Extent) -> dict[str, Run]:
         """What each variant did, by name. Variants take turns: see `slices.py`."""
@@ -142,8 +145,9 @@ class Runner:
         finish: Finish | None = None
         failure: Failure | None = None
         pieces = client.stream(
-            workload.prompt_of(index, variant.name), workload.sampling_of(index), variant.speculation, workload.raw
-        )
+            workload.prompt_of(index, variant.name), workload.sampling_of(index), variant.speculation, workload.raw,
+            cache_salt=f"{self._salt} {variant.name}",
+        )  # fmt: skip
         try:
             async with asyncio.timeout(workload.timeout_s), contextlib.aclosing(pieces):
                 async for piece in pieces:

@@ -29,6 +29,7 @@ _DRAFTERS = {
     sampling_pb2.DRAFTER_NGRAM: Drafter.NGRAM,
     sampling_pb2.DRAFTER_HYBRID: Drafter.HYBRID,
     sampling_pb2.DRAFTER_CUSTOM: Drafter.CUSTOM,
+    sampling_pb2.DRAFTER_SUFFIX: Drafter.SUFFIX,
 }
 _DRAFT_MODES = {
     sampling_pb2.DRAFT_MODE_SAMPLED: DraftMode.SAMPLED,
@@ -139,9 +140,14 @@ def draft_mode_from_message(message: Any) -> DraftMode:
     return _required_enum(message, "draft_mode", _DRAFT_MODES)
 
 
-def open_to_message(sampling: SamplingParams, num_prompt_tokens: int, eos_token_ids: Iterable[int]) -> model_pb2.Open:
+def open_to_message(
+    sampling: SamplingParams, num_prompt_tokens: int, eos_token_ids: Iterable[int], cache_salt: str
+) -> model_pb2.Open:
     return model_pb2.Open(
-        sampling=sampling_to_message(sampling), num_prompt_tokens=num_prompt_tokens, eos_token_ids=eos_token_ids
+        sampling=sampling_to_message(sampling),
+        num_prompt_tokens=num_prompt_tokens,
+        eos_token_ids=eos_token_ids,
+        cache_salt=cache_salt,
     )
 
 

@@ -19,12 +19,15 @@ class RequestOptions(TypedDict, total=False):
         never the output.
     trace: each piece tells how its round came about.
     request_id: for logs; at most 256 characters. Empty: the coordinator makes one.
+    cache_salt: requests with the same one share cached prompts and recent answers, others learn nothing of them, not
+        even by how fast an answer comes; at most 256 characters. Empty: shared with all that have none.
     template_options: arguments for the model's chat template, such as {"enable_thinking": False}.
     """
 
     prediction: str | list[int] | None
     trace: bool
     request_id: str
+    cache_salt: str
     template_options: dict[str, Any] | None
 
 
@@ -37,10 +40,15 @@ def make_request(
     prediction: str | list[int] | None = None,
     trace: bool = False,
     request_id: str = "",
+    cache_salt: str = "",
     template_options: dict[str, Any] | None = None,
 ) -> generation_pb2.GenerateRequest:
     """The request message; what is None is left to the coordinator. Raises InvalidArgument."""
-    request = generation_pb2.GenerateRequest(request_id=_encodable("request_id", request_id), trace=trace)
+    request = generation_pb2.GenerateRequest(
+        request_id=_encodable("request_id", request_id),
+        trace=trace,
+        cache_salt=_encodable("cache_salt", cache_salt),
+    )
     if sampling is not None:
         request.sampling.CopyFrom(sampling_to_message(sampling))
     if speculation is not None:

@@ -20,7 +20,7 @@ from paceline.errors import InvalidArgument, NotFound, OutOfRange, PacelineError
 from paceline.rpc.channel import SPLIT_BYTES
 from paceline.rpc.messages import PROTOCOL_VERSION, sampling_from_message
 from paceline.rpc.status import number_of
-from paceline.sampling import MAX_LISTED_IDS
+from paceline.sampling import MAX_LISTED_IDS, MAX_SALT_CHARACTERS
 from paceline.v1 import model_pb2
 
 
@@ -205,4 +205,5 @@ def _options(message: model_pb2.Open) -> SequenceOptions:
     sampling = sampling_from_message(message.sampling)
     require(sampling.seed is not None, "sampling.seed", None, "set: servers do not make seeds")
     require_at_most(MAX_LISTED_IDS, len(message.eos_token_ids), "eos_token_ids", "token ids")
-    return SequenceOptions(sampling, message.num_prompt_tokens, tuple(message.eos_token_ids))
+    require_at_most(MAX_SALT_CHARACTERS, len(message.cache_salt), "cache_salt", "characters")
+    return SequenceOptions(sampling, message.num_prompt_tokens, tuple(message.eos_token_ids), message.cache_salt)

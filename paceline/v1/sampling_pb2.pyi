@@ -14,6 +14,7 @@ class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_NGRAM: _ClassVar[Drafter]
     DRAFTER_HYBRID: _ClassVar[Drafter]
     DRAFTER_CUSTOM: _ClassVar[Drafter]
+    DRAFTER_SUFFIX: _ClassVar[Drafter]
 
 class DraftMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -32,6 +33,7 @@ DRAFTER_MODEL: Drafter
 DRAFTER_NGRAM: Drafter
 DRAFTER_HYBRID: Drafter
 DRAFTER_CUSTOM: Drafter
+DRAFTER_SUFFIX: Drafter
 DRAFT_MODE_UNSPECIFIED: DraftMode
 DRAFT_MODE_SAMPLED: DraftMode
 DRAFT_MODE_GREEDY: DraftMode

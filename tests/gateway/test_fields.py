@@ -34,7 +34,7 @@ SAME: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Tested where what they do shows: streams, usage, traces, echo, log-probabilities, speculation, names.
 ELSEWHERE = {
-    "model", "stream", "stream_options", "speculation", "prediction", "trace", "request_id", "messages",
+    "model", "stream", "stream_options", "speculation", "prediction", "trace", "request_id", "cache_salt", "messages",
     "max_completion_tokens", "logprobs", "top_logprobs", "chat_template_kwargs", "add_generation_prompt", "prompt", "echo",
     "stop",
 }  # fmt: skip
@@ -128,6 +128,8 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "prediction": ({"prediction": {"type": "content", "content": 5}}, "prediction.content", "a text"),
     "request_id": ({"request_id": "x" * 300}, "request_id", "256"),
+    "cache_salt": ({"cache_salt": "x" * 257}, "cache_salt", "256"),
+    "cache_salt's type": ({"cache_salt": 7}, "cache_salt", "a text"),
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ BODIES: dict[str, dict[str, Any]] = {
     },
     "/v1/completions": {
         "prompt": [3, 14, 15], "max_tokens": 3, "temperature": 0, "logprobs": 2, "echo": True, "n": 2, "top_k": 4,
-        "min_tokens": 1, "stop_token_ids": [7], "presence_penalty": 0.5, "repetition_penalty": 1.1, "request_id": "r",
+        "min_tokens": 1, "stop_token_ids": [7], "presence_penalty": 0.5, "repetition_penalty": 1.1, "request_id": "r", "cache_salt": "s",
         "speculation": {"rule": "match", "draft_tokens": "adaptive", "lenience": 1.0},
     },
     "/tokenize": {"prompt": "t1 t2", "add_special_tokens": True, "return_token_strs": True},

@@ -29,7 +29,7 @@ class Paceline:
         self._runner.run(self._start(settings))
 
     def generate(self, prompts: list[list[int]], tokens: int, mode: str) -> list[list[int]]:
-        return self._runner.run(self._generate(prompts, tokens, MODES[mode]))
+        return self._runner.run(self._generate(prompts, tokens, mode))
 
     def close(self) -> None:
         self._runner.run(self._stop())
@@ -45,9 +45,11 @@ class Paceline:
         self._services = await Services(deployment, lambda name, line: None).__aenter__()
         self._client = AsyncClient(self._services.address)
 
-    async def _generate(self, prompts: list[list[int]], tokens: int, speculation: SpeculationParams) -> list[list[int]]:
+    async def _generate(self, prompts: list[list[int]], tokens: int, mode: str) -> list[list[int]]:
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=self._temperature, seed=1)
-        completions = await asyncio.gather(*(self._client.complete(ids, params, speculation) for ids in prompts))
+        # A salt for each mode: drafts may come from its answers to earlier prompts, not from another mode's to this one.
+        asked = (self._client.complete(ids, params, MODES[mode], cache_salt=mode) for ids in prompts)
+        completions = await asyncio.gather(*asked)
         return [completion.token_ids for completion in completions]
 
     async def _stop(self) -> None:

@@ -9,7 +9,10 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Collection
 
-NO_TOKENS = b""
+
+def first_digest(salt: str) -> bytes:
+    """Digest of no tokens. Contexts with different salts have different digests, and share no blocks."""
+    return hashlib.blake2b(salt.encode(), digest_size=16).digest() if salt else b""
 
 
 def extend_digest(before: bytes, tokens: list[int]) -> bytes:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.cache.prefix_index import NO_TOKENS, extend_digest
+from paceline.engine.cache.prefix_index import extend_digest, first_digest
 from paceline.errors import OutOfRange
 from paceline.sampling import SamplingParams
 
@@ -16,6 +16,8 @@ class SequenceOptions:
     sampling: SamplingParams
     num_prompt_tokens: int
     eos_token_ids: tuple[int, ...]
+    # Sequences with the same one share cached prefixes.
+    cache_salt: str = ""
 
     @property
     def seed(self) -> int:
@@ -112,7 +114,7 @@ class Sequence:
     def _digests_of(self, tokens: list[int]) -> Iterator[bytes]:
         """Digests of the contexts that end with the full blocks of `tokens`, without those in `_digests`."""
         size = self._pool.block_size
-        digest = self._digests[-1] if self._digests else NO_TOKENS
+        digest = self._digests[-1] if self._digests else first_digest(self.options.cache_salt)
         for start in range(len(self._digests) * size, len(tokens) - size + 1, size):
             digest = extend_digest(digest, tokens[start : start + size])
             yield digest
