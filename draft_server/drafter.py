@@ -54,6 +54,8 @@ class ProposeResult:
     # With the entropy rule: one value for each drafted position, and one for the position where it stopped.
     entropies: list[float]
     entropy_emas: list[float]
+    # Of the tokens those that are in the cache now.
+    num_fed_drafts: int
     # Tail tokens that the cache already held.
     cached_tokens: int
     queued_us: int
@@ -61,7 +63,7 @@ class ProposeResult:
 
 
 class ProposeJob(Job):
-    """Feeds the tail, then one row per step.
+    """Feeds the tail, then one row per step: any model can.
 
     k drafts need k samples, but only k - 1 of them are fed: no further draft depends on the last.
     """
@@ -95,12 +97,17 @@ class ProposeJob(Job):
         if self._propose_spec.entropy is not None and not self._propose_spec.entropy.allows(len(self._samples)):
             # The stop depends only on distributions, never on this sample. Otherwise it would bias the output.
             return
-        self._samples += samples
-        self._confidence *= _confidence(samples[0])
-        # The token that ends the draft is kept: dropped because of its value, it would bias the output.
-        is_sure = self._confidence >= self._propose_spec.least_confidence
-        if len(self._samples) < self._propose_spec.num_draft_tokens and is_sure:
+        if self._keep(samples[0]) and len(self._samples) < self._propose_spec.num_draft_tokens:
             self.pending = [_token(samples[0])]
+
+    def _keep(self, sample: Sample) -> bool:
+        """Drafts a token. Returns whether the model is sure enough of all its tokens to draft on.
+
+        The token that ends the draft is kept: dropped because of its value, it would bias the output.
+        """
+        self._samples.append(sample)
+        self._confidence *= _confidence(sample)
+        return self._confidence >= self._propose_spec.least_confidence
 
     @property
     def result(self) -> ProposeResult:
@@ -112,6 +119,7 @@ class ProposeJob(Job):
             support_probs=[sample.probs for sample in truncated],
             entropies=entropy.entropies if entropy is not None else [],
             entropy_emas=entropy.emas if entropy is not None else [],
+            num_fed_drafts=self.sequence.length - self._round_start,
             cached_tokens=self.num_cached_tokens,
             queued_us=self.queued_us,
             computed_us=self.computed_us,

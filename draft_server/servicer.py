@@ -6,6 +6,7 @@ import numpy as np
 
 from draft_server.drafter import ProposeJob, ProposeResult, ProposeSpec, Support
 from draft_server.entropy import EntropyStop
+from draft_server.parallel_drafter import ParallelProposeJob, can_draft_in_parallel
 from paceline.checks import require
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.engine import Engine
@@ -24,6 +25,7 @@ class DraftServicer(ModelServicer):
     def __init__(self, engine: Engine, support: Support) -> None:
         super().__init__(engine)
         self._support = support
+        self._mask_ids = [engine.model.vocab_size + index for index in range(engine.num_masks)]
 
     def parse_job(self, command: Any) -> Command:
         propose = command.propose
@@ -40,7 +42,10 @@ class DraftServicer(ModelServicer):
 
         def make_job(sequence: Sequence, rest: list[int]) -> ProposeJob:
             stop = None if rule is None else EntropyStop(rule, ema)
-            return ProposeJob(sequence, rest, ProposeSpec(wanted, draft_mode, self._support, stop, least_confidence))
+            spec = ProposeSpec(wanted, draft_mode, self._support, stop, least_confidence)
+            if can_draft_in_parallel(len(self._mask_ids), sequence.options.sampling, spec):
+                return ParallelProposeJob(sequence, rest, spec, self._mask_ids)
+            return ProposeJob(sequence, rest, spec)
 
         return Start(
             command.command_id,
@@ -61,6 +66,7 @@ class DraftServicer(ModelServicer):
             proposal.support_probs = floats_to_bytes(np.concatenate(result.support_probs))
         proposal.entropies = floats_to_bytes(np.array(result.entropies))
         proposal.entropy_emas = floats_to_bytes(np.array(result.entropy_emas))
+        proposal.num_fed_drafts = result.num_fed_drafts
         proposal.cached_tokens = result.cached_tokens
         proposal.queued_us = result.queued_us
         proposal.computed_us = result.computed_us

@@ -42,6 +42,8 @@ SMALL_FLAGS = (
 )  # fmt: skip
 UNLIKE_TARGET = ("--model", "dummy:tiny-32-a", *SMALL_FLAGS)
 UNLIKE_DRAFT = ("--model", "dummy:tiny-32-b", *SMALL_FLAGS)
+# The same weights, and it has vectors for masks: it proposes all tokens in one forward.
+PARALLEL_DRAFT = ("--model", "dummy:tiny-32-b-masks", *SMALL_FLAGS)
 
 
 def pytest_collection_finish() -> None:
@@ -67,6 +69,12 @@ def tiny_trio(host: Host) -> Trio:
 def unlike_trio(host: Host) -> Trio:
     """Three services over two models that seldom agree."""
     return host.trio(UNLIKE_TARGET, UNLIKE_DRAFT)
+
+
+@pytest.fixture(scope="session")
+def parallel_trio(host: Host) -> Trio:
+    """As `unlike_trio`, but the draft proposes all tokens in one forward."""
+    return host.trio(UNLIKE_TARGET, PARALLEL_DRAFT)
 
 
 @pytest.fixture(scope="session")

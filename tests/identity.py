@@ -35,7 +35,6 @@ VARIANTS = {
     "n-gram": SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM),
     # From answers to the same prompt too, of other modes.
     "suffix": SpeculationParams(num_draft_tokens=16, drafter=Drafter.SUFFIX),
-    "hybrid adaptive": SpeculationParams(num_draft_tokens=Bounds(0, 8), drafter=Drafter.HYBRID),
     "model k=1": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1),
     "model k=2": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=2),
     "model k=4": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4),

@@ -71,7 +71,7 @@ class RemoteDrafter:
 
         num_tail_tokens = len(context) - self._sequence.length
         try:
-            answer = await self._sequence.feed(context.tokens, fill, _fed_drafts)
+            answer = await self._sequence.feed(context.tokens, fill, lambda answer: answer.num_fed_drafts)
             num_emas = len(answer.entropy_emas) // 4
             emas = floats_from_bytes(answer.entropy_emas, "entropy_emas", num_emas).tolist()
             proposal = _proposal(answer, num_tail_tokens)
@@ -136,9 +136,3 @@ def _proposal(answer: Any, num_tail_tokens: int) -> Proposal:
         reason="the draft model is unsure",
         entropies=floats_from_bytes(answer.entropies, "entropies", num_seen).tolist() if num_seen else [],
     )
-
-
-def _fed_drafts(answer: Any) -> int:
-    """How many drafts the server fed: all but the last. If the entropy rule stopped, it fed all, to see the next."""
-    num_drafts, num_seen = len(answer.tokens), len(answer.entropy_emas) // 4
-    return num_drafts if num_seen > num_drafts else num_drafts - 1

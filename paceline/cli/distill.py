@@ -9,6 +9,7 @@ import typer
 from paceline.checks import require
 from paceline.cli import options
 from paceline.prompts import read_prompts
+from paceline.sampling import MAX_DRAFT_TOKENS
 
 MIN_TOKENS = 1000
 DEFAULT_TOKENS = 5_000_000
@@ -55,6 +56,14 @@ def distill(
     divergence: Annotated[
         str, typer.Option(help="what is minimised: kl, overlap, or kl-overlap: kl, and overlap in the last quarter")
     ] = "kl-overlap",
+    masks: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MAX_DRAFT_TOKENS - 1,
+            help="tokens that it proposes behind the next one in the same forward; 0: it proposes step by step",
+        ),
+    ] = 0,
     at_once: Annotated[int, typer.Option(min=1, help="conversations the target writes at once")] = 128,
     held_out: Annotated[
         Path | None,
@@ -95,7 +104,7 @@ def distill(
     )
     run(
         out,
-        DistillConfig(target, layers, begin_with or target, writing, plan, device, head_size, at_once),
+        DistillConfig(target, layers, begin_with or target, writing, plan, device, head_size, at_once, num_masks=masks),
         asked,
         questions,
         threads,

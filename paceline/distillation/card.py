@@ -1,6 +1,6 @@
 """A draft's model card: the README.md beside its weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.distillation.draft import chosen_layers
@@ -8,6 +8,12 @@ from paceline.distillation.run import Distillation, Trained
 from paceline.distillation.training.loss import Agreement
 
 TITLES = ("text", "alpha, at least", "same likeliest token", "tokens")
+
+
+def by_depth(text: str, found: Sequence[Agreement]) -> dict[str, Agreement]:
+    """The next token by the text's name; of a draft that proposes several at once the others, each without a look at the
+    one before it."""
+    return {text if depth == 0 else f"{text}: token {depth + 1}": each for depth, each in enumerate(found)}
 
 
 def table(found: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
@@ -25,6 +31,7 @@ def write_card(folder: Path, work: Distillation, trained: Trained, found: Mappin
         f"paceline distill --target {config.target} --layers {config.num_layers} --begin-with {config.begin_with} --head-size {config.head_size} "
         f"--corpus-tokens {work.corpus.num_written} --tokens {trained.trainer.seen} --divergence {plan.divergence}{'-overlap' if plan.overlap_from < 1 else ''} "
         f"--learning-rate {plan.learning_rate} --batch-tokens {plan.batch_tokens} --seed {plan.seed}"
+        + (f" --masks {config.num_masks}" if config.num_masks else "")
     )
     facts = {
         "target": config.target,
@@ -32,6 +39,7 @@ def write_card(folder: Path, work: Distillation, trained: Trained, found: Mappin
         "head": f"the target's, for the {config.head_size:,} tokens that came most often"
         if config.head_size
         else "whole",
+        "tokens in one forward": f"{config.num_masks + 1}",
         "text": f"{work.corpus.num_written:,} tokens, all written by the target in conversations with itself",
         "training": f"{trained.trainer.seen:,} tokens, repeats counted, in {trained.trainer.spent_s / 60:.0f} minutes",
         "like it": f"`{command}`",

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from paceline.distillation.card import TITLES, table, write_card
+from paceline.distillation.card import TITLES, by_depth, table, write_card
 from paceline.distillation.run import Distillation, DistillConfig
 from paceline.engine.models.weights import load_model
 from paceline.engine.threads import CORES, set_num_workers
@@ -39,10 +39,11 @@ def run(
         work = Distillation(folder, config, target, beginning, progress)
         work.write([each.text for each in prompts])
         trained = work.train()
-    rows = {"its own conversations, held out": trained.held_out}
+    rows = by_depth("its own conversations, held out", trained.held_out)
     if held_out:
         texts, categories = [each.text for each in held_out], [each.category for each in held_out]
-        rows |= work.evaluate(trained, texts, categories)
+        for category, found in work.evaluate(trained, texts, categories).items():
+            rows |= by_depth(category, found)
     write_card(folder / "draft", work, trained, rows)
     shown_table = Table(*TITLES, title=str(folder / "draft"))
     for row in table(rows):

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from paceline.engine.models.masks import MASK_VECTORS
 from paceline.engine.models.quantization import quantise
 from paceline.engine.models.weights import LENDER_KEY, SCALE, LoadedModel
 from paceline.errors import ConfigError
@@ -24,18 +26,25 @@ def chosen_layers(num_layers: int, num_model_layers: int) -> list[int]:
     return [*range(num_layers - last), *range(num_model_layers - last, num_model_layers)]
 
 
-def require_alike(target: LoadedModel, beginning: LoadedModel) -> None:
-    """Raises ConfigError if the target's embedding and head do not fit the layers of `beginning`."""
-    for name in ("hidden_size", "vocab_size"):
-        theirs, ours = getattr(target.config, name), getattr(beginning.config, name)
-        if theirs != ours:
-            raise ConfigError(f"begin_with {beginning.name!r}: its {name} is {ours}; it must be the target's, {theirs}")
+def lender_of(target: LoadedModel, beginning: LoadedModel) -> LoadedModel:
+    """The model whose embedding and head the draft uses: the target, or `beginning` itself where its rows have another
+    width.
+
+    Raises ConfigError if the two have different vocabularies.
+    """
+    theirs, ours = target.config.vocab_size, beginning.config.vocab_size
+    if theirs != ours:
+        raise ConfigError(f"begin_with {beginning.name!r}: its vocab_size is {ours}; it must be the target's, {theirs}")
+    return target if target.config.hidden_size == beginning.config.hidden_size else beginning
 
 
-def make_backbone(source: Any, tensors: dict[str, torch.Tensor], num_layers: int) -> PreTrainedModel:
+def make_backbone(
+    source: Any, tensors: dict[str, torch.Tensor], num_layers: int, num_masks: int = 0
+) -> PreTrainedModel:
     """The draft without its head, in float32: layers and norm, copied from a model, and a frozen embedding.
 
-    `source`: the model's config of transformers; `tensors`: the model's tensors, with Hugging Face's names.
+    `source`: the model's config of transformers; `tensors`: the model's tensors, with Hugging Face's names; `num_masks`:
+    mask rows that the draft learns to fill (see `training.masked_batches`).
     """
     layers = chosen_layers(num_layers, source.num_hidden_layers)
     config = AutoConfig.for_model(**{**source.to_dict(), "num_hidden_layers": num_layers})
@@ -47,20 +56,35 @@ def make_backbone(source: Any, tensors: dict[str, torch.Tensor], num_layers: int
             parts[1] = str(layers[int(parts[1])])
         state[name] = tensors["model." + ".".join(parts)].float()
     backbone.load_state_dict(state)
-    backbone.get_input_embeddings().weight.requires_grad_(False)
+    embedding = backbone.get_input_embeddings().weight.requires_grad_(False)
+    if num_masks:
+        backbone.mask_vectors = nn.Parameter(_first_mask_vectors(tensors, embedding, num_masks))
     return backbone
 
 
-def save_draft(folder: Path, backbone: PreTrainedModel, target: str, head_ids: torch.Tensor) -> None:
-    """Writes a folder for `--model`: the layers as int8, and the name of the target.
+def _first_mask_vectors(tensors: dict[str, torch.Tensor], embedding: torch.Tensor, num_masks: int) -> torch.Tensor:
+    """What stands for an unknown token, by how many are unknown before it: [num_masks, hidden_size].
 
-    The draft uses the target's embedding, head and tokenizer. head_ids: [head_size], the tokens that its head knows.
+    The model's own, the last one again where it has too few; without any, the mean of all tokens.
+    """
+    known = tensors.get(MASK_VECTORS)
+    vectors = embedding.detach().mean(dim=0, keepdim=True) if known is None else known.float()
+    return vectors[torch.arange(num_masks).clamp(max=len(vectors) - 1)].clone()
+
+
+def save_draft(folder: Path, backbone: PreTrainedModel, lender: str, head_ids: torch.Tensor) -> None:
+    """Writes a folder for `--model`: the layers as int8, and the name of the lender.
+
+    The draft uses the lender's embedding, head and tokenizer. head_ids: [head_size], the tokens that its head knows.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = {"head_ids": head_ids.to(torch.int32)}
     for name, value in backbone.state_dict().items():
         value = value.cpu()
         if name == "embed_tokens.weight":
+            continue
+        if name == "mask_vectors":
+            state[MASK_VECTORS] = value.to(torch.bfloat16)
             continue
         if value.dim() == 1:
             state[f"model.{name}"] = value.to(torch.bfloat16)
@@ -71,5 +95,5 @@ def save_draft(folder: Path, backbone: PreTrainedModel, target: str, head_ids: t
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     # Keys with "_" tell the folder and file that the target was read from.
     config = {key: value for key, value in backbone.config.to_dict().items() if not key.startswith("_")}
-    config[LENDER_KEY] = target
+    config[LENDER_KEY] = lender
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")

@@ -23,8 +23,8 @@ def answer_greedily(
     return [record for _, record in sorted(writer.records(), key=lambda pair: pair[0])]
 
 
-def by_category(trainer: Trainer, records: Sequence[Record], categories: Sequence[str]) -> dict[str, Agreement]:
-    """Agreement for each category, in the order in which the categories first appear."""
+def by_category(trainer: Trainer, records: Sequence[Record], categories: Sequence[str]) -> dict[str, list[Agreement]]:
+    """Agreement by depth for each category, in the order in which the categories first appear."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record, category in zip(records, categories, strict=True):
         groups[category].append(record)

@@ -25,10 +25,12 @@ from paceline.distillation.corpus.frame import ChatFrame, read_tokenizer
 from paceline.distillation.corpus.questions import Questions, read_openings
 from paceline.distillation.corpus.writer import Writer
 from paceline.distillation.curve import Curve
-from paceline.distillation.draft import chosen_layers, make_backbone, require_alike, save_draft
+from paceline.distillation.draft import chosen_layers, lender_of, make_backbone, save_draft
 from paceline.distillation.evaluation import answer_greedily, by_category
 from paceline.distillation.training.head import HeadIndex, frequent_ids
+from paceline.distillation.training.lessons import Lesson, MaskLesson, TextLesson
 from paceline.distillation.training.loss import Agreement, FrozenHead
+from paceline.distillation.training.masked_batches import Masks
 from paceline.distillation.training.trainer import Trainer, TrainingPlan
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.models.weights import LoadedModel
@@ -43,6 +45,8 @@ HELD_OUT_SHARE = 0.1
 MIN_CONVERSATIONS = 10
 SHARD_CONVERSATIONS = 512
 CHECKPOINT_S = 180.0
+# Of the target's tokens so many are anchors, with mask rows behind them.
+ANCHOR_SHARE = 0.3
 # Time between evaluations, as a multiple of an evaluation's time.
 EVALUATION_PAUSE = 40.0
 # Called with the name of the present work, its finished part in [0, 1], and its number of tokens.
@@ -68,6 +72,8 @@ class DistillConfig:
     at_once: int = 128
     # How many likeliest tokens of each distribution are kept.
     top: int = 32
+    # Mask rows that the draft learns to fill; 0: it proposes step by step.
+    num_masks: int = 0
 
 
 @dataclass(slots=True)
@@ -92,7 +98,8 @@ class Trained:
     """A finished training, and its agreement on held-out conversations."""
 
     trainer: Trainer
-    held_out: Agreement
+    # By depth (see `Trainer.agreement`).
+    held_out: list[Agreement]
 
 
 @dataclass(slots=True)
@@ -106,11 +113,12 @@ class Distillation:
     beginning: LoadedModel
     progress: Progress
     corpus: Corpus = field(init=False)
+    _lender: LoadedModel = field(init=False)
     _tokenizer: PreTrainedTokenizerFast = field(init=False)
 
     def __post_init__(self) -> None:
         """Raises ConfigError if `beginning` does not fit the target, or has too few layers."""
-        require_alike(self.target, self.beginning)
+        self._lender = lender_of(self.target, self.beginning)
         chosen_layers(self.config.num_layers, self.beginning.config.num_layers)
         self.corpus = Corpus(self.folder / "corpus")
         self._tokenizer = read_tokenizer(self.target.tokenizer_files)
@@ -158,19 +166,20 @@ class Distillation:
         del records[:end:HELD_OUT_EVERY]
         vocab_size = self.target.config.vocab_size
         head_ids = self._head_ids(records)
-        embedding = self.target.tensors["model.embed_tokens.weight"]
-        head = self.target.tensors.get("lm_head.weight", embedding).to(torch.bfloat16)
-        backbone = make_backbone(self.beginning.config.source, self.beginning.tensors, config.num_layers).to(
-            config.device
+        embedding = self._lender.tensors["model.embed_tokens.weight"]
+        head = self._lender.tensors.get("lm_head.weight", embedding).to(torch.bfloat16)
+        backbone = make_backbone(
+            self.beginning.config.source, self.beginning.tensors, config.num_layers, config.num_masks
         )
+        backbone = backbone.to(config.device)
         frozen = FrozenHead(head[torch.from_numpy(head_ids)].to(config.device))
-        trainer = Trainer(backbone, frozen, HeadIndex(head_ids, vocab_size), config.plan, config.device)
+        trainer = Trainer(backbone, frozen, self._lesson(HeadIndex(head_ids, vocab_size)), config.plan, config.device)
         checkpoint, curve = self.folder / "checkpoint.pt", Curve(self.folder)
         if checkpoint.exists():
             trainer.load(checkpoint)
         losses: list[float] = []
 
-        def evaluate() -> Agreement:
+        def evaluate() -> list[Agreement]:
             found = trainer.agreement(held_out)
             curve.add(trainer.seen, sum(losses) / max(1, len(losses)), found)
             losses.clear()
@@ -187,14 +196,21 @@ class Distillation:
             if saved.is_over(CHECKPOINT_S):
                 saved.measure(lambda: trainer.save(checkpoint))
         trainer.save(checkpoint)
-        save_draft(self.folder / "draft", trainer.backbone, config.target, torch.from_numpy(head_ids))
+        save_draft(self.folder / "draft", trainer.backbone, self._lender.name, torch.from_numpy(head_ids))
         return Trained(trainer, evaluate())
 
-    def evaluate(self, trained: Trained, questions: Sequence[str], categories: Sequence[str]) -> dict[str, Agreement]:
-        """Agreement by category, on the target's greedy answers to given prompts."""
+    def evaluate(
+        self, trained: Trained, questions: Sequence[str], categories: Sequence[str]
+    ) -> dict[str, list[Agreement]]:
+        """Agreement by category and depth, on the target's greedy answers to given prompts."""
         asked = self._tokens_of(questions)
         answers = answer_greedily(self._model(), self._frame(), asked, self.config.at_once, self.config.top)
         return by_category(trained.trainer, answers, categories)
+
+    def _lesson(self, index: HeadIndex) -> Lesson:
+        if self.config.num_masks == 0:
+            return TextLesson(index, self.config.device)
+        return MaskLesson(index, Masks(self.config.num_masks, ANCHOR_SHARE), self.config.device)
 
     def _head_ids(self, records: Sequence[Record]) -> NDArray[np.int64]:
         """The head's token ids: [head_size]. They are kept in a file, because a checkpoint is trained for one head."""

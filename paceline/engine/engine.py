@@ -12,6 +12,7 @@ from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.backend import build_cpu
 from paceline.engine.dtypes import DTYPES
 from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.masks import num_masks
 from paceline.engine.models.weights import load_model
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.compute_lock import ComputeLock
@@ -32,6 +33,8 @@ class Engine:
     tokenizer_files: dict[str, bytes]
     tokenizer_fingerprint: str
     weights_fingerprint: str
+    # Masks that the model has learned to fill (see `models.masks`).
+    num_masks: int
     # Parts of the model whose rows depend on the rows beside them; empty if the model is batch invariant.
     batch_variant_parts: list[str]
 
@@ -58,6 +61,7 @@ def build_engine(
         )
     # Read the tokenizer before the weights go to the device, which takes long: a bad tokenizer fails early.
     fingerprint = loaded.tokenizer_fingerprint
+    known_masks = num_masks(loaded.tensors)
     backend = backend_builder(config, role, loaded, max_model_len, progress)
     pool = BlockPool(backend.num_blocks, backend.block_size, backend.copy_blocks, config.prefix_caching)
     compute_lock, batching_policy = ComputeLock(config.compute_lock_file), BatchingPolicy(config.waiting)
@@ -71,6 +75,7 @@ def build_engine(
         tokenizer_files=loaded.tokenizer_files,
         tokenizer_fingerprint=fingerprint,
         weights_fingerprint=loaded.weights_fingerprint,
+        num_masks=known_masks,
         batch_variant_parts=backend.batch_variant_parts,
     )
 

@@ -77,7 +77,7 @@ class DraftAnswer(_message.Message):
     def __init__(self, command_id: _Optional[int] = ..., opened: _Optional[_Union[_model_pb2.Opened, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., failure: _Optional[_Union[_model_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("tokens", "support_token_ids", "support_sizes", "support_probs", "entropies", "entropy_emas", "queued_us", "computed_us", "cached_tokens")
+    __slots__ = ("tokens", "support_token_ids", "support_sizes", "support_probs", "entropies", "entropy_emas", "queued_us", "computed_us", "cached_tokens", "num_fed_drafts")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_SIZES_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class Proposal(_message.Message):
     QUEUED_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_US_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     support_token_ids: _containers.RepeatedScalarFieldContainer[int]
     support_sizes: _containers.RepeatedScalarFieldContainer[int]
@@ -96,4 +97,5 @@ class Proposal(_message.Message):
     queued_us: int
     computed_us: int
     cached_tokens: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., entropy_emas: _Optional[bytes] = ..., queued_us: _Optional[int] = ..., computed_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    num_fed_drafts: int
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., entropy_emas: _Optional[bytes] = ..., queued_us: _Optional[int] = ..., computed_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., num_fed_drafts: _Optional[int] = ...) -> None: ...

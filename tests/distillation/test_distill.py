@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.client import AsyncClient
+from paceline.engine.models.weights import load_model
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.services import start_trio
 
@@ -16,6 +19,13 @@ PACELINE = "from paceline.cli import main; main()"
 TARGET = "smollm2-135m"
 # Few tokens, seen often: two minutes are enough to tell learning from none, not to make a good draft.
 SMALL = ("--layers", "2", "--tokens", "100000", "--corpus-tokens", "25000", "--head-size", "8192", "--at-once", "64")
+
+
+# A model of its own, of another width than the target: it keeps its embedding and head.
+NARROW = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 49152, "max_position_embeddings": 2048, "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 def distill(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -26,6 +36,13 @@ def distill(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 def alphas(folder: Path) -> list[float]:
     with open(folder / "curve.csv", newline="") as file:
         return [float(row["alpha"]) for row in csv.DictReader(file)]
+
+
+def last_of(folder: Path, *names: str) -> list[float]:
+    """These columns of the curve's last row."""
+    with open(folder / "curve.csv", newline="") as file:
+        *_, row = csv.DictReader(file)
+    return [float(row[name]) for name in names]
 
 
 @pytest.mark.slow
@@ -62,3 +79,29 @@ async def test_a_distilled_draft_agrees_more_and_serves(tmp_path: Path) -> None:
     assert speculative.token_ids == plain.token_ids
     assert speculative.finish is not None
     assert speculative.finish.speculation.accepted > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_model_of_its_own_learns_to_draft_in_one_forward_and_serves(tmp_path: Path) -> None:
+    """The recipe for a smaller model of the target's family, for a few steps."""
+    narrow, folder = tmp_path / "narrow", tmp_path / "work"
+    narrow.mkdir()
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**NARROW)).to(torch.bfloat16).save_pretrained(narrow)
+    for name, data in load_model(TARGET, torch.bfloat16).tokenizer_files.items():
+        (narrow / name).write_bytes(data)
+    few = ("--begin-with", str(narrow), "--layers", "2", "--masks", "3", "--corpus-tokens", "4000", "--tokens", "4000")
+    done = distill(folder, *few, "--head-size", "2048", "--at-once", "32", "--learning-rate", "0.01")
+    assert done.returncode == 0, done.stderr
+    # It has learned the most frequent tokens, at each place.
+    assert all(share > 0.01 for share in last_of(folder, "top_1", "top_1_2", "top_1_3", "top_1_4"))
+    flags = ("--dtype", "bfloat16", "--max-model-len", "1024", "--kv-cache-memory", "64MiB")
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    drafted = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
+    with start_trio(tmp_path, ("--model", TARGET, *flags), ("--model", str(folder / "draft"), *flags)) as trio:
+        async with AsyncClient(trio.address) as client:
+            speculative = await client.complete("Why is the sky blue?", params, drafted, trace=True)
+            plain = await client.complete("Why is the sky blue?", params, SpeculationParams(enabled=False))
+    assert speculative.token_ids == plain.token_ids
+    assert max(len(trace.proposed) for trace in speculative.traces) == 4

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from paceline.distillation.budget import Budget
 from paceline.distillation.corpus.conversation import Record
@@ -14,49 +14,19 @@ from paceline.distillation.curve import Curve
 from paceline.distillation.draft import chosen_layers, make_backbone
 from paceline.distillation.training.batches import make_batch, shuffled
 from paceline.distillation.training.head import HeadIndex, frequent_ids
+from paceline.distillation.training.lessons import TextLesson
 from paceline.distillation.training.loss import Agreement, Divergence, FrozenHead
 from paceline.distillation.training.trainer import Trainer, TrainingPlan
 from paceline.errors import ConfigError
-
-VOCAB, TOP = 64, 4
-
-
-@pytest.fixture(scope="module")
-def target() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    # As in a trained model: from rows as short as those it begins with, no sharp distribution can be had.
-    model.get_input_embeddings().weight.data *= 25
-    return model
-
-
-@pytest.fixture(scope="module")
-def records() -> list[Record]:
-    """After token t comes 3 t + 1, nearly always."""
-    random, made = np.random.default_rng(0), []
-    for _ in range(60):
-        tokens = [int(random.integers(VOCAB))]
-        for _ in range(int(random.integers(8, 20))):
-            tokens.append((3 * tokens[-1] + 1) % VOCAB)
-        answer = np.array(tokens[3:])
-        ids = np.stack([answer, *((answer + offset) % VOCAB for offset in range(1, TOP))], axis=1)
-        logprobs = np.log(np.tile([0.91, 0.03, 0.02, 0.01], (len(answer), 1)))
-        written = np.arange(3, len(tokens), dtype=np.int32)
-        made.append(Record(np.array(tokens, np.int32), 3, written, ids.astype(np.int32), logprobs.astype(np.float16)))
-    return made
+from tests.distillation.conftest import VOCAB
 
 
 def make_trainer(target: LlamaForCausalLM, budget: Budget, overlap_from: float = math.inf) -> Trainer:
     torch.manual_seed(0)
     backbone = make_backbone(target.config, target.state_dict(), 2)
     head = FrozenHead(target.get_input_embeddings().weight.detach().to(torch.bfloat16))
-    return Trainer(
-        backbone, head, HeadIndex(np.arange(VOCAB), VOCAB), TrainingPlan(budget, 256, 1e-2, overlap_from=overlap_from)
-    )
+    lesson = TextLesson(HeadIndex(np.arange(VOCAB), VOCAB))
+    return Trainer(backbone, head, lesson, TrainingPlan(budget, 256, 1e-2, overlap_from=overlap_from))
 
 
 def test_a_draft_begins_as_the_targets_first_and_last_layers(target: LlamaForCausalLM) -> None:
@@ -73,9 +43,9 @@ def test_a_draft_begins_as_the_targets_first_and_last_layers(target: LlamaForCau
 
 def test_training_raises_alpha(target: LlamaForCausalLM, records: list[Record]) -> None:
     trainer = make_trainer(target, Budget(20_000))
-    before = trainer.agreement(records)
+    [before] = trainer.agreement(records)
     losses = list(trainer.run(records))
-    after = trainer.agreement(records)
+    [after] = trainer.agreement(records)
     assert trainer.seen >= 20_000
     assert losses[-1] < losses[0] / 2
     assert after.alpha / after.num_rows > 0.7 > 0.3 > before.alpha / before.num_rows
@@ -166,7 +136,13 @@ def test_training_ends_by_the_clock_too(target: LlamaForCausalLM, records: list[
 
 
 def test_a_curve_taken_up_again_goes_on_below_its_rows(tmp_path: Path) -> None:
-    Curve(tmp_path).add(100, 1.5, Agreement(5.0, 6, 10))
-    Curve(tmp_path).add(200, 0.5, Agreement(7.0, 8, 10))
+    Curve(tmp_path).add(100, 1.5, [Agreement(5.0, 6, 10)])
+    Curve(tmp_path).add(200, 0.5, [Agreement(7.0, 8, 10)])
     lines = (tmp_path / "curve.csv").read_text().splitlines()
     assert lines == ["tokens,loss,alpha,top_1", "100,1.5,0.5,0.6", "200,0.5,0.7,0.8"]
+
+
+def test_a_curve_has_columns_for_each_depth(tmp_path: Path) -> None:
+    Curve(tmp_path).add(100, 1.5, [Agreement(5.0, 6, 10), Agreement(3.0, 4, 10)])
+    lines = (tmp_path / "curve.csv").read_text().splitlines()
+    assert lines == ["tokens,loss,alpha,top_1,alpha_2,top_1_2", "100,1.5,0.5,0.6,0.3,0.4"]

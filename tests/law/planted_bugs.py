@@ -1,5 +1,6 @@
 """Ways to play rounds wrongly, each a small departure from `Rounds` or from a function of the project."""
 
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
+from draft_server.parallel_drafter import ParallelProposeJob
 from paceline import noise
 from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
 from paceline.engine.sampling.specs import (
@@ -179,6 +181,33 @@ class MisreportingSampler(CpuSampler):
         return results
 
 
+class QOfTheRowBefore(ParallelProposeJob):
+    def absorb(self, samples: list[Sample]) -> None:
+        sent = samples[:1]
+        for before, drawn in itertools.pairwise(samples):
+            assert isinstance(before, TruncatedSample)
+            assert isinstance(drawn, TruncatedSample)
+            sent.append(replace(drawn, support=before.support, probs=before.probs))
+        super().absorb(sent)
+
+
+class MisreportingMasks(Rounds):
+    """With a draft from a mask row goes the q of the row before it."""
+
+    parallel_job = QOfTheRowBefore
+
+
+class SharedNoiseOfMasks(Rounds):
+    """Drafts of one forward are drawn with one number: that the first was accepted says something of the second."""
+
+    class parallel_job(ParallelProposeJob):
+        def _spec(self, row: int, index: int) -> SampleSpec:
+            spec, first = super()._spec(row, index), super()._spec(row, 0)
+            assert isinstance(spec, SampleTruncated)
+            assert isinstance(first, SampleTruncated)
+            return replace(spec, uniform=first.uniform)
+
+
 def misreporting(change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> type[Rounds]:
     """A draft server that samples from what `change` makes of the q it sends; likeliest tokens stand first."""
     return type("MisreportingRounds", (Rounds,), {"draft_sampler": staticmethod(lambda: MisreportingSampler(change))})
@@ -277,6 +306,8 @@ BUGS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
     "q sent before temperature": ("spread", misreporting(lambda q: q**4), {}),
     "bonus token drawn from q": ("truncated", BonusFromDraft, {}),
     "bonus token drawn one position early": ("truncated", BonusOnePositionEarly, {}),
+    "q of a mask row is that of the row before": ("parallel", MisreportingMasks, {}),
+    "drafts of one forward drawn with one number": ("parallel", SharedNoiseOfMasks, {}),
     "match with the same noise at every position": ("coupled", Rounds, MATCHED_WITHOUT_POSITION),
 }  # fmt: skip
 # Near relatives of the bugs that change no law: what makes each a bug is what it has besides.

@@ -25,7 +25,7 @@ from transformers import LlamaForCausalLM
 from paceline.client import AsyncClient
 from paceline.engine.models.dummy import dummy_config, make_dummy
 from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
-from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
+from tests.conftest import PARALLEL_DRAFT, UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.hosted import Host
 from tests.services import Trio
 
@@ -57,6 +57,12 @@ def start_pair(host: Host, support: str) -> Trio:
 @pytest.fixture(scope="module")
 def truncated(host: Host) -> Trio:
     return start_pair(host, "truncated")
+
+
+@pytest.fixture(scope="module")
+def parallel(host: Host) -> Trio:
+    """The draft proposes all its tokens in one forward."""
+    return host.trio(UNLIKE_TARGET, (*PARALLEL_DRAFT, *SUPPORTS["truncated"]))
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +182,8 @@ async def check_law(trio: Trio, speculation: SpeculationParams, num_samples: int
 CASES = [
     pytest.param("truncated", REJECTION, id="rejection, truncated support"),
     pytest.param("truncated", COUPLED, id="match, coupled"),
+    pytest.param("parallel", REJECTION, id="rejection, parallel drafts"),
+    pytest.param("parallel", COUPLED, id="match, coupled, parallel drafts"),
 ]
 
 

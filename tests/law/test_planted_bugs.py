@@ -41,6 +41,13 @@ def random_tables(vocab_size: int) -> tuple[Table, Table]:
     return target.astype(np.float32), (0.4 * target + rng.normal(size=shape)).astype(np.float32)
 
 
+def parallel_tables(vocab_size: int, num_masks: int) -> tuple[Table, Table]:
+    """The same; at a mask the draft says what it says of any token before it, wherever the mask stands."""
+    target, draft = random_tables(vocab_size)
+    masks = 0.8 * np.random.default_rng(4).normal(size=(num_masks, vocab_size))
+    return target, np.concatenate([draft, masks.astype(np.float32)])
+
+
 def spread_tables() -> tuple[Table, Table]:
     """Where the draft rejects, it does so by halves; and three tokens are there to recover."""
     target, draft = [0.15, 0.15, 0.2, 0.2, 0.2, 0.1], [0.3, 0.3, 0.1, 0.1, 0.1, 0.1]
@@ -72,6 +79,7 @@ def moody_toy() -> Toy:
 
 
 TABLES, WIDE = random_tables(5), random_tables(12)
+PARALLEL = parallel_tables(5, 2)
 LEFT, RIGHT = (np.log([law, law]).astype(np.float32) for law in ([0.6, 0.4], [0.45, 0.55]))
 TOYS = {
     "truncated": Toy(*TABLES, SAMPLED),
@@ -84,6 +92,13 @@ TOYS = {
         *TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, num_draft_tokens=3, least_confidence=0.4
     ),
     "coupled": Toy(*TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED),
+    "parallel": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=2, support=WHOLE),
+    "parallel, truncated": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=2),
+    "parallel, fewer masks than drafts": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=1),
+    "parallel, unsure": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=2, least_confidence=0.4),
+    "parallel, coupled": Toy(
+        *PARALLEL, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, num_draft_tokens=3, num_masks=2
+    ),
     "greedy": Toy(LEFT, RIGHT, SamplingParams(max_tokens=4), rule=Rule.MATCH, draft_mode=DraftMode.GREEDY),
 }
 

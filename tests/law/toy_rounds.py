@@ -21,6 +21,7 @@ from scipy.stats import chi2
 from coordinator.acceptance import Outcome, Proposal, RoundNoise, Verdict, accept
 from draft_server.drafter import ProposeJob, ProposeSpec, Support
 from draft_server.entropy import EntropyStop
+from draft_server.parallel_drafter import ParallelProposeJob
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
@@ -30,7 +31,8 @@ from paceline.engine.scheduling.job import Job
 from paceline.sampling import DraftMode, EntropyAdaptive, Rule, SamplingParams
 from target_server.verifier import VerifyJob, VerifySpec
 
-Table = NDArray[np.float32]  # [vocab_size, vocab_size]: the next token's logits by the last token
+# [vocab_size, vocab_size]: the next token's logits by the last token; a draft's may have rows for masks behind them.
+Table = NDArray[np.float32]
 # Cells that expect fewer are pooled: far out in its tail chi-square is right for full cells alone.
 MIN_EXPECTED = 15
 NO_BLOCKS = BlockPool(1, 1, lambda sources, destinations: None)
@@ -49,6 +51,8 @@ class Toy:
     num_draft_tokens: int = 2
     entropy: EntropyAdaptive | None = None
     least_confidence: float = 0.0
+    # The draft's table has rows for so many masks behind those of the tokens: it drafts in one forward.
+    num_masks: int = 0
     prompt: tuple[int, ...] = (0,)
     eos_token_ids: tuple[int, ...] = ()
     num_tokens: int = 4
@@ -98,6 +102,7 @@ class Rounds:
     """Plays a toy's generations as the coordinator and both servers do."""
 
     propose_job: type[ProposeJob] = ProposeJob
+    parallel_job: type[ParallelProposeJob] = ParallelProposeJob
     verify_job: type[VerifyJob] = VerifyJob
     draft_sampler: Callable[[], CpuSampler] = CpuSampler
     target_sampler: type[CpuSampler] = CpuSampler
@@ -129,7 +134,7 @@ class Rounds:
             if num_generated > 0 and wanted > 0:
                 stop = None if toy.entropy is None else EntropyStop(toy.entropy, generation.ema)
                 propose_spec = ProposeSpec(wanted, toy.draft_mode, toy.support, stop, toy.least_confidence)
-                jobs[generation] = self.propose_job(generation.draft, self.draft_tail(generation), propose_spec)
+                jobs[generation] = self.make_job(generation, propose_spec)
         self.run(list(jobs.values()), toy.draft, self._draft_sampler)
         proposals = []
         for generation in generations:
@@ -139,6 +144,13 @@ class Rounds:
                 Proposal() if result is None else self.sent(result.tokens, result.supports, result.support_probs)
             )
         return proposals
+
+    def make_job(self, generation: Generation, spec: ProposeSpec) -> ProposeJob:
+        tail = self.draft_tail(generation)
+        if self.toy.num_masks == 0:
+            return self.propose_job(generation.draft, tail, spec)
+        mask_ids = [self.toy.vocab_size + index for index in range(self.toy.num_masks)]
+        return self.parallel_job(generation.draft, tail, spec, mask_ids)
 
     def sent(self, tokens: list[int], supports: list[NDArray[np.int64]], probs: list[NDArray[np.float32]]) -> Proposal:
         """What the draft server answers once its job is done."""

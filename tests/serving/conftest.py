@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import TINY
+from tests.conftest import PARALLEL_DRAFT, TINY
 from tests.hosted import Host, HostedService
 
 
@@ -24,3 +24,9 @@ def uncached_draft_server(host: Host) -> HostedService:
 @pytest.fixture(scope="session")
 def uncached_target_server(host: Host) -> HostedService:
     return host.start("target_server", *TINY, "--no-prefix-caching")
+
+
+@pytest.fixture(scope="session")
+def parallel_draft_server(host: Host) -> HostedService:
+    """Proposes all tokens in one forward. Of a prompt of 200 tokens the last of four rows that draft is in a step alone."""
+    return host.start("draft_server", *PARALLEL_DRAFT, "--max-batch-tokens", "101")

@@ -24,8 +24,7 @@ class TrainingBatch:
     goal: Goal
 
     def to(self, device: str) -> "TrainingBatch":
-        goal = Goal(self.goal.indices.to(device), self.goal.probs.to(device))
-        return TrainingBatch(self.tokens.to(device), self.rows.to(device), goal)
+        return TrainingBatch(self.tokens.to(device), self.rows.to(device), self.goal.to(device))
 
 
 def make_batch(records: Sequence[Record], index: HeadIndex) -> TrainingBatch:

@@ -36,6 +36,13 @@ class Goal:
     indices: torch.Tensor  # [num_rows, top]: indices in the head; head_size for tokens that it does not have
     probs: torch.Tensor  # [num_rows, top] float32
 
+    def to(self, device: str) -> "Goal":
+        return Goal(self.indices.to(device), self.probs.to(device))
+
+    def of(self, rows: torch.Tensor) -> "Goal":
+        """Of some of the rows: [num_some] indices."""
+        return Goal(self.indices[rows], self.probs[rows])
+
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
@@ -46,6 +53,9 @@ class Agreement:
     # Number of rows in which draft and target have the same likeliest token.
     top_1: float
     num_rows: int
+
+    def __add__(self, other: "Agreement") -> "Agreement":
+        return Agreement(self.alpha + other.alpha, self.top_1 + other.top_1, self.num_rows + other.num_rows)
 
     @property
     def mean_alpha(self) -> float:

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from paceline.distillation.budget import Budget
 from paceline.distillation.corpus.conversation import Record
-from paceline.distillation.training.batches import make_batch, shuffled
-from paceline.distillation.training.head import HeadIndex
+from paceline.distillation.training.batches import shuffled
+from paceline.distillation.training.lessons import Lesson
 from paceline.distillation.training.loss import Agreement, Divergence, FrozenHead
 
 # The fraction of the budget in which the learning rate rises.
@@ -54,15 +54,15 @@ class Trainer:
     """Trains one draft. Its state can be saved after any step."""
 
     def __init__(
-        self, backbone: PreTrainedModel, head: FrozenHead, index: HeadIndex, plan: TrainingPlan, device: str = "cpu"
+        self, backbone: PreTrainedModel, head: FrozenHead, lesson: Lesson, plan: TrainingPlan, device: str = "cpu"
     ) -> None:
-        """`backbone` and `head` are on `device`; "cpu" or "cuda"."""
+        """`backbone` and `head` are on `device`, "cpu" or "cuda", and `lesson` works there."""
         self.backbone = backbone
+        self.lesson = lesson
         self._device = device
         self.seen = 0
         self.spent_s = 0.0
         self._head = head
-        self._index = index
         self._plan = plan
         self._epoch = 0
         # Number of batches of this pass that were used.
@@ -94,27 +94,29 @@ class Trainer:
     def step(self, records: Sequence[Record]) -> float:
         """Trains on one batch. Returns its mean loss."""
         started_s = time.monotonic()
-        batch = make_batch(records, self._index).to(self._device)
-        loss = self._head.loss(self._hidden(batch.tokens)[batch.rows], batch.goal, self._plan.divergence_at(self.share))
+        learning = self.lesson.read(self.backbone, records, self._plan.seed + self.seen)
+        loss = self._head.loss(learning.hidden, learning.goal, self._plan.divergence_at(self.share))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRADIENT_NORM)
         for group in self._optimizer.param_groups:
             group["lr"] = self._plan.rate(self.share)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self.seen += len(batch.rows)
+        self.seen += sum(record.num_written for record in records)
         self.spent_s += time.monotonic() - started_s
         return float(loss.detach())
 
     @torch.no_grad()
-    def agreement(self, records: Sequence[Record]) -> Agreement:
-        """Agreement over all tokens that the target wrote in `records`."""
-        total = Agreement(0.0, 0, 0)
-        for part in shuffled(records, self._plan.batch_tokens, 0):
-            batch = make_batch(part, self._index).to(self._device)
-            found = self._head.agreement(self._hidden(batch.tokens)[batch.rows], batch.goal)
-            total = Agreement(total.alpha + found.alpha, total.top_1 + found.top_1, total.num_rows + found.num_rows)
-        return total
+    def agreement(self, records: Sequence[Record]) -> list[Agreement]:
+        """Agreement over the tokens that the target wrote in `records`, by depth: of the next token, of the one behind it
+        without a look at the next one, and so on."""
+        totals = [Agreement(0.0, 0, 0)] * self.lesson.num_depths
+        for number, part in enumerate(shuffled(records, self._plan.batch_tokens, 0)):
+            learning = self.lesson.read(self.backbone, part, number)
+            for depth in range(self.lesson.num_depths):
+                rows = (learning.depths == depth).nonzero().squeeze(1)
+                totals[depth] += self._head.agreement(learning.hidden[rows], learning.goal.of(rows))
+        return totals
 
     def save(self, path: Path) -> None:
         """Saves the state, completely or not at all."""
@@ -133,9 +135,3 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self.seen, self.spent_s = state["seen"], state["spent_s"]
         self._epoch, self._used = state["epoch"], state["used"]
-
-    def _hidden(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens: [num_conversations, longest] -> [num_conversations * longest, hidden_size]."""
-        with torch.autocast(self._device, torch.bfloat16):
-            hidden: torch.Tensor = self.backbone(input_ids=tokens, use_cache=False).last_hidden_state
-        return hidden.flatten(0, 1)

@@ -20,6 +20,7 @@ from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.linear import CpuLinear, KernelLinear, make_cpu_linear
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.masks import with_masks
 from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.shapes import Tensors, check_shapes, fused
 
@@ -74,7 +75,7 @@ class CpuLlama:
         self.max_model_len = max_model_len
         check_shapes(config, tensors)
         embedding = tensors["model.embed_tokens.weight"]
-        self._embedding = bits_of(embedding)  # [vocab_size, hidden_size]
+        self._embedding = bits_of(with_masks(embedding, tensors))  # [vocab_size + num_masks, hidden_size]
         head = embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
         make = partial(make_cpu_linear, quantization=quantization, batch_invariant=batch_invariant)
         cos, sin = rope_tables(config, max_model_len)

@@ -10,6 +10,7 @@ from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.products import CudaLinear, make_cuda_linear
 from paceline.engine.cuda.rows import Rotation, add_and_norm, rotate_and_place, silu_gate
 from paceline.engine.models.config import UNKNOWN_LOGIT, ModelConfig
+from paceline.engine.models.masks import with_masks
 from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.shapes import Tensors, check_shapes, fused
 
@@ -63,11 +64,13 @@ class CudaLlama:
         check_shapes(config, tensors)
         make = partial(make_cuda_linear, quantization=quantization, batch_invariant=batch_invariant, device=device)
         cos, sin = (table.to(device) for table in rope_tables(config, max_model_len))
-        self._embedding = tensors["model.embed_tokens.weight"].to(device)  # [vocab_size, hidden_size]
-        head = tensors["model.embed_tokens.weight"] if config.tied_embeddings else tensors.pop("lm_head.weight")
+        embedding = tensors["model.embed_tokens.weight"]
+        # [vocab_size + num_masks, hidden_size]
+        self._embedding = with_masks(embedding, tensors).to(device)
+        head = embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
         ids = tensors.pop("head_ids", None)  # [head_size], only in distilled drafts
         self._head_ids = None if ids is None else ids.long().to(device)
-        shared = self._embedding if config.tied_embeddings else head
+        shared = self._embedding[: config.vocab_size] if config.tied_embeddings else head
         self._head = make(shared if ids is None else head[ids.long()], None)
         self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, (cos, sin)) for i in range(config.num_layers)]
         self._norm = tensors.pop("model.norm.weight").float().to(device)  # [hidden_size]

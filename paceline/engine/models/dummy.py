@@ -8,6 +8,7 @@ import torch
 from transformers import LlamaConfig
 
 from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.masks import MASK_VECTORS
 from paceline.errors import ConfigError
 
 _LLAMA3_ROPE: dict[str, Any] = {
@@ -41,17 +42,21 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny-32-a": _TINY | {"vocab_size": 32},
     "tiny-32-b": _TINY | {"vocab_size": 32, "num_hidden_layers": 1},
 }  # fmt: skip
+# Behind a shape's name: the same model, with vectors for so many masks (see `masks`).
+MASKS_SUFFIX, NUM_MASKS = "-masks", 4
 # Standard deviation of a tiny model's weights. A smaller one would make its distribution nearly uniform.
 _TINY_STD = 0.25
 
 
 def dummy_config(name: str) -> LlamaConfig:
     """The config of a published shape, as in transformers. Raises ConfigError for an unknown name."""
-    if name not in SHAPES:
+    shape = name.removesuffix(MASKS_SUFFIX)
+    if shape not in SHAPES:
         raise ConfigError(
-            f"model 'dummy:{name}' is not known; known: {', '.join('dummy:' + shape for shape in SHAPES)}"
+            f"model 'dummy:{name}' is not known; known: {', '.join('dummy:' + shape for shape in SHAPES)}, "
+            f"each also with {MASKS_SUFFIX}"
         )
-    return LlamaConfig(**SHAPES[name])
+    return LlamaConfig(**SHAPES[shape])
 
 
 def make_dummy(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[ModelConfig, dict[str, torch.Tensor]]:
@@ -60,7 +65,7 @@ def make_dummy(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[Mode
     They are made on `device`: one CPU generator takes 25 s for three billion numbers.
     """
     config = ModelConfig.from_transformers(dummy_config(name))
-    generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+    generator = torch.Generator(device).manual_seed(zlib.crc32(name.removesuffix(MASKS_SUFFIX).encode()))
     std = _TINY_STD if config.hidden_size < 128 else 0.02
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -82,6 +87,8 @@ def make_dummy(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[Mode
             ("mlp.down_proj", hidden, inner),
         ):  # fmt: skip
             tensors[f"{prefix}{projection}.weight"] = random(rows, columns)
+    if name.endswith(MASKS_SUFFIX):
+        tensors[MASK_VECTORS] = random(NUM_MASKS, hidden)
     return config, tensors
 
 

@@ -3,6 +3,7 @@
 import torch
 
 from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.masks import MASK_VECTORS
 from paceline.errors import ConfigError
 
 Tensors = dict[str, torch.Tensor]
@@ -39,6 +40,8 @@ def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
         raise ConfigError(
             f"the weights do not match the config: {extra} is there, the config says {config.num_layers} layers"
         )
+    if MASK_VECTORS in tensors:
+        expected[MASK_VECTORS] = (len(tensors[MASK_VECTORS]), hidden)
     for name, shape in expected.items():
         if name not in tensors:
             raise ConfigError(f"the weights do not match the config: {name} is missing")

@@ -1,0 +1,42 @@
+"""The job of a Propose command for a model that has learned to fill masks: all drafts come from one forward.
+
+Behind the tail stand masks, one less than there are drafts. Each row is sampled by itself: the draft at a mask is drawn
+without a look at the drafts before it, from the q that is sent along, so both rules stay exact (PARD, 2504.18583).
+"""
+
+from draft_server.drafter import ProposeJob, ProposeSpec
+from paceline.engine.cache.sequence import Sequence
+from paceline.engine.sampling.specs import Sample, SampleSpec
+from paceline.sampling import SamplingParams
+
+
+def can_draft_in_parallel(num_masks: int, sampling: SamplingParams, spec: ProposeSpec) -> bool:
+    """Penalties and the entropy rule look at the drafts before a draft: they go step by step."""
+    return num_masks > 0 and not sampling.has_penalties and spec.entropy is None
+
+
+class ParallelProposeJob(ProposeJob):
+    """Feeds the tail and masks; takes the masks out of the cache again."""
+
+    def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec, mask_ids: list[int]) -> None:
+        """`mask_ids`: of the masks that the model knows, in order. No more drafts than one more than these are made."""
+        super().__init__(sequence, tail, spec)
+        masks = mask_ids[: spec.num_draft_tokens - 1]
+        self.pending = [*tail, *masks]
+        self._num_drafts = len(masks) + 1
+        self._is_sure = True
+
+    def specs(self, num_rows: int) -> list[SampleSpec | None]:
+        # The last pending rows draft; below 0 once some of them are fed.
+        first = len(self.pending) - self._num_drafts
+        return [self._spec(row, row - first) if row >= first else None for row in range(num_rows)]
+
+    def multi_step_specs(self) -> list[SampleSpec]:
+        return []
+
+    def absorb(self, samples: list[Sample]) -> None:
+        for sample in samples:
+            if self._is_sure:
+                self._is_sure = self._keep(sample)
+        if not self.pending:
+            self.sequence.truncate(self._round_start)

@@ -1,0 +1,137 @@
+"""Batches with mask rows, which teach a draft to propose several tokens in one forward (PARD, 2504.18583, section 3).
+
+Behind an anchor, any token of the text, stand mask rows. Row j of them knows the text up to the anchor and the mask rows
+before it, and learns the target's distribution of the token that stands j + 1 places behind the anchor. The paper gives
+every token its mask rows and drops most of them; here some tokens are anchors, and have all of theirs.
+
+    text      a  b  c  d  e  f
+    row of c, an anchor, learns d
+      mask 0 at d's place learns e, and sees a b c
+      mask 1 at e's place learns f, and sees a b c and mask 0
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.distillation.corpus.conversation import Record
+from paceline.distillation.training.head import HeadIndex
+from paceline.distillation.training.loss import Goal
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """How many mask rows stand behind an anchor, and which share of the target's tokens are anchors."""
+
+    num_rows: int
+    anchor_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedBatch:
+    """Conversations with their mask rows behind them, padded on the right."""
+
+    # Mask row j has the id vocab_size + j.
+    tokens: torch.Tensor  # [num_conversations, longest] int64
+    positions: torch.Tensor  # [num_conversations, longest] int64
+    # Which rows (last axis) a row sees.
+    sees: torch.Tensor  # [num_conversations, 1, longest, longest] bool
+    # Indices into the flattened tokens, of the rows that learn.
+    rows: torch.Tensor  # [num_learning] int64
+    # Of each learning row: 0 for a row of the text, j + 1 for mask row j.
+    depths: torch.Tensor  # [num_learning] int64
+    goal: Goal
+
+    def to(self, device: str) -> "MaskedBatch":
+        return MaskedBatch(
+            self.tokens.to(device),
+            self.positions.to(device),
+            self.sees.to(device),
+            self.rows.to(device),
+            self.depths.to(device),
+            self.goal.to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """One conversation with its mask rows."""
+
+    tokens: NDArray[np.int64]  # [num_rows]
+    positions: NDArray[np.int64]  # [num_rows]
+    # Of each row the number of rows of the text that it sees, and the first of the mask rows that it sees.
+    num_text: NDArray[np.int64]  # [num_rows]
+    first_mask: NDArray[np.int64]  # [num_rows]
+    # Rows that learn, their depths, and which of the record's distributions they learn.
+    rows: NDArray[np.int64]
+    depths: NDArray[np.int64]
+    goals: NDArray[np.int64]
+
+
+def anchors_of(record: Record, masks: Masks, random: np.random.Generator) -> NDArray[np.int64]:
+    """Places of tokens behind which the target wrote: a draft may begin there."""
+    # At least one mask row has something to learn.
+    places = record.written[record.written < len(record.tokens) - 1].astype(np.int64) - 1
+    return np.sort(random.choice(places, max(1, round(masks.anchor_share * len(places))), replace=False))
+
+
+def lay(record: Record, anchors: NDArray[np.int64], num_masks: int, vocab_size: int) -> _Laid:
+    """The text's rows, all but the last token's, then the mask rows of each anchor."""
+    num_text = len(record.tokens) - 1
+    index = np.full(num_text + 1, -1)
+    index[record.written] = np.arange(record.num_written)
+    depth = np.tile(np.arange(num_masks), len(anchors))
+    position = np.repeat(anchors, num_masks) + 1 + depth
+    # A row learns the token behind it.
+    inside = position < num_text
+    depth, position = depth[inside], position[inside]
+    anchor = position - 1 - depth
+    own = num_text + np.arange(len(depth))
+    positions = np.concatenate([np.arange(num_text), position])
+    goals = index[positions + 1]
+    learning = np.flatnonzero(goals >= 0)
+    depths = np.concatenate([np.zeros(num_text, np.int64), depth + 1])
+    return _Laid(
+        tokens=np.concatenate([record.tokens[:-1].astype(np.int64), vocab_size + depth]),
+        positions=positions,
+        num_text=np.concatenate([np.arange(num_text) + 1, anchor + 1]),
+        # Rows of the text see no mask row.
+        first_mask=np.concatenate([np.full(num_text, num_text + len(depth)), own - depth]),
+        rows=learning,
+        depths=depths[learning],
+        goals=goals[learning],
+    )
+
+
+def make_masked_batch(
+    records: Sequence[Record], masks: Masks, index: HeadIndex, vocab_size: int, random: np.random.Generator
+) -> MaskedBatch:
+    laid = [lay(record, anchors_of(record, masks, random), masks.num_rows, vocab_size) for record in records]
+    longest = max(len(each.tokens) for each in laid)
+    tokens, positions = np.zeros((2, len(laid), longest), np.int64)
+    sees = np.zeros((len(laid), 1, longest, longest), bool)
+    column = np.arange(longest)
+    for number, each in enumerate(laid):
+        num_rows = len(each.tokens)
+        tokens[number, :num_rows], positions[number, :num_rows] = each.tokens, each.positions
+        row = np.arange(num_rows)[:, None]
+        masks_seen = (column >= each.first_mask[:, None]) & (column <= row)
+        sees[number, 0, :num_rows] = (column < each.num_text[:, None]) | masks_seen
+    # Padding sees itself: a row that sees nothing has no softmax.
+    sees[:, 0, column, column] = True
+    ids = np.concatenate([record.top_ids[each.goals] for record, each in zip(records, laid, strict=True)])
+    logprobs = np.concatenate([record.top_logprobs[each.goals] for record, each in zip(records, laid, strict=True)])
+    goal = Goal(
+        index.indices_of(torch.from_numpy(ids.astype(np.int64))), torch.from_numpy(logprobs.astype(np.float32)).exp()
+    )
+    return MaskedBatch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(positions),
+        torch.from_numpy(sees),
+        torch.from_numpy(np.concatenate([number * longest + each.rows for number, each in enumerate(laid)])),
+        torch.from_numpy(np.concatenate([each.depths for each in laid])),
+        goal,
+    )
