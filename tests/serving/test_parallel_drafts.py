@@ -49,10 +49,15 @@ def test_no_more_are_proposed_than_there_are_masks_for(draft: RawSession) -> Non
     assert len(answer.proposal.tokens) == NUM_MASKS + 1
 
 
+def coupled(tokens: list[int], num_drafts: int) -> list[int]:
+    """Drawn with the noise of the positions behind `tokens`."""
+    noise = np.stack([gumbel(match_key(SEED, len(tokens) + index), 32) for index in range(num_drafts)])
+    return [int(token) for token in (logits_at(tokens, num_drafts) + noise).argmax(axis=1)]
+
+
 def test_coupled_drafts_are_drawn_with_the_noise_of_their_positions(draft: RawSession) -> None:
     answer = draft.ask(draft.open(1.0, SEED), propose(0, PROMPT, 4, COUPLED))
-    noise = np.stack([gumbel(match_key(SEED, len(PROMPT) + index), 32) for index in range(4)])
-    assert list(answer.proposal.tokens) == (logits_at(PROMPT, 4) + noise).argmax(axis=1).tolist()
+    assert list(answer.proposal.tokens) == coupled(PROMPT, 4)
 
 
 def test_sampled_drafts_come_with_the_distribution_at_their_own_mask(draft: RawSession) -> None:
@@ -83,8 +88,8 @@ def test_the_cache_holds_the_tail_and_no_mask(draft: RawSession) -> None:
 
 def test_masks_that_steps_divide_come_out_the_same(draft: RawSession) -> None:
     long = [number * 7 % 31 + 1 for number in range(200)]
-    answer = draft.ask(draft.open(0.0), propose(0, long, 4, GREEDY))
-    assert list(answer.proposal.tokens) == logits_at(long, 4).argmax(axis=1).tolist()
+    answer = draft.ask(draft.open(1.0, SEED), propose(0, long, 4, COUPLED))
+    assert list(answer.proposal.tokens) == coupled(long, 4)
 
 
 def test_penalties_go_step_by_step(draft: RawSession) -> None:
