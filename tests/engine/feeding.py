@@ -7,7 +7,6 @@ import torch
 
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.llama import CpuLlama
-from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.models.weights import load_model
 
 
@@ -44,7 +43,7 @@ class Feeder:
     def __init__(self, model: CpuLlama, num_blocks: int = 64, block_size: int = 64) -> None:
         self.num_blocks = num_blocks
         self._model = model
-        self._attention = CpuPagedAttention(model.config, num_blocks, block_size)
+        self._attention = model.make_cache(num_blocks, block_size)
 
     @torch.inference_mode()
     def feed(self, *shares: Rows) -> list[torch.Tensor]:

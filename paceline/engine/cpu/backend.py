@@ -1,20 +1,16 @@
 """The CPU backend's builder: makes the forward and a cache that fits into memory."""
 
-import os
-
 from paceline.engine.backend import Backend, Progress
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.batch_invariance import find_batch_variant_parts
 from paceline.engine.cpu.kernels.pinning import pin_workers
 from paceline.engine.cpu.llama import CpuLlama
-from paceline.engine.cpu.paged_attention import CpuPagedAttention
+from paceline.engine.cpu.memory import available_bytes
 from paceline.engine.cpu.runner import CpuRunner
-from paceline.engine.models.config import ModelConfig
+from paceline.engine.dtypes import DTYPES
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
-# Keys and values are float32 on a CPU (see `paged_attention`).
-CPU_CACHE_ELEMENT_BYTES = 4
 # The default of `kv_cache_memory`.
 CPU_CACHE_BYTES = 2 << 30
 # The default of `block_size`, in tokens. 64 is the fastest (see `kernels.products`).
@@ -29,11 +25,13 @@ def build_cpu(
     """Builds the backend. Raises ConfigError if the model does not fit into memory, or a setting is bad."""
     weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.tensors.values())
     block_size = config.block_size or CPU_BLOCK_SIZE
-    num_blocks = _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_size, loaded.config, weights_bytes)
+    # Keys and values have the model's dtype (see `paged_attention`).
+    block_bytes = block_size * loaded.config.kv_bytes_per_token(DTYPES[config.dtype].itemsize)
+    num_blocks = _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_bytes, weights_bytes)
     model = CpuLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.is_batch_invariant(role))
     progress("checking batch invariance")
     dependent = find_batch_variant_parts(model, block_size)
-    attention = CpuPagedAttention(loaded.config, num_blocks, block_size)
+    attention = model.make_cache(num_blocks, block_size)
     runner = CpuRunner(model, attention)
     pin_workers()
     progress("warming up")
@@ -41,11 +39,10 @@ def build_cpu(
     return Backend(runner, attention.copy_blocks, num_blocks, block_size, dependent)
 
 
-def _fit_cache(cache_bytes: int, block_size: int, model: ModelConfig, weights_bytes: int) -> int:
+def _fit_cache(cache_bytes: int, block_bytes: int, weights_bytes: int) -> int:
     """Number of blocks in the cache. Raises ConfigError with the budget if they do not fit into memory."""
-    block_bytes = block_size * model.kv_bytes_per_token(CPU_CACHE_ELEMENT_BYTES)
     num_blocks = cache_bytes // block_bytes
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = available_bytes()
     budget = (
         f"weights {weights_bytes / 2**20:,.0f} MiB (loaded), KV cache {cache_bytes / 2**20:,.0f} MiB "
         f"({num_blocks} blocks of {block_bytes / 2**20:,.2f} MiB), reserve {RESERVE_BYTES / 2**20:,.0f} MiB, "

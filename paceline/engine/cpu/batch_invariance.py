@@ -11,7 +11,6 @@ from paceline.engine.arrays import Array
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.llama import CpuLlama
-from paceline.engine.cpu.paged_attention import CpuPagedAttention
 
 # The rows run in parts of each of these sizes. Each result is compared with one run of all rows.
 SPLITS = (1, 5, 17, 40, 100)
@@ -50,7 +49,7 @@ def _parts(x: Array, split: int) -> list[Array]:
 def _run_layer(model: CpuLlama, x: Array, split: int, block_size: int) -> Array:
     """The first layer's output for x: [num_rows, hidden_size], the rows of one sequence, fed `split` rows at a time."""
     num_blocks = -(-x.shape[0] // block_size)
-    attention = CpuPagedAttention(model.config, num_blocks, block_size, num_layers=1)
+    attention = model.make_cache(num_blocks, block_size, num_layers=1)
     outputs, position = [], 0
     for part in _parts(x, split):
         builder = BatchBuilder()

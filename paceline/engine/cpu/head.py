@@ -22,13 +22,13 @@ class Head:
         `ids`: [head_size], the token id of each weight row; None if row i is token i.
         """
         self.linear = linear
-        self._ids = ids
+        self.ids = ids
         self._vocab_size = vocab_size
 
     @property
     def is_full_vocab(self) -> bool:
         """Whether a token's index among the logits is its id."""
-        return self._ids is None
+        return self.ids is None
 
     def padded(self, num_rows: int) -> int:
         """How many rows to run, with padding, for `num_rows` rows."""
@@ -40,16 +40,16 @@ class Head:
 
     def to_full_vocab(self, known: torch.Tensor) -> torch.Tensor:
         """known: [num_rows, head_size] -> [num_rows, vocab_size]."""
-        if self._ids is None:
+        if self.ids is None:
             return known
         logits = np.full((known.shape[0], self._vocab_size), UNKNOWN_LOGIT, np.float32)
-        logits[:, self._ids] = known.numpy()
+        logits[:, self.ids] = known.numpy()
         return torch.from_numpy(logits)
 
     def with_ids(self, samples: Sequence[Sample]) -> list[Sample]:
         """Replaces indices among the known logits by token ids, in samples from the known logits."""
-        assert self._ids is not None, "indices are ids"
-        return [_with_ids(each, self._ids) for each in samples]
+        assert self.ids is not None, "indices are ids"
+        return [_with_ids(each, self.ids) for each in samples]
 
 
 def _with_ids(sample: Sample, ids: Array) -> Sample:

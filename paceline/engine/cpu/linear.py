@@ -81,8 +81,11 @@ class PackedLinear:
         return max(-(-num_rows // step) * step, self._MIN_ROWS)
 
     @staticmethod
-    def is_available() -> bool:
-        return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    def supports(weight: torch.Tensor) -> bool:
+        """oneDNN takes bfloat16 only on processors with instructions of AVX-512 or AVX-NE-CONVERT."""
+        if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+            return False
+        return weight.dtype is not torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class KernelLinear(ABC):
@@ -223,6 +226,6 @@ def make_cpu_linear(
         return MatrixUnitLinear(weight, bias)
     if Bfloat16Linear.supports(weight):
         return Bfloat16Linear(weight, bias)
-    if PackedLinear.is_available():
+    if PackedLinear.supports(weight):
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)

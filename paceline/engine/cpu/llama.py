@@ -91,6 +91,10 @@ class CpuLlama:
         self._decoder_of: CpuPagedAttention | None = None
         self._decoder_arguments: tuple[LayerArrays, Array] | None = None
 
+    def make_cache(self, num_blocks: int, block_size: int, num_layers: int | None = None) -> CpuPagedAttention:
+        """Blocks of the model's dtype, for its first layers or all."""
+        return CpuPagedAttention(self.config, num_blocks, block_size, self._embedding.dtype, num_layers)
+
     def padded(self, num_rows: int) -> int:
         """How many rows to run, with padding, for `num_rows` rows (see `linear`)."""
         layer = self.layers[0]

@@ -1,50 +1,65 @@
 """Paged attention on a CPU: the KV cache's arrays, and which blocks each row of a batch attends to.
 
-Keys and values are float32 also when the weights are bfloat16: the kernel multiplies in float32 anyway, and so scores
-keep their precision. The kernel (`kernels.attention`) is batch invariant.
+Keys and values have the model's dtype. With many sequences or long ones a forward reads more of them than of weights. Values
+lose nothing by it: they come out of a product in this dtype. Keys are rounded once, after their rotation. The kernel
+(`kernels.attention`) multiplies in float32, and is batch invariant.
+
+A block holds the keys and values of all layers, one layer after the other, so that it fills large pages (`kernels.memory`) and takes
+memory only when a sequence has come so far.
 """
 
-import math
-import mmap
+from typing import Any
 
 import numpy as np
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Span
 from paceline.engine.cpu.kernels.attention import PRODUCTS_TO_SHARE, TILE_ROWS, AttentionPlan
+from paceline.engine.cpu.kernels.memory import map_region
 from paceline.engine.models.config import ModelConfig
 
+# Cores share tiles and KV heads. A sequence with as many rows as this makes two tiles: three KV heads on two cores would
+# keep one of them waiting for a third of the time.
+ROWS_TO_DIVIDE = 4
 
-def _make_zeros(shape: tuple[int, ...]) -> Array:
-    """A float32 array of zeros. Each small page becomes resident at the first write to it.
 
-    torch.zeros touches all pages at once. np.zeros asks for large pages: then the first write to a block clears 2 MiB
-    for each array that has a part of the block.
-    """
-    memory = mmap.mmap(-1, 4 * math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.frombuffer(memory, dtype=np.float32).reshape(shape)
+def _tile_rows(num_rows: int) -> int:
+    """Rows of a sequence that form a tile: equal parts, and two at least where the work of one would be uneven."""
+    num_tiles = max(-(-num_rows // TILE_ROWS), 2 if num_rows >= ROWS_TO_DIVIDE else 1)
+    return -(-num_rows // num_tiles)
 
 
 class CpuPagedAttention:
     """The cache's arrays, and attention over them."""
 
-    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, num_layers: int | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: np.dtype[Any],
+        num_layers: int | None = None,
+    ) -> None:
+        """`dtype`: float32, or uint16 for bfloat16; `num_layers`: None for all of the model's."""
+        num_layers = num_layers or config.num_layers
         self._heads = config.num_heads
         self._kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
         self._block_size = block_size
-        shape = (num_blocks, config.num_kv_heads)
+        # From a block's place to the next one's: each layer has keys and values in a block.
+        self._stride = 2 * num_layers
+        count = num_blocks * self._stride * config.num_kv_heads * config.head_dim * block_size
+        memory = map_region(count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
+        self._blocks = memory.reshape(num_blocks, -1)
+        heads = (num_blocks * self._stride, config.num_kv_heads)
+        keys = memory.reshape(*heads, config.head_dim, block_size)
+        values = memory.reshape(*heads, block_size, config.head_dim)
         # Keys and values of each layer; `kernels.attention` gives the shapes.
-        self.cache = [
-            (_make_zeros((*shape, config.head_dim, block_size)), _make_zeros((*shape, block_size, config.head_dim)))
-            for _ in range(num_layers or config.num_layers)
-        ]
+        self.cache = [(keys[2 * layer :], values[2 * layer + 1 :]) for layer in range(num_layers)]
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
         """Copies blocks' keys and values in all layers."""
-        for keys, values in self.cache:
-            keys[destinations] = keys[sources]
-            values[destinations] = values[sources]
+        self._blocks[destinations] = self._blocks[sources]
 
     def plan(self, spans: list[Span]) -> AttentionPlan:
         """Plans where the rows' keys and values are written, and which rows form a tile of attention."""
@@ -52,13 +67,14 @@ class CpuPagedAttention:
         blocks: list[int] = []
         for span in spans:
             positions.append(span.position + np.arange(span.num_rows))
-            for done in range(0, span.num_rows, TILE_ROWS):
-                num_rows = min(TILE_ROWS, span.num_rows - done)
+            tile_rows = _tile_rows(span.num_rows)
+            for done in range(0, span.num_rows, tile_rows):
+                num_rows = min(tile_rows, span.num_rows - done)
                 tiles.append((span.first_row + done, num_rows, span.position + done, len(blocks)))
             products += span.num_rows * (span.position + span.num_rows)
             blocks += span.blocks
         slots = [
-            np.asarray(span.blocks)[position // self._block_size] * self._block_size + position % self._block_size
+            self._places(span.blocks)[position // self._block_size] * self._block_size + position % self._block_size
             for span, position in zip(spans, positions, strict=True)
         ]
         num_queries = sum(span.num_rows for span in spans) * (self._heads // self._kv_heads)
@@ -66,7 +82,10 @@ class CpuPagedAttention:
             positions=np.concatenate(positions),
             slots=np.concatenate(slots),
             tiles=np.array(tiles),
-            blocks=np.array(blocks),
+            places=self._places(blocks),
             queries=np.empty((self._kv_heads, num_queries, self._head_dim), np.float32),
             is_shared=products >= PRODUCTS_TO_SHARE,
         )
+
+    def _places(self, blocks: list[int]) -> Array:
+        return np.asarray(blocks) * self._stride

@@ -24,6 +24,8 @@ class CpuRunner:
         self._model = model
         self._attention = attention
         self._sampler = CpuSampler()
+        # For a head that knows only some tokens: samples from their logits.
+        self._known_sampler = None if model.head.is_full_vocab else CpuSampler(model.head.ids)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -62,8 +64,8 @@ class CpuRunner:
 
     def _sample(self, known: torch.Tensor, specs: list[SampleSpec]) -> Iterable[tuple[Sample, RowLogprobs | None]]:
         head = self._model.head
-        if not head.is_full_vocab and all(spec.needs_no_token_ids for spec in specs):
-            found = with_confidence(known, specs, self._sampler.sample(known, specs))
+        if self._known_sampler is not None and not any(spec.needs_whole_vocab for spec in specs):
+            found = with_confidence(known, specs, self._known_sampler.sample(known, specs))
             return ((each, None) for each in head.with_ids(found))
         logits = head.to_full_vocab(known)
         samples = self._sampler.sample(logits, specs)

@@ -43,12 +43,12 @@ class SampleSpec:
         return bool(lists or sampling.logit_bias) or self.before is not None
 
     @property
-    def needs_no_token_ids(self) -> bool:
-        """Whether the sample depends only on the logits' values and order, not on token ids.
+    def needs_whole_vocab(self) -> bool:
+        """Whether the sample is taken from a row with a logit for every token.
 
-        Then a head that knows only some tokens can sample from their logits, and map the result to token ids.
+        Otherwise a head that knows only some tokens can sample from their logits, and map the result to token ids.
         """
-        return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Argmax(SampleSpec):
     """The likeliest token. Gives int."""
 
     @property
-    def needs_no_token_ids(self) -> bool:
-        return not (self.is_processed or self.wants_logprobs)
+    def needs_whole_vocab(self) -> bool:
+        return self.is_processed or self.wants_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,10 @@ class GumbelMax(SampleSpec):
 
     key: int
 
+    @property
+    def needs_whole_vocab(self) -> bool:
+        return self.is_processed or self.wants_logprobs or not self.sampling.is_untruncated
+
 
 @dataclass(frozen=True, slots=True)
 class SampleTruncated(SampleSpec):
@@ -84,8 +88,8 @@ class SampleTruncated(SampleSpec):
     min_mass: float
 
     @property
-    def needs_no_token_ids(self) -> bool:
-        return not (self.is_processed or self.wants_logprobs)
+    def needs_whole_vocab(self) -> bool:
+        return self.is_processed or self.wants_logprobs
 
 
 @dataclass(frozen=True, slots=True)

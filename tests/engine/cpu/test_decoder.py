@@ -47,7 +47,7 @@ def test_layers_in_one_call_have_the_bits_of_layers_one_by_one(quantization: str
     model = load_llama("smollm2-135m", torch.bfloat16, quantization, num_layers=NUM_LAYERS)
     generator = torch.Generator().manual_seed(5)
     x = bits_of(torch.randn(sum(SIZES), model.config.hidden_size, generator=generator).bfloat16())
-    one, other = (CpuPagedAttention(model.config, 2, BLOCK_SIZE) for _ in range(2))
+    one, other = (model.make_cache(2, BLOCK_SIZE) for _ in range(2))
     assert model._decoder(one, x.dtype) is not None, "these layers run in one call"
     assert np.array_equal(feed(model, x, one, SIZES), feed(model, x, other, SIZES, is_compiled=False))
     for (keys, values), (other_keys, other_values) in zip(one.cache, other.cache, strict=True):
@@ -57,5 +57,5 @@ def test_layers_in_one_call_have_the_bits_of_layers_one_by_one(quantization: str
 
 def test_layers_that_the_library_multiplies_run_one_by_one() -> None:
     model = load_llama("dummy:tiny", torch.float32)
-    attention = CpuPagedAttention(model.config, 2, BLOCK_SIZE)
+    attention = model.make_cache(2, BLOCK_SIZE)
     assert model._decoder(attention, np.dtype(np.float32)) is None

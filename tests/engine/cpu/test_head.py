@@ -53,6 +53,14 @@ def test_draws_from_known_logits_are_those_from_all() -> None:
         assert one.token == other.token
 
 
+def test_noise_belongs_to_tokens_not_to_their_places_in_the_head() -> None:
+    head, known = make_head()
+    for key in range(50):
+        specs = [GumbelMax(HOT, (), 4 * key + row) for row in range(4)]
+        whole = CpuSampler().sample(head.to_full_vocab(known), specs)
+        assert head.with_ids(CpuSampler(IDS).sample(known.clone(), specs)) == whole
+
+
 def test_draws_that_name_tokens_do_not_take_any_order() -> None:
     banned = Argmax(HOT, (3,))
     biased = Argmax(SamplingParams(logit_bias={3: 1.0}), ())
@@ -61,9 +69,10 @@ def test_draws_that_name_tokens_do_not_take_any_order() -> None:
         banned,
         biased,
         observed,
-        GumbelMax(HOT, (), 5),
+        GumbelMax(SamplingParams(temperature=1.0, seed=1, top_p=0.9), (), 5),
         SampleComplement(HOT, (), IDS.astype(np.int64), 0.5),
     ]
-    assert not any(spec.needs_no_token_ids for spec in named)
-    assert Argmax(HOT, ()).needs_no_token_ids
-    assert SampleTruncated(HOT, (), 0.5, 3, 1.0).needs_no_token_ids
+    assert all(spec.needs_whole_vocab for spec in named)
+    assert not Argmax(HOT, ()).needs_whole_vocab
+    assert not SampleTruncated(HOT, (), 0.5, 3, 1.0).needs_whole_vocab
+    assert not GumbelMax(HOT, (), 5).needs_whole_vocab

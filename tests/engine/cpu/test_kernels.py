@@ -193,7 +193,8 @@ class Reference:
             count = x.shape[0]
             return x * cos[:count, None] + x.roll(head_dim // 2, dims=-1) * sin[:count, None]
 
-        queries, keys, values = rotate(split[0]), rotate(split[1]), split[2]
+        # Keys are kept in the dtype of all else.
+        queries, keys, values = rotate(split[0]), rotate(split[1]).to(qkv.dtype).float(), split[2]
         mixed = functional.scaled_dot_product_attention(
             *(side.transpose(0, 1) for side in (queries, keys, values)), is_causal=True, enable_gqa=True
         )
@@ -209,7 +210,7 @@ def test_attention_over_a_scattered_cache_is_the_librarys(dtype: torch.dtype, bl
     qkv = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected = Reference(config, rotation, qkv).out
     num_blocks = -(-num_rows // block_size)
-    attention = CpuPagedAttention(config, 2 * num_blocks, block_size, num_layers=1)
+    attention = CpuPagedAttention(config, 2 * num_blocks, block_size, bits_of(qkv).dtype, num_layers=1)
     blocks = list(range(2 * num_blocks))[::-2]
     parts, done = [], 0
     for size in (100, 1, 5, 44):
@@ -232,7 +233,7 @@ def test_the_kernel_reads_no_key_behind_a_row() -> None:
             bits_of(qkv), attention.plan([Span(0, 20, 0, [1, 3])]), rotation, config.norm_eps, attention.cache[0]
         )
 
-    clean, dirty = (CpuPagedAttention(config, 4, 16, num_layers=1) for _ in range(2))
+    clean, dirty = (model.make_cache(4, 16, num_layers=1) for _ in range(2))
     for side in dirty.cache[0]:
         side[:] = 1e30
     assert np.array_equal(run(clean), run(dirty))

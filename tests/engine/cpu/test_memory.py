@@ -1,43 +1,45 @@
-"""Memory for weights: what is kept is what was given, wherever it lies."""
+"""The memory that a process may take, from files as the kernel writes them."""
 
-import gc
+from pathlib import Path
 
-import numpy as np
 import pytest
 
-from paceline.engine.cpu.kernels.memory import LINE_BYTES, REGION_BYTES, Arena
+from paceline.engine.cpu import memory
+
+GIB = 1 << 30
 
 
-def test_arrays_are_copies_that_do_not_meet() -> None:
-    arena, random = Arena(), np.random.default_rng(1)
-    given = [random.integers(0, 255, (3, size), np.uint8) for size in (1, 63, 64, 65, 1000)]
-    kept = [arena.keep(each) for each in given]
-    for each, original in zip(kept, given, strict=True):
-        np.testing.assert_array_equal(each, original)
-        assert each.ctypes.data % LINE_BYTES == 0
+def write_group(folder: Path, limit: str, usage: int, limit_name: str, usage_name: str) -> tuple[Path, str, str]:
+    folder.mkdir()
+    (folder / limit_name).write_text(f"{limit}\n")
+    (folder / usage_name).write_text(f"{usage}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {GIB}\n")
+    return folder, limit_name, usage_name
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.float32])
-def test_layout_is_that_of_rows(dtype: type) -> None:
-    given = np.arange(24).astype(dtype).reshape(2, 3, 4)
-    kept = Arena().keep(given.transpose(0, 2, 1))
-    assert kept.flags.c_contiguous
-    assert kept.dtype == dtype
-    np.testing.assert_array_equal(kept, given.transpose(0, 2, 1))
+@pytest.fixture(autouse=True)
+def _machine_of_8_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meminfo").write_text(f"MemTotal: 9999999999 kB\nMemFree: 5 kB\nMemAvailable: {8 * GIB // 1024} kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
 
 
-def test_what_is_larger_than_a_region_has_one_of_its_own() -> None:
-    arena = Arena()
-    large = arena.keep(np.ones(REGION_BYTES + 1, np.uint8))
-    small = arena.keep(np.zeros(8, np.uint8))
-    assert large.size == REGION_BYTES + 1
-    assert large.all()
-    assert not small.any()
+@pytest.mark.parametrize(
+    ("names", "limit", "expected"),
+    [
+        pytest.param(("memory.max", "memory.current"), str(4 * GIB), 3 * GIB, id="version 2"),
+        pytest.param(("memory.limit_in_bytes", "memory.usage_in_bytes"), str(4 * GIB), 3 * GIB, id="version 1"),
+        pytest.param(("memory.max", "memory.current"), "max", 8 * GIB, id="no limit"),
+        pytest.param(("memory.max", "memory.current"), str(1 << 62), 8 * GIB, id="more than the machine has"),
+    ],
+)
+def test_the_smaller_counts(
+    names: tuple[str, str], limit: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = write_group(tmp_path / "group", limit, 2 * GIB, *names)
+    monkeypatch.setattr(memory, "GROUPS", (group,))
+    assert memory.available_bytes() == expected
 
 
-def test_arrays_outlive_the_arena() -> None:
-    arena = Arena()
-    kept = arena.keep(np.full(1000, 7, np.uint8))
-    del arena
-    gc.collect()
-    assert (kept == 7).all()
+def test_without_control_groups_the_machine_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "GROUPS", ((tmp_path / "none", "memory.max", "memory.current"),))
+    assert memory.available_bytes() == 8 * GIB

@@ -10,7 +10,6 @@ import torch
 from draft_server.drafter import ProposeJob, ProposeSpec, Support
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.cpu.runner import CpuRunner
 from paceline.engine.cuda.forward_plan import ForwardShape
 from paceline.engine.cuda.graphs.shapes import GraphShapes
@@ -59,7 +58,7 @@ def make_gpu(num_ahead: int = 3) -> Engine:
 
 def make_cpu() -> Engine:
     model = load_llama("dummy:tiny")
-    attention = CpuPagedAttention(model.config, 32, 16)
+    attention = model.make_cache(32, 16)
     return Engine(CpuRunner(model, attention), attention.copy_blocks)
 
 

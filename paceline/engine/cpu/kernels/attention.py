@@ -3,7 +3,9 @@
 A layer's cache holds, for each block and KV head, keys by feature and values by token, so that both products read rows
 of memory:
 
-    keys[block, kv_head]: [head_dim, block_size], values[block, kv_head]: [block_size, head_dim], float32
+    keys[place, kv_head]: [head_dim, block_size], values[place, kv_head]: [block_size, head_dim], float32 or bfloat16
+
+A block's place is where its keys are, or its values, counted from the layer's first (see `paged_attention`).
 
 A query attends to the blocks of its sequence one after the other, with an online softmax (Milakov, Gimelshein 2018,
 algorithm 3). Each query has its own sums in one fixed order, so attention is batch invariant.
@@ -32,9 +34,9 @@ class AttentionPlan(NamedTuple):
     """A batch's arrays for attention. All layers use the same plan."""
 
     positions: Array  # [num_rows without padding]
-    slots: Array  # [num_rows without padding]: block * block_size + offset in the block
-    tiles: Array  # [num_tiles, 4]: first row, number of rows, position, start of the sequence's blocks in `blocks`
-    blocks: Array  # [sum of table sizes]: the sequences' block tables, one after the other
+    slots: Array  # [num_rows without padding]: the block's place * block_size + offset in the block
+    tiles: Array  # [num_tiles, 4]: first row, number of rows, position, start of the sequence's blocks in `places`
+    places: Array  # [sum of table sizes]: the places of the sequences' blocks, one after the other
     queries: Array  # [kv_heads, num_rows * heads / kv_heads, head_dim] float32: the kernel's working memory
     # Whether the work is large enough to share it among all cores.
     is_shared: bool
@@ -78,7 +80,7 @@ def _write_row(
     per_kv = qkv.shape[1] // kv_heads - 2
     num_heads = per_kv * kv_heads
     cos, sin = rope[0][position], rope[1][position]
-    block, offset = slot // block_size, slot % block_size
+    place, offset = slot // block_size, slot % block_size
     scale = np.float32(head_dim**-0.5)
     key = np.empty(head_dim, np.float32)
     for head in range(num_heads):
@@ -90,8 +92,8 @@ def _write_row(
         _rotate(qkv[row, num_heads + head], norms[1], eps, cos, sin, key)
         value = qkv[row, num_heads + kv_heads + head]
         for d in range(head_dim):
-            keys[block, head, d, offset] = key[d]
-            values[block, head, offset, d] = widen(value[d])
+            put(keys[place, head, d], offset, key[d])
+            put(values[place, head, offset], d, widen(value[d]))
 
 
 @compiled(IN_LANES | {"nnan"})
@@ -133,7 +135,7 @@ def _weigh(scores: Array, num_seen: int, index: int, peaks: Array, totals: Array
 
 @compiled()
 def _attend(
-    head: int, first_row: int, num_rows: int, position: int, blocks: Array, cache: Any, queries: Array, out: Array
+    head: int, first_row: int, num_rows: int, position: int, places: Array, cache: Any, queries: Array, out: Array
 ) -> None:
     """Attention of `num_rows` rows of one sequence, the first at `position`, for the queries of one KV head."""
     keys, values = cache
@@ -145,16 +147,18 @@ def _attend(
     mixed = np.zeros((count, head_dim), np.float32)
     peaks = np.full(count, MASKED, np.float32)
     totals = np.zeros(count, np.float32)
-    for block_index in range((position + num_rows - 1) // block_size + 1):
-        block = blocks[block_index]
+    num_blocks = (position + num_rows - 1) // block_size + 1
+    for block_index in range(num_blocks):
+        place = places[block_index]
+        following = places[min(block_index + 1, num_blocks - 1)]
         # Rows at positions before the block do not attend to it.
         hidden = max(0, block_index * block_size - position) * per_kv
         scores[hidden:] = ZERO
-        add_products(mine[hidden:], keys[block, head], scores[hidden:])
+        add_products(mine[hidden:], keys[place, head], keys[following, head], scores[hidden:])
         for index in range(hidden, count):
             num_seen = min(block_size, position + index // per_kv - block_index * block_size + 1)
             _weigh(scores[index], num_seen, index, peaks, totals, mixed[index])
-        add_products(scores[hidden:], values[block, head], mixed[hidden:])
+        add_products(scores[hidden:], values[place, head], values[following, head], mixed[hidden:])
     for index in range(count):
         factor = ONE / totals[index]
         row, start = first_row + index // per_kv, (head * per_kv + index % per_kv) * head_dim
@@ -164,7 +168,7 @@ def _attend(
 
 @compiled()
 def _attend_alone(
-    qkv: Array, positions: Array, slots: Array, tiles: Array, blocks: Array, rope: Any, norms: Any, eps: np.float32,
+    qkv: Array, positions: Array, slots: Array, tiles: Array, places: Array, rope: Any, norms: Any, eps: np.float32,
     cache: Any, queries: Array, out: Array,
 ) -> None:  # fmt: skip
     """Attention of one layer, on this thread."""
@@ -173,12 +177,12 @@ def _attend_alone(
     kv_heads = cache[0].shape[1]
     for item in range(tiles.shape[0] * kv_heads):
         first_row, num_rows, position, start = tiles[item // kv_heads]
-        _attend(item % kv_heads, first_row, num_rows, position, blocks[start:], cache, queries, out)
+        _attend(item % kv_heads, first_row, num_rows, position, places[start:], cache, queries, out)
 
 
 @compiled(parallel=True)
 def _attend_shared(
-    qkv: Array, positions: Array, slots: Array, tiles: Array, blocks: Array, rope: Any, norms: Any, eps: np.float32,
+    qkv: Array, positions: Array, slots: Array, tiles: Array, places: Array, rope: Any, norms: Any, eps: np.float32,
     cache: Any, queries: Array, out: Array, num_workers: int,
 ) -> None:  # fmt: skip
     """The same on `num_workers` threads. They share the rows for writing, then the tiles and KV heads."""
@@ -189,7 +193,7 @@ def _attend_shared(
     for worker in prange(num_workers):
         for item in range(worker, tiles.shape[0] * kv_heads, num_workers):
             tile = tiles[item // kv_heads]
-            _attend(item % kv_heads, tile[0], tile[1], tile[2], blocks[tile[3] :], cache, queries, out)
+            _attend(item % kv_heads, tile[0], tile[1], tile[2], places[tile[3] :], cache, queries, out)
 
 
 @compiled()
@@ -206,12 +210,12 @@ def attend(qkv: Array, plan: AttentionPlan, rotation: HeadRotation, eps: float, 
     rope, norms = (rotation.cos, rotation.sin), (rotation.query_norm, rotation.key_norm)
     if plan.is_shared and kernel_workers() > 1:
         _attend_shared(
-            heads, plan.positions, plan.slots, plan.tiles, plan.blocks, rope, norms, np.float32(eps), cache,
+            heads, plan.positions, plan.slots, plan.tiles, plan.places, rope, norms, np.float32(eps), cache,
             plan.queries, out, kernel_workers(),
         )  # fmt: skip
     else:
         _attend_alone(
-            heads, plan.positions, plan.slots, plan.tiles, plan.blocks, rope, norms, np.float32(eps), cache,
+            heads, plan.positions, plan.slots, plan.tiles, plan.places, rope, norms, np.float32(eps), cache,
             plan.queries, out,
         )  # fmt: skip
     return out

@@ -17,6 +17,7 @@ from paceline.engine.cpu.kernels.scalars import compiled
 from paceline.engine.cpu.kernels.tiles import (
     FLOATS,
     LANES,
+    MANY_TILE_ROWS,
     TILE_ROWS,
     WIDTH,
     BFloat,
@@ -24,6 +25,7 @@ from paceline.engine.cpu.kernels.tiles import (
     Rows,
     TileWriter,
     pack_words,
+    rows_at_once,
     tile_code,
 )
 
@@ -62,12 +64,13 @@ _dot: Callable[..., None] = intrinsic(_type_dot)
 @compiled(parallel=True)
 def _multiply_bfloat16(x: Array, packed: Array, bias: Array, residual: Array, out: Array) -> None:
     num_rows = x.shape[0]
+    at_once = rows_at_once(num_rows, TILE_ROWS, MANY_TILE_ROWS)
     has_residual = residual.shape[0] == num_rows
     for tile in prange(packed.shape[0]):
         start = tile * WIDTH
-        for first in range(0, num_rows, TILE_ROWS):
+        for first in range(0, num_rows, at_once):
             _dot(
-                min(TILE_ROWS, num_rows - first), x[first:], packed[tile], bias[start:],
+                min(at_once, num_rows - first), x[first:], packed[tile], bias[start:],
                 residual[first * has_residual :, start:], out[first:, start:],
             )  # fmt: skip
 

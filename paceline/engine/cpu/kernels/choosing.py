@@ -68,10 +68,12 @@ def find_largest(values: Array) -> np.float32:
 
 
 @compiled()
-def _score(logits: Array, peak: np.float32, factor: np.float32, low: np.uint32, high: np.uint32, scores: Array) -> None:
-    """scores = (logit - peak) * factor + Gumbel noise: [vocab_size] float32, with an error below SLACK."""
+def _score(
+    logits: Array, ids: Array, peak: np.float32, factor: np.float32, low: np.uint32, high: np.uint32, scores: Array
+) -> None:
+    """scores = (logit - peak) * factor + Gumbel noise: [num_logits] float32, with an error below SLACK."""
     for i in range(logits.size):
-        h = _mixed(i, low, high)
+        h = _mixed(ids[i], low, high)
         # u and 1 - u are computed separately, so that each keeps all its digits near 0.
         u, rest = (np.float32(h) + HALF) * TO_UNIT, (np.float32(np.uint32(~h)) + HALF) * TO_UNIT
         series = u + u * u * (HALF + u * THIRD)
@@ -80,18 +82,18 @@ def _score(logits: Array, peak: np.float32, factor: np.float32, low: np.uint32, 
 
 
 @compiled()
-def _gumbel_row(logits: Array, temperature: float, low: np.uint32, high: np.uint32, scores: Array) -> int:
+def _gumbel_row(logits: Array, ids: Array, temperature: float, low: np.uint32, high: np.uint32, scores: Array) -> int:
     """argmax((logit - peak) / temperature - ln(-ln(1 - u))).
 
     Computes approximate scores for all tokens, and exact scores for the tokens close to the largest.
     """
     peak = find_largest(logits)
-    _score(logits, peak, _factor(temperature), low, high, scores)
+    _score(logits, ids, peak, _factor(temperature), low, high, scores)
     limit = find_largest(scores) - SLACK
     best, chosen = -np.inf, 0
     for i in range(scores.size):
         if scores[i] >= limit:
-            u = (np.float64(_mixed(i, low, high)) + 0.5) / 2.0**32
+            u = (np.float64(_mixed(ids[i], low, high)) + 0.5) / 2.0**32
             score = (np.float64(logits[i]) - np.float64(peak)) / temperature - np.log(-np.log1p(-u))
             if score > best:
                 best, chosen = score, i
@@ -167,15 +169,15 @@ def _outside_row(
 
 
 @compiled(parallel=True)
-def choose_by_gumbel(logits: Array, temperatures: Array, keys: Array, scores: Array, tokens: Array) -> None:
-    """Writes each row's token by Gumbel-max, with the noise of `paceline.noise` for the row's key.
+def choose_by_gumbel(logits: Array, ids: Array, temperatures: Array, keys: Array, scores: Array, tokens: Array) -> None:
+    """Writes the index of each row's token by Gumbel-max, with the noise of `paceline.noise` for the row's key.
 
-    Inputs: logits: [num_rows, vocab_size] float32; temperatures: [num_rows] float64; keys: [num_rows] uint64. Result:
-    tokens: [num_rows] int64. Working memory: scores: [num_rows, vocab_size] float32.
+    Inputs: logits: [num_rows, num_logits] float32; ids: [num_logits] uint32, the token of each logit; temperatures: [num_rows] float64; keys: [num_rows] uint64. Result:
+    tokens: [num_rows] int64. Working memory: scores: [num_rows, num_logits] float32.
     """
     for row in prange(logits.shape[0]):
         low, high = np.uint32(keys[row] & np.uint64(0xFFFFFFFF)), np.uint32(keys[row] >> np.uint64(32))
-        tokens[row] = _gumbel_row(logits[row], temperatures[row], low, high, scores[row])
+        tokens[row] = _gumbel_row(logits[row], ids, temperatures[row], low, high, scores[row])
 
 
 @compiled(parallel=True)

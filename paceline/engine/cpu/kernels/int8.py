@@ -26,6 +26,7 @@ from paceline.engine.cpu.kernels.tiles import (
     Rows,
     TileWriter,
     pack_words,
+    rows_at_once,
     tile_code,
 )
 
@@ -115,6 +116,7 @@ def _multiply_int8(
     bias: Array, residual: Array, out: Array,
 ) -> None:  # fmt: skip
     num_rows = x.shape[0]
+    at_once = rows_at_once(num_rows, ROWS_AT_ONCE, ROWS_AT_ONCE)
     has_residual = residual.shape[0] == num_rows
     if num_rows < ROWS_TO_SHARE:
         for row in range(num_rows):
@@ -124,9 +126,9 @@ def _multiply_int8(
             row_scales[row, 0] = round_row(x[row], parts[2 * row :], sums[2 * row :])
     for tile in prange(packed.shape[0]):
         start = tile * WIDTH
-        for first in range(0, num_rows, ROWS_AT_ONCE):
+        for first in range(0, num_rows, at_once):
             _dot(
-                min(ROWS_AT_ONCE, num_rows - first), words[2 * first :], sums[2 * first :], row_scales[first:],
+                min(at_once, num_rows - first), words[2 * first :], sums[2 * first :], row_scales[first:],
                 packed[tile], scales[start:], bias[start:], residual[first * has_residual :, start:], out[first:, start:],
             )  # fmt: skip
 

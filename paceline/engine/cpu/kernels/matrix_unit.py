@@ -18,11 +18,13 @@ from numba.extending import intrinsic
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.bfloat16 import pack_bfloat16
 from paceline.engine.cpu.kernels.scalars import compiled
-from paceline.engine.cpu.kernels.tiles import INDEX, TILE_ROWS, WIDTH, Rows, TileWriter, counted_code, tile_code
+from paceline.engine.cpu.kernels.tiles import INDEX, WIDTH, Rows, TileWriter, counted_code, tile_code
 from paceline.engine.threads import kernel_workers
 
 # A tile register: 16 rows of 64 bytes.
 UNIT_ROWS = 16
+# Rows that are finished at once, from sums in memory: it divides UNIT_ROWS.
+FINISHED_ROWS = 8
 ROW_BYTES = 64
 # Input features, and pairs of them, that one instruction takes.
 DEPTH = 32
@@ -175,9 +177,9 @@ def _multiply(x: Array, packed: Array, bias: Array, residual: Array, out: Array,
             for first in range(0, num_rows, MOST_UNITS * UNIT_ROWS):
                 end = min(first + MOST_UNITS * UNIT_ROWS, num_rows)
                 _sum((end - first) // UNIT_ROWS, x[first:], packed[tile], sums)
-                for row in range(first, end, TILE_ROWS):
+                for row in range(first, end, FINISHED_ROWS):
                     _finish(
-                        TILE_ROWS, sums[row - first :], bias[start:], residual[row * has_residual :, start:],
+                        FINISHED_ROWS, sums[row - first :], bias[start:], residual[row * has_residual :, start:],
                         out[row:, start:],
                     )  # fmt: skip
         load_config(found)

@@ -1,4 +1,4 @@
-"""Memory for weights, in large pages.
+"""Memory for weights and the KV cache, in large pages.
 
 A forward reads all weights once. In pages of 4 KiB the processor must look up an address after every 64 cache lines,
 and its prefetching starts again on each page. With such pages a layer's products take a fifth longer
@@ -33,15 +33,15 @@ class Arena:
         """Returns a contiguous copy of the array, in the arena's memory."""
         num_bytes = -(-array.nbytes // LINE_BYTES) * LINE_BYTES
         if num_bytes > self._free.size:
-            self._free = _map_region(max(num_bytes, REGION_BYTES))
+            self._free = map_region(max(num_bytes, REGION_BYTES))
         kept = self._free[: array.nbytes].view(array.dtype).reshape(array.shape)
         self._free = self._free[num_bytes:]
         kept[...] = array
         return kept
 
 
-def _map_region(num_bytes: int) -> Array:
-    """Maps large pages, if the system has them. A page takes memory only after the first write to it."""
+def map_region(num_bytes: int) -> Array:
+    """At least so many bytes of zeros, in large pages if the system has them. A page takes memory only after the first write to it."""
     # One page more, so that the region can begin at a multiple of a large page.
     size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -4,6 +4,7 @@ import numpy as np
 from numba import prange
 
 from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.fetching import fetch_rows
 from paceline.engine.cpu.kernels.scalars import compiled, put, widen
 
 # Terms that one pass of an inner loop adds.
@@ -15,45 +16,50 @@ TILE_ROWS = 12
 
 
 @compiled(inline=True)
-def _add_products_sized(x: Array, matrix: Array, out: Array, depth: int, width: int) -> None:
+def _add_products_sized(x: Array, matrix: Array, ahead: Array, out: Array, depth: int, width: int) -> None:
     count = x.shape[0]
     threes = count // 3 * 3
     for first in range(0, threes, 3):
         a, b, c = x[first], x[first + 1], x[first + 2]
         to_a, to_b, to_c = out[first], out[first + 1], out[first + 2]
         for d in range(0, depth, STEP):
+            if first == 0:
+                fetch_rows(ahead, d, STEP)
             a0, a1, a2, a3 = a[d], a[d + 1], a[d + 2], a[d + 3]
             b0, b1, b2, b3 = b[d], b[d + 1], b[d + 2], b[d + 3]
             c0, c1, c2, c3 = c[d], c[d + 1], c[d + 2], c[d + 3]
             for i in range(width):
-                m0, m1 = np.float32(matrix[d, i]), np.float32(matrix[d + 1, i])
-                m2, m3 = np.float32(matrix[d + 2, i]), np.float32(matrix[d + 3, i])
+                m0, m1 = np.float32(widen(matrix[d, i])), np.float32(widen(matrix[d + 1, i]))
+                m2, m3 = np.float32(widen(matrix[d + 2, i])), np.float32(widen(matrix[d + 3, i]))
                 to_a[i] = to_a[i] + a0 * m0 + a1 * m1 + a2 * m2 + a3 * m3
                 to_b[i] = to_b[i] + b0 * m0 + b1 * m1 + b2 * m2 + b3 * m3
                 to_c[i] = to_c[i] + c0 * m0 + c1 * m1 + c2 * m2 + c3 * m3
     for first in range(threes, count):
         a, to_a = x[first], out[first]
         for d in range(0, depth, STEP):
+            if first == 0:
+                fetch_rows(ahead, d, STEP)
             a0, a1, a2, a3 = a[d], a[d + 1], a[d + 2], a[d + 3]
             for i in range(width):
-                m0, m1 = np.float32(matrix[d, i]), np.float32(matrix[d + 1, i])
-                m2, m3 = np.float32(matrix[d + 2, i]), np.float32(matrix[d + 3, i])
+                m0, m1 = np.float32(widen(matrix[d, i])), np.float32(widen(matrix[d + 1, i]))
+                m2, m3 = np.float32(widen(matrix[d + 2, i])), np.float32(widen(matrix[d + 3, i]))
                 to_a[i] = to_a[i] + a0 * m0 + a1 * m1 + a2 * m2 + a3 * m3
 
 
 @compiled()
-def add_products(x: Array, matrix: Array, out: Array) -> None:
-    """out += x matrix. x: [num_rows, depth], matrix: [depth, width] of any type, out: [num_rows, width].
+def add_products(x: Array, matrix: Array, ahead: Array, out: Array) -> None:
+    """out += x matrix. x: [num_rows, depth], matrix: [depth, width] float32, bfloat16 or int8, out: [num_rows, width].
 
+    `ahead`: the matrix that comes next, of the same shape: it is fetched meanwhile.
     Takes three rows at a time (many models have three queries per KV head), then single rows. The three rows share the
     reads of the matrix; each has its own sums. The depth must be a multiple of STEP.
     """
     depth, width = matrix.shape
     if depth == TILE and width == TILE:
         # Sizes that the compiler knows make this a third faster.
-        _add_products_sized(x, matrix, out, TILE, TILE)
+        _add_products_sized(x, matrix, ahead, out, TILE, TILE)
     else:
-        _add_products_sized(x, matrix, out, depth, width)
+        _add_products_sized(x, matrix, ahead, out, depth, width)
 
 
 def pack_int8_weights(weight: Array) -> Array:
@@ -89,7 +95,9 @@ def _multiply_weights(
             rows = wide[first : min(first + TILE_ROWS, num_rows)]
             sums = np.zeros((rows.shape[0], TILE), np.float32)
             for start in range(0, packed.shape[1], TILE):
-                add_products(rows[:, start : start + TILE], packed[tile, start : start + TILE], sums)
+                following = min(start + TILE, packed.shape[1] - TILE)
+                ahead = packed[tile, following : following + TILE]
+                add_products(rows[:, start : start + TILE], packed[tile, start : start + TILE], ahead, sums)
             _finish(sums, tile * TILE, scale, bias, residual[first : first + TILE_ROWS], out[first : first + TILE_ROWS])
 
 

@@ -16,8 +16,10 @@ from paceline.engine.sampling.specs import ComplementSample, GumbelMax, Sample, 
 class GumbelKernelSampler:
     """Supports GumbelMax and SampleComplement without top-k, top-p and min-p."""
 
-    def __init__(self) -> None:
+    def __init__(self, ids: Array | None = None) -> None:
+        """`ids`: [num_logits], the token of each logit, where GumbelMax gives its index; None: logit i is token i."""
         self._scratch = Scratch()
+        self._ids = np.empty(0, np.uint32) if ids is None else ids.astype(np.uint32)
 
     @staticmethod
     def supports(spec: SampleSpec) -> bool:
@@ -37,7 +39,9 @@ class GumbelKernelSampler:
         tokens = np.empty(len(specs), np.int64)
         keys = np.array([spec.key for spec in specs], np.uint64)
         rows = logits.numpy()
-        choose_by_gumbel(rows, _temperatures(specs), keys, self._scratch.like(rows), tokens)
+        if self._ids.size != rows.shape[1]:
+            self._ids = np.arange(rows.shape[1], dtype=np.uint32)
+        choose_by_gumbel(rows, self._ids, _temperatures(specs), keys, self._scratch.like(rows), tokens)
         chosen: list[int] = tokens.tolist()
         return chosen
 
