@@ -1,11 +1,12 @@
 """Ways to speculate against plain decoding, in turns, one at a time or several at once.
 
 python -m benchmarks.modes [--modes model:4,adaptive,hybrid:adaptive] [--at-once 8] [--prompts FILE --count 32] [--tokens 80]
-                           [--temperature 0.7] [--draft smollm2-135m] [--unread]
+                           [--temperature 0.7] [--rule rejection] [--draft smollm2-135m] [--unread]
 
 Every group of prompts goes through all modes, in another order each time; before that, unmeasured, both models read
 it. With --unread nothing is kept: each time all prompts are read anew. Each mode has a salt of its own: drafts may come
-from its answers to earlier prompts, never from another mode's answer to the same one.
+from its answers to earlier prompts, never from another mode's answer to the same one. Where each group has prompts of one
+kind, the kinds' own ratios follow, the worst first.
 """
 
 import argparse
@@ -22,7 +23,8 @@ from benchmarks.prompts import spread_prompts
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
 from paceline.loadtest.variants import OFF, parse_variants
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.prompts import PromptRecord
+from paceline.sampling import Drafter, Rule, SamplingParams, SpeculationParams
 
 # Asks the draft model too.
 READING = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1)
@@ -45,7 +47,9 @@ async def compare(
     modes: dict[str, SpeculationParams],
     sampling: SamplingParams,
     reads: bool,
+    kinds: Sequence[str],
 ) -> None:
+    """`kinds`: what each group's prompts are of."""
     order = random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in modes}
     # Costs are learned once in a coordinator's life, and the first forwards are slow: not part of what is measured.
@@ -66,6 +70,23 @@ async def compare(
             f"(median of groups {median(ratios):.2f}, worst {min(ratios):.2f})",
             flush=True,
         )
+        if len(set(kinds)) > 1:
+            print(f"    {', '.join(f'{kind} {ratio:.2f}' for ratio, kind in by_kind(kinds, plain, taken))}", flush=True)
+
+
+def by_kind(kinds: Sequence[str], plain: Sequence[float], taken: Sequence[float]) -> list[tuple[float, str]]:
+    """Each kind's ratio of total times, the lowest first."""
+    totals: dict[str, list[float]] = {}
+    for kind, before, after in zip(kinds, plain, taken, strict=True):
+        total = totals.setdefault(kind, [0.0, 0.0])
+        total[0] += before
+        total[1] += after
+    return sorted((before / after, kind) for kind, (before, after) in totals.items())
+
+
+def kind_of(group: Sequence[PromptRecord]) -> str:
+    kinds = {record.category for record in group}
+    return kinds.pop() if len(kinds) == 1 else "several kinds"
 
 
 async def main() -> None:
@@ -76,16 +97,18 @@ async def main() -> None:
     parser.add_argument("--count", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=80)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--rule", type=Rule, help="match or rejection; without it each request's own")
     parser.add_argument("--draft", default=DRAFT)
     parser.add_argument("--unread", action="store_true")
     arguments = parser.parse_args()
-    prompts = [prompt.text for prompt in spread_prompts(arguments.prompts, arguments.count)]
-    groups = [prompts[i : i + arguments.at_once] for i in range(0, len(prompts), arguments.at_once)]
+    records = spread_prompts(arguments.prompts, arguments.count)
+    groups = [records[i : i + arguments.at_once] for i in range(0, len(records), arguments.at_once)]
+    texts, kinds = [[record.text for record in group] for group in groups], list(map(kind_of, groups))
     variants = parse_variants(f"{OFF},{arguments.modes}")
-    modes = {name: SpeculationParams(**fields) for name, fields in variants.items()}
+    modes = {name: SpeculationParams(**fields, rule=arguments.rule) for name, fields in variants.items()}
     sampling = SamplingParams(max_tokens=arguments.tokens, temperature=arguments.temperature, ignore_eos=True, seed=1)
     async with embedded_pair(arguments.draft, prefix_caching=not arguments.unread) as (_, client):
-        await compare(client, groups, modes, sampling, reads=not arguments.unread)
+        await compare(client, texts, modes, sampling, reads=not arguments.unread, kinds=kinds)
 
 
 if __name__ == "__main__":

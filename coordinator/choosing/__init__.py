@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.acceptance import Proposal
+from coordinator.choosing.trial import Way
 from coordinator.context import Context
 from coordinator.round import Round
 from paceline.sampling import Bounds
@@ -28,8 +29,8 @@ class Prices:
     second: float
     # How much of what other generations do counts, in [0, 1): 0 alone, 1 - 1/n beside n - 1 others.
     company: float
-    # Whether a model may draft (see `trial`).
-    allows_model: bool = True
+    # Who may draft (see `trial`).
+    way: Way = Way.ALL
 
 
 @dataclass(frozen=True, slots=True)

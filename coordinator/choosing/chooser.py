@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from coordinator.acceptance import Proposal
 from coordinator.choosing import Plan, Prices, Source
+from coordinator.choosing.costs import guessed_row
 from coordinator.choosing.experience import Experience
 from coordinator.choosing.model import ModelSource
 from coordinator.choosing.pace import Pace
 from coordinator.choosing.probe import PROBE_ROUNDS, Probe
+from coordinator.choosing.trial import Way
 from coordinator.context import Context
 from coordinator.drafting.proposer import Proposer
 from coordinator.round import Round
@@ -37,7 +39,8 @@ class Chooser(Proposer):
         self._asked: tuple[Source, Plan] | None = None
         # When this generation last had a model's drafts; before that, when its first round ended.
         self._drafted_s = math.inf
-        self._was_allowed = True
+        # Who might draft in the round that runs.
+        self._way = Way.ALL
         self._probe = experience.probe
         self._probe_rounds = 0
 
@@ -47,7 +50,10 @@ class Chooser(Proposer):
             return Proposal(reason="one token is left to generate")
         most = min(self._bounds.max, context.draft_room)
         bounds, prices = Bounds(min(self._bounds.min, most), most), self._prices()
-        self._was_allowed = prices.allows_model
+        self._way = prices.way
+        if self._way is Way.NOBODY and bounds.min == 0:
+            # Not even looked up: that takes time too.
+            return Proposal(reason=f"does not pay at {self._costs.num_active} at once")
         plans = [(source, await source.plan(context, bounds, prices)) for source in self._sources]
         # The model comes last: what it says is the reason for a round without drafts.
         source, plan = max(reversed(plans), key=lambda each: (each[1].num_draft_tokens > 0, each[1].gain))
@@ -66,7 +72,8 @@ class Chooser(Proposer):
         self._costs.learn(finished)
         if self._costs.num_active > 1 and not self._costs.was_beside_a_prompt(finished):
             seconds = finished.verified_s - finished.started_s
-            self._costs.level.trial.learn(self._was_allowed, len(finished.outcome.tokens), seconds)
+            reading_s = min(finished.propose_s, self._costs.reading_s(finished.proposal.num_tail_tokens))
+            self._costs.level.trial.learn(self._way, len(finished.outcome.tokens), seconds, reading_s)
         plain_s = self._costs.level.verify(0)
         if plain_s > 0:
             plain_rounds = (finished.propose_s + finished.verify_s) / plain_s
@@ -81,19 +88,20 @@ class Chooser(Proposer):
                 self._drafted_s = finished.verified_s
 
     def _prices(self) -> Prices:
-        verify = self._costs.level.verify
-        if not verify.is_known:
-            return Prices(0.0, 0.0, 0.0)
-        company = 1 - 1 / self._costs.num_active
+        verify, num_active = self._costs.level.verify, self._costs.num_active
+        company = 1 - 1 / num_active
         own, shared = self._pace.tokens, self._shared_pace.tokens
-        tokens_per_s = (own + company * (shared - own)) / verify(0)
-        allows_model = company == 0 or self._costs.level.trial.allows
-        row = (1 + company * COMPANY_CARE) * verify.slope * tokens_per_s
-        return Prices(row, tokens_per_s, company, allows_model)
+        tokens = own + company * (shared - own)
+        way = self._costs.level.trial.way if company > 0 else Way.ALL
+        care = 1 + company * COMPANY_CARE
+        if not verify.is_known:
+            return Prices(care * guessed_row(num_active) * tokens, 0.0, company, way)
+        tokens_per_s = tokens / verify(0)
+        return Prices(care * verify.slope * tokens_per_s, tokens_per_s, company, way)
 
     def _plan_to_probe(self, context: Context, source: Source, plan: Plan) -> Plan:
         """One draft in the rounds of a probe (see `probe`)."""
-        if not self._was_allowed or not isinstance(source, ModelSource) or source.absence(context):
+        if self._way is not Way.ALL or not isinstance(source, ModelSource) or source.absence(context):
             return plan
         reading_s = source.reading_price_s(context)
         since_s = min(self._drafted_s, self._costs.drafted_s)

@@ -11,6 +11,14 @@ from coordinator.round import Round
 
 # The first guess of a row's cost, in forwards of one row.
 GUESSED_ROW = 0.04
+
+
+def guessed_row(num_active: int) -> float:
+    """The first guess of what a draft of every generation costs, in forwards without drafts."""
+    rows = GUESSED_ROW * num_active
+    return rows / (1 - GUESSED_ROW + rows)
+
+
 # The first guess of a draft's cost, as a fraction of the first drafting over its drafts: low, so that the next is made.
 GUESSED_STEP = 1.0
 # Tail tokens of a Propose if the round before it had drafts too. A longer tail is read only once.
@@ -19,7 +27,7 @@ NORMAL_TAIL = 2
 READING_MEMORY = 0.98
 # A reading time is limited to this multiple of the expected time.
 READING_OUTLIER = 3.0
-# After this many rounds in a row beside a prompt, learn from such rounds too: there may be no others.
+# After this many rounds in a row beside a prompt, their times are learned too: there may be no others.
 MOST_SKIPPED = 64
 
 
@@ -72,7 +80,11 @@ class Costs:
         num_active = self._active.size
         bits = num_active.bit_length()
         if bits not in self._levels:
-            self._levels[bits] = self._last.guess(num_active / self._last_active)
+            is_known = self._last.verify.is_known
+            guess = (
+                self._last.guess(num_active / self._last_active) if is_known else Level(Line(guessed_row(num_active)))
+            )
+            self._levels[bits] = guess
         self._last, self._last_active = self._levels[bits], num_active
         return self._last
 
@@ -90,8 +102,14 @@ class Costs:
         middle_s = (finished.started_s + finished.verified_s) / 2
         over = [each for each in self._recent if each.verified_s <= middle_s]
         self._recent = [each for each in self._recent if each.verified_s > middle_s] + [finished]
-        if over and not self._is_disturbed(over):
-            self.level.verify.learn(fmean(len(each.proposal) for each in over), fmean(each.verify_s for each in over))
+        if not over:
+            return
+        # Beside a prompt a forward has as many rows as it may have, whatever is drafted.
+        was_disturbed = self.was_beside_a_prompt(*over)
+        self._num_skipped = self._num_skipped + 1 if was_disturbed else 0
+        if not was_disturbed or self._num_skipped > MOST_SKIPPED:
+            drafts, seconds = fmean(len(each.proposal) for each in over), fmean(each.verify_s for each in over)
+            self.level.verify.learn(drafts, seconds, tells_slope=not was_disturbed)
 
     def _learn_drafting(self, finished: Round) -> None:
         proposal = finished.proposal
@@ -113,12 +131,3 @@ class Costs:
     def was_beside_a_prompt(self, *rounds: Round) -> bool:
         """Whether a prompt was being read while they ran."""
         return self._active.was_reading_since(min(each.started_s for each in rounds))
-
-    def _is_disturbed(self, beside: list[Round]) -> bool:
-        """Whether a prompt was being read beside these rounds, and others may be learned from."""
-        was_disturbed = self.was_beside_a_prompt(*beside)
-        if was_disturbed and self.level.verify.is_known and self._num_skipped < MOST_SKIPPED:
-            self._num_skipped += 1
-            return True
-        self._num_skipped = 0
-        return False

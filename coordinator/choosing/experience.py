@@ -43,10 +43,6 @@ class SharedRates:
     def __getitem__(self, kind: Hashable) -> float:
         return self._own[kind]
 
-    def deviation(self, kind: Hashable) -> float:
-        """One standard deviation of the generation's own estimate."""
-        return self._own.deviation(kind)
-
     def learn(self, kind: Hashable, has_happened: bool) -> None:
         self.shared.learn(kind, has_happened)
         self._own.learn(kind, has_happened)

@@ -44,7 +44,8 @@ class Line:
         """Expected seconds, above 0 once known; 0 before any measurement."""
         return max(self._seconds / 100, self._seconds + self.slope * (number - self._number))
 
-    def learn(self, number: float, seconds: float) -> None:
+    def learn(self, number: float, seconds: float, tells_slope: bool = True) -> None:
+        """`tells_slope`: False where the time depends on other things more than on the number."""
         if not self.is_known:
             self._number, self._seconds = self._last = number, seconds
             self._products = GUESS * self._guessed_slope * seconds / max(1.0, number)
@@ -60,12 +61,16 @@ class Line:
         later = seconds - self._last[1]
         if self._squares > SPAN / 2:
             later = _limited(later, self.slope * step, MOST_SURPRISE_OF_STEP * self._seconds)
-        keep = SPAN / (SPAN + step * step)
-        self._squares = keep * self._squares + step * step
-        self._products = keep * self._products + step * later
+        if tells_slope:
+            keep = SPAN / (SPAN + step * step)
+            self._squares = keep * self._squares + step * step
+            self._products = keep * self._products + step * later
         self._last = number, seconds
         self._number += recent * (number - self._number)
-        self._seconds += recent * (seconds - self._seconds)
+        before_s, self._seconds = self._seconds, self._seconds + recent * (seconds - self._seconds)
+        if is_change:
+            # Another load, another machine's speed: the slope changes with it.
+            self._products *= self._seconds / before_s
 
     def guess(self, ratio: float) -> "Line":
         """A first estimate for other conditions, with a slope `ratio` times as large."""

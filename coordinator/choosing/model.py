@@ -8,6 +8,7 @@ from coordinator.choosing import Plan, Prices
 from coordinator.choosing.costs import Costs
 from coordinator.choosing.experience import SharedRates
 from coordinator.choosing.probe import PROBE_ROUNDS
+from coordinator.choosing.trial import Way
 from coordinator.context import Context
 from coordinator.drafting import Drafter
 from coordinator.drafting.remote_model import RemoteDrafter
@@ -22,8 +23,6 @@ FIRST_RATE = 0.65
 NEXT_ACCEPTED = 0.45
 # Every so many proposals one draft more is asked for than seems to pay: otherwise nothing would be learned of it.
 LONGER_EVERY = 16
-# In tokens a round.
-LITTLE_READING = 0.02
 # An answer's end is not known. As many more tokens are expected as there are, plus this number.
 FIRST_REST = 128
 
@@ -60,19 +59,17 @@ class ModelSource:
         if absence := self.absence(context):
             return Plan(reason=absence)
         nothing = Plan(reason=f"does not pay at {self._costs.num_active} at once")
-        if not prices.allows_model and bounds.min == 0:
+        if prices.way is not Way.ALL and bounds.min == 0:
             return nothing
         line = self._costs.level.drafting(self._name)
         step = line.slope * prices.second + prices.row
         # The rounds of the rest of the answer share the reading.
         reading = self.reading_price_s(context) * prices.second / self._rest(context)
-        # Alone, and where little must be read first, what is uncertain gets tried.
-        hope = float(prices.company == 0 and reading < LITTLE_READING)
         tokens, num_drafts = 1.0, 0.0
         best = nothing
         confidence = min(1.0, step / NEXT_ACCEPTED) if self._remote is not None else 0.0
         for k in range(1, bounds.max + 1):
-            tokens += self._rate(("accepted", k), prices) + hope * self._rates.deviation(("accepted", k))
+            tokens += self._rate(("accepted", k), prices)
             num_drafts += self._rate(("proposed", k), prices)
             price = line(num_drafts) * prices.second + num_drafts * prices.row + reading * tokens
             if tokens - 1 - price > best.gain or k <= bounds.min:

@@ -1,6 +1,5 @@
 """How often something happens, by the kind of case."""
 
-import math
 from collections.abc import Callable, Hashable
 
 
@@ -21,11 +20,6 @@ class Rates:
     def __getitem__(self, kind: Hashable) -> float:
         cases, happened = self._seen.get(kind, (0.0, 0.0))
         return (self._before_weight * self._before(kind) + happened) / (self._before_weight + cases)
-
-    def deviation(self, kind: Hashable) -> float:
-        """One standard deviation of the share's estimate."""
-        share, (cases, _) = self[kind], self._seen.get(kind, (0.0, 0.0))
-        return math.sqrt(share * (1 - share) / (self._before_weight + cases))
 
     def learn(self, kind: Hashable, has_happened: bool) -> None:
         cases, happened = self._seen.get(kind, (0.0, 0.0))

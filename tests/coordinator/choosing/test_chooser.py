@@ -100,7 +100,7 @@ async def test_a_crowd_that_fell_to_zero_tries_again_together() -> None:
     await crowd.play(300)
     assert await crowd.drafts() == [0] * len(ALPHAS)
     crowd.each_draft_s = 0.0002
-    await crowd.play(3000)
+    await crowd.play(10_000)
     assert await crowd.play(100) > 1.2 * crowd.plain
 
 
