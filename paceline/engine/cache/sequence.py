@@ -18,6 +18,10 @@ class SequenceOptions:
     eos_token_ids: tuple[int, ...]
     # Sequences with the same one share cached prefixes.
     cache_salt: str = ""
+    # For logs.
+    request_id: str = ""
+    # The trace that the sequence belongs to; "" where there is none.
+    traceparent: str = ""
 
     @property
     def seed(self) -> int:
@@ -26,7 +30,8 @@ class SequenceOptions:
 
     def banned_token_ids(self, position: int) -> tuple[int, ...]:
         """Tokens that are not allowed at `position`: those that would end the text before min_tokens."""
-        if position - self.num_prompt_tokens >= self.sampling.min_tokens:
+        # Without min_tokens none, also where the prompt is said to end behind the position.
+        if self.sampling.min_tokens == 0 or position - self.num_prompt_tokens >= self.sampling.min_tokens:
             return ()
         return self.eos_token_ids + self.sampling.stop_token_ids
 

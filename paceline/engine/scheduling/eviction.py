@@ -19,14 +19,16 @@ from paceline.errors import ResourceExhausted
 LONG_S = 10.0
 
 
-def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]) -> None:
-    """Reserves blocks for `length` tokens of `state`, and evicts sequences of `everyone` if it must.
+def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]) -> int:
+    """Reserves blocks for `length` tokens of `state`, and evicts sequences of `everyone` if it must. Returns how many.
 
     Raises ResourceExhausted if eviction can't free enough blocks; then it evicts no sequence.
     """
-    for victim in _victims(pool, state, length, everyone):
+    victims = _victims(pool, state, length, everyone)
+    for victim in victims:
         victim.sequence.truncate(0)
     state.sequence.reserve(length)
+    return len(victims)
 
 
 def _victims(

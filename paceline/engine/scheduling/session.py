@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence
+from paceline.engine.scheduling.account import Account, Settle
 from paceline.engine.scheduling.batching_policy import ReturnTime
 from paceline.engine.scheduling.commands import Answer, Command, Open, Opened, Refuse, Release, Start, Truncate
+from paceline.engine.scheduling.counts import WorkerCounts
 from paceline.engine.scheduling.job import Job
 from paceline.errors import (
     Aborted,
@@ -41,6 +43,8 @@ class SequenceState:
     job_command_id: int = 0
     failure: PacelineError | None = None
     return_time: ReturnTime = field(default_factory=ReturnTime)
+    # Where somebody asks for it.
+    account: Account | None = None
 
 
 class Session:
@@ -48,13 +52,17 @@ class Session:
 
     def __init__(
         self, pool: BlockPool, max_model_len: int,
-        make_room: Callable[[SequenceState, int], None], next_order: Callable[[], int],
+        make_room: Callable[[SequenceState, int], None], next_order: Callable[[], int], counts: WorkerCounts,
+        settle: Settle | None = None,
     ) -> None:  # fmt: skip
-        """`make_room(state, length)` reserves blocks, and evicts other sequences if it must."""
+        """`make_room(state, length)` reserves blocks, and evicts other sequences if it must. `settle` gets the accounts of
+        sequences that belong to a trace; None: none are kept."""
         self._pool = pool
         self._max_model_len = max_model_len
         self._make_room = make_room
         self._next_order = next_order
+        self._counts = counts
+        self._settle = settle
         self._states: dict[int, SequenceState] = {}
         self._last_id = -1
         self.answers: list[Answer] = []
@@ -63,6 +71,10 @@ class Session:
     @property
     def states(self) -> list[SequenceState]:
         return list(self._states.values())
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._states)
 
     def execute(self, command: Command) -> None:
         """Runs a command, or queues it behind the sequence's running job."""
@@ -88,6 +100,8 @@ class Session:
         """Answers the sequence's job, which is done, and runs the commands that wait behind it."""
         assert state.job is not None
         self.answers.append(Answer(state.job_command_id, state.job.result))
+        if state.account is not None:
+            state.account.count(state.job)
         state.job = None
         state.return_time.leave(time.perf_counter())
         self._advance(state)
@@ -96,6 +110,8 @@ class Session:
         """Handles a job that failed in the engine: removes the tokens it fed from the cache."""
         assert state.job is not None
         state.sequence.truncate(min(state.job.start, state.sequence.length))
+        if state.account is not None:
+            state.account.failure = error
         state.job = None
         self._fail_id(state.job_command_id, error, state)
         self._advance(state)
@@ -154,7 +170,10 @@ class Session:
                 "sequence_id", command.sequence_id, f"larger than {self._last_id}, the last opened"
             )
         self._last_id = command.sequence_id
-        self._states[command.sequence_id] = SequenceState(Sequence(command.options, self._pool), self._next_order())
+        state = SequenceState(Sequence(command.options, self._pool), self._next_order())
+        if self._settle is not None and command.options.traceparent:
+            state.account = Account()
+        self._states[command.sequence_id] = state
         self.answers.append(Answer(command.command_id, Opened()))
 
     def _start(self, command: Start, state: SequenceState) -> None:
@@ -166,7 +185,11 @@ class Session:
             raise OutOfRange(f"the sequence would hold {length} tokens; the model's maximum is {self._max_model_len}")
         # The cache holds only tokens of the context here: rejected drafts were truncated.
         sequence.confirm(sequence.length)
-        num_cached = sequence.adopt(command.tail[: command.num_reusable]) if sequence.length == 0 else 0
+        num_cached = 0
+        if sequence.length == 0:
+            num_cached = sequence.adopt(command.tail[: command.num_reusable])
+            self._counts.queried_tokens += len(command.tail)
+            self._counts.hit_tokens += num_cached
         try:
             self._make_room(state, length)
         except ResourceExhausted:
@@ -197,6 +220,8 @@ class Session:
         self._pool.release(state.sequence.blocks)
         state.sequence.blocks.clear()
         del self._states[sequence_id]
+        if self._settle is not None and state.account is not None:
+            self._settle(state.sequence.options, state.account)
 
     def _fail(self, command: Command, error: PacelineError, state: SequenceState | None) -> None:
         self._fail_id(command.command_id, error, state)

@@ -11,7 +11,6 @@ jobs leave.
 
 import asyncio
 import itertools
-import logging
 import queue
 import time
 from collections.abc import Callable
@@ -21,21 +20,20 @@ from typing import TypeVar
 
 from paceline.engine.backend import StepRunner
 from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.scheduling.account import Settle
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
+from paceline.engine.scheduling.counts import WorkerCounts
 from paceline.engine.scheduling.eviction import reserve
 from paceline.engine.scheduling.session import SequenceState, Session
-from paceline.errors import DeviceLost, PacelineError, Unavailable
-
-log = logging.getLogger(__name__)
+from paceline.engine.scheduling.stepping import run_step
 
 T = TypeVar("T")
+# Called on the device thread after a step: its seconds, jobs, rows and failed jobs.
+Observe = Callable[[float, int, int, int], None]
 # Called on the event loop with the answers of one delivery and the number of engine steps so far.
 Deliver = Callable[[list[Answer], int], None]
-# A session that has jobs hears from the worker at least this often: its client's deadline counts from the last sign
-# of progress.
-TICK_S = 0.25
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +42,6 @@ class Client:
 
     session: Session
     deliver: Deliver
-    last_delivery_s: float = 0.0
 
 
 class Worker:
@@ -64,10 +61,18 @@ class Worker:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._orders = itertools.count()
         self._clients: dict[Session, Client] = {}
-        self._steps = 0
+        # Engine steps so far. Other threads read it.
+        self.num_steps = 0
+        self.counts = WorkerCounts()
+        # For those who count steps; set it before `start`.
+        self.observe: Observe = lambda duration_s, num_jobs, num_rows, num_failed: None
+        # For those who want accounts of sequences; set it before `start`.
+        self.settle: Settle | None = None
         self._rotation = 0
         self._checks_integrity = False
         self._running: Future[None] | None = None
+        # When the step that runs began (time.monotonic). Other threads read it.
+        self._step_began_s: float | None = None
 
     def start(self, device_thread: Executor, checks_integrity: bool = False) -> None:
         """Starts on `device_thread`, the thread that built the model, and occupies it until `stop`.
@@ -90,7 +95,9 @@ class Worker:
 
     def open_session(self, deliver: Deliver) -> Session:
         """Opens a session. `deliver` gets its answers on the event loop."""
-        session = Session(self._pool, self._max_model_len, self._make_room, lambda: next(self._orders))
+        session = Session(
+            self._pool, self._max_model_len, self._make_room, lambda: next(self._orders), self.counts, self.settle
+        )
         self._inbox.put(lambda: self._clients.__setitem__(session, Client(session, deliver)))
         return session
 
@@ -126,6 +133,17 @@ class Worker:
         return await asyncio.wrap_future(future)
 
     @property
+    def step_s(self) -> float:
+        """Seconds since the step that runs began; 0 between steps. For any thread."""
+        began_s = self._step_began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
+
+    @property
+    def num_sequences(self) -> int:
+        """Open sequences. For any thread."""
+        return sum(session.num_sequences for session in list(self._clients))
+
+    @property
     def is_busy(self) -> bool:
         """Whether any job is running. Read it through `call`."""
         return any(state.job is not None for session in self._clients for state in session.states)
@@ -145,6 +163,7 @@ class Worker:
             self._deliver()
             if self._checks_integrity and not self._active():
                 self.check_integrity()
+                self.counts.integrity_checks += 1
 
     def _active(self) -> list[tuple[Session, SequenceState]]:
         return [(session, state) for session in self._clients for state in session.states if state.job is not None]
@@ -209,26 +228,22 @@ class Worker:
         started_s = time.perf_counter()
         shares = self._share_budget(active)
         jobs = [(state.job, num_rows) for (_, state), num_rows in shares if state.job is not None]
-        error: PacelineError | None = None
-        try:
-            self._runner.step(jobs)
-        except DeviceLost:
-            # No answer: the stream breaks, and the coordinator replays the sequences on the server that comes next.
-            raise
-        except Exception:
-            # The jobs of this step fail, so that no client waits for ever. All other jobs continue.
-            log.exception("engine step failed")
-            error = Unavailable("the engine failed on this command; see the server's log")
-        self._steps += 1
+        self._step_began_s = time.monotonic()
+        failed = run_step(self._runner, jobs)
+        self._step_began_s = None
+        self.num_steps += 1
         duration_s = time.perf_counter() - started_s
-        self._batching_policy.count_step(duration_s, sum(num_rows for _, num_rows in jobs))
+        num_rows = sum(num_rows for _, num_rows in jobs)
+        self._batching_policy.count_step(duration_s, num_rows)
+        self.observe(duration_s, len(jobs), num_rows, len(failed))
         for job, _ in jobs:
             job.count_step(duration_s)
         num_handed_over = 0
         for (session, state), _ in shares:
-            if error is not None:
+            assert state.job is not None
+            if (error := failed.get(state.job)) is not None:
                 session.fail_job(state, error)
-            elif state.job is not None and state.job.is_done:
+            elif state.job.is_done:
                 num_handed_over += state.job.expects_peer_work
                 session.finish_job(state)
         return num_handed_over
@@ -250,21 +265,18 @@ class Worker:
         return shares
 
     def _make_room(self, state: SequenceState, length: int) -> None:
-        reserve(self._pool, state, length, (other for session in self._clients for other in session.states))
+        everyone = (other for session in self._clients for other in session.states)
+        self.counts.evicted_sequences += reserve(self._pool, state, length, everyone)
 
     def _deliver(self) -> None:
-        """Hands all answers to the event loop in one call, and an empty list to sessions that wait for TICK_S."""
-        now_s = time.perf_counter()
+        """Hands all answers to the event loop in one call."""
         ready: list[tuple[Deliver, list[Answer]]] = []
         for client in self._clients.values():
-            answers = client.session.answers
-            has_job = any(state.job is not None for state in client.session.states)
-            if answers or (has_job and now_s - client.last_delivery_s > TICK_S):
+            if answers := client.session.answers:
                 client.session.answers = []
-                client.last_delivery_s = now_s
                 ready.append((client.deliver, answers))
         if ready:
-            self._loop.call_soon_threadsafe(_hand_over, ready, self._steps)
+            self._loop.call_soon_threadsafe(_hand_over, ready, self.num_steps)
 
 
 def _pending_rows(entry: tuple[Session, SequenceState]) -> int:

@@ -66,12 +66,14 @@ def hand_over(path: Path, count: int) -> None:
     path.write_bytes(LAST_LEASE.pack(4711, now_s - 0.01, now_s, count))
 
 
-def verify(sequence_id: int) -> list[Command]:
+def verify(sequence_id: int, first_token: int = 5) -> list[Command]:
     check = VerifySpec(drafts=[], supports=[], rule=Rule.MATCH)
     options = SequenceOptions(SamplingParams(temperature=0, seed=0), 2, ())
     return [
         Open(2 * sequence_id, sequence_id, options),
-        Start(2 * sequence_id + 1, sequence_id, 0, [5, 6], 0, 1, lambda seq, tail: VerifyJob(seq, tail, check)),
+        Start(
+            2 * sequence_id + 1, sequence_id, 0, [first_token, 6], 0, 1, lambda seq, tail: VerifyJob(seq, tail, check)
+        ),
     ]
 
 

@@ -1,0 +1,106 @@
+"""A job that fails in the engine fails alone.
+
+The fault is put in: no request is known that makes the engine fail.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from paceline.engine.backend import StepRunner
+from paceline.engine.scheduling.commands import Answer
+from paceline.engine.scheduling.job import Job
+from paceline.errors import DeviceLost, InternalError, Unavailable
+from tests.engine.scheduling.test_worker import build_tiny, verify
+
+Shares = list[tuple[Job, int]]
+# `verify` answers command 2 n + 1 for sequence n.
+CULPRIT, OTHERS = 1, (0, 2)
+# The prompt of sequence n begins with this plus n.
+FIRST_TOKEN = 5
+
+
+class FaultyRunner:
+    """A real runner, in front of which `fault` may raise."""
+
+    def __init__(self, runner: StepRunner, fault: Callable[[Shares], None]) -> None:
+        self._runner = runner
+        self._fault = fault
+        self.sizes: list[int] = []
+
+    def step(self, shares: Shares) -> None:
+        self.sizes.append(len(shares))
+        self._fault(shares)
+        self._runner.step(shares)
+
+
+async def answers_of_three(fault: Callable[[Shares], None]) -> tuple[dict[int, Any], FaultyRunner]:
+    """Three sequences' Verify in one step: results by sequence."""
+    with ThreadPoolExecutor(max_workers=1) as device_thread:
+        engine = await build_tiny(device_thread)
+        runner = FaultyRunner(engine.worker._runner, fault)
+        engine.worker._runner = runner
+        answered: asyncio.Queue[list[Answer]] = asyncio.Queue()
+        session = engine.worker.open_session(lambda answers, steps: answered.put_nowait(answers))
+        commands = [command for sequence_id in range(3) for command in verify(sequence_id, FIRST_TOKEN + sequence_id)]
+        engine.worker.submit(session, commands)
+        engine.worker.start(device_thread)
+        results: dict[int, Any] = {}
+        while len(results) < 3:
+            for answer in await asyncio.wait_for(answered.get(), 20):
+                if answer.command_id % 2:
+                    results[answer.command_id // 2] = answer.result
+        engine.worker.stop()
+        return results, runner
+
+
+async def test_only_the_culprit_fails() -> None:
+    undisturbed, _ = await answers_of_three(lambda shares: None)
+
+    def fault(shares: Shares) -> None:
+        if any(job.pending[0] == FIRST_TOKEN + CULPRIT for job, _ in shares):
+            raise ValueError("a fault of this job")
+
+    results, runner = await answers_of_three(fault)
+    assert isinstance(results[CULPRIT], InternalError)
+    assert [results[each].tokens for each in OTHERS] == [undisturbed[each].tokens for each in OTHERS]
+    assert runner.sizes == [3, 1, 1, 1]
+
+
+async def test_a_fault_that_does_not_come_again_fails_nobody() -> None:
+    faults = [ValueError("once")]
+
+    def fault(shares: Shares) -> None:
+        if faults:
+            raise faults.pop()
+
+    results, _ = await answers_of_three(fault)
+    assert [len(results[each].tokens) for each in range(3)] == [1, 1, 1]
+
+
+async def test_a_job_whose_rows_were_fed_before_the_fault_is_to_be_repeated() -> None:
+    def fault(shares: Shares) -> None:
+        if len(shares) > 1:
+            job, num_rows = shares[0]
+            del job.pending[:num_rows]
+            raise ValueError("in the middle")
+
+    results, _ = await answers_of_three(fault)
+    assert sorted(type(result) is Unavailable for result in results.values()) == [False, False, True]
+
+
+async def test_a_lost_device_ends_the_worker() -> None:
+    def fault(shares: Shares) -> None:
+        raise DeviceLost("gone")
+
+    with ThreadPoolExecutor(max_workers=1) as device_thread:
+        engine = await build_tiny(device_thread)
+        engine.worker._runner = FaultyRunner(engine.worker._runner, fault)
+        session = engine.worker.open_session(lambda answers, steps: None)
+        engine.worker.submit(session, verify(0))
+        engine.worker.start(device_thread)
+        with pytest.raises(DeviceLost):
+            await engine.worker.wait_stopped()
