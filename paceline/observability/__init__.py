@@ -1,0 +1,1 @@
+"""What a service tells those who run it: metrics, traces and logs. No torch, no engine, no grpc."""

@@ -1,0 +1,118 @@
+"""Spans that go to a collector by OTLP over gRPC. Only this module imports OpenTelemetry.
+
+Spans wait in a bounded queue and are sent in batches by a thread of their own. So a collector that is slow or away costs
+spans, and never a request. The library reads OpenTelemetry's own environment variables: sampler, headers, certificates.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span as LibrarySpan
+from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+import paceline
+from paceline.errors import ConfigError
+from paceline.observability.spans import Kind, Span, Spans, Value
+
+log = logging.getLogger(__name__)
+# How long a service that ends waits for its last spans to be taken.
+FLUSH_S = 1.5
+# Between two lines about a collector that does not take spans.
+QUIET_S = 60.0
+_KINDS = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
+_TRACE_CONTEXT = TraceContextTextMapPropagator()
+
+
+class OtlpSpan(Span):
+    """One that is sent when it has ended, if its trace is sampled."""
+
+    def __init__(self, span: LibrarySpan) -> None:
+        self._span = span
+        self._has_failed = False
+        self.is_kept = span.is_recording()
+        carrier: dict[str, str] = {}
+        _TRACE_CONTEXT.inject(carrier, set_span_in_context(span))
+        self.traceparent = carrier.get("traceparent", "")
+
+    def set(self, attributes: Mapping[str, Value]) -> None:
+        self._span.set_attributes(dict(attributes))
+
+    def fail(self, code: str) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            self._span.set_status(StatusCode.ERROR, code)
+            self._span.set_attribute("error.type", code)
+
+    def end(self, ended_s: float | None = None) -> None:
+        self._span.end(_nanoseconds(ended_s))
+
+
+class OtlpSpans(Spans):
+    """One service's."""
+
+    are_kept = True
+
+    def __init__(self, url: str, service: str) -> None:
+        """`url`: http://HOST:PORT, or https for TLS. Raises ConfigError for a bad variable of OpenTelemetry's."""
+        _speak_seldom()
+        names = {"service.name": f"paceline-{service}", "service.version": paceline.__version__}
+        try:
+            # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go before what we call ourselves.
+            resource = Resource.create(names).merge(OTELResourceDetector().detect())
+            self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+            self._exporter = OTLPSpanExporter(endpoint=url)
+            self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        except Exception as error:
+            # Each variable has an exception of its own.
+            raise ConfigError(f"--traces {url}: {error}") from error
+        self._tracer = self._provider.get_tracer("paceline", paceline.__version__)
+
+    def start(self, name: str, parent: str = "", kind: Kind = "internal", started_s: float | None = None) -> Span:
+        context = _TRACE_CONTEXT.extract({"traceparent": parent})
+        return OtlpSpan(self._tracer.start_span(name, context, kind=_KINDS[kind], start_time=_nanoseconds(started_s)))
+
+    def close(self) -> None:
+        """Sends what is left, for up to `FLUSH_S`; what a collector has not taken by then is lost."""
+        # The library's own bound is 30 s, and counts anew for each batch.
+        flushing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
+        flushing.start()
+        flushing.join(FLUSH_S)
+        if flushing.is_alive():
+            # Ends the attempt that hangs: a thread inside of gRPC would disturb the process's end.
+            self._exporter.shutdown()
+            flushing.join(FLUSH_S / 10)
+
+
+class SeldomHandler(logging.Handler):
+    """The library speaks up for each batch, and several times. This passes on a line in `QUIET_S`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._next_s = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + QUIET_S
+            log.warning("traces: %s", record.getMessage())
+
+
+def _speak_seldom() -> None:
+    library = logging.getLogger("opentelemetry")
+    if library.propagate:
+        library.propagate = False
+        library.addHandler(SeldomHandler())
+
+
+def _nanoseconds(moment_s: float | None) -> int | None:
+    """Since 1970."""
+    if moment_s is None:
+        return None
+    return time.time_ns() - int((time.perf_counter() - moment_s) * 1e9)

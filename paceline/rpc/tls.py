@@ -1,0 +1,191 @@
+"""TLS: the files by which a process shows who it is, and knows who others are. They may change while it runs.
+
+All are PEM. A server has a certificate and its key, and with an authority asks clients for certificates of it (mutual
+TLS). A client has the authority whose servers it trusts, and for mutual TLS a certificate and a key of its own.
+"""
+
+import logging
+import os
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import grpc
+
+from paceline.errors import ConfigError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+# How often files are looked at, at most.
+LOOK_INTERVAL_S = 1.0
+# Of each file: what changes when it is written or replaced.
+Signature = tuple[tuple[int, int, int], ...]
+
+
+class Names(NamedTuple):
+    """What errors call the files: a flag, a variable or an argument."""
+
+    cert: str = "cert"
+    key: str = "key"
+    ca: str = "ca"
+
+
+ENVIRONMENT = Names("PACELINE_TLS_CERT", "PACELINE_TLS_KEY", "PACELINE_TLS_CA")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Paths of PEM files. Without any: no TLS."""
+
+    # Its own certificate, followed by those between it and its authority; and the key, which no passphrase protects.
+    cert: str | Path | None = None
+    key: str | Path | None = None
+    # Whose certificates the other side must have.
+    ca: str | Path | None = None
+    names: Names = field(default=Names(), repr=False, compare=False)
+
+    def __bool__(self) -> bool:
+        return bool(self._files)
+
+    @property
+    def said(self) -> str:
+        """For a server's log: to whom it speaks."""
+        return "TLS, asks for certificates" if self.ca is not None else "TLS" if self else "no TLS"
+
+    def server_context(self) -> ssl.SSLContext:
+        """For an HTTP server. Raises ConfigError naming the file that is missing, bad or does not fit."""
+        if self.cert is None:
+            raise ConfigError(f"{self._given} needs {self.names.cert} and {self.names.key}")
+        context = self._context(ssl.PROTOCOL_TLS_SERVER)
+        if self.ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            # A session that is resumed is not checked again, though the authority may be another one by then.
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.num_tickets = 0
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """For an HTTP client. Raises ConfigError naming the file that is missing, bad or does not fit."""
+        if self.ca is None:
+            raise ConfigError(f"{self._given} needs {self.names.ca}: whose certificates to trust")
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server: new connections get what the files hold by then. Raises ConfigError."""
+        configuration = Reloaded(self, self._server_configuration)
+        return grpc.dynamic_ssl_server_credentials(configuration.value, configuration.newer, self.ca is not None)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For a gRPC client: what the files hold now. Raises ConfigError."""
+        self.client_context()
+        return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
+
+    def signature(self) -> Signature:
+        """Raises ConfigError for a file that is not there."""
+        found = []
+        for name, path in self._files:
+            try:
+                at = os.stat(path)
+            except OSError as error:
+                raise ConfigError(f"{name}: can't read {path}: {error.strerror or error}") from error
+            found.append((at.st_mtime_ns, at.st_size, at.st_ino))
+        return tuple(found)
+
+    @property
+    def _files(self) -> list[tuple[str, str | Path]]:
+        """Those that are given, with their names."""
+        pairs = zip(self.names, (self.cert, self.key, self.ca), strict=True)
+        return [(name, path) for name, path in pairs if path is not None]
+
+    @property
+    def _given(self) -> str:
+        return " and ".join(name for name, _ in self._files) or "TLS"
+
+    def _server_configuration(self) -> grpc.ServerCertificateConfiguration:
+        self.server_context()
+        return grpc.ssl_server_certificate_configuration([(_read(self.key), _read(self.cert))], _read(self.ca))
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        """With all files in it: OpenSSL knows what is wrong with one."""
+        if (self.cert is None) is not (self.key is None):
+            raise ConfigError(f"{self.names.cert} and {self.names.key} need each other; give both")
+        for name, path in self._files:
+            try:
+                Path(path).read_bytes()
+            except OSError as error:
+                raise ConfigError(f"{name}: can't read {path}: {error.strerror or error}") from error
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.ca is not None:
+            try:
+                context.load_verify_locations(self.ca)
+            except ssl.SSLError as error:
+                raise ConfigError(f"{self.names.ca}: {self.ca} holds no certificate in PEM form") from error
+        if self.cert is not None:
+            self._load_own(context)
+        return context
+
+    def _load_own(self, context: ssl.SSLContext) -> None:
+        assert self.cert is not None
+
+        def refuse() -> str:
+            raise ConfigError(f"{self.names.key}: {self.key} is protected by a passphrase; it must have none")
+
+        try:
+            context.load_cert_chain(self.cert, self.key, password=refuse)
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                said = f"{self.key} does not fit the certificate in {self.names.cert}, {self.cert}"
+                raise ConfigError(f"{self.names.key}: {said}") from error
+            said = f"{self.cert} and {self.key} are not a certificate and its key in PEM form"
+            raise ConfigError(f"{self.names.cert}, {self.names.key}: {said}") from error
+
+
+class Reloaded(Generic[T]):
+    """What is made of the files; made again when they have changed and are good."""
+
+    def __init__(self, tls: Tls, make: Callable[[], T]) -> None:
+        """Raises ConfigError, as `make` does."""
+        self._tls = tls
+        self._make = make
+        self._looked_s = time.monotonic()
+        # Taken before the files are read: a change in between is seen at the next look.
+        self._seen = tls.signature()
+        self._trouble = ""
+        self.value = make()
+
+    def newer(self) -> T | None:
+        """The value if it has changed since the last call, else None. Bad files change nothing; the log says so once."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_INTERVAL_S:
+            return None
+        self._looked_s = now_s
+        try:
+            seen = self._tls.signature()
+            if seen == self._seen and not self._trouble:
+                return None
+            self.value = self._make()
+        except ConfigError as error:
+            if str(error) != self._trouble:
+                log.warning("%s; the certificates that were read before stay in use", error)
+            self._trouble = str(error)
+            return None
+        self._seen, self._trouble = seen, ""
+        log.info("certificates have changed: new connections use the new ones")
+        return self.value
+
+
+def find_tls(tls: Tls | None) -> Tls:
+    """A client's: `tls`, or else what the environment says, which may be none."""
+    if tls is not None:
+        return tls
+    cert, key, ca = (os.environ.get(name) or None for name in ENVIRONMENT)
+    return Tls(cert, key, ca, ENVIRONMENT)
+
+
+def _read(path: str | Path | None) -> bytes | None:
+    return None if path is None else Path(path).read_bytes()
