@@ -1,6 +1,9 @@
 """`python -m coordinator`: one coordinator."""
 
+import asyncio
 import logging
+
+from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
 from coordinator.choosing.active_generations import ActiveGenerations
@@ -9,18 +12,28 @@ from coordinator.config import CoordinatorSettings
 from coordinator.drafting.custom import load_drafter
 from coordinator.drafting.factory import Proposers
 from coordinator.drafting.recent_answers import RecentAnswers
+from coordinator.metrics import CoordinatorMetrics, CoordinatorState
 from coordinator.remote.link import Link, LinkKind
+from coordinator.remote.same_model import SameModel
+from coordinator.requests import RequestReader
+from coordinator.running import Running
 from coordinator.servicer import GenerationServicer
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer
+from coordinator.unread import UnreadAnswers
 from paceline.errors import ConfigError, Unavailable
 from paceline.keys import KeyRing
+from paceline.observability.exposition import exposed, new_registry
+from paceline.observability.spans import Spans
+from paceline.observability.traces import traced
 from paceline.rpc.authentication import KeyCheck
 from paceline.rpc.server import DRAIN_S, Server, require_free_address, run, wait_for_signal
 from paceline.settings import parse_settings
 from paceline.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, model_pb2, target_pb2, target_pb2_grpc
 
 log = logging.getLogger(__name__)
+# How often health follows the target.
+READINESS_S = 0.5
 
 TARGET = LinkKind("target", target_pb2_grpc.TargetStub, target_pb2.TargetRequest)
 DRAFT = LinkKind("draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest)
@@ -28,22 +41,35 @@ DRAFT = LinkKind("draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest)
 
 async def serve(settings: CoordinatorSettings) -> None:
     """Connects to both servers, serves until SIGTERM or SIGINT, then drains."""
+    registry = new_registry("coordinator")
+    with exposed(registry, settings.metrics, "coordinator"), traced(settings.traces, "coordinator") as spans:
+        await _serve(settings, registry, spans)
+
+
+async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spans: Spans) -> None:
     ring = KeyRing(settings.api_keys) if settings.api_keys is not None else None
     require_free_address(settings.listen)
-    target = Link(TARGET, settings.target, lambda card: None)
+    target = Link(TARGET, settings.target, SameModel(settings.target).check, settings.servers_tls)
     target.start()
     links = [target]
     try:
         tokenizer, card = await _wait_for_target(target, settings.connect_timeout)
         draft = None
         if settings.draft != "none":
-            draft = Link(DRAFT, settings.draft, lambda draft_card: check_same_tokenizer(draft_card, card))
+            draft = Link(
+                DRAFT,
+                settings.draft,
+                lambda draft_card: check_same_tokenizer(draft_card, card),
+                settings.servers_tls,
+            )
             links.append(draft)
             draft.start()
             await _wait_for_draft(draft, settings.connect_timeout)
         admission = Admission(settings.max_running, settings.max_waiting, card.total_blocks * card.block_size)
         defaults = settings.speculation_defaults
-        server = Server(settings.listen, [] if ring is None else [KeyCheck(ring)])
+        metrics = CoordinatorMetrics(registry)
+        interceptors = [] if ring is None else [KeyCheck(ring, metrics.count_unauthenticated)]
+        server = Server(settings.listen, interceptors, settings.tls, settings.reflection)
         active = ActiveGenerations()
         custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
         recent = RecentAnswers(settings.recent_tokens) if settings.recent_tokens else None
@@ -53,18 +79,30 @@ async def serve(settings: CoordinatorSettings) -> None:
         if settings.synthetic_acceptance is not None:
             synthetic = SyntheticAcceptance(settings.synthetic_acceptance)
             log.warning("coordinator: drafts are accepted with a chance of %g: this is no real text", synthetic.chance)
-        servicer = GenerationServicer(
-            target, draft, tokenizer, admission, proposers, defaults, settings.patience, active, synthetic, recent
+        unread = UnreadAnswers(settings.max_unread_memory)
+        registry.register(CoordinatorState(admission, links, unread))
+        running = Running(
+            target, tokenizer, admission, proposers, settings.patience, active, metrics, unread, synthetic, recent
         )
+        servicer = GenerationServicer(draft, RequestReader(tokenizer, proposers, defaults), running, defaults, spans)
         server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
         asked = "nobody for a key" if ring is None else f"for one of {len(ring)} API keys"
-        log.info("coordinator: listening on %s; asks %s", await server.start(), asked)
+        log.info("coordinator: listening on %s (%s); asks %s", await server.start(), settings.tls.said, asked)
+        readiness = asyncio.create_task(_follow(target, server))
         await wait_for_signal()
+        readiness.cancel()
         log.info("coordinator: draining for up to %.0f s", DRAIN_S)
         await server.stop(DRAIN_S)
     finally:
         for link in links:
             await link.stop()
+
+
+async def _follow(target: Link, server: Server) -> None:
+    """Health says SERVING while the target is there: without it there is no output, though requests wait for it."""
+    while True:
+        await server.set_serving(target.is_up)
+        await asyncio.sleep(READINESS_S)
 
 
 def check_same_tokenizer(draft: model_pb2.ModelCard, target: model_pb2.ModelCard) -> None:
@@ -103,7 +141,7 @@ async def _wait_for_draft(draft: Link, timeout_s: float) -> None:
 
 def main() -> None:
     settings = parse_settings(CoordinatorSettings, "coordinator")
-    run(lambda: serve(settings))
+    run(lambda: serve(settings), settings.log_format, settings.log_level)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Admission:
         """`cache_tokens`: what the target's cache holds."""
         self.max_running = max_running
         self.running = 0
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._free_tokens = cache_tokens
         # Who waits, in order, and for how much of the cache.
         self._waiting: dict[asyncio.Future[None], int] = {}
@@ -47,7 +47,7 @@ class Admission:
         if not self._waiting and self._has_place(num_tokens):
             self._take(num_tokens)
             return
-        if len(self._waiting) >= self._max_waiting:
+        if len(self._waiting) >= self.max_waiting:
             # One place comes free every hold / running; the queue has room after the first.
             retry_after_s = max(0.1, self._hold_s / max(1, self.running))
             raise ResourceExhausted(
@@ -67,6 +67,11 @@ class Admission:
                 # The place came just when nobody wanted it any more.
                 self._leave(num_tokens)
             raise
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place."""
+        return len(self._waiting)
 
     def _has_place(self, num_tokens: int) -> bool:
         """One that needs more than there is runs alone: the target says whether it can."""

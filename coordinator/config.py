@@ -2,16 +2,18 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, ByteSize, Field, field_validator, model_validator
 from pydantic_settings import CliToggleFlag, SettingsConfigDict
 
 from paceline.errors import ConfigError
 from paceline.keys import require_keys_or_loopback
 from paceline.rpc.channel import check_address
+from paceline.rpc.settings import GrpcSettings, ServersTlsSettings
 from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
-from paceline.settings import ListenAddress, Settings, as_value_error
+from paceline.settings import ListenAddress, ServiceSettings, as_value_error
 
 MIN_RECENT_TOKENS, MAX_RECENT_TOKENS = 1024, 2**24
+MIN_UNREAD_BYTES = 1 << 20
 
 
 def _check_server(address: str) -> str:
@@ -28,7 +30,7 @@ def _check_draft_tokens(text: str) -> str:
 ServerAddress = Annotated[str, AfterValidator(_check_server)]
 
 
-class CoordinatorSettings(Settings):
+class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
     """Streams text by speculative decoding over a draft and a target server."""
 
     toml_table = "coordinator"
@@ -46,7 +48,14 @@ class CoordinatorSettings(Settings):
     connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at start")
     patience: float = Field(120.0, gt=0, description="seconds a generation waits for a target that went away")
     max_running: int = Field(256, ge=1, description="most generations at once")
-    max_waiting: int = Field(1024, ge=0, description="most requests waiting for a place; beyond it they are refused")
+    max_waiting: int = Field(
+        1024, ge=0, description="most generations waiting for a place; beyond it requests are refused"
+    )
+    max_unread_memory: ByteSize = Field(
+        ByteSize(256 << 20),
+        ge=MIN_UNREAD_BYTES,
+        description="most that is kept of answers whose callers do not read, e.g. 256MiB; of one call a quarter of it",
+    )
     speculation: bool = Field(True, description="speculate where a request does not say")
     drafter: Literal["model", "ngram", "suffix", "hybrid", "custom"] = Field(
         "hybrid", description="who drafts where a request does not say: model, ngram, suffix, hybrid or custom"
@@ -84,7 +93,9 @@ class CoordinatorSettings(Settings):
     @model_validator(mode="after")
     def _has_keys_where_it_needs_them(self) -> "CoordinatorSettings":
         try:
-            require_keys_or_loopback(self.listen, self.api_keys is not None, self.no_keys)
+            require_keys_or_loopback(
+                self.listen, self.api_keys is not None, self.no_keys, self.tls_client_ca is not None
+            )
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self

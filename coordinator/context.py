@@ -39,6 +39,8 @@ class Request:
     cache_salt: str = ""
     # The client wants to know how each round came about.
     trace: bool = False
+    # Of the request's span, for those of the model servers; "" where there is no trace.
+    traceparent: str = ""
 
     @property
     def seed(self) -> int:

@@ -1,7 +1,6 @@
 """Requests of the Generation service, from messages to checked values."""
 
 import json
-import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,12 @@ from paceline.checks import require, require_at_most
 from paceline.errors import InvalidArgument
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import sampling_from_message, speculation_from_message
-from paceline.sampling import MAX_SALT_CHARACTERS, SpeculationParams
+from paceline.sampling import MAX_ID_CHARACTERS, MAX_SALT_CHARACTERS, SpeculationParams
 from paceline.v1 import model_pb2
 
 # Far more than tokens have on average: a longer text has too many tokens for the model, whatever they are.
 MAX_CHARACTERS_PER_TOKEN = 32
 MAX_MESSAGES = 4096
-MAX_ID_CHARACTERS = 256
 # What a message's role may be, and what the chat template is given for it.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
@@ -49,7 +47,7 @@ class RequestReader:
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
         _check_prompt_length("prompt", len(prompt), card)
         return Request(
-            request_id=message.request_id or secrets.token_hex(8),
+            request_id=message.request_id,
             prompt=prompt,
             sampling=sampling,
             speculation=speculation,
@@ -134,6 +132,8 @@ def _parse_template_options(text: str) -> dict[str, Any]:
         return {}
     try:
         options = json.loads(text)
+        # JSON can hold half of a character, which no text can.
+        json.dumps(options, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         options = None
     require(isinstance(options, dict), "chat.template_options", text, "a JSON object")

@@ -1,5 +1,6 @@
-"""What a generation's rounds look like to a client: messages of the Generation service."""
+"""What a generation's rounds look like to a client: messages of the Generation service, as the bytes that are sent."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,7 @@ from coordinator.logprobs import TokenLogprobs
 from coordinator.stats import GenerationStats
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer
+from paceline.rpc.channel import SPLIT_POSITIONS
 from paceline.v1 import generation_pb2
 
 ORIGINS = {
@@ -32,24 +34,32 @@ class Choice:
         self.stats = GenerationStats()
 
 
-def make_response(choice: Choice, emission: Emission, synthetic: SyntheticAcceptance | None = None) -> Any:
-    """A round's message; the last one tells what speculation did. `synthetic`: what decided, if it was not the rule."""
+def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAcceptance | None = None) -> Iterator[bytes]:
+    """A round's message, behind others with what it can't hold of a long prompt's log-probabilities.
+
+    The last one tells what speculation did. `synthetic`: what decided, if it was not the rule.
+    """
+    head: dict[str, Any] = {"request_id": choice.context.request.request_id, "index": choice.index}
+    of_prompt, first = emission.prompt_logprobs, 0
+    while len(of_prompt) - first > SPLIT_POSITIONS:
+        part = of_prompt[first : first + SPLIT_POSITIONS]
+        yield generation_pb2.GenerateResponse(**head, prompt_logprobs=map(_logprobs, part)).SerializeToString()
+        first += SPLIT_POSITIONS
     response = generation_pb2.GenerateResponse(
-        request_id=choice.context.request.request_id,
-        index=choice.index,
+        **head,
         token_ids=emission.tokens,
         origins=[ORIGINS[origin] for origin in emission.origins],
         text="".join(emission.pieces),
         text_lengths=[len(piece) for piece in emission.pieces],
         logprobs=[_logprobs(each) for each in emission.logprobs],
-        prompt_logprobs=[_logprobs(each) for each in emission.prompt_logprobs],
+        prompt_logprobs=[_logprobs(each) for each in of_prompt[first:]],
     )
     if emission.trace is not None:
         # The message has the dataclass's fields, under the same names; one that is None stays unset.
         response.trace.CopyFrom(generation_pb2.RoundTrace(**asdict(emission.trace)))
     if emission.is_last:
         response.finish.CopyFrom(_finish(choice.context, choice.stats, synthetic))
-    return response
+    yield response.SerializeToString()
 
 
 def _logprobs(of_token: TokenLogprobs) -> Any:

@@ -13,6 +13,8 @@ class GenerationStats:
     """Figures of one generation. Times in microseconds unless the name says otherwise."""
 
     arrived_s: float = field(default_factory=time.perf_counter)
+    # When it got its place among the running; None: it has none yet.
+    placed_s: float | None = None
     first_token_us: int = 0
     # Of the prompt's tokens those the target's cache held already.
     cached_prompt_tokens: int = 0
@@ -26,6 +28,8 @@ class GenerationStats:
     # Of the proposed tokens those from the request's prediction: accepted and emitted, and not.
     prediction_accepted: int = 0
     prediction_rejected: int = 0
+    # Proposed and accepted tokens, by who drafted them.
+    by_source: dict[DraftedBy, tuple[int, int]] = field(default_factory=dict)
     # The round that was counted last.
     last_round: Round | None = None
     draft_us: int = 0
@@ -48,6 +52,9 @@ class GenerationStats:
             self.round_tokens += len(emission.tokens)
             self.rounds_by_accepted += [0] * (len(proposal) + 1 - len(self.rounds_by_accepted))
             self.rounds_by_accepted[num_accepted] += 1
+        if len(proposal):
+            proposed, accepted = self.by_source.get(proposal.drafter, (0, 0))
+            self.by_source[proposal.drafter] = proposed + len(proposal), accepted + num_accepted
         if proposal.drafter is DraftedBy.PREDICTION:
             self.prediction_accepted += num_accepted
             self.prediction_rejected += len(proposal) - num_accepted

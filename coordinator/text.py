@@ -121,22 +121,39 @@ class TextStream:
         """Text that became certain with `token`. A token that ends the text adds none of its own."""
         if is_end:
             return ""
-        self._ids.append(token)
-        chunk = self._decoder.step(self._tokenizer.backend, token) or ""
-        self._num_decoded += len(chunk)
-        return self._release(chunk, may_stop)
+        return self._release(self._decode(token), may_stop)
 
     def finish(self) -> str:
         """What was held back, at the end. Bytes that never became a character come out as U+FFFD."""
         if self.is_stopped:
             return ""
-        rest = self._tokenizer.decode(self._ids)[self._num_decoded :]
-        self._num_decoded += len(rest)
-        text = self._release(rest, True)
+        text = self._release(self._rest(), True)
         if self.is_stopped:
             return text
         held, self._held = self._held, ""
         return text + held
+
+    def _decode(self, token: int) -> str:
+        backend = self._tokenizer.backend
+        try:
+            chunk = self._decoder.step(backend, token) or ""
+        except Exception:
+            # tokenizers raises bare Exception where a byte that makes no character changes what those before it stood for. That
+            # text is given out: what comes now is decoded by itself.
+            before = self._rest()
+            self._decoder, self._ids, self._num_decoded = DecodeStream(skip_special_tokens=True), [], 0
+            chunk = self._decoder.step(backend, token) or ""
+        else:
+            before = ""
+        self._ids.append(token)
+        self._num_decoded += len(chunk)
+        return before + chunk
+
+    def _rest(self) -> str:
+        """What the decoder holds back: bytes that are not yet a character."""
+        rest = self._tokenizer.decode(self._ids)[self._num_decoded :]
+        self._num_decoded += len(rest)
+        return rest
 
     def _release(self, chunk: str, may_stop: bool) -> str:
         if not self._stop:

@@ -21,7 +21,7 @@ def main() -> None:
     def make(engine: Engine) -> DraftServicer:
         return DraftServicer(engine, support)
 
-    run(lambda: serve_model(settings, DRAFT_ROLE, descriptor, make))
+    run(lambda: serve_model(settings, DRAFT_ROLE, descriptor, make), settings.log_format, settings.log_level)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,20 @@ import contextlib
 import gc
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 from gateway.app import make_app
 from gateway.config import GatewaySettings
 from gateway.connection import Connection
+from paceline.observability.exposition import exposed
+from paceline.observability.traces import traced
 from paceline.rpc.server import DRAIN_S, require_free_address, run, wait_for_signal
+from paceline.rpc.tls import Reloaded, Tls
 from paceline.settings import parse_settings
 
 log = logging.getLogger(__name__)
@@ -31,17 +36,30 @@ class Server(uvicorn.Server):
 
 async def serve(settings: GatewaySettings) -> None:
     """Serves until SIGTERM or SIGINT, then lets open requests end. Raises ConfigError where it can't begin."""
+    with traced(settings.traces, "gateway") as spans:
+        app = make_app(settings, spans)
+        with exposed(app.state.exposition, settings.metrics, "gateway"):
+            await _serve(settings, app)
+
+
+async def _serve(settings: GatewaySettings, app: Starlette) -> None:
     require_free_address(settings.listen)
     options: dict[str, Any] = {
         "lifespan": "on", "ws": "none", "log_config": None, "access_log": False, "server_header": False,
         "proxy_headers": False, "timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": int(DRAIN_S),
     }  # fmt: skip
+    if settings.tls:
+        # Made now: a bad file ends the gateway before it listens.
+        context = following_context(settings.tls)
+        options["ssl_context_factory"] = lambda config, default: context
     if settings.listen.startswith("unix:"):
         sockets, options["uds"], where = None, settings.listen.removeprefix("unix:"), settings.listen
     else:
         sockets = [_bind(settings.listen)]
-        where = f"http://{settings.listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
-    config = uvicorn.Config(make_app(settings), http=Connection, **options)
+        where = (
+            f"http{'s' if settings.tls else ''}://{settings.listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
+        )
+    config = uvicorn.Config(app, http=Connection, **options)
     # Where it listens we say ourselves.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     server = Server(config)
@@ -51,12 +69,27 @@ async def serve(settings: GatewaySettings) -> None:
     # What stands by now stays: the garbage collector need not go through it again and again.
     gc.collect()
     gc.freeze()
-    log.info("gateway: listening on %s", where)
+    log.info("gateway: listening on %s (%s)", where, settings.tls.said)
     ending = asyncio.create_task(wait_for_signal())
     await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
     log.info("gateway: draining for up to %.0f s", DRAIN_S)
     server.should_exit = True
     await serving
+
+
+def following_context(tls: Tls) -> ssl.SSLContext:
+    """For HTTPS: each new connection gets what the files hold by then. Raises ConfigError."""
+    contexts = Reloaded(tls, tls.server_context)
+    first = contexts.value
+
+    def follow(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Called at each handshake, when the client's first words are there."""
+        contexts.newer()
+        if contexts.value is not first:
+            connection.context = contexts.value
+
+    first.sni_callback = follow
+    return first
 
 
 def _bind(listen: str) -> socket.socket:
@@ -71,7 +104,7 @@ def _bind(listen: str) -> socket.socket:
 
 def main() -> None:
     settings = parse_settings(GatewaySettings, "gateway")
-    run(lambda: serve(settings))
+    run(lambda: serve(settings), settings.log_format, settings.log_level)
 
 
 if __name__ == "__main__":

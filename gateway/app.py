@@ -23,9 +23,12 @@ from gateway.gateway import Gateway
 from gateway.generating import Generating
 from gateway.guard import Guard
 from gateway.json_response import error_response
+from gateway.metrics import GatewayMetrics
 from gateway.requests import parse_chat, parse_text
+from gateway.spans import Spanned, note_failure
 from paceline.errors import PacelineError
 from paceline.keys import KeyRing, is_of_this_machine
+from paceline.observability.spans import NO_SPANS, Spans
 
 log = logging.getLogger(__name__)
 STATIC = Path(__file__).parent / "static"
@@ -33,8 +36,8 @@ STATIC = Path(__file__).parent / "static"
 PAGE_HEADERS = {"content-security-policy": "default-src 'self'", "x-content-type-options": "nosniff"}
 
 
-def make_app(settings: GatewaySettings) -> Starlette:
-    """The ASGI application. Raises ConfigError for a file of keys that can't be read."""
+def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
+    """The ASGI application. `spans`: of requests. Raises ConfigError for a file of keys that can't be read."""
     gateway = Gateway(settings)
     describing = Describing(gateway)
 
@@ -52,6 +55,7 @@ def make_app(settings: GatewaySettings) -> Starlette:
         Route("/tokenize", describing.tokenize, methods=["POST"]),
         Route("/detokenize", describing.detokenize, methods=["POST"]),
         Route("/tokenizer_info", describing.tokenizer_info),
+        Route("/metrics", describing.metrics),
         Route("/health", describing.health),
         Route("/ready", describing.ready),
         Route("/", page),
@@ -61,23 +65,27 @@ def make_app(settings: GatewaySettings) -> Starlette:
         HttpError: on_http_error, PacelineError: on_paceline_error, HTTPException: on_framework_error,
         RecursionError: on_depth, Exception: on_fault,
     }  # fmt: skip
-    return Starlette(
-        routes=routes, middleware=make_middleware(settings), exception_handlers=handlers, lifespan=lifespan
-    )
+    middleware = make_middleware(settings, gateway.metrics, spans)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    app.state.exposition = gateway.exposition
+    return app
 
 
-def make_middleware(settings: GatewaySettings) -> list[Middleware]:
-    """From the outside in: whose pages may call, then who may call."""
+def make_middleware(settings: GatewaySettings, metrics: GatewayMetrics, spans: Spans) -> list[Middleware]:
+    """From the outside in: whose pages may call, what is told of the request, who may call."""
     keys = KeyRing(settings.api_keys) if settings.api_keys else None
     loopback_only = keys is None and not settings.listen.startswith("unix:") and is_of_this_machine(settings.listen)
-    guard = Middleware(Guard, keys=keys, max_open=settings.max_open_requests, loopback_only=loopback_only)
+    guard = Middleware(
+        Guard, keys=keys, max_open=settings.max_open_requests, loopback_only=loopback_only, metrics=metrics
+    )
+    inner = [Middleware(Spanned, spans=spans), guard] if spans.are_kept else [guard]
     if settings.allow_origin is None:
-        return [guard]
+        return inner
     cors = Middleware(
         CORSMiddleware, allow_origins=[settings.allow_origin], allow_methods=["GET", "POST"], allow_headers=["*"],
-        expose_headers=["retry-after"],
+        expose_headers=["retry-after", "x-request-id"],
     )  # fmt: skip
-    return [cors, guard]
+    return [cors, *inner]
 
 
 async def page(request: Request) -> Response:
@@ -91,6 +99,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 async def on_paceline_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PacelineError)
+    note_failure(error)
     return error_response(of_paceline(error))
 
 

@@ -8,7 +8,8 @@ from pydantic_settings import CliToggleFlag, SettingsConfigDict
 from paceline.errors import ConfigError
 from paceline.keys import require_keys_or_loopback
 from paceline.rpc.channel import check_address
-from paceline.settings import ListenAddress, Settings, as_value_error
+from paceline.rpc.settings import ServersTlsSettings, TlsSettings
+from paceline.settings import ListenAddress, ServiceSettings, as_value_error
 
 
 def _check_addresses(text: str) -> str:
@@ -17,7 +18,7 @@ def _check_addresses(text: str) -> str:
     return text
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(TlsSettings, ServersTlsSettings, ServiceSettings):
     """OpenAI's HTTP for one or more coordinators."""
 
     toml_table = "gateway"
@@ -26,6 +27,9 @@ class GatewaySettings(Settings):
     listen: ListenAddress = Field("127.0.0.1:8000", description="HOST:PORT or unix:PATH")
     coordinators: Annotated[str, AfterValidator(_check_addresses)] = Field(
         "127.0.0.1:50050", description="addresses of coordinators, separated by commas"
+    )
+    patience: float = Field(
+        60.0, ge=0, le=86400, description="seconds a request, begun or not, waits for coordinators that went away"
     )
     model_name: str | None = Field(
         None, description="what clients call the model; default: the target model's own name"
@@ -45,7 +49,9 @@ class GatewaySettings(Settings):
     @model_validator(mode="after")
     def _has_keys_where_it_needs_them(self) -> "GatewaySettings":
         try:
-            require_keys_or_loopback(self.listen, self.api_keys is not None, self.no_keys)
+            require_keys_or_loopback(
+                self.listen, self.api_keys is not None, self.no_keys, self.tls_client_ca is not None
+            )
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self

@@ -5,6 +5,7 @@ import os
 from dataclasses import asdict
 from typing import Any
 
+from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -38,10 +39,19 @@ class Describing:
 
     async def ready(self, request: Request) -> Response:
         """A coordinator serves."""
-        checks = [asyncio.to_thread(is_serving, each, HEALTH_TIMEOUT_S) for each in self._gateway.settings.addresses]
+        settings = self._gateway.settings
+        checks = [
+            asyncio.to_thread(is_serving, each, HEALTH_TIMEOUT_S, tls=settings.servers_tls)
+            for each in settings.addresses
+        ]
         if any(await asyncio.gather(*checks)):
             return JsonResponse({"status": "ready"})
         raise HttpError(503, "no coordinator serves", "service_unavailable_error", code="unavailable", retry_after_s=1)
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus, in the form it asks for."""
+        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self._gateway.exposition), headers={"content-type": kind})
 
     async def models(self, request: Request) -> Response:
         card = self._card(await self._describe(request))

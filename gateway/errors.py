@@ -64,6 +64,8 @@ def of_paceline(error: errors.PacelineError) -> HttpError:
             return refuse(named[1] if named else "", message, code)
         case errors.Unauthenticated():
             return unauthorized(message)
+        case errors.PermissionDenied():
+            return HttpError(403, message, "permission_error", code="permission_denied")
         case errors.ResourceExhausted():
             return too_many(message, error.retry_after_s)
         case errors.Unavailable():

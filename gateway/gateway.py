@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
+from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from gateway.bodies import get
 from gateway.config import GatewaySettings
 from gateway.coordinators import Coordinators
 from gateway.errors import no_such_model
+from gateway.metrics import GatewayMetrics
 from gateway.tokens import TokenTexts
+from gateway.vllm_names import VllmNames
 from paceline.results import Deployment
 
 
@@ -21,9 +24,15 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
+        self.metrics = GatewayMetrics()
+        # Ours, and the same under vLLM's names.
+        self.exposition = CollectorRegistry()
+        self.exposition.register(self.metrics.registry)
+        self.exposition.register(VllmNames(self.metrics, settings.model_name))
 
     async def __aenter__(self) -> "Gateway":
-        self.coordinators = Coordinators(self.settings.addresses)
+        settings = self.settings
+        self.coordinators = Coordinators(settings.addresses, settings.patience, settings.servers_tls, self.metrics)
         self.texts = TokenTexts(self.coordinators)
         return self
 

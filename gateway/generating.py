@@ -12,6 +12,7 @@ from gateway.forms import Form
 from gateway.gateway import Gateway, key_of
 from gateway.json_response import JsonResponse
 from gateway.reply import Reply
+from gateway.request_ids import take_from_body
 from gateway.requests import HttpRequest
 from gateway.sse import send_events, until_client_goes
 from paceline.client import Prompt
@@ -38,6 +39,7 @@ class Generating:
         deployment = await gateway.coordinators.describe(key)
         gateway.check_model(body, deployment)
         asked = self._parse(body, deployment)
+        asked = replace(asked, request_id=take_from_body(request, asked.request_id))
         if asked.echo:
             asked = await self._with_ids(asked, key)
         reply = Reply(self._form, asked, gateway.model_name(deployment), gateway.coordinators, gateway.texts, key)

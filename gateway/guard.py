@@ -9,28 +9,41 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway import request_ids
 from gateway.errors import HttpError, too_many, unauthorized
 from gateway.json_response import error_response
+from gateway.metrics import GatewayMetrics
 from paceline.keys import KeyRing
+from paceline.observability.logs import with_fields
 
 log = logging.getLogger(__name__)
 # Answered without a key: health, and the page, which holds no data and in which a key can be typed.
 HEALTH_PATHS = ("/health", "/ready")
 OPEN_PATHS = (*HEALTH_PATHS, "/", "/favicon.ico")
 OPEN_FOLDER = "/static/"
+# Asked for again and again by machines: not worth a line each.
+QUIET_PATHS = (*HEALTH_PATHS, "/metrics")
+# By which requests are counted; all others are "other".
+COUNTED_PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/deployment", "/tokenize", "/detokenize", "/tokenizer_info",
+    *QUIET_PATHS, "/",
+)  # fmt: skip
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Guard:
     """In front of the application. Puts the caller's key and its owner's name into the request's state."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing | None, max_open: int, loopback_only: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: KeyRing | None, max_open: int, loopback_only: bool, metrics: GatewayMetrics
+    ) -> None:
         """`keys`: None: nobody needs one. `loopback_only`: refuse requests that name another host: a page whose name
         was made to point here (DNS rebinding) would pass for the gateway's own."""
         self._app = app
         self._keys = keys
         self._max_open = max_open
         self._loopback_only = loopback_only
+        self._metrics = metrics
         self.num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,14 +54,20 @@ class Guard:
 
         async def send_noted(message: Message) -> None:
             nonlocal status
-            status = message.get("status", status)
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), request_ids.answer_header(state)]}
             await send(message)
 
         headers = Headers(scope=scope)
         key, name = _key_of(headers), None
-        scope.setdefault("state", {})["key"] = key
+        state = scope.setdefault("state", {})
+        state["key"] = key
+        request_ids.begin(state)
         self.num_open += 1
+        self._metrics.count_open(1)
         try:
+            request_ids.take_from_headers(state, headers)
             name = self._admit(scope["path"], headers, key)
             await self._app(scope, receive, send_noted)
         except HttpError as error:
@@ -56,9 +75,17 @@ class Guard:
             await response(scope, receive, send_noted)
         finally:
             self.num_open -= 1
-            took_ms = (time.perf_counter() - started_s) * 1e3
-            level = logging.DEBUG if scope["path"] in HEALTH_PATHS else logging.INFO
-            log.log(level, "%s %s %s %d %.0f ms", name or "-", scope["method"], scope["path"][:100], status, took_ms)
+            self._metrics.count_open(-1)
+            self._tell(scope, name, status, time.perf_counter() - started_s)
+
+    def _tell(self, scope: Scope, name: str | None, status: int, took_s: float) -> None:
+        path = scope["path"]
+        self._metrics.count_request(path if path in COUNTED_PATHS else "other", status, took_s)
+        fields = {
+            "request_id": scope["state"]["request_id"], "caller": name or "-", "method": scope["method"],
+            "path": path[:100], "status": status, "ms": round(took_s * 1e3),
+        }  # fmt: skip
+        log.log(logging.DEBUG if path in QUIET_PATHS else logging.INFO, "request over", extra=with_fields(**fields))
 
     def _admit(self, path: str, headers: Headers, key: str | None) -> str | None:
         """The name of the key's owner. Raises HttpError."""

@@ -1,6 +1,5 @@
 """A request's rounds become OpenAI's chunks, or one whole answer."""
 
-import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -43,9 +42,9 @@ class Reply:
         self._coordinators = coordinators
         self._texts = texts
         self._key = key
-        self._usage = Usage()
+        self._usage = Usage(request.prediction is not None)
         self._choices: dict[int, Choice] = {}
-        identity = form.prefix + (request.request_id or secrets.token_hex(12))
+        identity = form.prefix + request.request_id
         self._head = {"id": identity, "object": form.chunk_object, "created": int(time.time()), "model": model}
 
     async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:

@@ -3,11 +3,16 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from gateway.coordinators import Coordinators
+from gateway.delivered import Delivered
 from gateway.requests import HttpRequest
+from gateway.spans import current
+from gateway.watch import Watch
 from paceline.client import AsyncClient, Prompt
-from paceline.results import Piece
+from paceline.noise import fresh_seed
+from paceline.results import Piece, TokenLogprobs
 
 # Of a prompt, what decides which coordinator gets it.
 BEGINNING_CHARACTERS = 512
@@ -20,6 +25,18 @@ def beginning_of(prompt: Prompt) -> str:
     """By which prompts that begin alike are known."""
     # A token id takes up to eight characters of a list's text.
     return str(prompt if isinstance(prompt, str) else prompt[:64])[:BEGINNING_CHARACTERS]
+
+
+async def as_rounds(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+    """Pieces that are rounds: what of a long prompt's log-probabilities came ahead of the first one is a part of it."""
+    ahead: list[TokenLogprobs] = []
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if piece.prompt_logprobs and not piece.token_ids:
+                ahead += piece.prompt_logprobs
+                continue
+            yield replace(piece, prompt_logprobs=ahead + piece.prompt_logprobs) if ahead else piece
+            ahead = []
 
 
 class Rounds:
@@ -55,18 +72,30 @@ class Rounds:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def of_one(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
+    async def of_one(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
         """One prompt's: of all its samples."""
-        asked = self._request
+        asked, sampling = self._request, self._request.sampling
+        if sampling.seed is None:
+            # Ours, and not each coordinator's: with it another one can go on.
+            sampling = replace(sampling, seed=fresh_seed())
 
-        def start(client: AsyncClient) -> AsyncGenerator[Piece, None]:
-            return client.stream(
-                prompt, asked.sampling, asked.speculation, asked.is_raw, prediction=asked.prediction,
+        def start(client: AsyncClient, delivered: Delivered) -> AsyncGenerator[Piece, None]:
+            prediction = delivered.prediction if asked.prediction is None else asked.prediction
+            if traceparent := current.get().traceparent:
+                client = client.with_traceparent(traceparent)
+            pieces = client.stream(
+                prompt, sampling, asked.speculation, asked.is_raw, prediction=prediction,
                 trace=asked.is_traced, request_id=asked.request_id, cache_salt=asked.cache_salt,
                 template_options=asked.template_options,
             )  # fmt: skip
+            return as_rounds(pieces)
 
-        return self._coordinators.stream(beginning_of(prompt), self._key, start)
+        rounds = self._coordinators.stream(beginning_of(prompt), self._key, start)
+        with Watch(self._coordinators.metrics) as watch:
+            async with aclosing(rounds) as pieces:
+                async for piece in pieces:
+                    watch.count(piece)
+                    yield piece
 
     async def _run(self, number: int, prompt: Prompt, waiting: Waiting) -> None:
         try:

@@ -10,6 +10,7 @@ import orjson
 from starlette.types import Receive, Send
 
 from gateway.errors import of_exception
+from gateway.spans import note_failure
 from paceline.errors import PacelineError
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: 
         except Exception as error:
             if not isinstance(error, PacelineError):
                 log.exception("a stream failed", exc_info=error)
+            note_failure(error)
             await _send(send, [of_exception(error)])
     await send({"type": "http.response.body", "body": DONE, "more_body": False})
 

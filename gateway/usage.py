@@ -8,7 +8,9 @@ from paceline.results import Finish, Speculation
 class Usage:
     """Counts over all choices of a request."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_predicted: bool) -> None:
+        """`is_predicted`: the client sent a prediction. Without one, what was predicted was ours."""
+        self._is_predicted = is_predicted
         self._finished: dict[int, Finish] = {}
         # Of prompts by their number: the n choices of a prompt share it.
         self._prompts: dict[int, Finish] = {}
@@ -23,7 +25,8 @@ class Usage:
 
     def body(self) -> dict[str, Any]:
         """OpenAI's `usage`. Before a prompt's first choice has ended, its tokens are not in it."""
-        prompts, figures = self._prompts.values(), [each.speculation for each in self._finished.values()]
+        prompts = self._prompts.values()
+        figures = [each.speculation for each in self._finished.values()] if self._is_predicted else []
         num_prompt_tokens = sum(each.prompt_tokens for each in prompts)
         return {
             "prompt_tokens": num_prompt_tokens,

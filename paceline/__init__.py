@@ -17,6 +17,7 @@ _MODULES = {
     "Client": "paceline.client",
     "SamplingParams": "paceline.sampling",
     "SpeculationParams": "paceline.sampling",
+    "Tls": "paceline.rpc.tls",
 }
 
 

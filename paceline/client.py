@@ -18,7 +18,7 @@ from typing import Any, TypeVar, Unpack
 import grpc
 import grpc.aio
 
-from paceline.keys import find_key
+from paceline.keys import check_key, find_key
 from paceline.results import (
     Completion,
     Deployment,
@@ -33,7 +33,8 @@ from paceline.results import (
 )  # fmt: skip
 from paceline.rpc.answers import deployment_from_message, detokenized_from_message, piece_from_message
 from paceline.rpc.authentication import KeyedChannel
-from paceline.rpc.channel import check_address, open_channel
+from paceline.rpc.channel import check_address
+from paceline.rpc.connection import Connection
 from paceline.rpc.requests import (
     Prompt,
     RequestOptions,
@@ -42,13 +43,15 @@ from paceline.rpc.requests import (
     make_tokenize_request,
 )  # fmt: skip
 from paceline.rpc.status import error_of_call
+from paceline.rpc.tls import Tls, find_tls
+from paceline.rpc.trace_context import trace_metadata
 from paceline.sampling import SamplingParams, SpeculationParams
 from paceline.trace import RoundTrace, TracedDraft
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 
 __all__ = [
     "AsyncClient", "Client", "Completion", "Deployment", "Detokenized", "Finish", "Model", "Piece", "Prompt",
-    "RequestOptions", "RoundTrace", "Speculation", "Timing", "TokenLogprobs", "TokenizerInfo", "TracedDraft",
+    "RequestOptions", "RoundTrace", "Speculation", "Timing", "Tls", "TokenLogprobs", "TokenizerInfo", "TracedDraft",
 ]  # fmt: skip
 
 # How long an interrupted call may take to end.
@@ -60,13 +63,16 @@ T = TypeVar("T")
 class AsyncClient:
     """Speaks to a coordinator. Errors are those of `paceline.errors`."""
 
-    def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None) -> None:
-        """`address`: HOST:PORT or unix:PATH; `key`: None is the environment's PACELINE_API_KEY. Raises InvalidArgument."""
+    def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None, tls: Tls | None = None) -> None:
+        """`address`: HOST:PORT or unix:PATH; `key`: None is the environment's PACELINE_API_KEY; `tls`: None is the
+        environment's PACELINE_TLS_CA, _CERT and _KEY, and Tls() is none. Raises InvalidArgument, and ConfigError for
+        files of `tls` that are missing or bad."""
         check_address("address", address)
-        found = find_key(key)
+        self._key = find_key(key)
         self._address = address
-        self._channel, self._owns_channel = open_channel(address), True
-        self._stub = generation_pb2_grpc.GenerationStub(KeyedChannel(self._channel, found))
+        self._connection, self._owns_connection = Connection(address, find_tls(tls)), True
+        self._made: tuple[grpc.aio.Channel, generation_pb2_grpc.GenerationStub] | None = None
+        self._trace: tuple[tuple[str, str], ...] = ()
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -75,15 +81,34 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        if self._owns_channel:
-            await self._channel.close()
+        if self._owns_connection:
+            await self._connection.close()
 
     def with_key(self, key: str | None) -> "AsyncClient":
         """A client that sends this key, or none, over this one's connection, which it does not close."""
-        other = copy.copy(self)
-        other._stub = generation_pb2_grpc.GenerationStub(KeyedChannel(self._channel, key))
-        other._owns_channel = False
+        other = self._beside()
+        other._key = None if key is None else check_key("key", key)
         return other
+
+    def with_traceparent(self, traceparent: str) -> "AsyncClient":
+        """A client whose requests belong to this trace (W3C Trace Context), over this one's connection, which it does not
+        close. Raises InvalidArgument."""
+        other = self._beside()
+        other._trace = (trace_metadata(traceparent),)
+        return other
+
+    def _beside(self) -> "AsyncClient":
+        other = copy.copy(self)
+        other._made, other._owns_connection = None, False
+        return other
+
+    @property
+    def _stub(self) -> Any:
+        """Made anew when the channel is another one."""
+        channel = self._connection.channel
+        if self._made is None or self._made[0] is not channel:
+            self._made = channel, generation_pb2_grpc.GenerationStub(KeyedChannel(channel, self._key, *self._trace))
+        return self._made[1]
 
     async def stream(
         self,
@@ -155,15 +180,17 @@ class AsyncClient:
 class Client:
     """The same for programs without an event loop: it runs one in a thread of its own."""
 
-    def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None) -> None:
-        """`address` and `key`: as of AsyncClient. Raises InvalidArgument."""
+    def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None, tls: Tls | None = None) -> None:
+        """`address`, `key` and `tls`: as of AsyncClient. Raises InvalidArgument, ConfigError."""
         # Before a thread is started that nobody would end.
         check_address("address", address)
-        found = find_key(key)
+        found, files = find_key(key), find_tls(tls)
+        if files:
+            files.client_context()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="paceline client", daemon=True)
         self._thread.start()
-        self._client = self._wait(self._connect(address, found))
+        self._client = self._wait(self._connect(address, found, files))
 
     def __enter__(self) -> "Client":
         return self
@@ -234,8 +261,8 @@ class Client:
         return self._wait(self._client.detokenize(ids, skip_special_tokens=skip_special_tokens))
 
     @staticmethod
-    async def _connect(address: str, key: str | None) -> AsyncClient:
-        return AsyncClient(address, key)
+    async def _connect(address: str, key: str | None, tls: Tls) -> AsyncClient:
+        return AsyncClient(address, key, tls)
 
     def _wait(self, awaitable: Any) -> Any:
         ended = threading.Event()

@@ -10,7 +10,9 @@
     │   ├── OutOfRange              a length or position outside what there is
     │   ├── Aborted                 an earlier command of the sequence failed
     │   ├── Cancelled               dropped by a Release, a Truncate or the end of its stream
-    │   └── ResourceExhausted       no room now; try again later
+    │   ├── ResourceExhausted       no room now; try again later
+    │   ├── PermissionDenied        the caller is known, and may not do this
+    │   └── InternalError           a fault of ours in this request: repeated, it would fail again
     ├── DeviceLost                  a GPU that fails every later call; ends the process
     └── Unavailable                 a server is not there, went away, or makes no progress
 
@@ -77,6 +79,14 @@ class ResourceExhausted(RequestError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class PermissionDenied(RequestError):
+    """A call that its caller may not make."""
+
+
+class InternalError(RequestError):
+    """A fault of a server in this request. Nobody repeats it: it would fail again."""
 
 
 class DeviceLost(PacelineError):

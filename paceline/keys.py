@@ -129,18 +129,20 @@ def find_key(key: str | None) -> str | None:
     return check_key(ENVIRONMENT, found) if found else None
 
 
-def require_keys_or_loopback(listen: str, has_keys: bool, no_keys: bool) -> None:
-    """Raises ConfigError for an address that other machines may reach, unless callers need keys or nobody wants them.
+def require_keys_or_loopback(listen: str, has_keys: bool, no_keys: bool, has_client_ca: bool) -> None:
+    """Raises ConfigError for an address that other machines may reach, unless callers need keys or certificates, or
+    nobody wants them to.
 
     `listen`: HOST:PORT or unix:PATH; `no_keys`: the explicit wish to serve everyone.
     """
     if has_keys and no_keys:
         raise ConfigError("--api-keys and --no-keys are given; give one of them")
-    if has_keys or no_keys or is_of_this_machine(listen):
+    if has_keys or no_keys or has_client_ca or is_of_this_machine(listen):
         return
     raise ConfigError(
         f"--listen {listen} is open to other machines; give --api-keys FILE (`paceline key NAME --file FILE` makes a "
-        "key), or --no-keys to serve everyone who can reach it, or listen on 127.0.0.1"
+        "key), --tls-client-ca FILE to ask for certificates, or --no-keys to serve everyone who can reach it, or listen "
+        "on 127.0.0.1"
     )
 
 

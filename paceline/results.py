@@ -75,7 +75,8 @@ class Piece:
     text_lengths: list[int] = field(default_factory=list)
     # Which of the n samples.
     index: int = 0
-    # Where asked for: one for each token; and, in the first piece, for each prompt token from the second on.
+    # Where asked for: one for each token; and, in the first piece, for each prompt token from the second on. Of a long
+    # prompt the first of them come in pieces ahead, which hold nothing else.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     # Where asked for: how the round came about.

@@ -15,6 +15,7 @@ MAX_STOP_CHARACTERS = 1024
 MAX_LISTED_IDS = 16_384
 DEFAULT_MAX_TOKENS = 256
 MAX_SALT_CHARACTERS = 256
+MAX_ID_CHARACTERS = 256
 MAX_SAMPLES = 64
 MAX_LOGPROBS = 20
 # The least is 0.01 as a message carries it: rounded to float32, which is a little less.

@@ -1,12 +1,13 @@
 """Where settings come from: flags > environment > paceline.toml > defaults."""
 
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -17,6 +18,7 @@ from pydantic_settings import (
 )  # fmt: skip
 
 from paceline.errors import ConfigError, InvalidArgument
+from paceline.observability.logs import LogFormat, LogLevel
 from paceline.rpc.channel import check_address
 
 TOML_FILE = "paceline.toml"
@@ -34,6 +36,21 @@ def as_value_error(check: Callable[[], object]) -> None:
 def _check_listen(address: str) -> str:
     as_value_error(lambda: check_address("listen", address, is_listening=True))
     return address
+
+
+def _check_metrics(address: str | None) -> str | None:
+    if address is not None and address.startswith("unix:"):
+        raise ValueError("it must be HOST:PORT")
+    return address if address is None else _check_listen(address)
+
+
+def _check_traces(collector: str | None) -> str | None:
+    if collector is not None:
+        try:
+            check_address("traces", re.sub("^(https?://|unix:)", "", collector))
+        except InvalidArgument:
+            raise ValueError("it must be HOST:PORT, http://HOST:PORT or https://HOST:PORT") from None
+    return collector
 
 
 # HOST:PORT (port 0: any free one) or unix:PATH.
@@ -57,6 +74,19 @@ class Settings(BaseSettings):
         """Later sources are overruled by earlier ones; flags come as init_settings."""
         table = {name.replace("-", "_"): value for name, value in read_toml().get(cls.toml_table, {}).items()}
         return init_settings, env_settings, InitSettingsSource(settings_cls, table)
+
+
+class ServiceSettings(Settings):
+    """Base of a service's settings: what it tells those who run it (docs/observability.md)."""
+
+    metrics: Annotated[str | None, AfterValidator(_check_metrics)] = Field(
+        None, description="HOST:PORT where Prometheus finds metrics; default: none"
+    )
+    traces: Annotated[str | None, AfterValidator(_check_traces)] = Field(
+        None, description="HOST:PORT or URL of the OpenTelemetry collector that gets traces (OTLP/gRPC); default: none"
+    )
+    log_format: LogFormat = Field("text", description="text for people, json for machines")
+    log_level: LogLevel = Field("info", description="the least that is logged: debug, info, warning or error")
 
 
 def read_toml() -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ def main() -> None:
     from target_server.servicer import TargetServicer
 
     descriptor = target_pb2.DESCRIPTOR.services_by_name["Target"]
-    run(lambda: serve_model(settings, TARGET_ROLE, descriptor, TargetServicer))
+    run(lambda: serve_model(settings, TARGET_ROLE, descriptor, TargetServicer), settings.log_format, settings.log_level)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,32 @@
 """The Target service: converts Verify messages to jobs and results to messages, and sends the tokenizer."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.checks import require
+from paceline.checks import require, require_at_most
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.scheduling.commands import Command, Start
-from paceline.rpc.channel import SPLIT_BYTES
+from paceline.rpc.channel import SPLIT_BYTES, SPLIT_POSITIONS
 from paceline.rpc.messages import floats_to_bytes, rule_from_message
-from paceline.sampling import MAX_DRAFT_TOKENS, MAX_LOGPROBS, Rule
+from paceline.sampling import MAX_DRAFT_TOKENS, MAX_LISTED_IDS, MAX_LOGPROBS, Rule
 from paceline.serving.servicer import ModelServicer
 from paceline.v1 import target_pb2
 from target_server.verifier import VerifyJob, VerifyResult, VerifySpec
+
+# In the supports of all drafts together.
+MAX_SUPPORT_IDS = MAX_DRAFT_TOKENS * MAX_LISTED_IDS
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Log-probabilities of a prompt that go ahead of their verdict."""
+
+    prompt_logprobs: list[RowLogprobs]
 
 
 class TargetServicer(ModelServicer):
@@ -25,14 +36,10 @@ class TargetServicer(ModelServicer):
 
     def parse_job(self, command: Any) -> Command:
         verify = command.verify
+        require_at_most(MAX_DRAFT_TOKENS, len(verify.draft_tokens), "draft_tokens", "tokens")
+        require_at_most(MAX_SUPPORT_IDS, len(verify.support_token_ids), "support_token_ids", "ids")
         tail, drafts = list(verify.tail_tokens), list(verify.draft_tokens)
         require(len(tail) >= 1, "tail_tokens", "empty", "at least one token")
-        require(
-            len(drafts) <= MAX_DRAFT_TOKENS,
-            "draft_tokens",
-            f"{len(drafts)} tokens",
-            f"at most {MAX_DRAFT_TOKENS} tokens",
-        )
         self.check_tokens("tail_tokens", tail)
         self.check_tokens("draft_tokens", drafts)
         rule = rule_from_message(verify)
@@ -56,7 +63,18 @@ class TargetServicer(ModelServicer):
             make_job=lambda sequence, rest: VerifyJob(sequence, rest, spec),
         )
 
-    def fill_answer(self, message: Any, result: VerifyResult) -> None:
+    def split_result(self, result: VerifyResult) -> Iterable[VerifyResult | PromptPart]:
+        """In parts that messages can hold, however long the prompt is."""
+        scored, first = result.prompt_logprobs, 0
+        while len(scored) - first > SPLIT_POSITIONS:
+            yield PromptPart(scored[first : first + SPLIT_POSITIONS])
+            first += SPLIT_POSITIONS
+        yield replace(result, prompt_logprobs=scored[first:]) if first else result
+
+    def fill_answer(self, message: Any, result: VerifyResult | PromptPart) -> None:
+        if isinstance(result, PromptPart):
+            _fill_logprobs(message.prompt_logprobs, result.prompt_logprobs)
+            return
         verdict = message.verdict
         verdict.tokens.extend(result.tokens)
         if result.complements:

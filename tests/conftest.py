@@ -116,8 +116,10 @@ LONGEST_FIRST = ("smollm2", "tests/end_to_end", "tests/engine/cuda", "tests/law"
 
 
 def group_of(nodeid: str) -> str:
-    """What must stay together: a file, or all files over SmolLM2."""
+    """What must stay together: a file, all files over SmolLM2, or all that look at the same services."""
     file = nodeid.partition("::")[0]
+    if file.startswith("tests/observability/"):
+        return "tests/observability"
     return "smollm2" if file in SMOLLM2 else file
 
 

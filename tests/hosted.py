@@ -118,7 +118,8 @@ def capture_coroutine(module: str, flags: list[str]) -> Callable[[], Coroutine[A
     """What the module's `main` would run. Raises SystemExit at bad flags."""
     found: list[Callable[[], Coroutine[Any, Any, None]]] = []
     entry = importlib.import_module(f"{module}.__main__")
-    entry.run = found.append
+    # How it logs is the host's own.
+    entry.run = lambda main, log_format, log_level: found.append(main)
     sys.argv = [module, *flags]
     entry.main()
     return found[0]

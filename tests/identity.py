@@ -1,18 +1,21 @@
 """The promise as a campaign: whatever drafts and whoever runs beside it, the same tokens.
 
 python -m tests.identity [--prompts FILE.jsonl] [--count 60] [--alone-count 60] [--tokens 64]
-                         [--dtypes bfloat16,float32] [--modes greedy,coupled] [--threads N]
+                         [--dtypes bfloat16,float32] [--modes greedy,coupled] [--drafts stepwise,parallel] [--threads N]
 
 The reference is plain decoding, one prompt at a time. Each variant then runs alone, and all
-variants of all prompts run together, many at once in shuffled order. Exits with 1 if a
-single token differs. Each variant is reported as it ends. The whole takes some three hours
-on two cores; with `--threads 1`, two campaigns fit beside each other and end sooner.
+variants of all prompts run together, many at once in shuffled order. This is done with each kind of
+draft: the target itself in int8, a token a forward, and the small draft with vectors for masks, all tokens
+in one forward. Exits with 1 if a single token differs. Each variant is reported as it ends. The whole
+takes some four hours on two cores; with `--threads 1`, two campaigns fit beside each other and end sooner.
 """
 
 import argparse
 import asyncio
 import contextlib
+import itertools
 import random
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -20,7 +23,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from paceline.client import AsyncClient
+from paceline.engine.models.masks import MASK_VECTORS
+from paceline.engine.models.weights import EMBEDDED
 from paceline.prompts import read_prompts
 from paceline.sampling import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
 from tests.services import Trio, start_trio
@@ -45,37 +53,44 @@ VARIANTS = {
     "default": SpeculationParams(),
 }
 MODES = ("greedy", "coupled")
+# What asks the draft model.
+ASKING = ("model k=2", "model k=8", "adaptive", "hybrid", "default")
+NUM_MASKS = 7
 
 
 class Campaign:
     """One deployment, one mode of sampling."""
 
-    def __init__(self, client: AsyncClient, title: str, prompts: list[str], mode: str, tokens: int) -> None:
+    def __init__(
+        self, client: AsyncClient, title: str, prompts: list[str], mode: str, tokens: int,
+        variants: dict[str, SpeculationParams],
+    ) -> None:  # fmt: skip
         self._client = client
         self._title = title
         self._prompts = prompts
         self._mode = mode
         self._tokens = tokens
+        self._variants = variants
         self._reference: list[list[int]] = []
         self.compared: Counter[str] = Counter()
         self.differing: Counter[str] = Counter()
 
     async def run(self, alone_count: int) -> None:
         self._reference = [await self._generate(index, OFF) for index in range(len(self._prompts))]
-        for name, variant in VARIANTS.items():
+        for name, variant in self._variants.items():
             for index in range(min(alone_count, len(self._prompts)) if name != "off" else 0):
                 self._compare(f"{name}, alone", index, await self._generate(index, variant))
             self._report(f"{name}, alone")
         places = asyncio.Semaphore(AT_ONCE)
-        pairs = [(name, index) for name in VARIANTS for index in range(len(self._prompts))]
+        pairs = [(name, index) for name in self._variants for index in range(len(self._prompts))]
         random.Random(0).shuffle(pairs)
         await asyncio.gather(*(self._among_others(places, name, index) for name, index in pairs))
-        for name in VARIANTS:
+        for name in self._variants:
             self._report(f"{name}, {AT_ONCE} at once")
 
     async def _among_others(self, places: asyncio.Semaphore, name: str, index: int) -> None:
         async with places:
-            self._compare(f"{name}, {AT_ONCE} at once", index, await self._generate(index, VARIANTS[name]))
+            self._compare(f"{name}, {AT_ONCE} at once", index, await self._generate(index, self._variants[name]))
 
     async def _generate(self, index: int, speculation: SpeculationParams) -> list[int]:
         sampling = SamplingParams(max_tokens=self._tokens)
@@ -93,20 +108,35 @@ class Campaign:
             print(f"{self._title} {name:22s} compared {compared:3d}  differing {self.differing[name]}", flush=True)
 
 
+def parallel_draft(folder: Path) -> str:
+    """The small draft with vectors for masks, which nobody trained: what it proposes changes no output."""
+    shutil.copytree(EMBEDDED[f"{MODEL}-draft"], folder)
+    tensors = load_file(folder / "model.safetensors")
+    hidden_size = tensors["model.norm.weight"].shape[0]
+    vectors = torch.randn(NUM_MASKS, hidden_size, generator=torch.Generator().manual_seed(0))
+    save_file(tensors | {MASK_VECTORS: vectors.mul(0.1).bfloat16()}, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
 @contextlib.contextmanager
-def start_pair(dtype: str, *flags: str) -> Iterator[Trio]:
-    """The embedded pair: the target in `dtype`, its own checkpoint in int8 as draft; `flags` for both."""
-    with tempfile.TemporaryDirectory(prefix="paceline-identity-") as folder:
-        common = ("--model", MODEL, "--dtype", dtype, "--kv-cache-memory", "1GiB", "--max-model-len", "2048", *flags)
-        with start_trio(Path(folder), target=common, draft=(*common, "--quantization", "int8")) as trio:
+def start_pair(dtype: str, kind: str, *flags: str) -> Iterator[Trio]:
+    """The embedded target in `dtype`, and a draft of this kind in int8; `flags` for both."""
+    with tempfile.TemporaryDirectory(prefix="paceline-identity-") as name:
+        folder = Path(name)
+        draft = MODEL if kind == "stepwise" else parallel_draft(folder / "draft")
+        common = ("--dtype", dtype, "--kv-cache-memory", "1GiB", "--max-model-len", "2048", *flags)
+        with start_trio(
+            folder, target=("--model", MODEL, *common), draft=("--model", draft, *common, "--quantization", "int8")
+        ) as trio:
             yield trio
 
 
 async def run_campaign(
-    trio: Trio, title: str, prompts: list[str], mode: str, tokens: int, alone_count: int
-) -> Campaign:
+    trio: Trio, title: str, prompts: list[str], mode: str, tokens: int, alone_count: int,
+    variants: dict[str, SpeculationParams] = VARIANTS,
+) -> Campaign:  # fmt: skip
     async with AsyncClient(trio.address) as client:
-        campaign = Campaign(client, title, prompts, mode, tokens)
+        campaign = Campaign(client, title, prompts, mode, tokens, variants)
         await campaign.run(alone_count)
     return campaign
 
@@ -119,17 +149,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--drafts", default="stepwise,parallel")
     parser.add_argument("--threads", type=int, help="CPU threads of each server; default: all cores")
     arguments = parser.parse_args()
     prompts = [record.text for record in read_prompts("--prompts", arguments.prompts)][: arguments.count]
     flags = ("--threads", str(arguments.threads)) if arguments.threads else ()
     differing = 0
-    for dtype in arguments.dtypes.split(","):
-        with start_pair(dtype, *flags) as trio:
+    for dtype, kind in itertools.product(arguments.dtypes.split(","), arguments.drafts.split(",")):
+        variants = VARIANTS if kind == "stepwise" else {name: VARIANTS[name] for name in ("off", *ASKING)}
+        with start_pair(dtype, kind, *flags) as trio:
             for mode in arguments.modes.split(","):
-                title = f"{dtype:9s} {mode:8s}"
+                title = f"{dtype:9s} {kind:8s} {mode:8s}"
                 campaign = asyncio.run(
-                    run_campaign(trio, title, prompts, mode, arguments.tokens, arguments.alone_count)
+                    run_campaign(trio, title, prompts, mode, arguments.tokens, arguments.alone_count, variants)
                 )
                 differing += campaign.differing.total()
     print(f"differing = {differing}")

@@ -1,7 +1,9 @@
 """Starts the real services as real processes, on unix sockets in a folder of their own."""
 
+import asyncio
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -9,9 +11,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.rpc.channel import open_channel
 from paceline.rpc.health import is_serving
+from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
 
 START_TIMEOUT_S = 120.0
+
+
+def free_port() -> int:
+    """Of 127.0.0.1."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @dataclass(slots=True)
@@ -63,6 +75,30 @@ def spawn_service(module: str, folder: Path, *flags: str, address: str = "") -> 
         command = [sys.executable, "-m", module, "--listen", address, *flags]
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
     return Service(module, address, process, log)
+
+
+def restart(service: Service) -> Service:
+    """The same command at the same address."""
+    flags = service.process.args[5:]  # behind python -m MODULE --listen ADDRESS
+    return start_service(service.module, service.log.parent, *flags, address=service.address)
+
+
+async def free_and_total_blocks(service: Service) -> tuple[int, int]:
+    """Of a model server's cache."""
+    stub = draft_pb2_grpc.DraftStub if service.module == "draft_server" else target_pb2_grpc.TargetStub
+    async with open_channel(service.address) as channel:
+        card = await stub(channel).Describe(model_pb2.DescribeModelRequest())
+    return card.free_blocks, card.total_blocks
+
+
+async def wait_until_free(service: Service) -> None:
+    """Blocks are freed at the next engine step after a stream's end."""
+    for _ in range(200):
+        free, total = await free_and_total_blocks(service)
+        if free == total:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{service.module}: {free} of {total} blocks are free")
 
 
 @dataclass(slots=True)

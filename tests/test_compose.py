@@ -18,11 +18,19 @@ import pytest
 import yaml
 
 from coordinator.config import CoordinatorSettings
+from draft_server.config import DraftSettings
+from gateway.config import GatewaySettings
+from paceline.rpc.tls import find_tls
 from paceline.settings import parse_settings
+from target_server.config import TargetSettings
+from tests.certificates import Authority
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = json.loads((ROOT / "tests/data/compose_spec.json").read_text(encoding="utf-8"))
 MODULES = {"draft": "draft_server", "target": "target_server", "coordinator": "coordinator", "gateway": "gateway"}
+SETTINGS: dict[str, Any] = {
+    "draft": DraftSettings, "target": TargetSettings, "coordinator": CoordinatorSettings, "gateway": GatewaySettings,
+}  # fmt: skip
 GPU_SERVICES = ("draft", "target")
 
 
@@ -47,8 +55,21 @@ def merge(base: Any, override: Any, key: str = "") -> Any:
 BASE = load("docker-compose.yml")
 GPU = load("docker-compose.gpu.yml")
 KEYS = load("docker-compose.keys.yml")
-FILES = {"base": BASE, "gpu": GPU, "merged": merge(BASE, GPU), "keys": KEYS, "guarded": merge(merge(BASE, GPU), KEYS)}
-STACKS = {name: FILES[name]["services"] for name in ("base", "merged", "guarded")}
+TLS = load("docker-compose.tls.yml")
+MPS = load("docker-compose.mps.yml")
+FILES = {
+    "base": BASE,
+    "gpu": GPU,
+    "merged": merge(BASE, GPU),
+    "keys": KEYS,
+    "guarded": merge(merge(BASE, GPU), KEYS),
+    "tls": TLS,
+    "encrypted": merge(BASE, TLS),
+    "encrypted and guarded": merge(merge(merge(BASE, GPU), KEYS), TLS),
+    "mps": MPS,
+}
+STACKS = {name: FILES[name]["services"] for name in ("base", "merged", "guarded", "encrypted", "encrypted and guarded")}
+STACKS["shared"] = merge(FILES["merged"], MPS)["services"]
 
 each_stack = pytest.mark.parametrize("services", STACKS.values(), ids=STACKS.keys())
 each_service = pytest.mark.parametrize("service", MODULES)
@@ -157,6 +178,67 @@ def test_with_the_file_for_keys_it_reads_them_from_a_folder_of_the_hosts(monkeyp
     assert settings.api_keys == f"{folder}/api_keys"
 
 
+def test_with_the_file_for_tls_each_service_has_certificates_for_those_it_meets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    issued = Authority(tmp_path / "tls").issue("services")
+    found = {}
+    for name, kind in SETTINGS.items():
+        service = STACKS["encrypted"][name]
+        (folder,) = {volume.rpartition(":")[0].rpartition(":")[2] for volume in service["volumes"] if "/tls:" in volume}
+        with monkeypatch.context() as environment:
+            files = {f"{folder}/{file}": str(path) for file, path in
+                     (("ca.pem", issued.ca), ("services.pem", issued.cert), ("services.key", issued.key))}  # fmt: skip
+            for variable, value in service["environment"].items():
+                if value is not None:
+                    environment.setenv(variable, files.get(value, value))
+            environment.setattr("sys.argv", service["command"][2:])
+            found[name] = parse_settings(kind, name)
+            assert find_tls(None) == issued.tls, "health checks"
+    assert {name: (bool(each.tls), each.tls.ca is not None) for name, each in found.items()} == {
+        "draft": (True, True), "target": (True, True), "coordinator": (True, False), "gateway": (True, False),
+    }  # fmt: skip
+    assert found["coordinator"].servers_tls == issued.tls
+    assert found["gateway"].servers_tls.ca == str(issued.ca)
+
+
+@each_stack
+def test_one_service_builds_the_image_of_all(services: dict[str, Any]) -> None:
+    assert {service["image"] for service in services.values()} == {"paceline"}
+    assert [name for name, service in services.items() if "build" in service] == ["draft"]
+    assert {service["pull_policy"] for service in services.values()} == {"never"}
+
+
+@each_stack
+@each_service
+def test_a_container_has_no_privileges_and_writes_nothing_into_its_image(
+    services: dict[str, Any], service: str
+) -> None:
+    found = services[service]
+    assert (found["read_only"], found["cap_drop"], found["init"]) == (True, ["ALL"], True)
+    assert found["security_opt"] == ["no-new-privileges:true"]
+    assert found["pids_limit"] > 0
+    assert found["logging"]["options"].keys() == {"max-size", "max-file"}
+
+
+def test_only_mps_needs_the_hosts_ipc() -> None:
+    for name, services in STACKS.items():
+        shared = [service for service, found in services.items() if "ipc" in found]
+        assert shared == (list(GPU_SERVICES) if name == "shared" else [])
+
+
+@each_stack
+def test_model_servers_are_not_on_the_network_of_published_ports(services: dict[str, Any]) -> None:
+    networks = {name: set(service["networks"]) for name, service in services.items()}
+    assert networks == {name: {"inside", "models"} for name in GPU_SERVICES} | {
+        name: {"inside", "front"} for name in ("coordinator", "gateway")
+    }
+
+
+def test_the_network_between_services_leads_nowhere_else() -> None:
+    assert BASE["networks"]["inside"] == {"internal": True}
+
+
 @each_stack
 def test_both_servers_keep_models_in_one_volume(services: dict[str, Any]) -> None:
     for server in GPU_SERVICES:
@@ -180,6 +262,24 @@ def test_both_servers_reserve_the_same_gpu() -> None:
     draft, target = (STACKS["merged"][name]["deploy"]["resources"]["reservations"]["devices"] for name in GPU_SERVICES)
     assert draft == target
     assert [len(device["device_ids"]) for device in draft] == [1]
+
+
+def test_files_that_the_page_on_observability_shows_go_on_top_of_the_base() -> None:
+    page = (ROOT / "docs/observability.md").read_text(encoding="utf-8")
+    shown = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    assert len(shown) == 2
+    for document in shown:
+        merged = merge(BASE, document)
+        validate(merged)
+        for name, service in document["services"].items():
+            assert set(service.get("networks", ())) <= merged["networks"].keys()
+            for variable in service.get("environment", ()):
+                prefix = SETTINGS[name].model_config["env_prefix"]
+                assert variable.removeprefix(prefix).lower() in SETTINGS[name].model_fields, variable
+    [collector] = shown[1]["services"].keys() - MODULES.keys()
+    traced = {name: shown[1]["services"][name]["environment"] for name in MODULES}
+    assert traced == {name: {f"PACELINE_{name.upper()}_TRACES": f"{collector}:4317"} for name in MODULES}
+    assert all("inside" in BASE["services"][name]["networks"] for name in MODULES)
 
 
 def test_gpu_memory_fractions_leave_room_for_two_cuda_contexts() -> None:

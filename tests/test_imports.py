@@ -17,7 +17,7 @@ PACKAGES = ("paceline", *SERVICES)
 # Who translates between messages and domain values, besides paceline/rpc.
 MESSAGE_FILES = {
     "coordinator/servicer.py", "coordinator/requests.py", "coordinator/responses.py", "coordinator/__main__.py", "coordinator/remote/link.py",
-    "coordinator/remote/sequence.py", "coordinator/remote/target.py", "coordinator/drafting/remote_model.py",
+    "coordinator/remote/pending.py", "coordinator/remote/same_model.py", "coordinator/remote/sequence.py", "coordinator/remote/target.py", "coordinator/drafting/remote_model.py",
     "draft_server/servicer.py", "draft_server/__main__.py", "target_server/servicer.py", "target_server/__main__.py",
     "paceline/serving/servicer.py", "paceline/client.py",
 }  # fmt: skip
@@ -106,6 +106,20 @@ def test_a_gpus_engine_and_triton_are_imported_only_where_there_is_one() -> None
     ]
     # Inside a function, after it was asked whether there is one.
     assert {line.split()[0] for line in found} == {"paceline.engine.engine"}
+
+
+def test_what_a_service_tells_of_itself_is_told_in_one_way() -> None:
+    others = ("torch", "grpc", "paceline.engine", "paceline.rpc", "paceline.serving", "paceline.v1", *SERVICES)
+    assert violations(("paceline.observability",), others) == []
+    found = violations(PACKAGES, ("prometheus_client.REGISTRY", "prometheus_client.start_http_server"))
+    assert {line.split()[0] for line in found} == {"paceline.observability.exposition"}
+
+
+def test_opentelemetry_is_imported_in_one_file_which_is_imported_where_traces_are_asked_for() -> None:
+    found = violations(PACKAGES, ("opentelemetry", "paceline.observability.otlp"))
+    assert {line.split()[0] for line in found} == {"paceline.observability.otlp", "paceline.observability.traces"}
+    at_start = run_at_import(ast.parse((ROOT / "paceline/observability/traces.py").read_text()))
+    assert [node.module for node in at_start if isinstance(node, ast.ImportFrom) and "otlp" in str(node.module)] == []
 
 
 def test_engine_knows_nothing_of_grpc() -> None:

@@ -226,21 +226,21 @@ OPEN = ["0.0.0.0:50050", "[::]:50050", "192.168.0.1:1", "[fe80::1]:1", "localhos
 
 @pytest.mark.parametrize("listen", LOCAL)
 def test_this_machine_alone_needs_no_keys(listen: str) -> None:
-    require_keys_or_loopback(listen, has_keys=False, no_keys=False)
+    require_keys_or_loopback(listen, has_keys=False, no_keys=False, has_client_ca=False)
 
 
 @pytest.mark.parametrize("listen", OPEN)
 def test_an_address_open_to_others_needs_keys_or_a_word(listen: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        require_keys_or_loopback(listen, has_keys=False, no_keys=False)
+        require_keys_or_loopback(listen, has_keys=False, no_keys=False, has_client_ca=False)
     said = str(caught.value)
     assert [part for part in (listen, "--api-keys FILE", "--no-keys", "paceline key") if part not in said] == []
     assert "\n" not in said
-    require_keys_or_loopback(listen, has_keys=True, no_keys=False)
-    require_keys_or_loopback(listen, has_keys=False, no_keys=True)
+    require_keys_or_loopback(listen, has_keys=True, no_keys=False, has_client_ca=False)
+    require_keys_or_loopback(listen, has_keys=False, no_keys=True, has_client_ca=False)
 
 
 @pytest.mark.parametrize("listen", [LOCAL[0], OPEN[0]])
 def test_keys_and_no_keys_together_are_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match=r"^--api-keys and --no-keys are given"):
-        require_keys_or_loopback(listen, has_keys=True, no_keys=True)
+        require_keys_or_loopback(listen, has_keys=True, no_keys=True, has_client_ca=False)

@@ -106,6 +106,16 @@ def test_a_model_server_refuses_to_open_a_sequence_with_too_many_ids(name: str, 
     assert answer.failure.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
 
+@pytest.mark.parametrize("name", ["cache_salt", "request_id", "traceparent"])
+def test_a_model_server_refuses_to_open_a_sequence_with_too_long_a_text(name: str, session: RawSession) -> None:
+    def fill(command: object) -> None:
+        opening()(command)
+        setattr(command.open, name, "x" * 257)  # type: ignore[attr-defined]
+
+    answer = session.ask(1, fill)
+    assert answer.failure.message == f"{name} is '257 characters'; it must be at most 256 characters"
+
+
 def test_a_model_server_refuses_a_tail_that_no_sequence_can_hold(session: RawSession) -> None:
     sequence, is_draft = session.open(), "Draft" in type(session.stub).__name__
     answer = session.ask(sequence, propose(0, MANY_IDS, 4) if is_draft else verify(0, MANY_IDS))

@@ -10,6 +10,7 @@ from coordinator.choosing.look_up import LookUpSource, first_look_up_rate
 from coordinator.choosing.model import ModelSource, first_model_rate
 from coordinator.context import Request
 from coordinator.drafting import Drafter, NoDrafter
+from coordinator.drafting.deadline import DraftDeadline
 from coordinator.drafting.hybrid import HybridProposer
 from coordinator.drafting.ngram import NgramDrafter
 from coordinator.drafting.prediction import PredictionDrafter, PredictionProposer
@@ -39,6 +40,7 @@ class Proposers:
         """`draft`: None without a draft server; `custom`: None without --custom-drafter; `recent`: None without
         answers to look up."""
         self._draft = draft
+        self._deadline = DraftDeadline()
         self._custom = custom
         self._experience = experience
         self._recent = recent
@@ -82,7 +84,7 @@ class Proposers:
     def _model_or_ngram(self, request: Request) -> Drafter:
         if self._draft is None:
             return NgramDrafter()
-        return StandbyDrafter(RemoteDrafter(self._draft, request), NgramDrafter())
+        return StandbyDrafter(RemoteDrafter(self._draft, request, self._deadline), NgramDrafter())
 
     def _suffix(self, request: Request) -> SuffixDrafter:
         return SuffixDrafter(None if self._recent is None else self._recent.of(request.cache_salt))
@@ -117,7 +119,7 @@ class Proposers:
         if name is DrafterName.CUSTOM:
             drafter, by = self._make_custom(request), DraftedBy.CUSTOM
         elif name in (DrafterName.MODEL, DrafterName.HYBRID) and self._draft is not None:
-            drafter, by = RemoteDrafter(self._draft, request), DraftedBy.MODEL
+            drafter, by = RemoteDrafter(self._draft, request, self._deadline), DraftedBy.MODEL
         else:
             return None
         return ModelSource(drafter, by, self._experience.rates(by, is_greedy, first_model_rate), self._experience.costs)

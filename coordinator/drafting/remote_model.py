@@ -1,9 +1,10 @@
 """The remote drafter: proposals from the draft server's model.
 
-A fault of the draft server never fails a request. If the server is away or its cache is full, or if the context exceeds
-the draft model's maximum length, decoding continues without proposals, and the drafter tries again later.
+A fault of the draft server never fails a request. If the server is away, too slow or its cache is full, or if the context
+exceeds the draft model's maximum length, decoding continues without proposals, and the drafter tries again later.
 """
 
+import asyncio
 import logging
 import time
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from coordinator.acceptance import DraftedBy, Proposal
 from coordinator.context import Context, Request
+from coordinator.drafting.deadline import DraftDeadline
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence
 from paceline.checks import require, require_at_most
@@ -28,8 +30,9 @@ MAX_PAUSE_S = 8.0
 class RemoteDrafter:
     """One generation's sequence on the draft server."""
 
-    def __init__(self, link: Link, request: Request) -> None:
+    def __init__(self, link: Link, request: Request, deadline: DraftDeadline) -> None:
         self._link = link
+        self._deadline = deadline
         self._sequence = RemoteSequence(link, request)
         self._draft_mode = draft_mode_to_message(request.speculation.resolved_draft_mode(request.sampling))
         self._pause_s = FIRST_PAUSE_S
@@ -45,7 +48,8 @@ class RemoteDrafter:
         """Why the model can't draft here, in words for a user; empty if it can."""
         if not self._link.is_up:
             return "draft server away"
-        if time.monotonic() < self._paused_until_s:
+        # A silent server would cost a whole deadline at each attempt.
+        if self._link.is_silent or time.monotonic() < self._paused_until_s:
             return "draft server in trouble"
         return "" if self._room(context) >= 1 else "past the draft model's maximum length"
 
@@ -70,14 +74,18 @@ class RemoteDrafter:
                 propose.entropy_stop.entropy_ema = self._ema
 
         num_tail_tokens = len(context) - self._sequence.length
+        num_tokens, started_s = num_tail_tokens + num_draft_tokens, time.monotonic()
         try:
-            answer = await self._sequence.feed(context.tokens, fill, lambda answer: answer.num_fed_drafts)
+            async with asyncio.timeout(self._deadline.seconds(num_tokens)):
+                answer = await self._sequence.feed(context.tokens, fill, lambda answer: answer.num_fed_drafts)
+            self._deadline.learn(num_tokens, time.monotonic() - started_s)
             num_emas = len(answer.entropy_emas) // 4
             emas = floats_from_bytes(answer.entropy_emas, "entropy_emas", num_emas).tolist()
             proposal = _proposal(answer, num_tail_tokens)
             self._check(proposal, num_draft_tokens)
-        except PacelineError as error:
-            log.info("drafting pauses for %.2f s: %s", self._pause_s, error)
+        except (PacelineError, TimeoutError) as error:
+            reason = str(error) or f"no draft came in {time.monotonic() - started_s:.1f} s"
+            log.info("drafting pauses for %.2f s: %s", self._pause_s, reason)
             self._paused_until_s = time.monotonic() + self._pause_s
             self._pause_s = min(MAX_PAUSE_S, self._pause_s * 2)
             return Proposal(reason="draft server in trouble")

@@ -12,21 +12,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import grpc.aio
 
-from paceline.errors import Aborted, ConfigError, OutOfRange, PacelineError, Unavailable
-from paceline.rpc.channel import SPLIT_BYTES, open_channel
+from coordinator.remote.pending import Pending
+from paceline.errors import ConfigError, OutOfRange, PacelineError, Unavailable
+from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, NO_TLS, SPLIT_BYTES, open_channel
 from paceline.rpc.messages import PROTOCOL_VERSION
-from paceline.rpc.status import error_of_number
+from paceline.rpc.tls import Tls
 from paceline.v1 import model_pb2
 
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
-# Without any sign of progress for this long while answers are due, the server counts as gone.
-STALL_S = 30.0
+# A server sends something every second. After this long without anything it counts as gone: stopped, or cut off.
+STALL_S = 10.0
+# After this long it is in some trouble, and what can be done without it is.
+SILENT_S = 2.0
+# For a server's description.
+DESCRIBE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +42,16 @@ class LinkKind:
     request_class: type[Any]
 
 
-class CacheError(PacelineError):
-    """A command failed because the cache is not as its owner believed: `cache_length` is the truth."""
-
-    def __init__(self, cache_length: int, message: str) -> None:
-        super().__init__(message)
-        self.cache_length = cache_length
-
-
 class Link:
     """The way to one server. Commands are sent in the order of the calls; many may share a message."""
 
-    def __init__(self, kind: LinkKind, address: str, check_card: Callable[[model_pb2.ModelCard], None]) -> None:
-        """`check_card` raises ConfigError for a server that can't be used."""
+    def __init__(
+        self, kind: LinkKind, address: str, check_card: Callable[[model_pb2.ModelCard], None], tls: Tls = NO_TLS
+    ) -> None:
+        """`check_card` raises ConfigError for a server that can't be used. The files of `tls` are read at each connection."""
         self.kind = kind
         self.address = address
+        self._tls = tls
         self.card: model_pb2.ModelCard | None = None
         self.epoch = 0
         self._check_card = check_card
@@ -60,17 +59,20 @@ class Link:
         self.is_up = False
         self._came_up = asyncio.Event()
         self._was_refused = asyncio.Event()
+        # Somebody waits for the server: its next trial need not wait for the back-off's end.
+        self._is_wanted = asyncio.Event()
         self._trouble = "not reached yet"
         self._next_id = 0
         self._next_sequence_id = 0
-        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._pending = Pending()
         # Messages that will go out together, and the size of the newest.
         self._unsent: list[Any] = []
         self._newest_bytes = 0
         self._has_unsent = asyncio.Event()
-        # `time.monotonic`: when the server last sent something, and when the link came up.
-        self._progress_s = 0.0
+        # `time.monotonic`: when the server last sent something, and when the link came up and went down.
+        self._heard_s = 0.0
         self._came_up_s = 0.0
+        self._went_down_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self.channel: grpc.aio.Channel | None = None
 
@@ -83,16 +85,27 @@ class Link:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
+    @property
+    def away_s(self) -> float:
+        """For how long the server has been away; 0 while it is there."""
+        return 0.0 if self.is_up else time.monotonic() - self._went_down_s
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server is there, but has said nothing for longer than servers do."""
+        return self.is_up and time.monotonic() - self._heard_s > SILENT_S
+
     async def wait_up(self, timeout_s: float) -> None:
         """Raises Unavailable, saying which server and why, if it is not up in time."""
         if self.is_up:
             # Nearly always, and in every round: a task and a timer are not needed for that.
             return
+        self._is_wanted.set()
         try:
             await asyncio.wait_for(self._came_up.wait(), timeout_s)
         except TimeoutError:
             raise Unavailable(
-                f"the {self.kind.name} server at {self.address} is not available (waited {timeout_s:g} s): {self._trouble}"
+                f"the {self.kind.name} server at {self.address} is not available (away for {self.away_s:.0f} s): {self._trouble}"
             ) from None
 
     async def wait_usable(self, timeout_s: float) -> None:
@@ -113,42 +126,44 @@ class Link:
         return self._next_sequence_id
 
     def send(self, sequence_id: int, fill: Callable[[Any], None]) -> int:
-        """Sends a command nobody waits for; returns its id. Dropped if the link is down: so is the sequence."""
+        """Sends a command nobody waits for; returns its id. Dropped if the link is down: so is the sequence.
+
+        Raises OutOfRange for one that no message can hold.
+        """
         self._next_id += 1
         if self.is_up:
-            if not self._unsent or self._newest_bytes > SPLIT_BYTES:
+            if not self._unsent or self._newest_bytes > SPLIT_BYTES or len(self._unsent[-1].commands) >= MAX_COMMANDS:
                 self._unsent.append(self.kind.request_class())
                 self._newest_bytes = 0
             # Written where it will travel: a copy would cost as much again.
-            command = self._unsent[-1].commands.add(command_id=self._next_id, sequence_id=sequence_id)
+            commands = self._unsent[-1].commands
+            command = commands.add(command_id=self._next_id, sequence_id=sequence_id)
             fill(command)
-            self._newest_bytes += command.ByteSize()
+            if (size := command.ByteSize()) > MAX_COMMAND_BYTES:
+                del commands[-1]
+                raise OutOfRange(f"a command of {size} bytes; the {self.kind.name} server takes {MAX_COMMAND_BYTES}")
+            self._newest_bytes += size
             self._has_unsent.set()
         return self._next_id
 
-    async def request(self, sequence_id: int, fill: Callable[[Any], None]) -> Any:
-        """Sends a command and waits for its answer.
+    async def request(
+        self, sequence_id: int, fill: Callable[[Any], None], take_part: Callable[[Any], None] | None = None
+    ) -> Any:
+        """Sends a command and waits for its answer. `take_part` is given what comes of it before.
 
         Raises what the server says, CacheError where that is about the cache's length,
-        Unavailable if the link breaks first.
+        Unavailable if the link breaks first, OutOfRange for a command that no message can hold.
         """
         if not self.is_up:
             raise Unavailable(f"the {self.kind.name} server at {self.address} is not available: {self._trouble}")
-        if not self._pending:
-            self._progress_s = time.monotonic()
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        command_id = self.send(sequence_id, fill)
-        self._pending[command_id] = future
-        try:
-            return await future
-        finally:
-            self._pending.pop(command_id, None)
+        return await self._pending.wait(self.send(sequence_id, fill), take_part)
 
     async def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
         while True:
+            self._is_wanted.clear()
             try:
-                async with open_channel(self.address) as channel:
+                async with open_channel(self.address, self._tls) as channel:
                     self.channel = channel
                     await self._serve(channel)
             except grpc.aio.AioRpcError as error:
@@ -167,13 +182,19 @@ class Link:
                     backoff_s = FIRST_BACKOFF_S
                 log.warning("lost the %s server at %s: %s", self.kind.name, self.address, self._trouble)
             self._go_down()
-            await asyncio.sleep(backoff_s)
+            await self._rest(backoff_s)
             backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+
+    async def _rest(self, backoff_s: float) -> None:
+        """Between two trials: shorter when somebody waits, but never nothing."""
+        await asyncio.sleep(FIRST_BACKOFF_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_wanted.wait(), backoff_s - FIRST_BACKOFF_S)
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
         """One connection's life. Returns or raises when it is over."""
         stub = self.kind.make_stub(channel)
-        card = _decoded(await stub.Describe(model_pb2.DescribeModelRequest(), timeout=10))
+        card = _decoded(await stub.Describe(model_pb2.DescribeModelRequest(), timeout=DESCRIBE_S))
         self._check_version(card)
         self._check_card(card)
         call = stub.Session()
@@ -182,16 +203,16 @@ class Link:
         self.card = card
         self.epoch += 1
         self.is_up = True
-        self._came_up_s = time.monotonic()
+        self._came_up_s = self._heard_s = time.monotonic()
         self._came_up.set()
         log.info("%s server at %s is up: %s (%s)", self.kind.name, self.address, card.name, card.dtype)
         writer = asyncio.create_task(self._write(call))
         watch = asyncio.create_task(self._watch(call))
         try:
             while (response := _decoded(await call.read())) is not grpc.aio.EOF:
-                self._progress_s = time.monotonic()
+                self._heard_s = time.monotonic()
                 for answer in response.answers:
-                    self._settle(answer)
+                    self._pending.settle(answer)
             self._trouble = "the server closed the session"
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -222,34 +243,12 @@ class Link:
             call.cancel()
 
     async def _watch(self, call: Any) -> None:
-        """Breaks the stream when answers are due and the server shows no progress."""
+        """Breaks the stream when the server is silent."""
         while True:
             await asyncio.sleep(STALL_S / 10)
-            if self._pending and time.monotonic() - self._progress_s > STALL_S:
-                self._trouble = f"no sign of progress for {STALL_S:g} s"
+            if time.monotonic() - self._heard_s > STALL_S:
+                self._trouble = f"nothing heard for {STALL_S:g} s"
                 call.cancel()
-
-    def _settle(self, answer: Any) -> None:
-        future = self._pending.get(answer.command_id)
-        if future is None or future.done():
-            # A Truncate that failed says so by its sequence's next command as well.
-            return
-        kind = answer.WhichOneof("answer")
-        if kind is None:
-            raise Unavailable("the server sent an answer of unknown kind")
-        if kind == "opened":
-            raise Unavailable("the server sent 'opened' in answer to another command")
-        if kind != "failure":
-            future.set_result(getattr(answer, kind))
-            return
-        failure = answer.failure
-        error = error_of_number(failure.code, failure.message)
-        is_about_cache = (
-            isinstance(error, OutOfRange | Aborted) or failure.code == grpc.StatusCode.FAILED_PRECONDITION.value[0]
-        )
-        if is_about_cache and failure.HasField("cache_length"):
-            error = CacheError(failure.cache_length, failure.message)
-        future.set_exception(error)
 
     def _check_version(self, card: model_pb2.ModelCard) -> None:
         if card.protocol_version != PROTOCOL_VERSION:
@@ -259,16 +258,14 @@ class Link:
             )
 
     def _go_down(self) -> None:
+        if self.is_up:
+            self._went_down_s = time.monotonic()
         self.is_up = False
         self._came_up.clear()
         self.channel = None
         self._unsent.clear()
         self._has_unsent.clear()
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(
-                    Unavailable(f"lost the {self.kind.name} server at {self.address}: {self._trouble}")
-                )
+        self._pending.fail(f"lost the {self.kind.name} server at {self.address}: {self._trouble}")
 
 
 def _decoded(message: Any) -> Any:

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 from coordinator.context import Request
-from coordinator.remote.link import CacheError, Link
+from coordinator.remote.link import Link
+from coordinator.remote.pending import CacheError
 from paceline.errors import PacelineError, ResourceExhausted, Unavailable
 from paceline.rpc.messages import open_to_message
 
@@ -23,6 +24,8 @@ from paceline.rpc.messages import open_to_message
 MAX_CORRECTIONS = 8
 FIRST_PAUSE_S = 0.02
 MAX_PAUSE_S = 1.0
+# A server that was away for long may be back: it is tried once more before anybody is refused.
+LAST_TRIAL_S = 1.0
 
 
 class RemoteSequence:
@@ -30,23 +33,34 @@ class RemoteSequence:
 
     def __init__(self, link: Link, request: Request) -> None:
         self.link = link
-        self._open = open_to_message(request.sampling, len(request.prompt), _ending_ids(request), request.cache_salt)
+        self._open = open_to_message(
+            request.sampling, len(request.prompt), _ending_ids(request), request.cache_salt, request.request_id,
+            request.traceparent,
+        )  # fmt: skip
         self._sequence_id = 0
         self._epoch = 0
         self.length = 0
 
-    async def feed(self, tokens: list[int], fill: Callable[..., None], count_drafts: Callable[[Any], int]) -> Any:
+    async def feed(
+        self,
+        tokens: list[int],
+        fill: Callable[..., None],
+        count_drafts: Callable[[Any], int],
+        take_part: Callable[[Any], None] | None = None,
+    ) -> Any:
         """One Propose or Verify, which brings tokens[length:] along.
 
         `fill(command, position, tail)` writes the command; `count_drafts(answer)` says how many drafts
-        the server fed after the tail. Raises Unavailable if the link breaks,
+        the server fed after the tail; `take_part` is given what comes ahead of the answer, all of it again
+        behind each `fill`. Raises Unavailable if the link breaks,
         ResourceExhausted if the server has no room, and whatever else the server says is wrong.
         """
         for _ in range(MAX_CORRECTIONS):
             self._ensure_open()
             position, tail = self.length, tokens[self.length :]
             try:
-                answer = await self.link.request(self._sequence_id, partial(fill, position=position, tail=tail))
+                filled = partial(fill, position=position, tail=tail)
+                answer = await self.link.request(self._sequence_id, filled, take_part)
             except CacheError as error:
                 # Evicted, or an earlier command failed: believe the server, and say so.
                 self._correct(min(error.cache_length, self.length))
@@ -96,12 +110,14 @@ class RemoteSequence:
 async def with_patience(link: Link, timeout_s: float, attempt: Callable[[], Any]) -> Any:
     """Repeats `attempt` while the server is away or has no room, for up to `timeout_s`.
 
-    The context is here, so a server that died costs a replay and nothing else.
+    The context is here, so a server that died costs a replay and nothing else. The time counts from when the server went
+    away, and not anew for each who asks: else a queue would wait for a dead server one after the other. Who asks after
+    that time waits for one more trial only.
     """
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s - link.away_s
     pause_s = FIRST_PAUSE_S
     while True:
-        await link.wait_up(max(0.0, deadline_s - time.monotonic()))
+        await link.wait_up(max(LAST_TRIAL_S, deadline_s - time.monotonic()))
         try:
             return await attempt()
         except (Unavailable, ResourceExhausted):

@@ -1,5 +1,6 @@
 """Verdicts from the target server, waited for with patience: without the target there is no output."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -7,9 +8,10 @@ import numpy as np
 
 from coordinator.acceptance import Proposal, Verdict
 from coordinator.context import Context, Request
-from coordinator.logprobs import PositionLogprobs
+from coordinator.logprobs import PositionLogprobs, TokenLogprobs
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence, with_patience
+from paceline.checks import require
 from paceline.rpc.messages import floats_from_bytes, rule_to_message
 from paceline.sampling import Rule
 
@@ -30,8 +32,12 @@ class RemoteTarget:
         """The target's say on `proposal`. Raises Unavailable if the target is gone for longer than the patience."""
 
         rule = proposal.checked_by(self._rule)
+        scores_prompt = self._sampling.prompt_logprobs is not None and context.num_generated == 0
+        # Of a long prompt's log-probabilities what comes ahead of the verdict.
+        parts: list[Any] = []
 
         def fill(command: Any, position: int, tail: list[int]) -> None:
+            parts.clear()
             verify = command.verify
             verify.position = position
             verify.tail_tokens.extend(tail)
@@ -44,26 +50,38 @@ class RemoteTarget:
                 verify.lenience = self._lenience
             if self._sampling.logprobs is not None:
                 verify.logprobs = self._sampling.logprobs
-            if self._sampling.prompt_logprobs is not None and context.num_generated == 0:
+            if scores_prompt:
                 verify.prompt_logprobs = self._sampling.prompt_logprobs
 
         answer = await with_patience(
             self._link,
             self._patience_s,
-            lambda: self._sequence.feed(context.tokens, fill, lambda answer: len(proposal)),
+            lambda: self._sequence.feed(context.tokens, fill, lambda answer: len(proposal), parts.append),
         )
         verdict = _verdict(answer, proposal, rule, self._lenience)
         if not self._scores:
             return verdict
-        logprobs, prompt_logprobs = [], []
+        logprobs: list[PositionLogprobs] = []
         if self._sampling.logprobs is not None:
             candidates = _candidates(verdict, proposal, rule)
             logprobs = _unpack_logprobs(answer.logprobs, candidates, self._sampling.logprobs)
-        if self._sampling.prompt_logprobs is not None and context.num_generated == 0:
-            wanted = context.tokens[1:]
-            positions = _unpack_logprobs(answer.prompt_logprobs, [[t] for t in wanted], self._sampling.prompt_logprobs)
-            prompt_logprobs = [at.of(token) for at, token in zip(positions, wanted, strict=True)]
-        return replace(verdict, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        of_prompt = await self._score(context.tokens[1:], [*parts, answer.prompt_logprobs]) if scores_prompt else []
+        return replace(verdict, logprobs=logprobs, prompt_logprobs=of_prompt)
+
+    async def _score(self, tokens: list[int], parts: list[Any]) -> list[TokenLogprobs]:
+        """Log-probabilities of `tokens` from the messages that hold them one part after the other.
+
+        Raises InvalidArgument where they do not fit. Other generations go on between two parts.
+        """
+        assert self._sampling.prompt_logprobs is not None
+        scored: list[TokenLogprobs] = []
+        for part in parts:
+            of_part = tokens[len(scored) : len(scored) + len(part.chosen) // 4]
+            positions = _unpack_logprobs(part, [[token] for token in of_part], self._sampling.prompt_logprobs)
+            scored += [at.of(token) for at, token in zip(positions, of_part, strict=True)]
+            await asyncio.sleep(0)
+        require(len(scored) == len(tokens), "prompt_logprobs", f"of {len(scored)} tokens", f"of {len(tokens)} tokens")
+        return scored
 
     def truncate(self, length: int) -> None:
         self._sequence.truncate(length)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from paceline.checks import require
 from paceline.cli import options
-from paceline.client import AsyncClient, Deployment, Prompt
+from paceline.client import AsyncClient, Deployment, Prompt, Tls
 from paceline.errors import ConfigError, InvalidArgument, RequestError
 from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop, parse_sweep
 from paceline.loadtest.progress import LiveProgress
@@ -55,6 +55,9 @@ class BenchPlan:
 def bench(
     address: options.Addresses = None,
     api_key_file: options.ApiKeyFile = None,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
     concurrency: Annotated[
         int | None, typer.Option(help="closed loop: requests in flight; the default, with 1")
     ] = None,
@@ -104,8 +107,8 @@ def bench(
         timeout_s=timeout,
         slo=None if slo is None else parse_slo(slo),
     )
-    key = options.read_key(api_key_file)
-    report = options.run(measure(plan, described(plan, prompts), key))
+    key, tls = options.read_key(api_key_file), options.read_tls(tls_ca, tls_cert, tls_key)
+    report = options.run(measure(plan, described(plan, prompts), key, tls))
     print_report(Console(highlight=False), report)
     _write(json_file, "--json", lambda: json.dumps(as_record(report), indent=1))
     _write(html_file, "--html", lambda: render(report))
@@ -152,10 +155,10 @@ def check_lengths(
     return Lengths(lengths.prompt, sampling.max_tokens), sampling
 
 
-async def measure(plan: BenchPlan, settings: dict[str, str], key: str | None = None) -> Report:
+async def measure(plan: BenchPlan, settings: dict[str, str], key: str | None = None, tls: Tls | None = None) -> Report:
     """Runs every load. Raises Unavailable naming a coordinator that is not there, Unauthenticated without its key."""
     async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(AsyncClient(each, key)) for each in plan.addresses]
+        clients = [await stack.enter_async_context(AsyncClient(each, key, tls)) for each in plan.addresses]
         cards = [await client.describe() for client in clients]
         variants = [
             Variant(name, await options.resolve_speculation(clients[0], given)) for name, given in plan.variants.items()

@@ -23,6 +23,9 @@ HOW_TO_LEAVE = "An empty line, Ctrl-D or Ctrl-C ends the conversation; Ctrl-C du
 def chat(
     address: options.Address = options.DEFAULT_ADDRESS,
     api_key_file: options.ApiKeyFile = None,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
     system: Annotated[str | None, typer.Option(help="what the model is told before the conversation")] = None,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = 0.7,
@@ -46,7 +49,8 @@ def chat(
     )  # fmt: skip
     given = options.given_speculation(speculation, drafter, draft_tokens, rule, coupled)
     # Not asyncio's: input() and Ctrl-C belong to the main thread.
-    with options.naming_the_flag(), Client(address, options.read_key(api_key_file)) as client:
+    key, tls = options.read_key(api_key_file), options.read_tls(tls_ca, tls_cert, tls_key)
+    with options.naming_the_flag(), Client(address, key, tls) as client:
         # A coordinator that is away is told before the user writes anything.
         description = client.describe()
         conversation = Conversation(client, system, sampling, options.merged(description.defaults, given))

@@ -49,7 +49,10 @@ async def _run(prompt: str, max_tokens: int, speculative: SpeculationParams) -> 
         address = f"unix:{Path(folder) / 'coordinator.sock'}"
         deployment = make_deployment(coordinator={"listen": address, "recent_tokens": 0})
         console.print("starting draft server, target server and coordinator …", style="dim")
-        async with Services(deployment, _log_trouble) as services, AsyncClient(services.address) as client:
+        async with (
+            Services(deployment, _log_trouble) as services,
+            AsyncClient(services.address, tls=services.tls) as client,
+        ):
             await compare(console, client, prompt, max_tokens, speculative)
 
 

@@ -42,6 +42,9 @@ def generate(
     ] = None,
     address: options.Address = options.DEFAULT_ADDRESS,
     api_key_file: options.ApiKeyFile = None,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
     prompts: Annotated[Path | None, typer.Option(help=f"a file of prompts instead: {options.PROMPT_FORMS}")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="with --prompts: how many at once")] = 1,
     max_tokens: options.MaxTokens = DEFAULT_MAX_TOKENS,
@@ -104,7 +107,8 @@ def generate(
     printer = TracePrinter(stats, has_many) if trace else Printer(as_json, color, stats, has_many)
     with contextlib.ExitStack() as stack:
         traces = None if trace_json is None else stack.enter_context(trace_json.open("w", encoding="utf-8"))
-        job = Job(options.connector(address, api_key_file), wanted, sampling, given, raw, concurrency, more, traces)
+        connect = options.connector(address, api_key_file, options.read_tls(tls_ca, tls_cert, tls_key))
+        job = Job(connect, wanted, sampling, given, raw, concurrency, more, traces)
         options.run(_run(job, printer))
 
 

@@ -14,7 +14,9 @@ from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unauthenticated, Unavailable
 from paceline.keys import ENVIRONMENT, check_key
 from paceline.rpc.channel import check_address
-from paceline.rpc.status import NO_ANSWER
+from paceline.rpc.status import NO_ANSWER, NO_TRUST
+from paceline.rpc.tls import ENVIRONMENT as TLS_ENVIRONMENT
+from paceline.rpc.tls import Names, Tls, find_tls
 from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 
 T = TypeVar("T")
@@ -42,6 +44,23 @@ ApiKeyFile = Annotated[
     Path | None,
     typer.Option(help=f"a file that holds the API key and nothing else; default: the variable {ENVIRONMENT}"),
 ]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        help="speak TLS, and trust certificates of the authority in this file (docs/tls.md); default: the variable "
+        f"{TLS_ENVIRONMENT.ca}, or no TLS"
+    ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"the certificate to show to a coordinator that asks for one; default: the variable {TLS_ENVIRONMENT.cert}"
+    ),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option(help=f"that certificate's key, in a file; default: the variable {TLS_ENVIRONMENT.key}")
+]
+TLS_FLAGS = Names("--tls-cert", "--tls-key", "--tls-ca")
 MaxTokens = Annotated[int, typer.Option(help="most tokens to generate")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy")]
 TopK = Annotated[int, typer.Option(help="keep the k most likely tokens; 0 keeps all")]
@@ -130,6 +149,8 @@ def naming_the_flag() -> Iterator[None]:
     except Unavailable as error:
         if str(error).startswith(NO_ANSWER):
             raise Unavailable(f"{error} (--address gives another address)") from None
+        if NO_TRUST in str(error):
+            raise Unavailable(f"{error} (--tls-ca, --tls-cert and --tls-key say how to speak TLS)") from None
         raise
 
 
@@ -148,10 +169,19 @@ def read_key(path: Path | None) -> str | None:
     return check_key("the key in --api-key-file", text.strip())
 
 
-def connector(address: str, api_key_file: Path | None) -> Callable[[], AsyncClient]:
+def read_tls(ca: Path | None, cert: Path | None, key: Path | None) -> Tls:
+    """What flags say, or else the environment. Raises ConfigError for files that are missing or bad."""
+    given = Tls(cert, key, ca, TLS_FLAGS)
+    if not given:
+        return find_tls(None)
+    given.client_context()
+    return given
+
+
+def connector(address: str, api_key_file: Path | None, tls: Tls) -> Callable[[], AsyncClient]:
     """What makes a client, which has to happen inside of an event loop. Raises InvalidArgument now."""
     key = read_key(api_key_file)
-    return lambda: AsyncClient(address, key)
+    return lambda: AsyncClient(address, key, tls)
 
 
 def require_file(name: str, path: Path | None, suffix: str = "") -> None:

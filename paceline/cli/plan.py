@@ -76,6 +76,9 @@ def plan(
     ] = False,
     address: options.Address = options.DEFAULT_ADDRESS,
     api_key_file: options.ApiKeyFile = None,
+    tls_ca: options.TlsCa = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
     prompts: Annotated[
         Path | None, typer.Option(help=f"with --measure, a file of prompts: {options.PROMPT_FORMS}")
     ] = None,
@@ -92,7 +95,8 @@ def plan(
         raise InvalidArgument("--prompts needs --measure: the theory asks no model")
     found = None
     if measured:
-        found = _measure(options.connector(address, api_key_file), prompts, max_tokens, temperature)
+        connect = options.connector(address, api_key_file, options.read_tls(tls_ca, tls_cert, tls_key))
+        found = _measure(connect, prompts, max_tokens, temperature)
         alpha = found.alpha if alpha is None else alpha
         draft_cost = found.draft_cost if draft_cost is None else draft_cost
         wire = found.wire if wire is None else wire

@@ -12,10 +12,12 @@ from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
 from gateway.config import GatewaySettings
 from paceline.deployment.deployment import Deployment, make_deployment
-from paceline.deployment.services import Services
-from paceline.errors import ConfigError
+from paceline.deployment.services import Services, called_at
+from paceline.errors import ConfigError, InvalidArgument
+from paceline.rpc.channel import NO_TLS
 from paceline.rpc.health import is_serving
 from paceline.rpc.server import require_free_address, wait_for_signal
+from paceline.rpc.tls import Names, Tls
 from paceline.settings import Settings
 from target_server.config import TargetSettings
 
@@ -41,6 +43,12 @@ def up(
     no_keys: Annotated[
         bool, typer.Option("--no-keys", help=CoordinatorSettings.model_fields["no_keys"].description)
     ] = False,
+    tls_cert: Annotated[str | None, _setting(CoordinatorSettings, "tls_cert")] = None,
+    tls_key: Annotated[str | None, _setting(CoordinatorSettings, "tls_key")] = None,
+    tls_ca: Annotated[
+        str | None, typer.Option(help="the authority of that certificate, in a file; the services trust it")
+    ] = None,
+    tls_client_ca: Annotated[str | None, _setting(CoordinatorSettings, "tls_client_ca")] = None,
     target_model: Annotated[str | None, _setting(TargetSettings, "model")] = None,
     draft_model: Annotated[str | None, _setting(DraftSettings, "model", ", or none: no draft server")] = None,
     device: Annotated[str | None, _setting(TargetSettings, "device", ": cpu, or cuda for both on one GPU")] = None,
@@ -56,25 +64,42 @@ def up(
     coupled: Annotated[bool | None, _setting(CoordinatorSettings, "coupled")] = None,
     lenience: Annotated[float | None, _setting(CoordinatorSettings, "lenience")] = None,
     max_running: Annotated[int | None, _setting(CoordinatorSettings, "max_running")] = None,
+    traces: Annotated[str | None, _setting(CoordinatorSettings, "traces", "; of all services")] = None,
 ) -> None:
     """Starts draft server, target server, coordinator and gateway; prints `ready ADDRESS URL` when all serve; Ctrl-C stops all.
 
     What is not given is each process's own: its table in paceline.toml (target, draft, coordinator, gateway), or its
     default. With --http none there is no gateway, and the line is `ready ADDRESS`.
     """
-    keys = {"api_keys": api_keys, "no_keys": no_keys or None}
+    shared = {"api_keys": api_keys, "no_keys": no_keys or None}
+    shared |= {"tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca, "traces": traces}
+    calling = _calling(tls_cert, tls_key, tls_ca, tls_client_ca)
     both = {"device": device, "dtype": dtype, "max_model_len": max_model_len, "kv_cache_memory": kv_cache_memory}
+    both |= {"traces": traces}
     deployment = make_deployment(
         target=_given(model=target_model, **both),
         draft=_given(model=draft_model, quantization=draft_quantization, **both),
         coordinator=_given(
-            listen=listen, **keys, speculation=speculation, drafter=drafter,
+            listen=listen, **shared, speculation=speculation, drafter=drafter,
             custom_drafter=custom_drafter, draft_tokens=draft_tokens, rule=rule, coupled=coupled, lenience=lenience,
             max_running=max_running,
         ),
-        gateway=None if http == "none" else _given(listen=http, **keys),
+        gateway=None if http == "none" else _given(
+            listen=http, **shared, servers_tls_ca=calling.ca, servers_tls_cert=calling.cert, servers_tls_key=calling.key
+        ),
+        client_tls=calling,
     )  # fmt: skip
     asyncio.run(_run(deployment))
+
+
+def _calling(cert: str | None, key: str | None, ca: str | None, client_ca: str | None) -> Tls:
+    """How these services call one another; they show their own certificate to who asks for one. Raises InvalidArgument."""
+    if ca is None:
+        return NO_TLS
+    if cert is None:
+        raise InvalidArgument("--tls-ca needs --tls-cert and --tls-key: the certificate that the services have")
+    names = Names("--tls-cert", "--tls-key", "--tls-ca")
+    return Tls(None, None, ca, names) if client_ca is None else Tls(cert, key, ca, names)
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -89,7 +114,7 @@ async def _run(deployment: Deployment) -> None:
         console.print(Text(f"{service:>11} | ", style=COLOURS[service]), Text(line), sep="")
 
     # Said before models are loaded for nothing.
-    if is_serving(deployment.listen, timeout_s=1.0):
+    if is_serving(called_at(deployment.listen), timeout_s=1.0, tls=deployment.tls):
         raise ConfigError(
             f"a coordinator serves at {deployment.listen} already; stop it, or give another address by --listen"
         )
@@ -115,10 +140,11 @@ async def _serve(deployment: Deployment, log_line: Any) -> None:
         print(" ".join(filter(None, ("ready", services.address, services.url))), flush=True)
         where = (
             ""
-            if services.address == CoordinatorSettings.model_fields["listen"].default
-            else f" --address {services.address}"
+            if called_at(services.address) == CoordinatorSettings.model_fields["listen"].default
+            else f" --address {called_at(services.address)}"
         )
         where += " --api-key-file FILE" if deployment.has_keys else ""
+        where += f" --tls-ca {deployment.tls.ca}" if deployment.tls else ""
         print(f'try, in another terminal: paceline generate "Why is the sky blue?"{where}', file=sys.stderr)
         if services.url is not None:
             print(f"or, in a browser: {services.url}", file=sys.stderr)

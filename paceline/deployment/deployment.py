@@ -7,8 +7,10 @@ from typing import Any
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
 from gateway.config import GatewaySettings
+from paceline.errors import InvalidArgument
 from paceline.keys import KeyRing
-from paceline.rpc.channel import check_address
+from paceline.rpc.channel import NO_TLS, check_address
+from paceline.rpc.tls import Tls, find_tls
 from paceline.settings import as_flags, make_settings
 from target_server.config import TargetSettings
 
@@ -33,6 +35,10 @@ class Deployment:
     # The coordinator's address, and the gateway's.
     listen: str
     http_listen: str
+    # How to call each of them, and the model servers: by TLS where they serve by it.
+    tls: Tls
+    http_tls: Tls
+    models_tls: Tls
     # Whether callers need API keys.
     has_keys: bool
     # Whether the model servers compute on the same cores, one at a time.
@@ -44,11 +50,14 @@ def make_deployment(
     draft: Mapping[str, Any] | None = None,
     coordinator: Mapping[str, Any] | None = None,
     gateway: Mapping[str, Any] | None = None,
+    client_tls: Tls = NO_TLS,
 ) -> Deployment:
     """From the fields of each process's settings that the caller wants to set; all others are the process's own.
 
-    `gateway`: None: there is none. A draft's model "none", or a coordinator's draft "none": no draft server. Raises InvalidArgument naming the flag of
-    `paceline up` and its range, ConfigError for a bad file of keys.
+    `gateway`: None: there is none. `client_tls`: how to call coordinator and gateway where these serve by TLS; without
+    it, as the gateway calls the coordinator, or as the environment says. A draft's model "none", or a coordinator's draft "none": no draft server.
+
+    Raises InvalidArgument naming the flag of `paceline up` and its range, ConfigError for a bad file of keys.
     """
     wants_target, wants_draft = dict(target or {}), dict(draft or {})
     front = make_settings(CoordinatorSettings, coordinator or {}, {})
@@ -66,6 +75,9 @@ def make_deployment(
     door = None if gateway is None else make_settings(GatewaySettings, gateway, _GATEWAY_FLAGS)
     if door is not None:
         check_address("--http", door.listen)
+    own_tls = client_tls or (NO_TLS if door is None else door.servers_tls) or find_tls(None)
+    if not own_tls and (front.tls or (door is not None and door.tls)):
+        raise InvalidArgument("--tls-ca is missing: the authority of the certificate, by which the services trust it")
     return Deployment(
         target=as_flags(wants_target),
         draft=as_flags(wants_draft) if has_draft else None,
@@ -73,6 +85,9 @@ def make_deployment(
         gateway=None if door is None else as_flags(gateway or {}),
         listen=front.listen,
         http_listen="" if door is None else door.listen,
+        tls=own_tls if front.tls else NO_TLS,
+        http_tls=own_tls if door is not None and door.tls else NO_TLS,
+        models_tls=front.servers_tls,
         has_keys=front.api_keys is not None,
         shares_cores=has_draft and (target_settings.device, draft_settings.device) == ("cpu", "cpu"),
     )

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from paceline.deployment.deployment import Deployment
 from paceline.deployment.http_health import instance_at, url_of
+from paceline.deployment.log_lines import lines_of
 from paceline.errors import ConfigError
 from paceline.rpc.health import is_serving
 from paceline.rpc.supervision import environment
+from paceline.rpc.tls import Tls
 
 READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
@@ -31,7 +33,9 @@ class Process:
 
     name: str
     arguments: list[str]
+    # Where it is called, and how.
     address: str
+    tls: Tls
     # By which its health service knows it: another process may have its address.
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
     process: asyncio.subprocess.Process | None = None
@@ -39,14 +43,14 @@ class Process:
 
     def is_serving(self) -> bool:
         """Whether this process, and no other, answers health checks at its address."""
-        return is_serving(self.address, 1.0, f"instance.{self.instance}")
+        return is_serving(self.address, 1.0, f"instance.{self.instance}", self.tls)
 
 
 class HttpProcess(Process):
     """One whose health is asked by HTTP."""
 
     def is_serving(self) -> bool:
-        return instance_at(self.address, 1.0) == self.instance
+        return instance_at(self.address, 1.0, self.tls) == self.instance
 
 
 class Services:
@@ -59,8 +63,9 @@ class Services:
         self._tasks: list[asyncio.Task[None]] = []
         self._processes = list(self._plan(deployment))
         self.address = deployment.listen
+        self.tls = deployment.tls
         # None without a gateway.
-        self.url = url_of(deployment.http_listen) if deployment.gateway is not None else None
+        self.url = url_of(deployment.http_listen, bool(deployment.http_tls)) if deployment.gateway is not None else None
 
     async def __aenter__(self) -> "Services":
         """Starts all. Raises ConfigError with the last line of a service that does not come up."""
@@ -107,14 +112,17 @@ class Services:
         folder = Path(self._folder.name)
         draft, target = f"unix:{folder / 'draft'}.sock", f"unix:{folder / 'target'}.sock"
         lock = ["--compute-lock-file", str(folder / "compute.lock")] if deployment.shares_cores else []
-        yield Process("target", ["target_server", *deployment.target, "--listen", target, *lock], target)
+        flags = [*deployment.target, "--listen", target, *lock]
+        yield Process("target", ["target_server", *flags], target, deployment.models_tls)
         if deployment.draft is not None:
-            yield Process("draft", ["draft_server", *deployment.draft, "--listen", draft, *lock], draft)
+            flags = [*deployment.draft, "--listen", draft, *lock]
+            yield Process("draft", ["draft_server", *flags], draft, deployment.models_tls)
         addresses = ["--target", target, "--draft", draft if deployment.draft is not None else "none"]
-        yield Process("coordinator", ["coordinator", *deployment.coordinator, *addresses], deployment.listen)
+        flags, called = [*deployment.coordinator, *addresses], called_at(deployment.listen)
+        yield Process("coordinator", ["coordinator", *flags], called, deployment.tls)
         if deployment.gateway is not None:
-            flags = [*deployment.gateway, "--coordinators", deployment.listen]
-            yield HttpProcess("gateway", ["gateway", *flags], deployment.http_listen)
+            flags = [*deployment.gateway, "--coordinators", called]
+            yield HttpProcess("gateway", ["gateway", *flags], called_at(deployment.http_listen), deployment.http_tls)
 
     async def _start(self, service: Process) -> None:
         """Returns when the service answers health checks. Raises ConfigError if it ends, or is not ready in time."""
@@ -137,9 +145,9 @@ class Services:
 
     async def _copy_log(self, service: Process, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        async for raw in process.stdout:
-            service.last_line = raw.decode(errors="replace").rstrip()
-            self._log_line(service.name, service.last_line)
+        async for line in lines_of(process.stdout):
+            service.last_line = line
+            self._log_line(service.name, line)
 
     async def _keep_running(self, service: Process) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -154,6 +162,12 @@ class Services:
                 backoff_s = FIRST_BACKOFF_S
             except ConfigError as error:
                 self._log_line(service.name, str(error))
+
+
+def called_at(listen: str) -> str:
+    """Where this machine calls what listens there: no certificate is for all addresses."""
+    host, colon, port = listen.rpartition(":")
+    return f"localhost{colon}{port}" if host in ("0.0.0.0", "[::]") else listen
 
 
 def _first(error: BaseException) -> BaseException:

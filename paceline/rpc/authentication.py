@@ -23,8 +23,10 @@ caller: ContextVar[str | None] = ContextVar("caller", default=None)
 class KeyCheck(grpc.aio.ServerInterceptor):
     """Refuses calls without a key of the ring with UNAUTHENTICATED, all but health checks."""
 
-    def __init__(self, ring: KeyRing) -> None:
+    def __init__(self, ring: KeyRing, count_refusal: Callable[[], None] = lambda: None) -> None:
+        """`count_refusal` is called for each call that is refused."""
         self._ring = ring
+        self._count_refusal = count_refusal
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -34,6 +36,7 @@ class KeyCheck(grpc.aio.ServerInterceptor):
         key = key_of(details.invocation_metadata)
         owner = self._ring.name_of(key)
         if owner is None:
+            self._count_refusal()
             return _REFUSE_UNKNOWN if key is not None else _REFUSE_MISSING
         caller.set(owner)
         return await continuation(details)
@@ -65,10 +68,11 @@ _REFUSE_UNKNOWN = _refusal("the API key is not one that this server knows")
 class KeyedChannel:
     """What a stub needs of a channel; every call carries a key, or none. The channel stays its owner's to close."""
 
-    def __init__(self, channel: grpc.aio.Channel, key: str | None) -> None:
-        """Raises InvalidArgument for a key that no header can carry."""
+    def __init__(self, channel: grpc.aio.Channel, key: str | None, *more: tuple[str, str]) -> None:
+        """`more`: metadata that every call carries besides. Raises InvalidArgument for a key that no header can carry."""
         self._channel = channel
-        self._metadata = () if key is None else ((METADATA_KEY, f"{SCHEME} {check_key('key', key)}"),)
+        keys = () if key is None else ((METADATA_KEY, f"{SCHEME} {check_key('key', key)}"),)
+        self._metadata = (*keys, *more)
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
         return self._keyed(self._channel.unary_unary(*arguments, **options))

@@ -6,10 +6,18 @@ import re
 import grpc.aio
 
 from paceline.errors import InvalidArgument
+from paceline.rpc.tls import Tls
 
-# The largest message either side takes. Senders split well below it (SPLIT_BYTES).
+# The largest message either side takes. Senders split well below it: what is repeated, behind SPLIT_BYTES or SPLIT_POSITIONS
+# (positions with log-probabilities, 150 bytes each with 20 likeliest tokens).
 MAX_MESSAGE_BYTES = 16 << 20
 SPLIT_BYTES = 1 << 20
+SPLIT_POSITIONS = 2048
+# A larger command is not sent: with what else may be in its message it would come near the limit, where gRPC ends the stream
+# that all generations share.
+MAX_COMMAND_BYTES = 8 << 20
+# In one message to a model server: each of them costs time on its event loop.
+MAX_COMMANDS = 4096
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -31,6 +39,8 @@ CLIENT_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Two channels to one address are two connections.
     ("grpc.use_local_subchannel_pool", 1),
+    # http_proxy and its like mean the way out of a network, not the way between services.
+    ("grpc.enable_http_proxy", 0),
 ]
 
 # Longer paths the kernel does not take for a socket.
@@ -60,6 +70,17 @@ def check_address(name: str, address: str, is_listening: bool = False) -> None:
         raise InvalidArgument.field(name, address, allowed)
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to HOST:PORT or unix:PATH, without encryption: services speak on loopback or a private network."""
-    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+NO_TLS = Tls()
+
+
+def open_channel(address: str, tls: Tls = NO_TLS) -> grpc.aio.Channel:
+    """A channel to HOST:PORT or unix:PATH, with what the files of `tls` hold now. Raises ConfigError for bad ones."""
+    if not tls:
+        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=tls_options(address))
+
+
+def tls_options(address: str) -> list[tuple[str, int | str]]:
+    """A certificate is for names and IP addresses: a socket of this machine is called localhost."""
+    name = [("grpc.ssl_target_name_override", "localhost")] if address.startswith("unix:") else []
+    return [*CLIENT_OPTIONS, *name]

@@ -141,14 +141,20 @@ def draft_mode_from_message(message: Any) -> DraftMode:
 
 
 def open_to_message(
-    sampling: SamplingParams, num_prompt_tokens: int, eos_token_ids: Iterable[int], cache_salt: str
-) -> model_pb2.Open:
-    return model_pb2.Open(
+    sampling: SamplingParams, num_prompt_tokens: int, eos_token_ids: Iterable[int], cache_salt: str, request_id: str,
+    traceparent: str = "",
+) -> model_pb2.Open:  # fmt: skip
+    message = model_pb2.Open(
         sampling=sampling_to_message(sampling),
         num_prompt_tokens=num_prompt_tokens,
         eos_token_ids=eos_token_ids,
         cache_salt=cache_salt,
+        request_id=request_id,
+        traceparent=traceparent,
     )
+    # Who has the text looks for them: they may be most of a message.
+    message.sampling.ClearField("stop")
+    return message
 
 
 def floats_to_bytes(values: NDArray[np.floating[Any]], dtype: str = "<f4") -> bytes:

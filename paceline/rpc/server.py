@@ -20,36 +20,48 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from paceline.errors import ConfigError, DeviceLost, InvalidArgument, PacelineError
+from paceline.errors import ConfigError, DeviceLost, InvalidArgument, OutOfRange, PacelineError
+from paceline.observability.logs import LogFormat, LogLevel, set_up_logs
 from paceline.rpc.authentication import caller
-from paceline.rpc.channel import SERVER_OPTIONS, check_address
+from paceline.rpc.channel import MAX_MESSAGE_BYTES, NO_TLS, SERVER_OPTIONS, check_address
 from paceline.rpc.status import code_of, trailers_of
 from paceline.rpc.supervision import end_with_supervisor, instance_of
+from paceline.rpc.tls import Tls
 
 log = logging.getLogger(__name__)
 # How long calls in flight may go on after SIGTERM.
 DRAIN_S = 20.0
+# Of an error's text: it travels in a header, of which gRPC takes 8 KiB, and a character may need 12 bytes there.
+MAX_ERROR_CHARACTERS = 500
 
 
 class Server:
     """One or more services behind one address."""
 
-    def __init__(self, listen: str, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> None:
+    def __init__(
+        self,
+        listen: str,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        tls: Tls = NO_TLS,
+        reflects: bool = False,
+    ) -> None:
         """`listen`: HOST:PORT (port 0: any free one) or unix:PATH. Raises ConfigError if it is neither.
 
-        `interceptors` see every call, health checks and reflection too.
+        `interceptors` see every call, health checks and reflection too. `reflects`: says what services there are.
         """
         try:
             check_address("--listen", listen, is_listening=True)
         except InvalidArgument as error:
             raise ConfigError(str(error)) from error
         self._listen = listen
+        self._tls = tls
+        self._reflects = reflects
         self._server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
-        if instance := instance_of(os.environ):
-            self._names.append(instance)
+        self._names = [health.SERVICE_NAME, *([reflection.SERVICE_NAME] if reflects else [])]
+        # Says SERVING while the process lives, whatever it depends on.
+        self._instance = instance_of(os.environ)
 
     def add_service(self, descriptor: ServiceDescriptor, servicer: Any) -> None:
         """Adds `servicer`, whose methods bear the service's method names and may raise PacelineError."""
@@ -60,22 +72,29 @@ class Server:
 
     async def start(self) -> str:
         """Listens; returns the address with the port that was taken. Raises ConfigError if it can't be had."""
-        reflection.enable_server_reflection(self._names, self._server)
+        if self._reflects:
+            reflection.enable_server_reflection(self._names, self._server)
+        credentials = self._tls.server_credentials() if self._tls else None
         try:
-            port = self._server.add_insecure_port(self._listen)
+            if credentials is None:
+                port = self._server.add_insecure_port(self._listen)
+            else:
+                port = self._server.add_secure_port(self._listen, credentials)
         except RuntimeError as error:
             raise ConfigError(_taken(self._listen)) from error
         await self._server.start()
         # What stands by now stays: the garbage collector need not go through it again and again.
         gc.collect()
         gc.freeze()
+        if self._instance:
+            await self._health.set(self._instance, health_pb2.HealthCheckResponse.SERVING)
         await self.set_serving(True)
         if self._listen.startswith("unix:"):
             return self._listen
         return f"{self._listen.rpartition(':')[0]}:{port}"
 
     async def set_serving(self, serving: bool) -> None:
-        """What health checks are told."""
+        """What health checks are told: whether calls are served now."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ["", *self._names]:
             await self._health.set(name, status)
@@ -135,22 +154,29 @@ async def wait_for_signal() -> None:
             loop.remove_signal_handler(number)
 
 
-def run(main: Callable[[], Any]) -> None:
+def run(main: Callable[[], Any], log_format: LogFormat = "text", log_level: LogLevel = "info") -> None:
     """Runs a service's coroutine under uvloop; a ConfigError or DeviceLost is one line on stderr and exit 1."""
+
+    def tell(error: Exception) -> None:
+        if log_format == "json":
+            log.critical("%s", error)
+        else:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+
     import uvloop
 
     end_with_supervisor()
     # The device thread must not keep the event loop waiting for the interpreter for long.
     sys.setswitchinterval(0.0005)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    set_up_logs(log_format, log_level)
     # grpc's reflection and health write nothing of use at INFO.
     try:
         uvloop.run(main())
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(error)
         sys.exit(1)
     except DeviceLost as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        tell(error)
         # Without destructors: they call the lost device, and may wait for it.
         os._exit(1)
     except KeyboardInterrupt:
@@ -174,9 +200,7 @@ def _handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> grpc.Rp
         (True, True): (grpc.stream_stream_rpc_method_handler, _answer_stream),
     }
     make, wrap = kinds[method.client_streaming, method.server_streaming]
-    return make(
-        wrap(behaviour), request_deserializer=decode, response_serializer=lambda message: message.SerializeToString()
-    )
+    return make(wrap(behaviour), request_deserializer=decode)
 
 
 def _checked(request: Any) -> Any:
@@ -193,10 +217,19 @@ def _checked(request: Any) -> Any:
     return messages()
 
 
+def _encoded(answer: Any) -> bytes:
+    """A message, which a method may have encoded itself. Raises OutOfRange for an answer that no message can hold: left to
+    itself, grpc would end the call with words of its own."""
+    data: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise OutOfRange(f"the answer has {len(data)} bytes; a message may have {MAX_MESSAGE_BYTES}")
+    return data
+
+
 def _answer_once(behaviour: Callable[..., Any]) -> Callable[..., Any]:
     async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
         with _Telling(context) as told:
-            return await behaviour(_checked(request), context)
+            return _encoded(await behaviour(_checked(request), context))
         await told.abort()
 
     return call
@@ -208,7 +241,7 @@ def _answer_stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
         with _Telling(context) as told:
             async with contextlib.aclosing(behaviour(_checked(request), context)) as responses:
                 async for response in responses:
-                    await context.write(response)
+                    await context.write(_encoded(response))
             return
         await told.abort()
 
@@ -234,4 +267,6 @@ class _Telling(contextlib.AbstractContextManager["_Telling"]):
     async def abort(self) -> None:
         assert self._error is not None
         text = str(self._error) if isinstance(self._error, PacelineError) else "internal error; see the server's log"
+        if len(text) > MAX_ERROR_CHARACTERS:
+            text = text[: MAX_ERROR_CHARACTERS - 1] + "…"
         await self._context.abort(code_of(self._error), text, trailers_of(self._error))

@@ -1,5 +1,7 @@
 """Exceptions <-> grpc.StatusCode: the only place that knows both."""
 
+import re
+
 import grpc
 import grpc.aio
 
@@ -15,6 +17,8 @@ _CODES: list[tuple[type[errors.PacelineError], grpc.StatusCode]] = [
     (errors.Aborted, grpc.StatusCode.ABORTED),
     (errors.Cancelled, grpc.StatusCode.CANCELLED),
     (errors.ResourceExhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
+    (errors.InternalError, grpc.StatusCode.INTERNAL),
     (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
     (errors.ConfigError, grpc.StatusCode.FAILED_PRECONDITION),
 ]
@@ -30,6 +34,9 @@ def number_of(error: Exception) -> int:
     number: int = code_of(error).value[0]
     return number
 
+
+# Codes besides ours that a repetition does not mend. All others come from the way to the server.
+_FAULTS = (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNIMPLEMENTED)
 
 # Trailing metadata that gRPC's own retry policies obey (gRFC A6): milliseconds.
 RETRY_AFTER_KEY = "grpc-retry-pushback-ms"
@@ -47,15 +54,32 @@ def trailers_of(error: Exception) -> tuple[tuple[str, str], ...]:
 _NOT_CONNECTED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 _CONNECTION_LOST = ("Stream removed", "Socket closed", "recvmsg:", "Connection reset", "GOAWAY", "Cancelling all calls")
 NO_ANSWER = "no coordinator answers at"
+# What gRPC says where one side's TLS is not the other's, or a server that wants a certificate gets none.
+_HANDSHAKE = re.compile(
+    r"handshake failed.*?(?:OPENSSL_internal:(?P<reason>.+?)(?:: OK|: Invalid certificate verification context)?$|$)"
+)
+_CUT_OFF = (
+    "Socket closed",
+    "Connection reset",
+    "Broken pipe",
+    "GOAWAY",
+    "connection attempt timed out before receiving",
+)
+NO_TRUST = "can't be trusted or does not trust this client"
 
 
 def error_of_call(error: grpc.aio.AioRpcError, address: str) -> errors.PacelineError:
     """The exception for a call to the coordinator at `address` that ended with an error."""
     details = error.details() or ""
     if error.code() is grpc.StatusCode.UNAVAILABLE and details.startswith(_NOT_CONNECTED):
+        if trouble := _trouble_of_tls(details):
+            return errors.Unavailable(f"what answers at {address} {NO_TRUST}: {trouble}")
         return errors.Unavailable(f"{NO_ANSWER} {address}; is `paceline up` running?")
     if error.code() is grpc.StatusCode.UNAVAILABLE and details.startswith(_CONNECTION_LOST):
         return errors.Unavailable(f"lost the coordinator at {address}: {details}")
+    if error.code() is grpc.StatusCode.CANCELLED:
+        # A call that we cancelled ends with asyncio's CancelledError. This one came as the server began to end.
+        return errors.Unavailable(f"lost the coordinator at {address}: it takes no more calls")
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return errors.Unavailable(f"what answers at {address} is not a coordinator: {details}")
     raised = error_of(error.code(), details)
@@ -65,10 +89,23 @@ def error_of_call(error: grpc.aio.AioRpcError, address: str) -> errors.PacelineE
     return raised
 
 
+def _trouble_of_tls(details: str) -> str:
+    """Why two sides that reached each other do not speak; empty where nobody was reached."""
+    if failed := _HANDSHAKE.search(details):
+        return f"TLS handshake failed: {failed['reason'] or 'no reason given'}"
+    if "Hostname Verification Check failed" in details:
+        return "its certificate is for other names than the address's"
+    if cut := next((each for each in _CUT_OFF if each in details), ""):
+        return f"{cut}; it may want TLS, or a certificate (docs/tls.md)"
+    return ""
+
+
 def error_of(code: grpc.StatusCode, message: str) -> errors.PacelineError:
     """The exception for a status code that came from a server."""
     if code is grpc.StatusCode.FAILED_PRECONDITION:
         return errors.RequestError(message)
+    if code in _FAULTS:
+        return errors.InternalError(message)
     kind = next((kind for kind, known in _CODES if known is code), errors.Unavailable)
     return kind(message)
 

@@ -8,8 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
+from prometheus_client import CollectorRegistry
 
 from paceline.engine.config import ModelRole
+from paceline.observability.exposition import exposed, new_registry
+from paceline.observability.spans import Spans
+from paceline.observability.traces import traced
 from paceline.rpc.server import DRAIN_S, Server, require_free_address, wait_for_signal
 from paceline.serving.settings import ModelServerSettings
 
@@ -33,8 +37,24 @@ async def serve_model(
     make_servicer: Callable[[Any], Any],
 ) -> None:
     """Loads the model, serves until SIGTERM or SIGINT, then drains. Raises ConfigError where it can't."""
+    registry = new_registry(role.name)
+    with exposed(registry, settings.metrics, role.name), traced(settings.traces, role.name) as spans:
+        await _serve(settings, role, descriptor, make_servicer, registry, spans)
+
+
+async def _serve(
+    settings: ModelServerSettings,
+    role: ModelRole,
+    descriptor: ServiceDescriptor,
+    make_servicer: Callable[[Any], Any],
+    registry: CollectorRegistry,
+    spans: Spans,
+) -> None:
     prepare_process()
     from paceline.engine.engine import Engine, build_engine
+    from paceline.serving.metrics import EngineState, StepMetrics
+    from paceline.serving.spans import SequenceSpans
+    from paceline.serving.watchdog import end_after, watch
 
     name = role.name
     require_free_address(settings.listen)
@@ -51,24 +71,33 @@ async def serve_model(
             "rows depend on the rows beside them (%s): output may differ with and without speculation",
             ", ".join(engine.batch_variant_parts),
         )
-    server = Server(settings.listen)
+    server = Server(settings.listen, tls=settings.tls, reflects=settings.reflection)
     servicer = make_servicer(engine)
     server.add_service(descriptor, servicer)
+    registry.register(EngineState(engine))
+    engine.worker.observe = StepMetrics(registry).count_step
+    if spans.are_kept:
+        engine.worker.settle = SequenceSpans(spans, settings.model).settle
     engine.worker.start(device_thread, settings.check_integrity)
+    watchdog = asyncio.create_task(watch(engine.worker, settings.step_timeout))
     try:
         address = await server.start()
         log.info(
-            "%s: %s (%s, %s) on %s, KV cache %d blocks of %d tokens, rows independent: %s",
-            name, settings.model, settings.dtype, settings.quantization, address,
+            "%s: %s (%s, %s) on %s (%s), KV cache %d blocks of %d tokens, rows independent: %s",
+            name, settings.model, settings.dtype, settings.quantization, address, settings.tls.said,
             engine.pool.num_blocks, engine.pool.block_size, not engine.batch_variant_parts,
         )  # fmt: skip
         await _wait_for_end(engine.worker.wait_stopped())
         log.info("%s: draining for up to %.0f s", name, DRAIN_S)
         await server.set_serving(False)
+        # A device thread that hangs would be waited for.
+        last_resort = end_after(DRAIN_S + 5.0)
         await servicer.drain(DRAIN_S)
         await server.stop(1.0)
     finally:
+        watchdog.cancel()
         engine.worker.stop()
+    last_resort.cancel()
 
 
 async def _wait_for_end(stopped: Coroutine[Any, Any, None]) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import itertools
+import logging
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -17,11 +19,16 @@ from paceline.engine.engine import Engine
 from paceline.engine.scheduling.commands import Answer, Command, Open, Opened, Refuse, Release, Truncate
 from paceline.engine.scheduling.session import Session as EngineSession
 from paceline.errors import InvalidArgument, NotFound, OutOfRange, PacelineError
-from paceline.rpc.channel import SPLIT_BYTES
+from paceline.observability.logs import with_fields
+from paceline.rpc.channel import MAX_COMMANDS, SPLIT_BYTES
 from paceline.rpc.messages import PROTOCOL_VERSION, sampling_from_message
 from paceline.rpc.status import number_of
-from paceline.sampling import MAX_LISTED_IDS, MAX_SALT_CHARACTERS
+from paceline.sampling import MAX_ID_CHARACTERS, MAX_LISTED_IDS, MAX_SALT_CHARACTERS
 from paceline.v1 import model_pb2
+
+log = logging.getLogger(__name__)
+# How often a stream carries a message at least, for whom waits at its other end.
+HEARTBEAT_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +58,11 @@ class ModelServicer(ABC):
 
     @abstractmethod
     def fill_answer(self, message: Any, result: Any) -> None:
-        """Puts a job's result into its answer message."""
+        """Puts a job's result, or a part of it, into its answer message."""
+
+    def split_result(self, result: Any) -> Iterable[Any]:
+        """A job's result in parts with a message each, the answer last. Here: in one."""
+        yield result
 
     async def Session(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """One ordered stream of commands; ends when the caller's side ends, and releases all it opened."""
@@ -60,6 +71,7 @@ class ModelServicer(ABC):
         session_id = secrets.token_hex(8)
         self._sessions[session_id] = session
         reader = asyncio.create_task(self._read(requests, session, outbox))
+        heart = asyncio.create_task(self._beat(outbox))
         stream = Stream(reader, outbox)
         self._streams.add(stream)
         try:
@@ -73,6 +85,7 @@ class ModelServicer(ABC):
                 await reader
         finally:
             self._streams.discard(stream)
+            heart.cancel()
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await reader
@@ -129,13 +142,15 @@ class ModelServicer(ABC):
 
     def _find_session(self, session_id: str) -> EngineSession:
         if session_id not in self._sessions:
-            raise NotFound(f"session {session_id!r} is not open")
+            raise NotFound(f"session {session_id[:80]!r} is not open")
         return self._sessions[session_id]
 
     async def _read(self, requests: AsyncIterator[Any], session: EngineSession, outbox: asyncio.Queue[Any]) -> None:
         """Hands each message's commands to the worker in one crossing."""
         try:
             async for request in requests:
+                # It ends the stream: an answer to each of millions would take all memory.
+                require_at_most(MAX_COMMANDS, len(request.commands), "commands", "commands in a message")
                 self._engine.worker.submit(session, [self._parse(command) for command in request.commands])
         except asyncio.CancelledError:
             # Drained: answers are still to come, and the end is the drain's to send.
@@ -144,6 +159,12 @@ class ModelServicer(ABC):
             outbox.put_nowait(None)
             raise
         outbox.put_nowait(None)
+
+    async def _beat(self, outbox: asyncio.Queue[Any]) -> None:
+        """Signs of life, also during a long step: a step that never ends is the watchdog's to notice."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            outbox.put_nowait(([], self._engine.worker.num_steps))
 
     def _parse(self, message: Any) -> Command:
         """A bad command fails in its place in the sequence's order, so it becomes a Refuse."""
@@ -155,6 +176,7 @@ class ModelServicer(ABC):
                     # Let through, an id outside the vocabulary would fail the engine step that bans it, for everyone.
                     self.check_tokens("eos_token_ids", options.eos_token_ids)
                     options.sampling.check_token_ids(self._engine.model.vocab_size, options.eos_token_ids)
+                    _log_opened(message.sequence_id, options)
                     return Open(*ids, options)
                 case "truncate":
                     return Truncate(*ids, message.truncate.length)
@@ -179,7 +201,7 @@ class ModelServicer(ABC):
         """Messages below the size limit."""
         response = self.response_class(engine_steps=steps)
         size = 0
-        for answer in answers:
+        for answer in itertools.chain.from_iterable(map(self._parts, answers)):
             message = response.answers.add()
             self._fill(message, answer)
             size += message.ByteSize()
@@ -187,6 +209,11 @@ class ModelServicer(ABC):
                 yield response
                 response, size = self.response_class(engine_steps=steps), 0
         yield response
+
+    def _parts(self, answer: Answer) -> Iterable[Answer]:
+        if isinstance(answer.result, PacelineError | Opened):
+            return (answer,)
+        return (Answer(answer.command_id, part) for part in self.split_result(answer.result))
 
     def _fill(self, message: Any, answer: Answer) -> None:
         message.command_id = answer.command_id
@@ -201,9 +228,20 @@ class ModelServicer(ABC):
             self.fill_answer(message, answer.result)
 
 
+def _log_opened(sequence_id: int, options: SequenceOptions) -> None:
+    """One line a sequence: a generation's first, and one more after each loss of the connection."""
+    fields = {"request_id": options.request_id, "sequence": sequence_id, "prompt_tokens": options.num_prompt_tokens}
+    log.info("sequence opened", extra=with_fields(**fields))
+
+
 def _options(message: model_pb2.Open) -> SequenceOptions:
     sampling = sampling_from_message(message.sampling)
     require(sampling.seed is not None, "sampling.seed", None, "set: servers do not make seeds")
     require_at_most(MAX_LISTED_IDS, len(message.eos_token_ids), "eos_token_ids", "token ids")
     require_at_most(MAX_SALT_CHARACTERS, len(message.cache_salt), "cache_salt", "characters")
-    return SequenceOptions(sampling, message.num_prompt_tokens, tuple(message.eos_token_ids), message.cache_salt)
+    require_at_most(MAX_ID_CHARACTERS, len(message.request_id), "request_id", "characters")
+    require_at_most(MAX_ID_CHARACTERS, len(message.traceparent), "traceparent", "characters")
+    return SequenceOptions(
+        sampling, message.num_prompt_tokens, tuple(message.eos_token_ids), message.cache_salt, message.request_id,
+        message.traceparent,
+    )  # fmt: skip

@@ -48,16 +48,20 @@ class ModelCard(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., instance_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., device: _Optional[str] = ..., max_batch_tokens: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("sampling", "num_prompt_tokens", "eos_token_ids", "cache_salt")
+    __slots__ = ("sampling", "num_prompt_tokens", "eos_token_ids", "cache_salt", "request_id", "traceparent")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     sampling: _sampling_pb2.SamplingParams
     num_prompt_tokens: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     cache_salt: str
-    def __init__(self, sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    request_id: str
+    traceparent: str
+    def __init__(self, sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Truncate(_message.Message):
     __slots__ = ("length",)

@@ -63,16 +63,18 @@ class TargetResponse(_message.Message):
     def __init__(self, hello: _Optional[_Union[_model_pb2.Hello, _Mapping]] = ..., answers: _Optional[_Iterable[_Union[TargetAnswer, _Mapping]]] = ..., engine_steps: _Optional[int] = ...) -> None: ...
 
 class TargetAnswer(_message.Message):
-    __slots__ = ("command_id", "opened", "verdict", "failure")
+    __slots__ = ("command_id", "opened", "verdict", "failure", "prompt_logprobs")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     command_id: int
     opened: _model_pb2.Opened
     verdict: Verdict
     failure: _model_pb2.Failure
-    def __init__(self, command_id: _Optional[int] = ..., opened: _Optional[_Union[_model_pb2.Opened, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., failure: _Optional[_Union[_model_pb2.Failure, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: Logprobs
+    def __init__(self, command_id: _Optional[int] = ..., opened: _Optional[_Union[_model_pb2.Opened, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., failure: _Optional[_Union[_model_pb2.Failure, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("tokens", "support_probs", "outside_masses", "outside_tokens", "queued_us", "computed_us", "lenient_accepts", "logprobs", "prompt_logprobs", "cached_tokens")

@@ -126,7 +126,9 @@ def processes(tmp_path: Path) -> Iterator[Trio]:
 
 
 def test_ctrl_c_ends_the_answer_on_the_server_and_then_the_conversation(processes: Trio) -> None:
-    command = [sys.executable, "-c", "from paceline.cli import main; main()"]
+    # Ctrl-C as in a terminal, also where the tests run in the background of a shell, which ignores it.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{heard}; from paceline.cli import main; main()"]
     arguments = ["chat", "--address", processes.address, "--max-tokens", "5"]
     target = processes.target.process
     with Client(processes.address) as client:

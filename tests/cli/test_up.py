@@ -9,11 +9,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from paceline.client import Client
-from paceline.errors import Unauthenticated
+from paceline.errors import Unauthenticated, Unavailable
 from paceline.keys import make_key
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from tests.certificates import made_as_documented
+from tests.gateway.conftest import free_port
+from tests.observability.collector import Collector
 
 TINY = (
     "--target-model",
@@ -26,6 +31,8 @@ TINY = (
     "16MiB",
 )
 TIMEOUT_S = 120.0
+ROLES = ("draft", "target", "coordinator")
+BY_MODEL = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=2)
 MODULES = ("draft_server", "target_server", "coordinator", "gateway")
 
 
@@ -106,16 +113,53 @@ def test_a_signal_during_the_start_stops_everything(tmp_path: Path, number: sign
         assert services_of(tmp_path) == []
 
 
-def test_keys_are_the_coordinators(tmp_path: Path) -> None:
-    address, keys = f"unix:{tmp_path}/coordinator.sock", tmp_path / "keys"
+def test_keys_are_the_coordinators_and_traces_everyones(tmp_path: Path) -> None:
+    address, keys, collector = f"unix:{tmp_path}/coordinator.sock", tmp_path / "keys", Collector()
     key = make_key(keys, "alice")
-    with running_up(tmp_path, address, "--api-keys", str(keys)) as process:
+    with running_up(tmp_path, address, "--api-keys", str(keys), "--traces", collector.address) as process:
         wait_ready(process, address, tmp_path)
         with Client(address, key) as client:
-            assert client.describe().max_running > 0
+            client.complete("t1", SamplingParams(max_tokens=4, ignore_eos=True), BY_MODEL)
         with Client(address, "another") as client, pytest.raises(Unauthenticated):
             client.describe()
         process.terminate()
         _, log = process.communicate(timeout=TIMEOUT_S)
+    collector.close()
     assert "--api-key-file FILE" in log, "the hint says what a command needs"
     assert key not in log
+    assert all(f"{service}: traces go to http://{collector.address}" in log for service in (*ROLES, "gateway"))
+    # What a service has not sent when it is ended, it sends then.
+    assert {span.service for span in collector.spans} == {f"paceline-{role}" for role in ROLES}
+
+
+@pytest.mark.slow
+def test_certificates_made_as_documented_are_the_coordinators_and_the_gateways(tmp_path: Path) -> None:
+    made = made_as_documented(tmp_path)
+    services, me = made["services"], made["me"]
+    address, http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    files = ("--tls-cert", services.cert, "--tls-key", services.key, "--tls-ca", services.ca, "--tls-client-ca", me.ca)
+    with running_up(tmp_path, address, "--http", http, *map(str, files)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"ready {address} https://{http}\n"
+        with Client(address, tls=me.tls) as client:
+            text = client.complete("t1 t2", SamplingParams(max_tokens=4)).text
+        with httpx2.Client(verify=me.tls.client_context(), trust_env=False) as browser:
+            body = {"prompt": "t1 t2", "max_tokens": 4, "temperature": 0}
+            answer = browser.post(f"https://{http}/v1/completions", json=body, timeout=TIMEOUT_S)
+            assert answer.json()["choices"][0]["text"] == text
+        with Client(address) as client, pytest.raises(Unavailable, match="it may want TLS"):
+            client.describe()
+        process.terminate()
+        _, log = process.communicate(timeout=TIMEOUT_S)
+    assert f"--tls-ca {services.ca}" in log, "the hint says what a command needs"
+
+
+@pytest.mark.parametrize("flags", [("--tls-ca", "ca.pem"), ("--tls-cert", "services.pem", "--tls-key", "services.key")])
+def test_certificates_without_their_authority_or_the_other_way_round_are_refused(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    made_as_documented(tmp_path)
+    with running_up(tmp_path, f"unix:{tmp_path}/coordinator.sock", *flags) as process:
+        _, error = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, error.count("\n")) == (2, 1)
+    assert "--tls-ca needs --tls-cert" in error or "--tls-ca is missing" in error

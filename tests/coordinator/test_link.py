@@ -14,9 +14,18 @@ import pytest
 
 from coordinator.__main__ import TARGET
 from coordinator.remote.link import Link
-from paceline.errors import ConfigError, Unavailable
-from paceline.rpc.messages import PROTOCOL_VERSION
+from paceline.errors import ConfigError, OutOfRange, Unavailable
+from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, SPLIT_BYTES
+from paceline.rpc.messages import PROTOCOL_VERSION, open_to_message
 from paceline.rpc.server import Server
+from paceline.sampling import (
+    MAX_ID_CHARACTERS,
+    MAX_LISTED_IDS,
+    MAX_SALT_CHARACTERS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+)
 from paceline.v1 import model_pb2, target_pb2
 
 WAIT_S = 20.0
@@ -56,6 +65,12 @@ def of_another_command(command: Any) -> Any:
     return response
 
 
+def part_of_another_command(command: Any) -> Any:
+    response = target_pb2.TargetResponse()
+    response.answers.add(command_id=command.command_id).prompt_logprobs.SetInParent()
+    return response
+
+
 def no_answer(command: Any) -> Any:
     return target_pb2.TargetResponse(engine_steps=1)
 
@@ -70,6 +85,9 @@ class FakeTarget:
     def __init__(self, answer: Any = good, version: int = PROTOCOL_VERSION) -> None:
         self.version = version
         self.sessions = self.commands = 0
+        # Of each message.
+        self.sizes: list[int] = []
+        self.counts: list[int] = []
         self._answer = answer
 
     async def Describe(self, request: Any, context: Any) -> Any:
@@ -80,6 +98,8 @@ class FakeTarget:
         answer = self._answer if self.sessions == 1 else good
         yield target_pb2.TargetResponse(hello=model_pb2.Hello(session_id="fake"))
         async for request in requests:
+            self.sizes.append(request.ByteSize())
+            self.counts.append(len(request.commands))
             for command in request.commands:
                 self.commands += 1
                 yield answer(command)
@@ -123,6 +143,7 @@ BROKEN = {
     "of no kind": (of_no_kind, "an answer of unknown kind"),
     "of a kind from the future": (of_a_kind_from_the_future, "an answer of unknown kind"),
     "to another command": (of_another_command, "'opened'"),
+    "a part that nobody takes": (part_of_another_command, "'prompt_logprobs'"),
     "no message": (no_message, "not valid protobuf"),
 }
 
@@ -208,3 +229,58 @@ async def test_a_coordinator_ends_where_its_target_is_of_another_version(tmp_pat
     assert f"version {PROTOCOL_VERSION}" in line
     assert process.returncode == 1
     assert "Traceback" not in stderr.decode()
+
+
+def with_tail(num_bytes: int) -> Any:
+    """Fills a command of so many bytes and a few more: ids of a byte each."""
+    return lambda command: command.verify.tail_tokens.extend([1] * num_bytes)
+
+
+async def test_a_command_that_no_message_holds_fails_alone(tmp_path: Path) -> None:
+    fake = FakeTarget()
+    async with serving(fake, tmp_path) as address, linked(address) as link:
+        await link.wait_up(WAIT_S)
+        for size in (MAX_COMMAND_BYTES, 17 << 20):
+            # What is sent in the same turn of the event loop shares its message.
+            beside = [asyncio.create_task(ask(link)) for _ in range(3)]
+            await asyncio.sleep(0)
+            with pytest.raises(OutOfRange, match=f"target server takes {MAX_COMMAND_BYTES}"):
+                await link.request(1, with_tail(size))
+            assert [list((await each).tokens) for each in beside] == [[7]] * 3
+        largest = await link.request(1, with_tail(MAX_COMMAND_BYTES - 100))
+        assert list(largest.tokens) == [7]
+        assert (link.epoch, fake.sessions) == (1, 1)
+
+
+async def test_many_commands_of_one_moment_travel_in_several_messages(tmp_path: Path) -> None:
+    fake = FakeTarget()
+    async with serving(fake, tmp_path) as address, linked(address) as link:
+        await link.wait_up(WAIT_S)
+        for _ in range(2 * MAX_COMMANDS + 5):
+            link.send(1, lambda command: command.release.SetInParent())
+        await ask(link)
+        assert fake.commands == 2 * MAX_COMMANDS + 6
+        assert max(fake.counts) == MAX_COMMANDS
+
+
+async def test_the_largest_opens_of_one_moment_make_no_large_message(tmp_path: Path) -> None:
+    """All samples of a request open their sequences together, on the stream that all generations share."""
+    ids = tuple(range(2**31 - MAX_LISTED_IDS, 2**31))
+    sampling = SamplingParams(
+        stop=("\U0010ffff" * MAX_STOP_CHARACTERS,) * MAX_STOP_STRINGS,
+        stop_token_ids=ids, allowed_token_ids=ids, banned_token_ids=ids, logit_bias=dict.fromkeys(ids, 1.5), seed=2**64 - 1,
+    )  # fmt: skip
+    largest = open_to_message(
+        sampling, 2**32 - 1, ids, "\U0010ffff" * MAX_SALT_CHARACTERS, "\U0010ffff" * MAX_ID_CHARACTERS
+    )
+    assert SPLIT_BYTES / 2 < largest.ByteSize() < SPLIT_BYTES
+    # Servers never look at texts.
+    assert not largest.sampling.stop
+    fake = FakeTarget()
+    async with serving(fake, tmp_path) as address, linked(address) as link:
+        await link.wait_up(WAIT_S)
+        for sequence_id in range(1, 65):
+            link.send(sequence_id, lambda command: command.open.CopyFrom(largest))
+        await ask(link)
+        assert fake.commands == 65
+        assert max(fake.sizes) <= SPLIT_BYTES + largest.ByteSize() + 100

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from coordinator.__main__ import DRAFT
+from coordinator.drafting.deadline import DraftDeadline
 from coordinator.drafting.remote_model import RemoteDrafter
 from coordinator.remote.link import Link
 from paceline.rpc.messages import PROTOCOL_VERSION
@@ -84,7 +85,7 @@ MISFITS = {
 async def test_a_misfit_proposal_is_no_proposal_and_drafting_pauses(name: str, tmp_path: Path) -> None:
     async with linked(FakeDraft(MISFITS[name]), tmp_path) as link:
         context = make_context([3, 14, 15])
-        drafter = RemoteDrafter(link, context.request)
+        drafter = RemoteDrafter(link, context.request, DraftDeadline())
         proposal = await drafter.propose(context, 4)
         assert len(proposal) == 0
         assert drafter.absence(context)
@@ -93,6 +94,20 @@ async def test_a_misfit_proposal_is_no_proposal_and_drafting_pauses(name: str, t
 async def test_a_proposal_that_fits_is_taken(tmp_path: Path) -> None:
     async with linked(FakeDraft(fill_with(tokens=[1, 2, 3, 4])), tmp_path) as link:
         context = make_context([3, 14, 15])
-        drafter = RemoteDrafter(link, context.request)
+        drafter = RemoteDrafter(link, context.request, DraftDeadline())
         assert (await drafter.propose(context, 4)).tokens == [1, 2, 3, 4]
         assert not drafter.absence(context)
+
+
+async def test_a_silent_server_is_asked_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt would cost a generation a whole deadline."""
+    asked: list[Any] = []
+    async with linked(FakeDraft(asked.append), tmp_path) as link:
+        context = make_context([3, 14, 15])
+        drafter = RemoteDrafter(link, context.request, DraftDeadline())
+        assert not drafter.absence(context)
+        # The fake sends no heartbeats, so nothing has been heard since the link came up.
+        monkeypatch.setattr("coordinator.remote.link.SILENT_S", 0.0)
+        assert drafter.absence(context)
+        assert link.is_up
+        assert not asked

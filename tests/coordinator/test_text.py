@@ -6,11 +6,14 @@ import threading
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.text import LONG_CHARACTERS, TextStream, Tokenizer
 from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError, InvalidArgument
+from tests.byte_fallback import byte_fallback_tokenizer
 
 BROKEN = "\ufffd"
 TEXTS = {
@@ -187,3 +190,27 @@ async def test_a_long_text_is_tokenized_while_the_event_loop_goes_on(tokenizer: 
     await asyncio.sleep(0)
     loop_went_on.set()
     assert await encoding == tokenizer.encode("long")
+
+
+@pytest.fixture(scope="module")
+def byte_fallback() -> Tokenizer:
+    """As Llama 2's: a run of byte tokens is decoded as a whole, so a bad byte changes what is before it."""
+    return Tokenizer(
+        {
+            "tokenizer.json": byte_fallback_tokenizer().to_str().encode(),
+            "tokenizer_config.json": b'{"tokenizer_class": "PreTrainedTokenizerFast"}',
+        }
+    )
+
+
+@given(ids=st.lists(st.integers(0, 511) | st.integers(3, 258), max_size=30))
+def test_no_tokens_break_a_stream_or_lose_a_word(byte_fallback: Tokenizer, ids: list[int]) -> None:
+    stream = byte_fallback.stream(())
+    text = "".join([*(stream.push(token) for token in ids), stream.finish()])
+    whole = byte_fallback.decode(ids)
+    words = [byte_fallback.bytes_of(token).decode().strip() for token in ids if token > 300]
+    at = 0
+    for word in words:
+        at = text.index(word, at) + len(word)
+    # Nothing was amiss.
+    assert text == whole or BROKEN in whole

@@ -1,7 +1,6 @@
 """Bad input gets a clear error that names the field and the range, and nobody else is disturbed."""
 
 import asyncio
-import json
 import math
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
 from paceline.engine.config import TARGET_ROLE, EngineConfig
 from paceline.engine.engine import build_engine
-from paceline.engine.models.dummy import dummy_config, dummy_tokenizer_files, make_dummy
+from paceline.engine.models.dummy import make_dummy
 from paceline.errors import ConfigError
 from paceline.rpc.channel import open_channel
 from paceline.rpc.requests import make_request
@@ -30,6 +29,7 @@ from target_server.config import TargetSettings
 from tests.bystander import undisturbed_bystander
 from tests.conftest import UNLIKE_TARGET
 from tests.hosted import Host, RefusedStart
+from tests.model_folder import change_config, write_model
 from tests.services import Trio
 
 PROMPT = [3, 14, 15]
@@ -96,6 +96,7 @@ BAD_REQUESTS = {
     "an entropy memory of 1": (speculating(entropy={"bounds": {"max": 4}, "ema_beta": 1.0}), "ema_beta is 1.0", "in [0, 1)"),
     "17 draft tokens": (speculating(num_draft_tokens=17), "num_draft_tokens is 17", "in [0, 16]"),
     "template options that are no JSON": (chat_of("{no"), "chat.template_options is '{no'", "a JSON object"),
+    "half of a character in template options": (chat_of(r'{"a": ["\ud800"]}'), "chat.template_options is", "a JSON object"),
     "template options in a list": (chat_of("[1]"), "chat.template_options is '[1]'", "a JSON object"),
     "template options too deep": (chat_of("[" * 9_000), "chat.template_options", "a JSON object"),
     "an option that is not the template's": (chat_of('{"tokenize": true}'), "chat.template_options is 'tokenize'", "reads"),
@@ -125,20 +126,6 @@ async def test_bytes_that_are_no_message_are_invalid_argument(tiny_trio: Trio) -
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def write_model(folder: Path) -> None:
-    """A model folder that can be loaded, to be spoilt."""
-    config = dummy_config("tiny")
-    config.save_pretrained(folder)
-    save_file(make_dummy("tiny", torch.float32)[1], folder / "model.safetensors")
-    for name, data in dummy_tokenizer_files(config.vocab_size).items():
-        (folder / name).write_bytes(data)
-
-
-def change_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def change_tensors(folder: Path, **changes: torch.Tensor) -> None:
@@ -228,11 +215,11 @@ REFUSALS: dict[str, tuple[str, str, list[str]]] = {
     ),
     "no target": (
         "coordinator", "--target unix:{nobody} --draft none --connect-timeout 2",
-        ["the target server at unix:{nobody} is not available (waited 2 s)"],
+        ["the target server at unix:{nobody} is not available (away for 2 s)"],
     ),
     "no draft": (
         "coordinator", "--target {target} --draft unix:{nobody} --connect-timeout 1",
-        ["the draft server at unix:{nobody} is not available (waited 1 s)", "--draft none"],
+        ["the draft server at unix:{nobody} is not available (away for 1 s)", "--draft none"],
     ),
     # At once: it would not become another one by waiting.
     "other tokenizer": (

@@ -9,11 +9,9 @@ import pytest
 
 from paceline.client import AsyncClient, Completion
 from paceline.errors import Unavailable
-from paceline.rpc.channel import open_channel
 from paceline.sampling import Drafter, Rule, SamplingParams, SpeculationParams
-from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
 from tests.conftest import TINY
-from tests.services import Service, Trio, running, start_service, start_trio
+from tests.services import Trio, restart, running, start_service, start_trio, wait_until_free
 
 PROMPTS = [[3, 14, 15, 92, 65, number] for number in range(8)]
 GREEDY = SamplingParams(max_tokens=300, ignore_eos=True)
@@ -40,12 +38,6 @@ def trio(processes: tuple[Trio, contextlib.ExitStack]) -> Trio:
     return trio
 
 
-def restart(service: Service) -> Service:
-    """The same command at the same address."""
-    flags = service.process.args[5:]  # behind python -m MODULE --listen ADDRESS
-    return start_service(service.module, service.log.parent, *flags, address=service.address)
-
-
 async def complete_all(
     trio: Trio, sampling: SamplingParams, speculation: SpeculationParams = SPECULATIVE
 ) -> list[Completion]:
@@ -60,23 +52,6 @@ async def follow(client: AsyncClient, completion: Completion, prompt: list[int],
 
 def contents(completions: list[Completion]) -> list[tuple[list[int], str]]:
     return [(completion.token_ids, completion.text) for completion in completions]
-
-
-async def free_and_total_blocks(service: Service) -> tuple[int, int]:
-    stub = draft_pb2_grpc.DraftStub if service.module == "draft_server" else target_pb2_grpc.TargetStub
-    async with open_channel(service.address) as channel:
-        card = await stub(channel).Describe(model_pb2.DescribeModelRequest())
-    return card.free_blocks, card.total_blocks
-
-
-async def wait_until_free(service: Service) -> None:
-    """Blocks are freed at the next engine step after a stream's end."""
-    for _ in range(200):
-        free, total = await free_and_total_blocks(service)
-        if free == total:
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"{service.module}: {free} of {total} blocks are free")
 
 
 async def wait_until_under_way(completions: list[Completion], num_tokens: int) -> None:
@@ -156,6 +131,24 @@ async def test_a_target_gone_for_too_long_is_named_and_nobody_is_left_waiting(tr
             ends = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(end, Unavailable) for end in ends)
     assert all(f"the target server at {trio.target.address}" in str(end) for end in ends)
+
+
+async def test_a_request_that_comes_as_the_coordinator_ends_is_one_to_repeat(trio: Trio) -> None:
+    """Of these some are in the coordinator's hands, some in gRPC's, which cancels them, and the last find nobody."""
+    ends: list[Completion | BaseException] = []
+
+    async def ask(number: int) -> None:
+        async with AsyncClient(trio.address) as client:
+            brief = SamplingParams(max_tokens=2, ignore_eos=True)
+            ends.extend(await asyncio.gather(client.complete([3, number], brief, PLAIN), return_exceptions=True))
+
+    asking = [asyncio.create_task(ask(number)) for number in range(1, 65)]
+    while not ends:
+        await asyncio.sleep(0)
+    assert await asyncio.to_thread(trio.coordinator.stop) == 0
+    await asyncio.gather(*asking)
+    assert {type(end) for end in ends} <= {Completion, Unavailable}
+    assert len(ends) == 64
 
 
 async def test_sigterm_lets_running_generations_end(trio: Trio) -> None:

@@ -9,9 +9,8 @@ from paceline.client import AsyncClient
 from paceline.errors import ResourceExhausted
 from paceline.sampling import Drafter, SamplingParams, SpeculationParams
 from tests.conftest import TINY
-from tests.end_to_end.test_faults import wait_until_free
 from tests.hosted import Host
-from tests.services import Trio
+from tests.services import Trio, wait_until_free
 
 SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
 BLOCK_SIZE = 16

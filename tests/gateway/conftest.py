@@ -1,6 +1,5 @@
 """A gateway in front of hosted services, and clients that are not ours."""
 
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
@@ -9,7 +8,7 @@ import openai
 import pytest
 
 from tests.hosted import Host, HostedService
-from tests.services import Trio
+from tests.services import Trio, free_port
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +22,6 @@ class Door:
     @property
     def log(self) -> str:
         return self.service.log.read_text(errors="replace")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 OpenDoor = Callable[..., Door]

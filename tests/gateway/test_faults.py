@@ -1,4 +1,4 @@
-"""Processes die and clients dawdle: a stream says what happened, and others are served."""
+"""Processes die and clients dawdle: answers go on where they can, and a stream says what happened where not."""
 
 import asyncio
 import socket
@@ -11,8 +11,9 @@ import httpx2
 import orjson
 import pytest
 
-from tests.gateway.conftest import Door, OpenDoor, free_port
-from tests.services import Service, Trio, running, spawn_service, start_service
+from paceline.client import AsyncClient
+from tests.gateway.conftest import Door, OpenDoor
+from tests.services import Service, Trio, free_port, restart, running, spawn_service, start_service
 
 PROMPTS = [f"t{number} t{number + 7}" for number in range(8)]
 BODY: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
@@ -43,52 +44,87 @@ async def lines_of(response: httpx2.Response) -> AsyncIterator[Any]:
             yield None if event == "[DONE]" else orjson.loads(event)
 
 
-async def follow(http: httpx2.AsyncClient, prompt: str, begun: asyncio.Queue[str] | None = None) -> list[Any]:
+async def follow(http: httpx2.AsyncClient, body: dict[str, Any], begun: asyncio.Queue[str] | None = None) -> list[Any]:
     events = []
-    async with http.stream("POST", "/v1/completions", json={**LONG, "prompt": prompt}) as response:
+    async with http.stream("POST", "/v1/completions", json={**LONG, **body}) as response:
         async for event in lines_of(response):
             if not events and begun is not None:
-                begun.put_nowait(prompt)
+                begun.put_nowait(body["prompt"])
             events.append(event)
     return events
 
 
-async def wait_for(http: httpx2.AsyncClient, status: int) -> httpx2.Response:
-    async with asyncio.timeout(30):
-        while (found := await http.post("/v1/completions", json={**BODY, "prompt": "t1"})).status_code != status:
-            await asyncio.sleep(0.1)
-    return found
+def text_of(events: list[Any]) -> dict[int, str]:
+    """The text of each choice of a stream that came to its end, with each token counted once."""
+    assert events[-1] is None
+    assert "error" not in events[-2]
+    texts: dict[int, str] = {}
+    for event in events[:-1]:
+        for choice in event["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    assert events[-2]["usage"]["completion_tokens"] == 500 * len(texts)
+    assert events[-2]["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
+    return texts
 
 
-async def test_a_coordinator_that_dies_ends_its_streams_with_an_error_and_the_other_serves_on(
+async def begin(http: httpx2.AsyncClient, bodies: list[dict[str, Any]]) -> list[asyncio.Task[list[Any]]]:
+    """Streams of which each has begun."""
+    begun: asyncio.Queue[str] = asyncio.Queue()
+    following = [asyncio.create_task(follow(http, body, begun)) for body in bodies]
+    for _ in bodies:
+        await begun.get()
+    return following
+
+
+SEEDED: list[dict[str, Any]] = [
+    {"prompt": prompt, "temperature": 0.8 if number % 2 else 0, "seed": number, "n": 1 + number % 3}
+    for number, prompt in enumerate(PROMPTS)
+]
+
+
+async def test_another_coordinator_goes_on_with_the_answers_of_one_that_died(
     open_door: OpenDoor, tiny_trio: Trio, coordinators: list[Service]
 ) -> None:
     door = open_door(tiny_trio, "--coordinators", ",".join(each.address for each in coordinators))
-    begun: asyncio.Queue[str] = asyncio.Queue()
     async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
-        following = [asyncio.create_task(follow(http, prompt, begun)) for prompt in PROMPTS]
-        for _ in PROMPTS:
-            await begun.get()
+        undisturbed = [text_of(await follow(http, body)) for body in SEEDED]
+        following = await begin(http, SEEDED)
+        async with AsyncClient(coordinators[0].address) as client:
+            assert (await client.describe()).running > 0
         coordinators[0].kill()
-        streams = await asyncio.gather(*following)
-        broken = [events for events in streams if "error" in events[-2]]
-        assert 0 < len(broken) < len(PROMPTS), "prompts go to both"
-        assert all(events[-1] is None for events in streams)
-        assert all(events[-2]["error"]["code"] == "unavailable" for events in broken)
-        whole = [events for events in streams if events not in broken]
-        assert all(events[-2]["usage"]["completion_tokens"] == 500 for events in whole)
-        for prompt in PROMPTS:
-            assert (await http.post("/v1/completions", json={**BODY, "prompt": prompt})).status_code == 200
+        assert [text_of(events) for events in await asyncio.gather(*following)] == undisturbed
 
-        coordinators[1].kill()
-        refused = await wait_for(http, 503)
+
+async def test_answers_go_on_when_the_only_coordinator_is_back(
+    open_door: OpenDoor, tiny_trio: Trio, coordinators: list[Service]
+) -> None:
+    door = open_door(tiny_trio, "--coordinators", coordinators[0].address)
+    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+        undisturbed = [text_of(await follow(http, body)) for body in SEEDED]
+        following = await begin(http, SEEDED)
+        coordinators[0].kill()
+        new = asyncio.create_task(http.post("/v1/completions", json={**BODY, "prompt": "t1"}))
+        with running(await asyncio.to_thread(restart, coordinators[0])):
+            assert [text_of(events) for events in await asyncio.gather(*following)] == undisturbed
+            assert (await new).status_code == 200
+
+
+async def test_without_a_coordinator_for_longer_than_the_patience_answers_end_with_an_error(
+    open_door: OpenDoor, tiny_trio: Trio, coordinators: list[Service]
+) -> None:
+    # Longer than gRPC pauses between two attempts to connect: who comes when the coordinator is back is served.
+    door = open_door(tiny_trio, "--coordinators", coordinators[0].address, "--patience", "4")
+    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+        following = await begin(http, SEEDED)
+        coordinators[0].kill()
+        for events in await asyncio.gather(*following):
+            assert events[-2]["error"]["code"] == "unavailable"
+            assert events[-1] is None
+        refused = await http.post("/v1/completions", json={**BODY, "prompt": "t1"})
+        assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
-        old = coordinators[0]
-        again = await asyncio.to_thread(
-            start_service, old.module, old.log.parent, *old.process.args[5:], address=old.address
-        )
-        with running(again):
-            assert (await wait_for(http, 200)).json()["usage"]["completion_tokens"] == 4
+        with running(await asyncio.to_thread(restart, coordinators[0])):
+            assert (await http.post("/v1/completions", json={**BODY, "prompt": "t1"})).status_code == 200
 
 
 async def test_sigterm_lets_open_streams_end(door: Door, tmp_path: Path) -> None:
@@ -99,10 +135,7 @@ async def test_sigterm_lets_open_streams_end(door: Door, tmp_path: Path) -> None
         async with httpx2.AsyncClient(base_url=f"http://{listen}", timeout=60, transport=transport) as http:
             async with asyncio.timeout(60):
                 await http.get("/health")
-            begun: asyncio.Queue[str] = asyncio.Queue()
-            following = [asyncio.create_task(follow(http, prompt, begun)) for prompt in PROMPTS]
-            for _ in PROMPTS:
-                await begun.get()
+            following = await begin(http, [{"prompt": prompt} for prompt in PROMPTS])
             assert await asyncio.to_thread(gateway.stop) == 0
             for events in await asyncio.gather(*following):
                 assert events[-1] is None

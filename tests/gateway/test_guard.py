@@ -192,8 +192,22 @@ async def test_with_keys_nothing_but_health_and_the_pages_own_files_answers_with
         ).status_code == 200
         assert (await http.get("/v1/models", headers={"x-api-key": key})).status_code == 200
         assert (await http.get("/v1/models", auth=("anybody", key))).status_code == 200
-    assert "alice POST /v1/completions 200" in locked.log
+    assert "caller=alice method=POST path=/v1/completions status=200" in locked.log
     assert key not in locked.log
+
+
+async def test_a_requests_id_stands_in_the_lines_of_all_services(door: Door, http: httpx2.AsyncClient) -> None:
+    """As text; tests/observability has JSON."""
+    body = {**BODY, "max_tokens": 8, "ignore_eos": True, "speculation": {"drafter": "model", "draft_tokens": 2}}
+    response = await http.post("/v1/completions", json=body, headers={"x-request-id": "as-text"})
+    assert response.headers["x-request-id"] == "as-text"
+    async with asyncio.timeout(30):
+        while (
+            "INFO request over request_id=as-text caller=- method=POST path=/v1/completions status=200" not in door.log
+        ):
+            await asyncio.sleep(0.01)
+    assert door.log.count("INFO sequence opened request_id=as-text") == 2
+    assert door.log.count("INFO generation over request_id=as-text choice=0 caller=- end=length prompt_tokens=2") == 1
 
 
 def test_other_addresses_need_keys_or_an_explicit_no() -> None:

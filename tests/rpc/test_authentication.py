@@ -48,7 +48,7 @@ def guarded(host: Host, tiny_trio: Trio, tmp_path_factory: pytest.TempPathFactor
     file = tmp_path_factory.mktemp("keys") / "keys"
     key = make_key(file, "alice")
     addresses = ("--draft", tiny_trio.draft.address, "--target", tiny_trio.target.address)
-    return Guarded(host.start("coordinator", *addresses, "--api-keys", str(file)).address, file, key)
+    return Guarded(host.start("coordinator", *addresses, "--api-keys", str(file), "--reflection").address, file, key)
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +167,7 @@ async def test_a_client_with_another_key_shares_the_connection_and_does_not_end_
         async with client.with_key("wrong").with_key(guarded.key) as other:
             await other.describe()
         await client.describe()
-        assert other._channel is client._channel
+        assert other._connection is client._connection
         with pytest.raises(InvalidArgument, match=r"^key must be"):
             client.with_key("two words")
 

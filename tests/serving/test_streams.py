@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from paceline.rpc.channel import MAX_COMMANDS
 from paceline.v1 import draft_pb2, model_pb2, target_pb2
 from tests.conftest import TINY
 from tests.hosted import Host, HostedService
@@ -169,10 +170,60 @@ def test_a_unary_truncate_heals_a_failed_sequence(session: RawSession, service: 
     wait_for_blocks_in_use(session, 2)
 
 
-def test_an_unknown_session_is_not_found(session: RawSession) -> None:
+@pytest.mark.parametrize("name", ["nobody", "n" * 1_000_000])
+def test_an_unknown_session_is_not_found(session: RawSession, name: str) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        session.stub.Truncate(model_pb2.TruncateRequest(session_id="nobody", sequence_id=1, length=0))
+        session.stub.Truncate(model_pb2.TruncateRequest(session_id=name, sequence_id=1, length=0))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "session 'n" in caught.value.details()
+    assert len(caught.value.details()) < 300
+
+
+def test_a_message_of_too_many_commands_ends_its_stream_alone(session: RawSession, service: HostedService) -> None:
+    """Answered one by one, the eight million empty commands that fit into a message would take all memory."""
+    other = RawSession(service)
+    sequence = other.open()
+    session.send_together([(1, release)] * (MAX_COMMANDS + 1))
+    with pytest.raises(grpc.RpcError) as caught:
+        list(session.responses())
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"commands is '{MAX_COMMANDS + 1} commands in a message'" in caught.value.details()
+    answers = [failure(other.answer(each)) for each in other.send_together([(77, release)] * MAX_COMMANDS)]
+    assert {error.code for error in answers} == {NOT_FOUND}
+    assert other.ask(sequence, work(service, 0, [5])).WhichOneof("answer") != "failure"
+    other.close()
+
+
+def test_a_support_of_more_ids_than_an_answer_should_hold_is_refused(target_server: HostedService) -> None:
+    session = RawSession(target_server)
+    sequence = session.open()
+
+    def fill(command: Any) -> None:
+        verify(0, [1], [2])(command)
+        command.verify.support_token_ids.extend([3] * 262_144)
+
+    error = failure(session.ask(sequence, fill))
+    assert error.code == INVALID_ARGUMENT
+    assert "support_token_ids is '262145 ids'; it must be at most 262144 ids" in error.message
+    session.close()
+
+
+def test_without_min_tokens_no_token_is_banned_wherever_the_prompt_ends(
+    session: RawSession, service: HostedService
+) -> None:
+    """Else nothing could be drawn here: the one token that is allowed ends a text."""
+
+    def only(command: Any) -> None:
+        opening()(command)
+        command.open.num_prompt_tokens = 400
+        command.open.sampling.allowed_token_ids.append(9)
+        command.open.sampling.stop_token_ids.append(9)
+
+    sequence = 10**6
+    assert session.ask(sequence, only).WhichOneof("answer") == "opened"
+    answer = session.ask(sequence, work(service, 0, [5, 6]))
+    tokens = answer.proposal.tokens if service.module == "draft_server" else answer.verdict.tokens
+    assert list(tokens) == [9], answer
 
 
 def test_a_release_drops_what_is_queued_and_running_and_answers_it(host: Host) -> None:

@@ -14,7 +14,6 @@ from paceline.distillation.corpus.conversation import Conversation, Question, Re
 from paceline.distillation.corpus.frame import ChatFrame
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.llama import CpuLlama
-from paceline.engine.cpu.paged_attention import CpuPagedAttention
 
 BLOCK_SIZE = 64
 # Tokens are sampled from this many likeliest ones. The text is only for training: its distribution need not be exact.
@@ -43,7 +42,7 @@ class Writer:
         self._blocks_each = -(-longest // BLOCK_SIZE)
         self._model = model
         # The blocks after those of all conversations hold the frame's tokens, with which each conversation begins.
-        self._attention = CpuPagedAttention(model.config, (at_once + 1) * self._blocks_each, BLOCK_SIZE)
+        self._attention = model.make_cache((at_once + 1) * self._blocks_each, BLOCK_SIZE)
         self._frame = frame
         self._frame_blocks = self._blocks(at_once)
         self._top = top

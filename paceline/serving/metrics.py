@@ -1,0 +1,89 @@
+"""A model server's counts for Prometheus: engine steps, and the KV cache.
+
+Steps are counted on the device thread as they end, once a step and not once a token; the rest is read when somebody looks.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from paceline.engine.engine import Engine
+from paceline.observability.exposition import SHORT_S
+
+# Upper bounds of rows and jobs in a step.
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class StepMetrics:
+    """Engine steps: an observer of the worker."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+            return Histogram(f"paceline_engine_step_{name}", text, buckets=bounds, registry=registry)
+
+        self._seconds = histogram("seconds", "Time of engine steps.", SHORT_S)
+        self._rows = histogram("rows", "Rows of a step: its tokens.", COUNTS)
+        self._jobs = histogram("jobs", "Jobs of a step: its batch size.", COUNTS)
+        self._failed = Counter("paceline_engine_failed_jobs", "Jobs that the engine failed on.", registry=registry)
+
+    def count_step(self, duration_s: float, num_jobs: int, num_rows: int, num_failed: int) -> None:
+        self._seconds.observe(duration_s)
+        self._rows.observe(num_rows)
+        self._jobs.observe(num_jobs)
+        if num_failed:
+            self._failed.inc(num_failed)
+
+
+class EngineState(Collector):
+    """The model, the cache, and the step that runs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._model()
+        yield from self._cache()
+        worker, counts = self._engine.worker, self._engine.worker.counts
+        yield GaugeMetricFamily("paceline_sequences", "Open sequences.", worker.num_sequences)
+        yield GaugeMetricFamily(
+            "paceline_engine_step_running_seconds", "How long the step that runs has taken so far.", worker.step_s
+        )
+        yield CounterMetricFamily(
+            "paceline_integrity_checks", "Checks that found the cache's books right.", counts.integrity_checks
+        )
+
+    def _model(self) -> Iterator[Metric]:
+        config = self._engine.config
+        names = {
+            "model": config.model, "dtype": config.dtype, "quantization": config.quantization, "device": config.device
+        }  # fmt: skip
+        yield InfoMetricFamily("paceline_model", "Which model this is.", names)
+        yield GaugeMetricFamily(
+            "paceline_batch_invariant",
+            "Whether a row's result depended on no other row when the server started.",
+            float(not self._engine.batch_variant_parts),
+        )
+
+    def _cache(self) -> Iterator[Metric]:
+        pool, counts = self._engine.pool, self._engine.worker.counts
+        blocks = GaugeMetricFamily("paceline_kv_cache_blocks", "Blocks of the KV cache by state.", labels=["state"])
+        num_idle, num_free = len(pool.prefixes.idle), pool.num_free
+        blocks.add_metric(["free"], max(0, num_free - num_idle))
+        blocks.add_metric(["cached"], num_idle)
+        blocks.add_metric(["held"], pool.num_blocks - num_free)
+        yield blocks
+        yield GaugeMetricFamily(
+            "paceline_kv_cache_used_ratio", "Part of the KV cache that sequences hold.", 1 - num_free / pool.num_blocks
+        )
+        yield GaugeMetricFamily("paceline_kv_cache_block_tokens", "Tokens of a block.", pool.block_size)
+        yield CounterMetricFamily(
+            "paceline_prefix_cache_queried_tokens", "Tokens that empty sequences began with.", counts.queried_tokens
+        )
+        yield CounterMetricFamily(
+            "paceline_prefix_cache_hit_tokens", "Of these the tokens that the cache held.", counts.hit_tokens
+        )
+        yield CounterMetricFamily(
+            "paceline_evicted_sequences", "Sequences that lost their blocks to others.", counts.evicted_sequences
+        )

@@ -1,0 +1,52 @@
+"""What `paceline up` reads of its services' logs."""
+
+import asyncio
+import sys
+
+import pytest
+
+from paceline.deployment.log_lines import MAX_LINE_BYTES, lines_of
+
+LONG = 5 * MAX_LINE_BYTES + 1
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("print('a'); print('b')", ["a", "b"]),
+        ("print('a\\n\\nb', end='')", ["a", "", "b"]),
+        ("import sys; sys.stdout.buffer.write(b'\\xff\\n')", ["\ufffd"]),
+        (f"print('x' * {LONG}); print('b')", [*["x" * MAX_LINE_BYTES] * 5, "x", "b"]),
+    ],
+    ids=["lines", "an empty one, and no end", "no utf-8", "a long one"],
+)
+async def test_all_that_a_process_writes_is_read(program: str, expected: list[str]) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        found = [line async for line in lines_of(process.stdout)]
+        assert await process.wait() == 0
+    assert [part for part in found if set(part) != {"x"}] == [part for part in expected if set(part) != {"x"}]
+    assert sum(map(len, found)) == sum(map(len, expected))
+    assert max(map(len, found)) <= MAX_LINE_BYTES
+
+
+@pytest.mark.parametrize("length", [1, MAX_LINE_BYTES - 1, MAX_LINE_BYTES, MAX_LINE_BYTES + 1, 2 * MAX_LINE_BYTES])
+@pytest.mark.parametrize("piece", [MAX_LINE_BYTES - 1, MAX_LINE_BYTES])
+async def test_how_a_line_arrives_makes_no_line_of_its_own(length: int, piece: int) -> None:
+    stream, written = asyncio.StreamReader(limit=2**22), b"x" * length + b"\nb\n"
+
+    async def write() -> None:
+        for start in range(0, len(written), piece):
+            stream.feed_data(written[start : start + piece])
+            # The reader takes this piece before the next one comes.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        stream.feed_eof()
+
+    writing = asyncio.create_task(write())
+    found = [line async for line in lines_of(stream)]
+    await writing
+    assert "".join(found) == "x" * length + "b"
+    assert found[-1] == "b"
+    assert "" not in found
