@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from draft_server.config import DraftSettings
@@ -17,14 +17,14 @@ DRAFT: str = DraftSettings.model_fields["model"].default
 
 @contextlib.asynccontextmanager
 async def embedded_pair(
-    draft: str = DRAFT, remembers: bool = True, **servers: Any
+    draft: str = DRAFT, remembers: bool = True, front: Mapping[str, Any] | None = None, **servers: Any
 ) -> AsyncIterator[tuple[Services, AsyncClient]]:
-    """The default target, and `draft`; `servers`: settings of both model servers.
+    """The default target, and `draft`; `front`: settings of the coordinator; `servers`: of both model servers.
 
     `remembers`: drafts may come from recent answers. Where a prompt comes again, that is not what is to be measured.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        coordinator: dict[str, Any] = {"listen": f"unix:{folder}/coordinator.sock"}
+        coordinator: dict[str, Any] = {**(front or {}), "listen": f"unix:{folder}/coordinator.sock"}
         if not remembers:
             coordinator["recent_tokens"] = 0
         deployment = make_deployment(servers, {"model": draft, **servers}, coordinator)

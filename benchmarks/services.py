@@ -16,6 +16,7 @@ prepare_process()
 import torch  # noqa: E402
 
 from benchmarks.deployment import embedded_pair  # noqa: E402
+from benchmarks.memory import resident_mib  # noqa: E402
 from benchmarks.prompts import first_turns  # noqa: E402
 from benchmarks.reference import load_reference  # noqa: E402
 from paceline.client import AsyncClient, Completion  # noqa: E402
@@ -26,14 +27,6 @@ PLAIN = SpeculationParams(enabled=False)
 # What a user gets unasked.
 SPECULATIVE = SpeculationParams()
 OWN_PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "prompts.jsonl"
-
-
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise ValueError(f"process {pid} says nothing of its memory")
 
 
 def print_memory(services: Services, when: str) -> None:

@@ -16,8 +16,9 @@ import time
 import numpy as np
 
 from benchmarks.deployment import embedded_pair
+from benchmarks.memory import resident_mib
 from benchmarks.prompts import first_turns
-from benchmarks.services import OWN_PROMPTS, resident_mib
+from benchmarks.services import OWN_PROMPTS
 from paceline.client import Prompt
 from paceline.deployment.services import Services
 from paceline.loadtest.loads import ClosedLoop, OpenLoop

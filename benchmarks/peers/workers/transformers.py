@@ -18,7 +18,7 @@ class Transformers:
         self._temperature = settings.temperature
         # The model itself in int8: Paceline's own draft is no whole model. These products give float32 only.
         assistant = _load(settings.model_folder, torch.float32)
-        self._assistant = torch.ao.quantization.quantize_dynamic(assistant, {torch.nn.CpuLinear}, dtype=torch.qint8)
+        self._assistant = torch.ao.quantization.quantize_dynamic(assistant, {torch.nn.Linear}, dtype=torch.qint8)
 
     def generate(self, prompts: list[list[int]], tokens: int, mode: str) -> list[list[int]]:
         options: dict[str, Any] = {"do_sample": False}

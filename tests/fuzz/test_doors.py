@@ -1,0 +1,27 @@
+"""A part of the campaign (`python -m tests.fuzz`) at each gRPC door."""
+
+import pytest
+
+from tests.fuzz.__main__ import DOORS, flags, run
+from tests.hosted import Host
+from tests.services import Trio
+
+SEED = 1
+
+
+@pytest.fixture(scope="module")
+def trio(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trio:
+    of_model = flags(tmp_path_factory.mktemp("fuzz"))
+    return host.trio(of_model, of_model)
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", DOORS)
+async def test_no_message_breaks_a_door_or_disturbs_a_bystander(name: str, count: int, trio: Trio) -> None:
+    report = await run(name, trio, count, SEED)
+    print(report)
+    assert report.violations == []
+    assert report.seen.num_messages >= count
+    # Both kinds come: a test of refusals alone would say nothing of what lies behind the door.
+    statuses = {status for _, status in report.seen.statuses}
+    assert {"OK", "INVALID_ARGUMENT"} <= statuses, report.seen.statuses
