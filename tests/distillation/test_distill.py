@@ -21,8 +21,10 @@ TARGET = "smollm2-135m"
 SMALL = ("--layers", "2", "--tokens", "100000", "--corpus-tokens", "25000", "--head-size", "8192", "--at-once", "64")
 
 
-# A model of its own, of another width than the target: it keeps its embedding and head.
+# A model of its own, of another width than the target: it keeps its embedding and head, as long as rows of a trained model
+# are, or no hidden state could say much by them.
 NARROW = {
+    "initializer_range": 0.125,
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 49152, "max_position_embeddings": 2048, "tie_word_embeddings": True,
 }  # fmt: skip
@@ -38,11 +40,11 @@ def alphas(folder: Path) -> list[float]:
         return [float(row["alpha"]) for row in csv.DictReader(file)]
 
 
-def last_of(folder: Path, *names: str) -> list[float]:
-    """These columns of the curve's last row."""
+def gains(folder: Path, *names: str) -> list[float]:
+    """The curve's last row in parts of its first, in these columns."""
     with open(folder / "curve.csv", newline="") as file:
-        *_, row = csv.DictReader(file)
-    return [float(row[name]) for name in names]
+        first, *_, last = csv.DictReader(file)
+    return [float(last[name]) / float(first[name]) for name in names]
 
 
 @pytest.mark.slow
@@ -91,11 +93,24 @@ async def test_a_model_of_its_own_learns_to_draft_in_one_forward_and_serves(tmp_
     LlamaForCausalLM(LlamaConfig(**NARROW)).to(torch.bfloat16).save_pretrained(narrow)
     for name, data in load_model(TARGET, torch.bfloat16).tokenizer_files.items():
         (narrow / name).write_bytes(data)
-    few = ("--begin-with", str(narrow), "--layers", "2", "--masks", "3", "--corpus-tokens", "4000", "--tokens", "4000")
-    done = distill(folder, *few, "--head-size", "2048", "--at-once", "32", "--learning-rate", "0.01")
+    few = (
+        "--begin-with",
+        str(narrow),
+        "--layers",
+        "2",
+        "--masks",
+        "3",
+        "--corpus-tokens",
+        "12000",
+        "--tokens",
+        "40000",
+    )
+    done = distill(
+        folder, *few, "--head-size", "2048", "--at-once", "32", "--learning-rate", "0.005", "--batch-tokens", "512"
+    )
     assert done.returncode == 0, done.stderr
-    # It has learned the most frequent tokens, at each place.
-    assert all(share > 0.01 for share in last_of(folder, "top_1", "top_1_2", "top_1_3", "top_1_4"))
+    # It has learned which tokens are frequent, at each place: 1.7 to 2.7 times as likely to agree as untrained.
+    assert min(gains(folder, "alpha", "alpha_2", "alpha_3", "alpha_4")) > 1.3
     flags = ("--dtype", "bfloat16", "--max-model-len", "1024", "--kv-cache-memory", "64MiB")
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     drafted = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
