@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(wildcard proto/paceline/v1/*.proto)
+BOTH_CORES := -q -n 2 --dist loadgroup --no-loadscope-reorder --durations 10
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
 .PHONY: setup demo test test-all lint proto bench peers identity faults fuzz soak soak-faults browser
@@ -37,10 +38,10 @@ demo: setup
 	$(BIN)/paceline demo $(if $(PROMPT),'$(subst ','\'',$(PROMPT))')
 
 test: setup .triton/.ready
-	$(BIN)/pytest -q -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest $(BOTH_CORES) -m "not slow"
 
 test-all: setup .triton/.ready
-	$(BIN)/pytest -q -m slow
+	$(BIN)/pytest $(BOTH_CORES) -m slow
 
 lint: setup
 	$(BIN)/ruff check .

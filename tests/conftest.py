@@ -1,8 +1,10 @@
 """Shared services, started once a session: in one process together, or each in one of its own."""
 
 import gc
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from paceline.prompts import read_prompts
 from paceline.serving.main import prepare_process
 from tests.hosted import Host
 from tests.services import Trio, start_trio
+from tests.telling import FIGURE, Tell
 
 prepare_process()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -49,6 +52,20 @@ PARALLEL_DRAFT = ("--model", "dummy:tiny-32-b-masks", *SMALL_FLAGS)
 def pytest_collection_finish() -> None:
     """All modules are imported."""
     gc.enable()
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Tell:
+    """Takes a figure, which the run prints at its end: what a worker of xdist prints is not seen."""
+    return partial(record_property, FIGURE)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed"))
+    properties = itertools.chain.from_iterable(each.user_properties for each in reports if each.when == "call")
+    if figures := [str(value) for name, value in properties if name == FIGURE]:
+        terminalreporter.section("figures")
+        terminalreporter.write_line("\n".join(figures))
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +129,9 @@ SMOLLM2 = {
     "tests/gateway/test_describing.py",
 }
 # Begun first, so that no worker is left with one of them at the end.
-LONGEST_FIRST = ("smollm2", "tests/end_to_end", "tests/engine/cuda", "tests/law", "tests/engine")
+LONGEST_FIRST = (
+    "smollm2", "tests/law", "tests/compose", "tests/distillation", "tests/end_to_end", "tests/engine/cuda", "tests/engine",
+)  # fmt: skip
 
 
 def group_of(nodeid: str) -> str:

@@ -1,6 +1,6 @@
 """docker compose for real: built, started, used through the published ports, broken, and taken down.
 
-One stack for all tests, in the order of the file. Times are printed, not judged.
+One stack for all tests, in the order of the file. Times are told, not judged.
 """
 
 import asyncio
@@ -8,7 +8,6 @@ import contextlib
 import http.client
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from paceline.sampling import SamplingParams, SpeculationParams
 from tests.certificates import made_as_documented
 from tests.compose.engine import NoEngine, engine
 from tests.compose.stack import Stack, built_stack
+from tests.telling import Tell, timed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -45,14 +45,6 @@ HOLDERS = (
 ASK_CLIENTS = dict.fromkeys(
     ("PACELINE_COORDINATOR_TLS_CLIENT_CA", "PACELINE_GATEWAY_TLS_CLIENT_CA"), "/etc/paceline/tls/ca.pem"
 )
-
-
-@contextlib.contextmanager
-def printed(what: str, capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
-    started_s = time.monotonic()
-    yield
-    with capsys.disabled():
-        print(f"\n  {what}: {time.monotonic() - started_s:.1f} s", end="", flush=True)
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +96,10 @@ async def until_under_way(completion: Completion) -> None:
     assert completion.finish is None, "too late to disturb anything"
 
 
-def test_the_image_has_what_runs_and_nothing_else(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_image_has_what_runs_and_nothing_else(stack: Stack, tell: Tell) -> None:
     image = stack.variables["PACELINE_IMAGE"]
     [found] = json.loads(stack.engine.docker("image", "inspect", image))
-    with capsys.disabled():
-        print(f"\n  image: {found['Size'] / 2**20:.0f} MiB", end="", flush=True)
+    tell(f"image: {found['Size'] / 2**20:.0f} MiB")
     assert not any("TOKEN" in variable or "PASSWORD" in variable for variable in found["Config"]["Env"])
     look = (
         "id -u; command -v gcc cc pip; ls -d /src /wheelhouse /root/.cache /opt/paceline/lib/python3*/site-packages/tests"
@@ -120,12 +111,12 @@ def test_the_image_has_what_runs_and_nothing_else(stack: Stack, capsys: pytest.C
     assert [word for word in words[1:] if "paceline/" not in word] == []
 
 
-async def test_it_comes_up_and_answers_through_both_ports(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
-    with printed("up --wait, nothing compiled yet", capsys):
+async def test_it_comes_up_and_answers_through_both_ports(stack: Stack, tell: Tell) -> None:
+    with timed("up --wait, nothing compiled yet", tell):
         await asyncio.to_thread(stack.up)
-    with printed("16 tokens over gRPC", capsys):
+    with timed("16 tokens over gRPC", tell):
         over_grpc = await complete(stack, SHORT)
-    with printed("16 tokens over HTTP", capsys):
+    with timed("16 tokens over HTTP", tell):
         over_http = await asyncio.to_thread(answer_over_http, stack.http_address, 16)
     assert over_http == over_grpc.text
     assert (await complete(stack, SHORT, PLAIN)).token_ids == over_grpc.token_ids
@@ -149,16 +140,14 @@ async def test_model_servers_take_turns_across_containers(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("service", ["draft", "target"])
-async def test_a_killed_model_server_changes_no_token(
-    service: str, stack: Stack, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_killed_model_server_changes_no_token(service: str, stack: Stack, tell: Tell) -> None:
     expected = (await complete(stack, GREEDY, PLAIN)).token_ids
     restarts = stack.inspect(service)["RestartCount"]
     disturbed = Completion()
     async with AsyncClient(stack.grpc_address) as client:
         following = asyncio.create_task(follow(client, disturbed))
         await until_under_way(disturbed)
-        with printed(f"kill -9 of {service}, to the end of 400 tokens", capsys):
+        with timed(f"kill -9 of {service}, to the end of 400 tokens", tell):
             await asyncio.to_thread(stack.kill, service)
             await following
     assert disturbed.token_ids == expected
@@ -168,16 +157,14 @@ async def test_a_killed_model_server_changes_no_token(
 
 
 @pytest.mark.parametrize("service", ["gateway", "coordinator"])
-async def test_a_killed_front_ends_its_clients_calls_and_serves_again(
-    service: str, stack: Stack, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_killed_front_ends_its_clients_calls_and_serves_again(service: str, stack: Stack, tell: Tell) -> None:
     expected, whole = await complete(stack, SHORT), await complete(stack, GREEDY)
     disturbed = Completion()
     async with AsyncClient(stack.grpc_address) as client:
         following = asyncio.create_task(follow(client, disturbed))
         over_http = asyncio.create_task(asyncio.to_thread(answer_over_http, stack.http_address, 400))
         await until_under_way(disturbed)
-        with printed(f"kill -9 of {service}, until healthy", capsys):
+        with timed(f"kill -9 of {service}, until healthy", tell):
             await asyncio.to_thread(stack.kill, service)
             [end, answer] = await asyncio.gather(following, over_http, return_exceptions=True)
             await asyncio.to_thread(stack.wait_healthy, "coordinator", "gateway")
@@ -189,13 +176,13 @@ async def test_a_killed_front_ends_its_clients_calls_and_serves_again(
     assert await asyncio.to_thread(answer_over_http, stack.http_address, 16) == expected.text
 
 
-async def test_stopped_under_load_it_ends_what_runs(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_stopped_under_load_it_ends_what_runs(stack: Stack, tell: Tell) -> None:
     expected = (await complete(stack, GREEDY)).token_ids
     completion = Completion()
     async with AsyncClient(stack.grpc_address) as client:
         following = asyncio.create_task(follow(client, completion))
         await until_under_way(completion)
-        with printed("stop of the coordinator with a generation under way", capsys):
+        with timed("stop of the coordinator with a generation under way", tell):
             await asyncio.to_thread(stack.compose, "stop", "coordinator")
         await following
     assert completion.token_ids == expected
@@ -206,21 +193,19 @@ async def test_stopped_under_load_it_ends_what_runs(stack: Stack, capsys: pytest
     assert (await complete(stack, GREEDY)).token_ids == expected
 
 
-def test_an_idle_stack_stops_in_order(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
-    with printed("stop of all, idle", capsys):
+def test_an_idle_stack_stops_in_order(stack: Stack, tell: Tell) -> None:
+    with timed("stop of all, idle", tell):
         stack.compose("stop")
     codes = {each: stack.inspect(each)["State"]["ExitCode"] for each in ("draft", "target", "coordinator", "gateway")}
     assert set(codes.values()) == {0}, codes
 
 
-async def test_with_certificates_it_answers_those_who_have_one(
-    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_with_certificates_it_answers_those_who_have_one(stack: Stack, tmp_path: Path, tell: Tell) -> None:
     """Over every way in: the published ports, and the model servers' on the network between containers."""
     me = made_as_documented(tmp_path)["me"].tls
     encrypted = stack.with_file("docker-compose.tls.yml", **ASK_CLIENTS)
     give_certificates(stack.folder / "tls", tmp_path)
-    with printed("up --wait with certificates", capsys):
+    with timed("up --wait with certificates", tell):
         await asyncio.to_thread(encrypted.up)
     over_grpc = await complete(encrypted, SHORT, tls=me)
     assert await asyncio.to_thread(answer_over_http, encrypted.http_address, 16, me) == over_grpc.text
@@ -234,6 +219,6 @@ async def test_with_certificates_it_answers_those_who_have_one(
         encrypted.compose("exec", "--no-TTY", *ask)
         with pytest.raises(AssertionError):
             encrypted.compose("exec", "--no-TTY", "--env", "PACELINE_TLS_CERT=", "--env", "PACELINE_TLS_KEY=", *ask)
-    with printed("down", capsys):
+    with timed("down", tell):
         encrypted.compose("down")
     assert encrypted.compose("ps", "--all", "--quiet").split() == []

@@ -13,6 +13,7 @@ import pytest
 from paceline.deployment.http_health import instance_at
 from tests.conftest import TINY
 from tests.services import Service, free_port, running, spawn_service, start_service
+from tests.telling import Tell
 
 NUM_WORKERS = 6
 PROMPTS = [f"t{number} t{number + 7}" for number in range(5)]
@@ -92,9 +93,7 @@ async def answer(http: httpx2.AsyncClient, gateways: Iterator[str], number: int)
 
 
 @pytest.mark.slow
-async def test_a_rolling_restart_under_load_fails_no_request(
-    deployment: Deployment, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_rolling_restart_under_load_fails_no_request(deployment: Deployment, tell: Tell) -> None:
     await until_ready(deployment.gateways)
     gateways, numbers = itertools.cycle(deployment.gateways), itertools.count()
     async with httpx2.AsyncClient(timeout=60) as http:
@@ -115,7 +114,6 @@ async def test_a_rolling_restart_under_load_fails_no_request(
             served[name] = next(numbers) - before - 1
         is_over.set()
         await asyncio.gather(*workers)
-    with capsys.disabled():
-        print(f"\n  rolling restart: {next(numbers)} requests, 0 failed; begun while it restarted: {served}", end="")
+    tell(f"rolling restart: {next(numbers)} requests, 0 failed; begun while it restarted: {served}")
     # All workers may wait for the target.
     assert min(count for name, count in served.items() if name != "target_server") > 0

@@ -5,6 +5,7 @@ import pytest
 from tests.fuzz.__main__ import DOORS, flags, run
 from tests.hosted import Host
 from tests.services import Trio
+from tests.telling import Tell
 
 SEED = 1
 
@@ -17,9 +18,9 @@ def trio(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trio:
 
 @pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", DOORS)
-async def test_no_message_breaks_a_door_or_disturbs_a_bystander(name: str, count: int, trio: Trio) -> None:
+async def test_no_message_breaks_a_door_or_disturbs_a_bystander(name: str, count: int, trio: Trio, tell: Tell) -> None:
     report = await run(name, trio, count, SEED)
-    print(report)
+    tell(f"fuzz, {name}: {report.seen.num_messages} messages, {len(report.violations)} violations")
     assert report.violations == []
     assert report.seen.num_messages >= count
     # Both kinds come: a test of refusals alone would say nothing of what lies behind the door.
