@@ -8,12 +8,15 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from gguf import GGUFReader
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedConfig
 
 from paceline.errors import ConfigError
 
 # Changes when what `_convert` writes changes.
-FORMAT = 2
+FORMAT = 3
+# Factors that divide the rotary frequencies (Llama 3.1 and later). transformers does not read them.
+ROPE_FACTORS = "rope_freqs.weight"
 
 
 def cache_dir() -> Path:
@@ -53,8 +56,24 @@ def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
         )
+        _scale_frequencies(model.config, file)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # transformers and gguf raise many types for files they can't read
         raise ConfigError(f"model {str(file)!r} could not be read: {str(error).splitlines()[0]}") from error
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _scale_frequencies(config: PreTrainedConfig, file: Path) -> None:
+    """Writes the file's factors into the config, as the same at every length: what transformers calls "longrope"."""
+    for tensor in GGUFReader(file).tensors:
+        if tensor.name == ROPE_FACTORS:
+            factors = tensor.data.tolist()
+            config.rope_parameters = {
+                "rope_type": "longrope",
+                "rope_theta": config.rope_parameters["rope_theta"],
+                "short_factor": factors,
+                "long_factor": factors,
+                "attention_factor": 1.0,
+                "original_max_position_embeddings": config.max_position_embeddings,
+            }

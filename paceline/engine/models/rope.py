@@ -1,5 +1,7 @@
 """Rotary position embedding (Su et al. 2021): cosines and sines for every position."""
 
+from typing import Any
+
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -17,10 +19,15 @@ def rope_tables(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, torch.
     if kind == "default":
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         frequencies, factor = 1.0 / parameters["rope_theta"] ** exponents, 1.0
-    elif kind in ("llama3", "linear", "yarn"):
+    elif kind in ("llama3", "linear", "yarn") or _has_one_scale(parameters):
         frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config.source, torch.device("cpu"))
     else:
         raise ConfigError(f"rope_type {kind!r} is not supported; supported: default, llama3, linear, yarn")
     angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies  # [max_len, head_dim / 2]
     cos, sin = angles.cos() * factor, angles.sin() * factor
     return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
+
+
+def _has_one_scale(parameters: dict[str, Any]) -> bool:
+    """Whether frequencies are divided by the same factors at every length: so GGUF files say it of Llama 3.1 and later."""
+    return parameters["rope_type"] == "longrope" and parameters["short_factor"] == parameters["long_factor"]

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from paceline.engine.models import gguf
 from paceline.engine.models.dummy import dummy_config, dummy_tokenizer_files, make_dummy
+from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.weights import load_model
 
 NAMES = {
@@ -19,8 +20,8 @@ NAMES = {
 }  # fmt: skip
 
 
-def write_gguf(path: Path, norm: float) -> None:
-    """A tiny model with float32 tensors; `norm`: every value of its last norm."""
+def write_gguf(path: Path, norm: float = 1.0, rope_factors: torch.Tensor | None = None) -> None:
+    """A tiny model with float32 tensors; `norm`: every value of its last norm; `rope_factors`: [head_dim / 2]."""
     config, tensors = dummy_config("tiny"), make_dummy("tiny", torch.float32)[1]
     tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], norm)
     vocabulary = Tokenizer.from_str(dummy_tokenizer_files(config.vocab_size)["tokenizer.json"].decode()).get_vocab()
@@ -44,6 +45,8 @@ def write_gguf(path: Path, norm: float) -> None:
         name = name.replace("model.layers.", "blk.").replace("model.norm", "output_norm")
         name = name.replace("model.embed_tokens", "token_embd").replace("lm_head", "output")
         writer.add_tensor(name, tensor.numpy(), raw_dtype=GGMLQuantizationType.F32)
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -75,6 +78,19 @@ def test_float32_keeps_what_the_file_says(tmp_path: Path) -> None:
     write_gguf(path, norm)
     assert norm_of(path, torch.bfloat16)[0] == torch.tensor(norm).bfloat16()
     assert norm_of(path, torch.float32)[0] == norm, "also after a bfloat16 copy was made"
+
+
+def test_rotary_frequencies_are_divided_by_the_files_factors(tmp_path: Path) -> None:
+    half, position = dummy_config("tiny").head_dim // 2, 5
+    factors = torch.linspace(1, 32, half)
+    write_gguf(tmp_path / "model.gguf", rope_factors=factors)
+    write_gguf(tmp_path / "plain.gguf")
+    frequencies = 10_000.0 ** -(torch.arange(half) / half)
+    for name, expected in (("model", frequencies / factors), ("plain", frequencies)):
+        config = load_model(str(tmp_path / f"{name}.gguf"), torch.float32).config
+        cos, sin = rope_tables(config, position + 1)
+        torch.testing.assert_close(cos[position, :half], (position * expected).cos())
+        torch.testing.assert_close(sin[position, half:], (position * expected).sin())
 
 
 def test_a_file_is_converted_once(tmp_path: Path) -> None:
