@@ -53,8 +53,8 @@ async def compare(
     order = random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in modes}
     # Costs are learned once in a coordinator's life, and the first forwards are slow: not part of what is measured.
-    for speculation in modes.values():
-        await answer(client, groups[0], sampling, speculation, "warm-up")
+    for name, speculation in modes.items():
+        await answer(client, groups[0], sampling, speculation, f"{name}, warm-up")
     for group in groups:
         for name in order.sample(list(modes), len(modes)):
             if reads:

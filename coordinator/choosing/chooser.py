@@ -71,9 +71,14 @@ class Chooser(Proposer):
             return
         self._costs.learn(finished)
         if self._costs.num_active > 1 and not self._costs.was_beside_a_prompt(finished):
-            seconds = finished.verified_s - finished.started_s
-            reading_s = min(finished.propose_s, self._costs.reading_s(finished.proposal.num_tail_tokens))
-            self._costs.level.trial.learn(self._way, len(finished.outcome.tokens), seconds, reading_s)
+            self._costs.level.trial.learn(
+                self._way,
+                self._costs.num_active,
+                len(finished.outcome.tokens),
+                finished.started_s,
+                finished.verified_s,
+                min(finished.propose_s, self._costs.reading_s(finished.proposal.num_tail_tokens)),
+            )
         plain_s = self._costs.level.verify(0)
         if plain_s > 0:
             plain_rounds = (finished.propose_s + finished.verify_s) / plain_s

@@ -3,9 +3,15 @@
 What drafts cost a batch can't be added up from rounds. Who waits for a draft model misses the forward of those who do not,
 and the batch falls apart into two. Looking up takes the coordinator's time, and all others of the batch wait for it. So
 beside others each way is measured, and the fastest one stays.
+
+Ways are measured one after the other, and meanwhile generations come and go. So a round's time is counted in rounds in which
+nobody drafts, beside as many others. Where one way ends and the next begins, forwards hold rows of both, and say nothing.
 """
 
 import enum
+import math
+
+from coordinator.choosing.line import Line
 
 # Rounds of generations that make a measurement, and the weight of older ones for each new one.
 ENOUGH = 64
@@ -13,20 +19,20 @@ MEMORY = 0.995
 # A way that lost is tried again after so many rounds, and not before what its last trial lost is this fraction of the time.
 RETRY = 50 * ENOUGH
 SHARE = 0.01
-# A way that drafts more must be faster by this factor: a little is chance.
-MARGIN = 1.02
+# A way that drafts more must be faster by this factor: less is chance, for each way has its own texts.
+MARGIN = 1.05
+# After a change of the way, rounds count that began so many times their own length later.
+SETTLING = 0.9
+# The first guess of what one generation more adds to a round, as a fraction of the round's time over their number.
+GUESSED_SHARE = 0.7
 
 
 class Way(enum.IntEnum):
-    """Who may draft. In the order in which they are tried."""
+    """Who may draft, from the fewest drafts to the most: so they are tried."""
 
-    LOOK_UPS = 0
-    NOBODY = 1
+    NOBODY = 0
+    LOOK_UPS = 1
     ALL = 2
-
-
-# From the one that drafts least.
-BY_DRAFTS = (Way.NOBODY, Way.LOOK_UPS, Way.ALL)
 
 
 class Speed:
@@ -34,38 +40,43 @@ class Speed:
 
     def __init__(self) -> None:
         self.num_rounds = 0
-        self._tokens = self._seconds = self._once_s = 0.0
-        # Rounds and seconds in other ways since its own last one.
-        self._rounds_since, self._seconds_since = 0, 0.0
+        self._tokens = self._time = self._once = 0.0
+        # Rounds in other ways since its own last one, and their time.
+        self._rounds_since, self._time_since = 0, 0.0
 
     @property
-    def tokens_per_s(self) -> float:
-        """Of one generation."""
-        return self._tokens / self._seconds if self._seconds > 0 else 0.0
+    def tokens(self) -> float:
+        """Tokens of one generation in the time of a plain round."""
+        return self._tokens / self._time if self._time > 0 else 0.0
 
-    def learn(self, num_tokens: int, seconds: float, once_s: float) -> None:
+    def learn(self, num_tokens: int, time: float, once: float) -> None:
+        """`time`: the round's, in plain rounds; `once`: the part of it that later rounds of the generation share."""
         self.num_rounds += 1
         self._tokens = MEMORY * self._tokens + num_tokens
-        self._seconds = MEMORY * self._seconds + seconds - once_s
-        self._once_s = MEMORY * self._once_s + once_s
-        self._rounds_since, self._seconds_since = 0, 0.0
+        self._time = MEMORY * self._time + time - once
+        self._once = MEMORY * self._once + once
+        self._rounds_since, self._time_since = 0, 0.0
 
-    def wait(self, seconds: float) -> None:
-        """Another way took a round of so many seconds."""
+    def wait(self, time: float) -> None:
+        """A round went another way, for so many plain rounds."""
         self._rounds_since += 1
-        self._seconds_since += seconds
+        self._time_since += time
 
     def is_due(self, fastest: "Speed") -> bool:
         """Whether it is time to try this way again."""
-        loss_s = self._seconds + self._once_s - self._tokens / fastest.tokens_per_s
-        return self._rounds_since >= RETRY and SHARE * self._seconds_since >= loss_s
+        loss = self._time + self._once - self._tokens / fastest.tokens
+        return self._rounds_since >= RETRY and SHARE * self._time_since >= loss
 
 
 class Trial:
-    """At one number of active generations."""
+    """At one level of active generations."""
 
     def __init__(self) -> None:
         self._speeds = {way: Speed() for way in Way}
+        # Seconds of a round without drafts, by the number of active generations.
+        self._plain_s = Line(GUESSED_SHARE)
+        # The way that is being taken, and since when.
+        self._taken, self._taken_since_s = Way.NOBODY, -math.inf
 
     @property
     def way(self) -> Way:
@@ -75,24 +86,34 @@ class Trial:
                 return way
         return self._fastest()
 
-    def learn(self, way: Way, num_tokens: int, seconds: float, once_s: float = 0.0) -> None:
+    def learn(
+        self, way: Way, num_active: int, num_tokens: int, started_s: float, ended_s: float, once_s: float = 0.0
+    ) -> None:
         """Learns from a round; of its seconds `once_s` went into what all later rounds of the generation share.
 
         They do not make the way slower, but are a part of what a trial of it costs.
         """
-        self._speeds[way].learn(num_tokens, seconds, once_s)
+        seconds = ended_s - started_s
+        if way is not self._taken or started_s - self._taken_since_s < SETTLING * seconds:
+            return
+        if way is Way.NOBODY:
+            self._plain_s.learn(num_active, seconds)
+        plain_s = self._plain_s(num_active)
+        self._speeds[way].learn(num_tokens, seconds / plain_s, once_s / plain_s)
         for each in Way:
             if each is not way:
-                self._speeds[each].wait(seconds)
+                self._speeds[each].wait(seconds / plain_s)
         fastest = self._fastest()
         if self.way is fastest:
             due = [each for each in Way if each is not fastest and self._speeds[each].is_due(self._speeds[fastest])]
             if due:
                 self._speeds[due[0]] = Speed()
+        if self.way is not self._taken:
+            self._taken, self._taken_since_s = self.way, ended_s
 
     def _fastest(self) -> Way:
-        best = BY_DRAFTS[0]
-        for way in BY_DRAFTS[1:]:
-            if self._speeds[way].tokens_per_s > MARGIN * self._speeds[best].tokens_per_s:
+        best = Way.NOBODY
+        for way in (Way.LOOK_UPS, Way.ALL):
+            if self._speeds[way].tokens > MARGIN * self._speeds[best].tokens:
                 best = way
         return best
