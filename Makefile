@@ -18,7 +18,7 @@ setup: .venv/.warm
 	touch $@
 
 # Kernels compile at their first call and the checkpoint is converted at its first use: here, once, and not in tests.
-.venv/.warm: .venv/.ready $(wildcard paceline/engine/cpu/kernels/*.py)
+.venv/.warm: .venv/.ready $(wildcard paceline/engine/cpu/kernels/*.py paceline/engine/cpu/kernels/quantised/*.py)
 	$(BIN)/python -m tests.warm_up
 	touch $@
 

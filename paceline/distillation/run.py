@@ -166,8 +166,9 @@ class Distillation:
         del records[:end:HELD_OUT_EVERY]
         vocab_size = self.target.config.vocab_size
         head_ids = self._head_ids(records)
-        embedding = self._lender.tensors["model.embed_tokens.weight"]
-        head = self._lender.tensors.get("lm_head.weight", embedding).to(torch.bfloat16)
+        tensors = self._lender.tensors
+        name = "lm_head.weight" if "lm_head.weight" in tensors else "model.embed_tokens.weight"
+        head = tensors[name].to(torch.bfloat16)
         backbone = make_backbone(
             self.beginning.config.source, self.beginning.tensors, config.num_layers, config.num_masks
         )

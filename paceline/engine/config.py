@@ -32,7 +32,10 @@ class EngineConfig(BaseModel):
         "smollm2-135m", description="hub id, folder, .gguf file, smollm2-135m, or dummy:NAME for random weights"
     )
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="data type of weights and activations")
-    quantization: Literal["none", "int8"] = Field("none", description="int8 keeps the weights in 8 bits")
+    quantization: Literal["auto", "none", "int8", "int4"] = Field(
+        "auto",
+        description="auto keeps the bits that a GGUF file has (bfloat16 on a CPU), none makes them numbers of the dtype, int8 and int4 quantise what is not quantised",
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
     max_model_len: int | None = Field(
         None, ge=2, description="most tokens in a sequence; default: the model's own limit"
@@ -64,6 +67,11 @@ class EngineConfig(BaseModel):
         if value is not None and value % 8:
             raise ValueError("must be a multiple of 8")
         return value
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether matrices of a GGUF file stay in its blocks."""
+        return self.device == "cpu" and self.dtype == "bfloat16" and self.quantization != "none"
 
     def is_batch_invariant(self, role: ModelRole) -> bool:
         """Whether a model of this role must give each row the same bits in any batch."""

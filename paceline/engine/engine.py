@@ -53,7 +53,7 @@ def build_engine(
     set_num_workers(config.threads or len(CORES))
     progress(f"loading {config.model}")
     backend_builder = _backend_builder(config.device)
-    loaded = load_model(config.model, DTYPES[config.dtype], progress, config.device)
+    loaded = load_model(config.model, DTYPES[config.dtype], progress, config.device, config.keeps_blocks)
     max_model_len = config.max_model_len or loaded.config.max_model_len
     if max_model_len > loaded.config.max_model_len:
         raise ConfigError(

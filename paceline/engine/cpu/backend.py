@@ -8,6 +8,7 @@ from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.memory import available_bytes
 from paceline.engine.cpu.runner import CpuRunner
 from paceline.engine.dtypes import DTYPES
+from paceline.engine.models.gguf.tensors import FileTensor
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
@@ -23,12 +24,16 @@ def build_cpu(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel, max_model_len: int, progress: Progress
 ) -> Backend:
     """Builds the backend. Raises ConfigError if the model does not fit into memory, or a setting is bad."""
-    weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in loaded.tensors.values())
+    weights_bytes = sum(
+        tensor.data.nbytes if isinstance(tensor, FileTensor) else tensor.numel() * tensor.element_size()
+        for tensor in loaded.tensors.values()
+    )
     block_size = config.block_size or CPU_BLOCK_SIZE
     # Keys and values have the model's dtype (see `paged_attention`).
     block_bytes = block_size * loaded.config.kv_bytes_per_token(DTYPES[config.dtype].itemsize)
     num_blocks = _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_bytes, weights_bytes)
     model = CpuLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.is_batch_invariant(role))
+    loaded.drop_pages()
     progress("checking batch invariance")
     dependent = find_batch_variant_parts(model, block_size)
     attention = model.make_cache(num_blocks, block_size)

@@ -28,7 +28,7 @@ def find_batch_variant_parts(model: CpuLlama, block_size: int) -> list[str]:
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     config = model.config
-    weight_dtype = model.embedding_dtype
+    weight_dtype = model.dtype
     num_rows = min(max(NUM_ROWS, NUM_BLOCKS * block_size), model.max_model_len)
     x = bits_of(torch.randn(num_rows, config.hidden_size, generator=generator).to(weight_dtype))
     dependent = []

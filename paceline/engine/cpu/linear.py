@@ -4,6 +4,7 @@ Equal output with and without speculation needs batch invariance: a row's result
 Each class says how many rows to run, with padding, to keep that. `batch_invariance` checks it at load.
 """
 
+import platform
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
@@ -13,14 +14,21 @@ from torch.nn import functional
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels import bfloat16, int8, matrix_unit
-from paceline.engine.cpu.kernels.bfloat16 import Bfloat16Weights, pack_bfloat16
+from paceline.engine.cpu.kernels.bfloat16 import Bfloat16Weights, pack_bfloat16, unpack_rows
 from paceline.engine.cpu.kernels.decoder import FEW_ROWS, DraftInt8Weights, Weights, multiply
 from paceline.engine.cpu.kernels.int8 import Int8Weights, pack_int8
 from paceline.engine.cpu.kernels.matrix_unit import DEPTH, UNIT_ROWS, MatrixUnitWeights, pack_for_matrix_unit
+from paceline.engine.cpu.kernels.processor import has_features
 from paceline.engine.cpu.kernels.products import multiply_int8_weights, pack_int8_weights
+from paceline.engine.cpu.kernels.quantised.embedding import look_up
+from paceline.engine.cpu.kernels.quantised.formats import BY_NAME
+from paceline.engine.cpu.kernels.quantised.packing import pack
+from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.kernels.tiles import WIDTH, no_residual, pad_features
-from paceline.engine.models.quantization import quantise
+from paceline.engine.models.gguf.tensors import FileTensor
+from paceline.engine.models.quantization import in_blocks, quantise
+from paceline.engine.models.shapes import Weight
 
 
 class CpuLinear(Protocol):
@@ -125,6 +133,10 @@ class MatrixUnitLinear(KernelLinear):
     def weights(self, dtype: np.dtype[Any]) -> MatrixUnitWeights:
         return self._weights
 
+    def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
+        """Rows of the weights, for an embedding: ids: [num_rows] -> [num_rows, in_features] bfloat16."""
+        return unpack_rows(self._weights.packed, ids)
+
     @staticmethod
     def supports(weight: torch.Tensor) -> bool:
         return weight.dtype is torch.bfloat16 and weight.shape[1] % DEPTH == 0 and matrix_unit.is_available()
@@ -143,6 +155,10 @@ class Bfloat16Linear(KernelLinear):
 
     def weights(self, dtype: np.dtype[Any]) -> Bfloat16Weights:
         return self._weights
+
+    def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
+        """Rows of the weights, for an embedding: ids: [num_rows] -> [num_rows, in_features] bfloat16."""
+        return unpack_rows(self._weights.packed, ids)
 
     @staticmethod
     def supports(weight: torch.Tensor) -> bool:
@@ -207,17 +223,62 @@ class Int8WeightLinear:
         return multiply_int8_weights(x, self._packed, self._scale, self._bias, residual)
 
 
+class QuantisedLinear(KernelLinear):
+    """Weights in blocks of whole numbers, as GGUF files have them, times rows rounded to 8 bits (`kernels.quantised`)."""
+
+    def __init__(self, parts: tuple[FileTensor, ...], bias: torch.Tensor | None) -> None:
+        out_features = sum(part.shape[0] for part in parts)
+        super().__init__(out_features)
+        self._in_features = parts[0].shape[1]
+        # The kernel knows their addresses; this keeps them alive.
+        self._packed = [pack(part.data, part.row_order, BY_NAME[part.format], self._in_features) for part in parts]
+        self._parts = np.array([
+            (BY_NAME[part.format].number, packed.ctypes.data, *packed.shape)
+            for part, packed in zip(parts, self._packed, strict=True)
+        ])  # fmt: skip
+        bias_row = pad_features(np.zeros(out_features, np.float32) if bias is None else bias.float().numpy())
+        self._weights = {
+            np.dtype(kind): QuantisedWeights(self._parts, bias_row, no_residual(out_features, kind))
+            for kind in (np.float32, np.uint16)
+        }
+
+    def padded(self, num_rows: int) -> int:
+        return num_rows
+
+    def weights(self, dtype: np.dtype[Any]) -> QuantisedWeights:
+        return self._weights[dtype]
+
+    def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
+        """Rows of the weights, for an embedding: ids: [num_rows] -> [num_rows, in_features] of the dtype."""
+        out = np.empty((ids.size, self._in_features), dtype)
+        number, address, _, tile_bytes = self._parts[0]
+        look_up(number, address, tile_bytes, ids, out)
+        return out
+
+    @staticmethod
+    def supports(weight: Weight) -> bool:
+        """Parts begin at a tile; so all but the last must fill theirs."""
+        is_possible = platform.machine() != "x86_64" or has_features("f16c", "fma")
+        return is_possible and isinstance(weight, tuple) and all(part.shape[0] % WIDTH == 0 for part in weight[:-1])
+
+
 def _float_bias(weight: torch.Tensor, bias: torch.Tensor | None) -> Array:
     return np.zeros(weight.shape[0], np.float32) if bias is None else bias.float().numpy()
 
 
 def make_cpu_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, batch_invariant: bool = True
+    weight: Weight, bias: torch.Tensor | None, quantization: str, batch_invariant: bool = True
 ) -> CpuLinear:
     """The fastest linear layer for `weight`: [out_features, in_features] on this processor.
 
-    `quantization`: none or int8. With `batch_invariant` a row's result does not depend on the rows beside it.
+    `quantization`: see EngineConfig. With `batch_invariant` a row's result does not depend on the rows beside it.
     """
+    if isinstance(weight, tuple):
+        if QuantisedLinear.supports(weight):
+            return QuantisedLinear(weight, bias)
+        weight = torch.cat([torch.from_numpy(part.dequantised()).bfloat16() for part in weight])
+    if quantization == "int4" and (blocks := in_blocks(weight, "Q4_1")) is not None:
+        return QuantisedLinear((blocks,), bias)
     if quantization == "int8" and not batch_invariant and DraftInt8Linear.supports(weight):
         return DraftInt8Linear(weight, bias)
     if quantization == "int8":

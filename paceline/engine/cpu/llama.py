@@ -12,19 +12,34 @@ import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
+from paceline.engine.cpu.embedding import DenseRows, Embedding, Rows
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend
-from paceline.engine.cpu.kernels.decoder import LayerArrays, run_layers, table_of
+from paceline.engine.cpu.kernels.decoder import LayerArrays, kinds_of, run_layers, table_of
 from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
-from paceline.engine.cpu.linear import CpuLinear, KernelLinear, make_cpu_linear
+from paceline.engine.cpu.linear import (
+    Bfloat16Linear,
+    CpuLinear,
+    KernelLinear,
+    MatrixUnitLinear,
+    QuantisedLinear,
+    make_cpu_linear,
+)
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.models.config import ModelConfig
-from paceline.engine.models.masks import with_masks
+from paceline.engine.models.gguf.tensors import FileTensor
+from paceline.engine.models.masks import MASK_VECTORS
 from paceline.engine.models.rope import rope_tables
-from paceline.engine.models.shapes import Tensors, check_shapes, fused
+from paceline.engine.models.shapes import Tensors, Weight, as_tensor, check_shapes, fused
 
-MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], CpuLinear]
+MakeLinear = Callable[[Weight, torch.Tensor | None], CpuLinear]
+ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16}
+
+
+def _take_vector(tensors: Tensors, name: str) -> Array:
+    """Takes a norm's weights out of `tensors`: float32, in memory of their own."""
+    return as_tensor(tensors.pop(name), torch.float32).clone().numpy()
 
 
 class Layer:
@@ -37,10 +52,11 @@ class Layer:
             return make(*fused(tensors, prefix, *names))
 
         def norm(name: str) -> Array:  # [hidden_size] float32
-            return tensors.pop(f"{prefix}{name}.weight").float().numpy()
+            return _take_vector(tensors, f"{prefix}{name}.weight")
 
         def head_norm(name: str) -> Array:  # Qwen3 only: [head_dim], else [0]
-            return tensors.pop(f"{prefix}{name}.weight", torch.empty(0)).float().numpy()
+            name = f"{prefix}{name}.weight"
+            return _take_vector(tensors, name) if name in tensors else np.empty(0, np.float32)
 
         self.attention_norm = norm("input_layernorm")
         self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -61,6 +77,25 @@ class Layer:
         return LayerArrays(self.attention_norm, qkv, self.rotation, cache, output, self.mlp_norm, gate_up, down)
 
 
+def _make_head(head: torch.Tensor | FileTensor, ids: Any, make: MakeLinear, vocab_size: int) -> Head:
+    """`ids`: [head_size], the tokens that the head knows; None for all."""
+    if ids is None:
+        return Head(make((head,) if isinstance(head, FileTensor) else head, None), None, vocab_size)
+    known = head if isinstance(head, torch.Tensor) else as_tensor(head, torch.bfloat16)
+    return Head(make(known[ids], None), ids.numpy(), vocab_size)
+
+
+def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make: MakeLinear) -> Rows:
+    """The embedding's rows; `head`: the linear with the same weights, if there is one."""
+    if isinstance(embedding, FileTensor):
+        linear = head if head is not None else make((embedding,), None)
+        assert isinstance(linear, QuantisedLinear), "a matrix alone begins at a tile"
+        return linear
+    if isinstance(head, Bfloat16Linear | MatrixUnitLinear):
+        return head
+    return DenseRows(bits_of(embedding))
+
+
 class CpuLlama:
     """Embedding, decoder layers, head."""
 
@@ -74,19 +109,22 @@ class CpuLlama:
         self.config = config
         self.max_model_len = max_model_len
         check_shapes(config, tensors)
-        embedding = tensors["model.embed_tokens.weight"]
-        self._embedding = bits_of(with_masks(embedding, tensors))  # [vocab_size + num_masks, hidden_size]
+        embedding = tensors.pop("model.embed_tokens.weight")
+        self.dtype = torch.bfloat16 if isinstance(embedding, FileTensor) else embedding.dtype
         head = embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
         make = partial(make_cpu_linear, quantization=quantization, batch_invariant=batch_invariant)
         cos, sin = rope_tables(config, max_model_len)
         rope = cos.numpy(), sin.numpy()
         self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, rope) for i in range(config.num_layers)]
-        self._norm = tensors.pop("model.norm.weight").float().numpy()  # [hidden_size]
+        self._norm = _take_vector(tensors, "model.norm.weight")  # [hidden_size]
         # Only distilled drafts have this: the ids of the tokens that the head knows.
         ids = tensors.pop("head_ids", None)  # [head_size]
-        known = None if ids is None else ids.numpy()
-        self.head = Head(make(head if ids is None else head[ids], None), known, config.vocab_size)
-        self.embedding_dtype = embedding.dtype
+        self.head = _make_head(head, ids, make, config.vocab_size)
+        masks = tensors.pop(MASK_VECTORS, None)
+        of_masks = None if masks is None else bits_of(as_tensor(masks, self.dtype))
+        is_head = config.tied_embeddings and ids is None
+        rows = _rows_of(embedding, self.head.linear if is_head else None, make)
+        self._embedding = Embedding(rows, of_masks, config.vocab_size, np.dtype(ELEMENTS[self.dtype]))
         # The arguments of `kernels.decoder` for the caches that were used last.
         self._decoder_of: CpuPagedAttention | None = None
         self._decoder_arguments: tuple[LayerArrays, Array] | None = None
@@ -102,7 +140,7 @@ class CpuLlama:
 
     def forward(self, batch: Batch, attention: CpuPagedAttention, plan: AttentionPlan) -> torch.Tensor:
         """Feeds the batch's rows into the cache. Returns the wanted rows' logits: [num_wanted, head_size] float32."""
-        x = self.run_layers(self._embedding[batch.tokens], attention, plan)  # [num_rows, hidden_size]
+        x = self.run_layers(self._embedding(batch.tokens), attention, plan)  # [num_rows, hidden_size]
         return self.run_head(x[batch.wanted])
 
     def run_layers(self, x: Array, attention: CpuPagedAttention, plan: AttentionPlan) -> Array:
@@ -119,7 +157,8 @@ class CpuLlama:
             pairs = zip(self.layers, attention.cache, strict=False)
             arrays = [layer.arrays(dtype, cache) for layer, cache in pairs]
             known = [each for each in arrays if each is not None]
-            self._decoder_arguments = (known[0], table_of(known)) if len(known) == len(arrays) else None
+            is_uniform = len(known) == len(arrays) and len({kinds_of(each) for each in known}) == 1
+            self._decoder_arguments = (known[0], table_of(known)) if is_uniform else None
             self._decoder_of = attention
         return self._decoder_arguments
 

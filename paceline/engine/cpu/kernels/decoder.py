@@ -19,6 +19,7 @@ from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, a
 from paceline.engine.cpu.kernels.bfloat16 import Bfloat16Weights, multiply_bfloat16
 from paceline.engine.cpu.kernels.int8 import Int8Weights, multiply_int8
 from paceline.engine.cpu.kernels.matrix_unit import UNIT_ROWS, MatrixUnitWeights, multiply_on_matrix_unit
+from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights, multiply_quantised
 from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
 from paceline.engine.cpu.kernels.scalars import compiled
 
@@ -34,7 +35,7 @@ class DraftInt8Weights(NamedTuple):
     no_residual: Array
 
 
-Weights = Bfloat16Weights | Int8Weights | MatrixUnitWeights | DraftInt8Weights
+Weights = Bfloat16Weights | Int8Weights | MatrixUnitWeights | DraftInt8Weights | QuantisedWeights
 
 
 class LayerArrays(NamedTuple):
@@ -55,6 +56,13 @@ def table_of(layers: list[LayerArrays]) -> Array:
     return np.array([_addresses(layer) for layer in layers], np.int64)
 
 
+def kinds_of(arrays: Any) -> Any:
+    """The types of the arrays. Layers in one call have the same."""
+    if isinstance(arrays, np.ndarray):
+        return arrays.dtype, arrays.ndim
+    return type(arrays), *(kinds_of(each) for each in arrays)
+
+
 def _addresses(arrays: Any) -> list[int]:
     if isinstance(arrays, np.ndarray):
         return [arrays.ctypes.data]
@@ -72,6 +80,7 @@ _KERNELS: dict[type, Callable[..., Array]] = {
     Bfloat16Weights: multiply_bfloat16,
     Int8Weights: multiply_int8,
     MatrixUnitWeights: multiply_on_matrix_unit,
+    QuantisedWeights: multiply_quantised,
 }
 
 

@@ -7,7 +7,6 @@ sum adds its words in one fixed order, so the product is batch invariant.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import llvmlite.binding
 import numpy as np
 import torch
 from llvmlite import ir
@@ -17,6 +16,7 @@ from numba.extending import intrinsic
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.bfloat16 import pack_bfloat16
+from paceline.engine.cpu.kernels.processor import has_features
 from paceline.engine.cpu.kernels.scalars import compiled
 from paceline.engine.cpu.kernels.tiles import INDEX, WIDTH, Rows, TileWriter, counted_code, tile_code
 from paceline.engine.threads import kernel_workers
@@ -49,8 +49,7 @@ _BYTE, _VOID = ir.IntType(8), ir.VoidType()
 
 def is_available() -> bool:
     """Whether this processor has the unit and the system allows this process to use it."""
-    has_unit = bool(llvmlite.binding.get_host_cpu_features().get("amx-bf16"))
-    return has_unit and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
+    return has_features("amx-bf16") and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
 
 
 def pack_for_matrix_unit(weight: torch.Tensor) -> Array:

@@ -31,12 +31,16 @@ class Arena:
 
     def keep(self, array: Array) -> Array:
         """Returns a contiguous copy of the array, in the arena's memory."""
-        num_bytes = -(-array.nbytes // LINE_BYTES) * LINE_BYTES
-        if num_bytes > self._free.size:
-            self._free = map_region(max(num_bytes, REGION_BYTES))
-        kept = self._free[: array.nbytes].view(array.dtype).reshape(array.shape)
-        self._free = self._free[num_bytes:]
+        kept = self.reserve(array.nbytes).view(array.dtype).reshape(array.shape)
         kept[...] = array
+        return kept
+
+    def reserve(self, num_bytes: int) -> Array:
+        """An array of so many bytes, whose content is not defined."""
+        size = -(-num_bytes // LINE_BYTES) * LINE_BYTES
+        if size > self._free.size:
+            self._free = map_region(max(size, REGION_BYTES))
+        kept, self._free = self._free[:num_bytes], self._free[size:]
         return kept
 
 

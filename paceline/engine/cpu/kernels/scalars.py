@@ -45,7 +45,7 @@ def _find_cache_folder() -> str:
     """
     folder = Path(__file__).parent
     digest = hashlib.blake2b(digest_size=8)
-    for source in (*sorted(folder.glob("*.py")), *COMPILED_IN):
+    for source in (*sorted(folder.rglob("*.py")), *COMPILED_IN):
         digest.update(source.read_bytes())
     return str(folder / "__pycache__" / digest.hexdigest()) if os.access(folder, os.W_OK) else ""
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -18,6 +17,7 @@ from numba.core import cgutils
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels import memory
+from paceline.engine.cpu.kernels.processor import has_features
 from paceline.engine.cpu.kernels.scalars import compiled
 
 # Output features of one instruction.
@@ -74,7 +74,7 @@ class DotInstruction:
 
     @property
     def is_available(self) -> bool:
-        return bool(llvmlite.binding.get_host_cpu_features().get(self.feature))
+        return has_features(self.feature)
 
     def declare(self, module: Any) -> Any:
         kind = ir.FunctionType(self.sums, [self.sums, self.operands, self.operands])

@@ -8,8 +8,8 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from tokenizers import Tokenizer
 
-from paceline.engine.models import gguf
 from paceline.engine.models.dummy import dummy_config, dummy_tokenizer_files, make_dummy
+from paceline.engine.models.gguf.conversion import converted
 from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.weights import load_model
 
@@ -96,5 +96,5 @@ def test_rotary_frequencies_are_divided_by_the_files_factors(tmp_path: Path) -> 
 def test_a_file_is_converted_once(tmp_path: Path) -> None:
     path, said = tmp_path / "model.gguf", []
     write_gguf(path, 1.0)
-    folders = {gguf.converted(path, torch.bfloat16, said.append) for _ in range(2)}
+    folders = {converted(path, torch.bfloat16, said.append) for _ in range(2)}
     assert (len(folders), len(said)) == (1, 1)

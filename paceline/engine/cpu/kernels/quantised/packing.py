@@ -1,0 +1,155 @@
+"""Blocks of a GGUF file -> our tiles (see `formats`)."""
+
+import numpy as np
+from numba import prange
+
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels import memory
+from paceline.engine.cpu.kernels.quantised.formats import (
+    BITS,
+    BLOCK_BYTES,
+    GROUP,
+    GROUP_CODES,
+    GROUP_WORDS,
+    HALF_BYTES,
+    HEADER_BYTES,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    SUPER_FEATURES,
+    UNIT_BYTES,
+    UNIT_GROUPS,
+    WORD_FEATURES,
+    Format,
+)
+from paceline.engine.cpu.kernels.scalars import compiled
+from paceline.engine.cpu.kernels.tiles import WIDTH
+
+
+def pack(data: Array, row_order: Array | None, fmt: Format, in_features: int) -> Array:
+    """Arranges a matrix of the file in tiles.
+
+    data: [out_features, bytes of a row] uint8; row_order: [out_features] int64, the file's row for each of ours, None
+    for the same. Returns [num_tiles, bytes of a tile] uint8, padded with weights of 0 to whole tiles.
+    """
+    order = np.arange(data.shape[0]) if row_order is None else row_order
+    num_tiles, tile_bytes = -(-data.shape[0] // WIDTH), fmt.tile_bytes(in_features)
+    packed = memory.weights.reserve(num_tiles * tile_bytes).reshape(num_tiles, tile_bytes)
+    _pack(data, order, fmt.number, packed)
+    return packed
+
+
+@compiled(parallel=True)
+def _pack(data: Array, order: Array, number: int, packed: Array) -> None:
+    for tile in prange(packed.shape[0]):
+        natural = np.zeros((WIDTH, SUPER_FEATURES), np.uint8)
+        codes = np.empty(GROUP_CODES, np.uint8)
+        unit_groups, group_bytes = UNIT_GROUPS[number], GROUP_CODES * BITS[number] // 8
+        num_rows = min(WIDTH, order.size - tile * WIDTH)
+        for unit in range(packed.shape[1] // UNIT_BYTES[number]):
+            out = packed[tile, unit * UNIT_BYTES[number] : (unit + 1) * UNIT_BYTES[number]]
+            # Rows behind the last one have scale and offset 0.
+            out[: HEADER_BYTES[number]] = 0
+            for row in range(num_rows):
+                source = data[order[tile * WIDTH + row], unit * BLOCK_BYTES[number] :]
+                _read_header(source, number, row, out)
+                _read_codes(source, number, natural[row])
+            for group in range(unit_groups):
+                _arrange(natural[:, group * GROUP :], codes)
+                start = HEADER_BYTES[number] + group * group_bytes
+                _write_bits(codes, BITS[number], out[start : start + group_bytes])
+
+
+@compiled()
+def _copy_half(source: Array, start: int, out: Array, place: int) -> None:
+    out[place], out[place + 1] = source[start], source[start + 1]
+
+
+@compiled()
+def _read_header(source: Array, number: int, row: int, out: Array) -> None:
+    """Copies a block's scales to the row's places in the unit's header."""
+    if number == Q6_K:
+        _copy_half(source, 208, out, 2 * row)
+        for part in range(16):
+            out[HALF_BYTES + part * WIDTH + row] = source[192 + part]
+        return
+    _copy_half(source, 0, out, 2 * row)
+    if number in (Q4_1, Q5_1, Q4_K, Q5_K):
+        _copy_half(source, 2, out, HALF_BYTES + 2 * row)
+    if number in (Q4_K, Q5_K):
+        scales = source[4:16]
+        for group in range(8):
+            if group < 4:
+                scale, offset = scales[group] & 63, scales[group + 4] & 63
+            else:
+                scale = (scales[group + 4] & 15) | ((scales[group - 4] >> 6) << 4)
+                offset = (scales[group + 4] >> 4) | ((scales[group] >> 6) << 4)
+            out[2 * HALF_BYTES + group * WIDTH + row] = scale
+            out[2 * HALF_BYTES + (8 + group) * WIDTH + row] = offset
+
+
+@compiled()
+def _read_codes(source: Array, number: int, codes: Array) -> None:
+    """Writes a block's codes in the order of their features."""
+    if number == Q8_0:
+        for i in range(GROUP):
+            codes[i] = source[2 + i] ^ 128
+    elif number == Q6_K:
+        for part in range(2):
+            low, high = source[part * 64 :], source[128 + part * 32 :]
+            for i in range(GROUP):
+                at = part * 128 + i
+                codes[at] = (low[i] & 15) | ((high[i] & 3) << 4)
+                codes[at + 32] = (low[i + 32] & 15) | (((high[i] >> 2) & 3) << 4)
+                codes[at + 64] = (low[i] >> 4) | (((high[i] >> 4) & 3) << 4)
+                codes[at + 96] = (low[i + 32] >> 4) | ((high[i] >> 6) << 4)
+    elif number in (Q4_K, Q5_K):
+        low, high = source[16 if number == Q4_K else 48 :], source[16:48]
+        for group in range(8):
+            for i in range(GROUP):
+                code = (low[group // 2 * GROUP + i] >> (group % 2 * 4)) & 15
+                if number == Q5_K:
+                    code |= ((high[i] >> group) & 1) << 4
+                codes[group * GROUP + i] = code
+    else:
+        has_fifth = number in (Q5_0, Q5_1)
+        start = 4 if number in (Q4_1, Q5_1) else 2
+        high, low = source[start:], source[start + (4 if has_fifth else 0) :]
+        for i in range(GROUP):
+            code = (low[i % 16] >> (i // 16 * 4)) & 15
+            if has_fifth:
+                code |= ((high[i // 8] >> (i % 8)) & 1) << 4
+            codes[i] = code
+
+
+@compiled()
+def _arrange(natural: Array, codes: Array) -> None:
+    """natural: [WIDTH, >= GROUP] -> codes: [GROUP_WORDS][WIDTH][WORD_FEATURES]."""
+    for row in range(WIDTH):
+        for word in range(GROUP_WORDS):
+            for i in range(WORD_FEATURES):
+                codes[(word * WIDTH + row) * WORD_FEATURES + i] = natural[row, word * WORD_FEATURES + i]
+
+
+@compiled()
+def _write_bits(codes: Array, bits: int, out: Array) -> None:
+    """The inverse of `unpacking.unpack_codes`."""
+    if bits == 8:
+        out[:] = codes
+        return
+    half = GROUP_CODES // 2
+    for i in range(half):
+        out[i] = (codes[i] & 15) | ((codes[half + i] & 15) << 4)
+    if bits > 4:
+        more = bits - 4
+        width = GROUP_CODES * more // 8
+        high = out[half:]
+        for i in range(width):
+            byte = 0
+            for part in range(8 // more):
+                byte |= (codes[part * width + i] >> 4) << (part * more)
+            high[i] = byte

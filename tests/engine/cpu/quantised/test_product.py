@@ -1,0 +1,165 @@
+"""Products with quantised weights: the bits of a plain reference, in every format, for any rows."""
+
+import numpy as np
+import pytest
+
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.quantised.formats import BY_NAME
+from paceline.engine.cpu.kernels.quantised.packing import pack
+from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
+from paceline.engine.cpu.linear import QuantisedLinear
+from tests.engine.cpu.quantised.blocks import random_blocks, rounded_rows
+
+FORMATS = tuple(BY_NAME)
+# A row's counts that take the dot product, one unit of the matrix unit, a part of one, and several.
+SPLITS = (1, 2, 3, 4, 5, 8, 13, 16, 37)
+NUM_ROWS = 37
+
+
+def rows_of(num_features: int, seed: int = 1) -> Array:
+    """Rows with features of very different sizes, as a model has them, and one row of 0."""
+    generator = np.random.default_rng(seed)
+    x = generator.standard_normal((NUM_ROWS, num_features)) * np.exp(generator.standard_normal(num_features))
+    x[7] = 0
+    return x.astype(np.float32)
+
+
+def fused(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c as float32, rounded once. The exact sum is rounded to odd in float64, which then rounds right."""
+    product = a.astype(np.float64) * b.astype(np.float64)  # exact
+    total = product + c
+    lost = np.where(np.abs(product) >= np.abs(c), (product - total) + c, (c - total) + product)
+    is_even = total.view(np.int64) % 2 == 0
+    step = np.where((lost > 0) == (total > 0), 1, -1)
+    odd = (total.view(np.int64) + np.where((lost != 0) & is_even, step, 0)).view(np.float64)
+    return odd.astype(np.float32)
+
+
+def reference(x: Array, name: str, data: Array) -> Array:
+    """What `kernels.quantised` says, group by group: [num_rows, out_features] float32."""
+    codes, scales, offsets = unpacked(name, data)
+    numbers, row_scales = rounded_rows(x)
+    width = codes.shape[1] // scales.shape[1]
+    total = np.zeros((x.shape[0], codes.shape[0]), np.float32)
+    for group in range(scales.shape[1]):
+        part = slice(group * width, (group + 1) * width)
+        whole = (numbers[:, part].astype(np.int64) @ codes[:, part].T.astype(np.int64)).astype(np.float32)
+        of_rows = row_scales[:, group * width // 32, None]
+        product = whole * of_rows
+        shared = of_rows * numbers[:, part].sum(1, keepdims=True, dtype=np.float32)
+        total = fused(product, scales[:, group], total)
+        total = fused(shared, offsets[:, group], total)
+    return total
+
+
+def unpacked(name: str, data: Array) -> tuple[Array, Array, Array]:
+    """Codes, scales and offsets by the definitions of the formats: [out_features, in_features], [out_features, groups]."""
+    fmt, rows = BY_NAME[name], data.shape[0]
+    blocks = data.reshape(-1, fmt.block_bytes)
+    half = lambda at: blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)  # noqa: E731
+    if name == "Q8_0":
+        codes, scales, offsets = blocks[:, 2:] ^ np.uint8(128), half(0), half(0) * np.float32(-128)
+    elif name == "Q6_K":
+        low, high = blocks[:, :128].reshape(-1, 2, 64), blocks[:, 128:192].reshape(-1, 2, 32)
+        parts = [(low[:, :, :32] & 15, 0), (low[:, :, 32:] & 15, 2), (low[:, :, :32] >> 4, 4), (low[:, :, 32:] >> 4, 6)]
+        codes = np.stack([part | ((high >> shift & 3) << 4) for part, shift in parts], 2).reshape(len(blocks), 256)
+        scales = half(208) * blocks[:, 192:208].copy().view(np.int8).astype(np.float32)
+        offsets = scales * np.float32(-32)
+    elif name in ("Q4_K", "Q5_K"):
+        packed = blocks[:, 4:16].astype(np.int64)
+        low6, high6 = packed[:, :4] & 63, packed[:, 4:8] & 63
+        more = packed[:, 8:]
+        scale = np.concatenate([low6, (more & 15) | (packed[:, :4] >> 6 << 4)], 1)
+        offset = np.concatenate([high6, (more >> 4) | (packed[:, 4:8] >> 6 << 4)], 1)
+        low = blocks[:, -128:].reshape(-1, 4, 32)
+        codes = np.stack([low & 15, low >> 4], 2).reshape(len(blocks), 8, 32)
+        if name == "Q5_K":
+            fifth = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[None, :, None] & 1
+            codes = codes | (fifth << 4)
+        codes = codes.reshape(len(blocks), 256)
+        scales, offsets = half(0) * scale.astype(np.float32), -half(2) * offset.astype(np.float32)
+    else:
+        low = blocks[:, -16:]
+        codes = np.concatenate([low & 15, low >> 4], 1)
+        has_offset = name.endswith("1")
+        if name.startswith("Q5"):
+            start = 4 if has_offset else 2
+            fifth = np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little")
+            codes = codes | (fifth << 4)
+        zero = np.float32(-16 if name == "Q5_0" else -8)
+        scales, offsets = half(0), half(2) if has_offset else half(0) * zero
+    return codes.reshape(rows, -1), scales.reshape(rows, -1), offsets.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("out_features", "in_features"), [(32, 256), (96, 512), (7, 768), (100, 1280)])
+def test_a_product_has_the_bits_of_the_reference(name: str, out_features: int, in_features: int) -> None:
+    weight = random_blocks(name, out_features, in_features)
+    x = rows_of(in_features)
+    found = QuantisedLinear((weight,), None)(x)
+    np.testing.assert_array_equal(found, reference(x, name, weight.data))
+
+
+@pytest.mark.parametrize("name", [each.name for each in BY_NAME.values() if each.unit_groups == 1])
+def test_a_row_may_end_within_a_chunk(name: str) -> None:
+    weight = random_blocks(name, 40, 576)
+    x = rows_of(576)
+    np.testing.assert_array_equal(QuantisedLinear((weight,), None)(x), reference(x, name, weight.data))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_row_has_the_same_bits_beside_any_others(name: str) -> None:
+    linear = QuantisedLinear((random_blocks(name, 64, 512),), None)
+    x = rows_of(512)
+    whole = linear(x)
+    for split in SPLITS:
+        parts = [linear(np.ascontiguousarray(x[first : first + split])) for first in range(0, NUM_ROWS, split)]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_are_those_that_the_gguf_library_reads(name: str) -> None:
+    weight = random_blocks(name, 64, 512)
+    rows = QuantisedLinear((weight,), None).rows(np.arange(64), np.dtype(np.float32))
+    np.testing.assert_allclose(rows, weight.dequantised(), rtol=1e-6, atol=1e-7)
+
+
+def test_parts_of_several_formats_stand_one_below_the_other() -> None:
+    parts = tuple(random_blocks(name, rows, 512, rows) for name, rows in (("Q4_K", 64), ("Q6_K", 32), ("Q8_0", 9)))
+    x = rows_of(512)
+    alone = [QuantisedLinear((part,), None)(x) for part in parts]
+    np.testing.assert_array_equal(QuantisedLinear(parts, None)(x), np.concatenate(alone, 1))
+
+
+def test_bias_and_residual_are_added() -> None:
+    import torch
+
+    weight, x = random_blocks("Q4_1", 64, 256), rows_of(256)
+    bias, residual = torch.arange(64, dtype=torch.float32), np.full((NUM_ROWS, 64), 3, np.float32)
+    plain = QuantisedLinear((weight,), None)(x)
+    np.testing.assert_array_equal(QuantisedLinear((weight,), bias)(x, residual), plain + bias.numpy() + residual)
+
+
+def test_bfloat16_rows_give_what_the_same_numbers_give_as_float32() -> None:
+    import torch
+
+    weight = random_blocks("Q4_K", 64, 256)
+    rounded = torch.from_numpy(rows_of(256)).bfloat16()
+    linear = QuantisedLinear((weight,), None)
+    found, wide = tensor_of(linear(bits_of(rounded))), torch.from_numpy(linear(rounded.float().numpy()))
+    assert torch.equal(found, wide.bfloat16())
+
+
+def test_a_row_order_gives_the_files_rows() -> None:
+    weight, x = random_blocks("Q5_1", 64, 256), rows_of(256)
+    order = np.random.default_rng(3).permutation(64)
+    linear = QuantisedLinear((type(weight)(weight.format, weight.shape, weight.data, order),), None)
+    np.testing.assert_array_equal(linear(x), QuantisedLinear((weight,), None)(x)[:, order])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_packed_weights_take_as_much_memory_as_the_file(name: str) -> None:
+    """Scales of 6 bits take 8: 3 % more."""
+    weight = random_blocks(name, 64, 512)
+    packed = pack(weight.data, None, BY_NAME[name], 512)
+    assert weight.data.nbytes <= packed.nbytes <= 1.03 * weight.data.nbytes
