@@ -17,7 +17,7 @@ from paceline.engine.models.weights import find_folder
 from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
 from tests.hosted import Host
 
-KINDS = (("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"))
+KINDS = (("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"), ("bfloat16", "int4"))
 REQUESTS = (
     SamplingParams(max_tokens=16, logprobs=2, prompt_logprobs=1),
     SamplingParams(max_tokens=16, repetition_penalty=1.2, logit_bias={3: 1.0}, banned_token_ids=(4,)),

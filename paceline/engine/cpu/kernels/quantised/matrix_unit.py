@@ -4,7 +4,7 @@ One instruction multiplies a group of 16 rows with 16 output features. Its sums 
 `dots`, and what follows is computed in the same order: so a row has the same bits with both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,21 +25,19 @@ from paceline.engine.cpu.kernels.quantised.writing import (
     Writer,
     indexed_code,
 )
+from paceline.engine.cpu.kernels.tiles import WIDTH
 
-# Rows and output features of one instruction.
+# Rows and output features of one instruction, and how often the latter are in a tile.
 UNIT = 16
+_BLOCKS = WIDTH // UNIT
 _ROW_BYTES = 64
-# Registers: sums, rows and codes of a group, and of half a group.
-_SUMS, _ROWS, _CODES, _HALF_ROWS, _HALF_CODES = range(5)
+# Registers: sums, rows and codes of a group.
+_SUMS, _ROWS, _CODES = range(3)
 # The unit's configuration: palette 1; bytes of a register's row from byte 16 on, its rows from byte 48 on.
 CONFIG = np.zeros(64, np.uint8)
 CONFIG[0] = 1
-for _register, _num_rows, _bytes in (
-    (_SUMS, UNIT, _ROW_BYTES), (_ROWS, UNIT, GROUP), (_CODES, GROUP_WORDS, _ROW_BYTES),
-    (_HALF_ROWS, UNIT, GROUP // 2), (_HALF_CODES, GROUP_WORDS // 2, _ROW_BYTES),
-):  # fmt: skip
-    CONFIG[16 + 2 * _register] = _bytes
-    CONFIG[48 + _register] = _num_rows
+CONFIG[16:22:2] = _ROW_BYTES, GROUP, _ROW_BYTES
+CONFIG[48:51] = UNIT, UNIT, GROUP_WORDS
 
 
 def find_unit() -> bool:
@@ -48,51 +46,72 @@ def find_unit() -> bool:
 
 
 class _UnitWriter(Writer):
-    """Writes the code for UNIT rows and UNIT output features."""
+    """Writes the code for all rows of a chunk, UNIT rows and UNIT output features at a time: a block.
 
-    def __init__(self, builder: Any, group_words: int) -> None:
+    The unit and what adds its sums take as long as each other, so one works on the next block while the other finishes
+    this one: a group's sums are taken from `scratch`, and then those of the next block are put there.
+    """
+
+    def __init__(self, builder: Any, chunk: Any, arrays: Sequence[Strided]) -> None:
         super().__init__(builder, UNIT)
-        self._group_words = group_words
-        is_whole = group_words == GROUP_WORDS
-        self._rows, self._codes = (_ROWS, _CODES) if is_whole else (_HALF_ROWS, _HALF_CODES)
+        self._chunk = chunk
+        self._arrays = arrays
 
-    def write(
-        self, num_groups: Any, numbers: Place, scales: Place, sums: Place, codes: Place, factors: Place, offsets: Place,
-        scratch: Place, out: Place,
-    ) -> None:  # fmt: skip
-        """The processor can't load what the unit stored a moment before: it multiplies all groups, then come their scales."""
+    def write(self, num_units: Any, num_groups: Any, scratch: Place) -> None:
         builder = self.builder
+        num_blocks = builder.mul(num_units, INDEX(_BLOCKS))
         with cgutils.for_range(builder, num_groups) as loop:
-            self._multiply(loop.index, numbers, codes, scratch)
-        start = [self.load(out, row, INDEX(0), self.floats) for row in range(UNIT)]
+            self._multiply(INDEX(0), loop.index, scratch)
+        with cgutils.for_range(builder, num_blocks) as blocks:
+            self._finish_block(blocks.index, num_blocks, num_groups, scratch)
+
+    def _finish_block(self, block: Any, num_blocks: Any, num_groups: Any, scratch: Place) -> None:
+        """Adds the block's sums to the output, and multiplies the next block's groups."""
+        builder = self.builder
+        _, scales, sums, _, factors, offsets, out = self._arrays
+        row, lane = self._place_of(block)
+        of_scales, of_sums = (array.at(self._chunk, row, INDEX(0)) for array in (scales, sums))
+        of_factors, of_offsets = (array.at(INDEX(0), lane) for array in (factors, offsets))
+        of_out, following = out.at(row, lane), builder.add(block, INDEX(1))
+        has_next = builder.icmp_signed("<", following, num_blocks)
 
         def add_group(group: Any, values: list[Any]) -> list[Any]:
-            factor = self.load(factors, 0, builder.mul(group, factors.stride_bytes), self.floats)
-            offset = self.load(offsets, 0, builder.mul(group, offsets.stride_bytes), self.floats)
-            whole = builder.udiv(group, INDEX(GROUP_WORDS // self._group_words))
+            factor = self.load(of_factors, 0, builder.mul(group, of_factors.stride_bytes), self.floats)
+            offset = self.load(of_offsets, 0, builder.mul(group, of_offsets.stride_bytes), self.floats)
             grown = []
-            for row, value in enumerate(values):
-                total = self.load(scratch, row, builder.mul(group, INDEX(UNIT * _ROW_BYTES)), self.words)
-                scale = self.load(scales, row, builder.mul(whole, INDEX(WORD_BYTES)), FLOAT)
-                shared = self.load(sums, row, builder.mul(group, INDEX(WORD_BYTES)), FLOAT)
+            for index, value in enumerate(values):
+                total = self.load(scratch, index, builder.mul(group, INDEX(UNIT * _ROW_BYTES)), self.words)
+                scale = self.load(of_scales, index, builder.mul(group, INDEX(WORD_BYTES)), FLOAT)
+                shared = self.load(of_sums, index, builder.mul(group, INDEX(WORD_BYTES)), FLOAT)
                 grown.append(self.add_scaled(value, total, scale, shared, factor, offset))
+            with builder.if_then(has_next):
+                self._multiply(following, group, scratch)
             return grown
 
-        for row, total in enumerate(self.accumulate(num_groups, start, add_group)):
-            self.store(total, out, row, INDEX(0))
+        start = [self.load(of_out, index, INDEX(0), self.floats) for index in range(UNIT)]
+        for index, total in enumerate(self.accumulate(num_groups, start, add_group)):
+            self.store(total, of_out, index, INDEX(0))
 
-    def _multiply(self, group: Any, numbers: Place, codes: Place, scratch: Place) -> None:
-        """scratch[group] = the group's numbers times its codes."""
+    def _multiply(self, block: Any, group: Any, scratch: Place) -> None:
+        """scratch[group] = the numbers of a block's group times its codes."""
         builder = self.builder
-        word = builder.mul(group, INDEX(self._group_words))
+        row, lane = self._place_of(block)
+        numbers, codes = self._arrays[0].at(self._chunk, row, INDEX(0)), self._arrays[3].at(INDEX(0), lane)
+        word = builder.mul(group, INDEX(GROUP_WORDS))
         self._do("tilezero", _SUMS)
         rows_at = self.address(numbers, 0, builder.mul(word, INDEX(WORD_BYTES)), BYTE)
-        self._do("tileloadd64", self._rows, rows_at, numbers.stride_bytes)
+        self._do("tileloadd64", _ROWS, rows_at, numbers.stride_bytes)
         codes_at = self.address(codes, 0, builder.mul(word, codes.stride_bytes), BYTE)
-        self._do("tileloadd64", self._codes, codes_at, codes.stride_bytes)
-        self._do("tdpbsud", _SUMS, self._rows, self._codes)
+        self._do("tileloadd64", _CODES, codes_at, codes.stride_bytes)
+        self._do("tdpbsud", _SUMS, _ROWS, _CODES)
         sums_at = self.address(scratch, 0, builder.mul(group, INDEX(UNIT * _ROW_BYTES)), BYTE)
         self._do("tilestored64", _SUMS, sums_at, scratch.stride_bytes)
+
+    def _place_of(self, block: Any) -> tuple[Any, Any]:
+        """First row, and first output feature."""
+        builder = self.builder
+        unit, part = builder.udiv(block, INDEX(_BLOCKS)), builder.urem(block, INDEX(_BLOCKS))
+        return builder.mul(unit, INDEX(UNIT)), builder.mul(part, INDEX(UNIT))
 
     def _do(self, name: str, *operands: Any) -> None:
         """An instruction of the unit. A whole number stands for a register."""
@@ -100,28 +119,21 @@ class _UnitWriter(Writer):
         self.call(f"llvm.x86.{name}", VOID, *values)
 
 
-def _unit_intrinsic(group_words: int) -> Callable[..., None]:
-    def write(
-        builder: Any, count: int, indices: Any, numbers: Strided, scales: Strided, sums: Strided, codes: Strided,
-        factors: Strided, offsets: Strided, scratch: Strided, out: Strided,
-    ) -> None:  # fmt: skip
-        row, chunk, lane, num_groups = indices
-        zero = INDEX(0)
-        _UnitWriter(builder, group_words).write(
-            num_groups, numbers.at(chunk, row, zero), scales.at(chunk, row, zero), sums.at(chunk, row, zero),
-            codes.at(zero, lane), factors.at(zero, lane), offsets.at(zero, lane), scratch.at(zero, zero), out.at(row, lane),
-        )  # fmt: skip
-
-    def type_unit(
-        typing_context: Any, num_units: Any, row: Any, chunk: Any, lane: Any, num_groups: Any, numbers: Any, scales: Any,
-        sums: Any, codes: Any, factors: Any, offsets: Any, scratch: Any, out: Any,
-    ) -> Any:  # fmt: skip
-        return indexed_code(write, 1, 4, numbers, scales, sums, codes, factors, offsets, scratch, out)
-
-    made: Callable[..., None] = intrinsic(type_unit)
-    return made
+def _write_units(builder: Any, count: int, indices: Any, *arrays: Strided) -> None:
+    num_units, chunk, num_groups = indices
+    *others, scratch, out = arrays
+    _UnitWriter(builder, chunk, (*others, out)).write(num_units, num_groups, scratch.at(INDEX(0), INDEX(0)))
 
 
-# As `dots.add_dots`, for one unit of UNIT rows. scratch: [groups * UNIT, UNIT] int32, for the unit's sums.
-add_unit = _unit_intrinsic(GROUP_WORDS)
-add_half_unit = _unit_intrinsic(GROUP_WORDS // 2)
+def _type_units(
+    typing_context: Any, count: Any, num_units: Any, chunk: Any, num_groups: Any, numbers: Any, scales: Any, sums: Any,
+    codes: Any, factors: Any, offsets: Any, scratch: Any, out: Any,
+) -> Any:  # fmt: skip
+    return indexed_code(_write_units, 1, 3, numbers, scales, sums, codes, factors, offsets, scratch, out)
+
+
+# (1, num_units, chunk, num_groups, numbers, scales, sums, codes, factors, offsets, scratch, out)
+#
+# out += all rows of a chunk times its weights. num_units: of UNIT rows; scratch: [groups * UNIT, UNIT] int32, for the unit's
+# sums; everything else as for `dots.add_dots`.
+add_units: Callable[..., None] = intrinsic(_type_units)

@@ -21,7 +21,12 @@ from paceline.engine.cpu.kernels.quantised.formats import (
     UNIT_BYTES,
     UNIT_GROUPS,
 )
-from paceline.engine.cpu.kernels.quantised.matrix_unit import CONFIG, UNIT, add_half_unit, add_unit, find_unit
+from paceline.engine.cpu.kernels.quantised.matrix_unit import (
+    CONFIG,
+    UNIT,
+    add_units,
+    find_unit,
+)
 from paceline.engine.cpu.kernels.quantised.rounding import round_rows
 from paceline.engine.cpu.kernels.quantised.unpacking import unpack
 from paceline.engine.cpu.kernels.scalars import compiled, put, widen
@@ -29,8 +34,9 @@ from paceline.engine.cpu.kernels.tiles import WIDTH, rows_at_once
 from paceline.engine.threads import kernel_workers
 
 HAS_UNIT = find_unit()
-# With fewer rows the dot product is faster: the matrix unit multiplies UNIT rows in any case.
-UNIT_FROM_ROWS = 5
+# With fewer rows the dot product is faster: the matrix unit multiplies UNIT rows in any case. With groups of 16 features it
+# always is: the unit would be half empty.
+UNIT_FROM_ROWS = 12
 
 
 class QuantisedWeights(NamedTuple):
@@ -49,15 +55,9 @@ def _multiply_chunk(
 ) -> None:  # fmt: skip
     """out: [padded rows, WIDTH] += all rows times a chunk of a tile, on the matrix unit or by dot products."""
     count = 2 * num_groups if is_half else num_groups
-    if HAS_UNIT and num_rows >= UNIT_FROM_ROWS:
-        for row in range(0, num_rows, UNIT):
-            for lane in range(0, WIDTH, UNIT):
-                if is_half:
-                    add_half_unit(
-                        1, row, chunk, lane, count, words, scales, half_sums, codes, factors, offsets, scratch, out
-                    )
-                else:
-                    add_unit(1, row, chunk, lane, count, words, scales, sums, codes, factors, offsets, scratch, out)
+    if HAS_UNIT and num_rows >= UNIT_FROM_ROWS and not is_half:
+        units = -(-num_rows // UNIT)
+        add_units(1, units, chunk, count, words, scales, sums, codes, factors, offsets, scratch, out)
         return
     at_once = rows_at_once(num_rows, MOST_ROWS, MOST_ROWS)
     for row in range(0, num_rows, at_once):
@@ -119,7 +119,7 @@ def _multiply(
         )
         totals, scratch = (
             np.empty((scales.shape[1], WIDTH), np.float32),
-            np.empty((2 * CHUNK_GROUPS * UNIT, UNIT), np.int32),
+            np.empty((CHUNK_GROUPS * UNIT, UNIT), np.int32),
         )
         before = 0
         for part in range(parts.shape[0]):
