@@ -231,9 +231,9 @@ class QuantisedLinear(KernelLinear):
         super().__init__(out_features)
         self._in_features = parts[0].shape[1]
         # The kernel knows their addresses; this keeps them alive.
-        self._packed = [pack(part.data, part.row_order, BY_NAME[part.format], self._in_features) for part in parts]
+        self._packed = [pack(part.data, part.row_order, BY_NAME[part.format.name], self._in_features) for part in parts]
         self._parts = np.array([
-            (BY_NAME[part.format].number, packed.ctypes.data, *packed.shape)
+            (BY_NAME[part.format.name].number, packed.ctypes.data, *packed.shape)
             for part, packed in zip(parts, self._packed, strict=True)
         ])  # fmt: skip
         bias_row = pad_features(np.zeros(out_features, np.float32) if bias is None else bias.float().numpy())

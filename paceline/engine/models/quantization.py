@@ -19,4 +19,4 @@ def in_blocks(weight: torch.Tensor, name: str) -> FileTensor | None:
     if weight.shape[1] % BLOCK_FEATURES:
         return None
     data = quants.quantize(weight.float().numpy(), GGMLQuantizationType[name])
-    return FileTensor(name, (weight.shape[0], weight.shape[1]), data)
+    return FileTensor(GGMLQuantizationType[name], (weight.shape[0], weight.shape[1]), data)

@@ -15,21 +15,19 @@ Tensors = dict[str, Any]
 Weight = torch.Tensor | tuple[FileTensor, ...]
 
 
-def fused(
-    tensors: Tensors, prefix: str, *names: str, dtype: torch.dtype = torch.bfloat16
-) -> tuple[Weight, torch.Tensor | None]:
+def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[Weight, torch.Tensor | None]:
     """Takes these projections out of `tensors`, and joins their weights and their biases.
 
-    Returns [sum of out_features, in_features] and [sum of out_features], or None if there are no biases. A part in blocks
-    beside one that is not becomes a tensor of the dtype.
+    Returns [sum of out_features, in_features] and [sum of out_features], or None if there are no biases. Parts in
+    blocks beside some that are not become tensors like those.
     """
     parts = [tensors.pop(f"{prefix}{name}.weight") for name in names]
     biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
     bias = torch.cat([bias for bias in biases if isinstance(bias, torch.Tensor)]) if biases[0] is not None else None
-    in_blocks = tuple(part for part in parts if isinstance(part, FileTensor))
-    if len(in_blocks) == len(parts):
-        return in_blocks, bias
-    return torch.cat([as_tensor(part, dtype) for part in parts]), bias
+    plain = [part for part in parts if isinstance(part, torch.Tensor)]
+    if not plain:
+        return tuple(parts), bias
+    return torch.cat([as_tensor(part, plain[0].dtype) for part in parts]), bias
 
 
 def as_tensor(weight: torch.Tensor | FileTensor, dtype: torch.dtype) -> torch.Tensor:

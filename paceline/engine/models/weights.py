@@ -140,9 +140,11 @@ def find_gguf(name: str) -> Path | None:
     return path
 
 
-def _in_dtype(tensor: torch.Tensor | FileTensor, dtype: torch.dtype) -> torch.Tensor | FileTensor:
-    """Matrices in blocks stay; norms and biases stay in float32, in which they are used."""
-    return tensor.to(dtype) if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 else tensor
+def _in_dtype(tensor: FileTensor, dtype: torch.dtype) -> torch.Tensor | FileTensor:
+    """Matrices in blocks stay. Norms and biases stay in float32, in which they are used."""
+    if tensor.is_in_blocks:
+        return tensor
+    return as_tensor(tensor, dtype if len(tensor.shape) > 1 else torch.float32)
 
 
 def _fetched(name: str, progress: Progress) -> Path:

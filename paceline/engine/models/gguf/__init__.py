@@ -1,1 +1,1 @@
-"""GGUF files: read in place, or converted to a folder of another data type."""
+"""GGUF files, read in place: mapped into memory, and never copied as a whole."""

@@ -1,38 +1,92 @@
-"""A tensor as it lies in a GGUF file."""
+"""A GGUF file's tensors: mapped, and read when they are used."""
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize, quant_shape_to_byte_shape
 
 from paceline.engine.arrays import Array
+from paceline.engine.models.gguf.header import TensorPlace
+from paceline.errors import ConfigError
 
-# Formats of whole numbers in blocks, and of plain floats.
-BLOCK_FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-FLOAT_FORMATS = ("F32", "F16", "BF16")
+FLOATS = tuple(GGMLQuantizationType[name] for name in ("F32", "F16", "BF16"))
+BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+FORMATS = (*FLOATS, *(GGMLQuantizationType[name] for name in BLOCKS))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A matrix in blocks: a view of the mapped file, which is read when it is used."""
+    """A tensor as it lies in its file: mapped, and read when it is used."""
 
-    # One of BLOCK_FORMATS.
-    format: str
-    # As Hugging Face has it: [out_features, in_features].
-    shape: tuple[int, int]
-    data: Array  # [out_features, bytes of a row] uint8
-    # [out_features]: the file's row for each row of ours. llama.cpp keeps queries and keys in another order.
+    # One of FORMATS.
+    format: GGMLQuantizationType
+    # As Hugging Face has it: [out_features, in_features] or [features].
+    shape: tuple[int, ...]
+    # [rows, bytes of a row] uint8, a view of the mapped file; a vector has one row.
+    data: Array
+    # [rows] int64: the file's row for each of our rows (a vector's: its feature); None: the same.
     row_order: Array | None = None
 
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether its numbers are whole numbers in blocks with a scale."""
+        return self.format not in FLOATS
+
     def dequantised(self) -> Array:
-        """[out_features, in_features] float32."""
-        values: Array = quants.dequantize(self.data, GGMLQuantizationType[self.format])
+        """All of it, in our order of rows: `shape` float32, in memory of its own."""
+        values = _numbers(self.data, self.format).reshape(self.shape)
         return values if self.row_order is None else values[self.row_order]
 
+    def rows(self, ids: Array) -> Array:
+        """Only these rows of a matrix, read and dequantised: ids [n] int64 -> [n, in_features] float32."""
+        return _numbers(self.data[ids if self.row_order is None else self.row_order[ids]], self.format)
 
-def as_float32(data: Array, kind: str, shape: tuple[int, ...]) -> Array:
-    """A tensor in one of FLOAT_FORMATS, by its bytes."""
-    if kind == "F32":
-        return data.view(np.float32).reshape(shape)
-    values: Array = quants.dequantize(data, GGMLQuantizationType[kind])
-    return values.reshape(shape)
+
+def file_tensor(file: mmap.mmap, place: TensorPlace, reordered_heads: int | None = None) -> FileTensor:
+    """The tensor at a place of the file.
+
+    `reordered_heads`: how many heads it has, if llama.cpp's converter has reordered the rows of each (see below).
+    Raises ConfigError if its format is not supported, if its shape can't be, or if the file ends in it.
+    """
+    if place.format not in FORMATS:
+        raise ConfigError(
+            f"tensor {place.name!r} has type {_format_name(place.format)}, which is not supported; "
+            f"supported: {', '.join(known.name for known in FORMATS)}"
+        )
+    layout = GGMLQuantizationType(place.format)
+    block = GGML_QUANT_SIZES[layout][0]
+    if not place.shape or 0 in place.shape or place.shape[-1] % block:
+        raise ConfigError(f"tensor {place.name!r} has shape {place.shape}, but {layout.name} has blocks of {block}")
+    if reordered_heads and place.shape[0] % (2 * reordered_heads):
+        raise ConfigError(f"tensor {place.name!r} has shape {place.shape}, which is not {reordered_heads} heads")
+    *rows, row_bytes = quant_shape_to_byte_shape(place.shape, layout)
+    num_rows = math.prod(rows)
+    if place.offset_bytes + num_rows * row_bytes > len(file):
+        raise ConfigError(f"the file is cut short: it ends before the end of tensor {place.name!r}")
+    data = np.frombuffer(file, np.uint8, num_rows * row_bytes, place.offset_bytes)
+    row_order = _rotary_row_order(place.shape[0], reordered_heads) if reordered_heads else None
+    return FileTensor(layout, place.shape, data.reshape(num_rows, row_bytes), row_order)
+
+
+def _rotary_row_order(num_rows: int, num_heads: int) -> Array:
+    """The file's row for each of our rows, where llama.cpp's converter has reordered those of a projection.
+
+    It puts beside each other the two features of a head that turn together; we have them half a head apart.
+    Example with one head of 6 rows: the file has ours as 0 3 1 4 2 5, so the result is 0 2 4 1 3 5.
+    """
+    return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+def _numbers(data: Array, layout: GGMLQuantizationType) -> Array:
+    # float32 is the only format that comes as a view of the file.
+    return np.require(dequantize(data, layout), np.float32, "W")
+
+
+def _format_name(number: int) -> str:
+    try:
+        return GGMLQuantizationType(number).name
+    except ValueError:
+        return str(number)

@@ -1,6 +1,7 @@
 """Random matrices in the formats of GGUF files."""
 
 import numpy as np
+from gguf import GGMLQuantizationType
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.quantised.formats import BY_NAME
@@ -20,7 +21,7 @@ def random_blocks(name: str, out_features: int, in_features: int, seed: int = 0)
         [-1, 1], (blocks.shape[0], 1)
     )
     blocks[:, first : first + 2 * count] = scales.astype(np.float16).view(np.uint8)
-    return FileTensor(name, (out_features, in_features), blocks.reshape(out_features, -1))
+    return FileTensor(GGMLQuantizationType[name], (out_features, in_features), blocks.reshape(out_features, -1))
 
 
 def rounded_rows(x: Array) -> tuple[Array, Array]:

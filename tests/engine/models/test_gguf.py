@@ -1,0 +1,382 @@
+"""GGUF files read in place: the same numbers, config and tokenizer that transformers makes of them."""
+
+import hashlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize, quant_shape_to_byte_shape
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from paceline.engine.arrays import Array
+from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.gguf.file import GgufModel, read_gguf
+from paceline.engine.models.gguf.tensors import FORMATS
+from paceline.engine.models.rope import rope_tables
+from paceline.engine.models.weights import ALIASES, TOKENIZER_FILES
+from paceline.errors import ConfigError
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 40, 256, 512, 2, 4, 2, 64
+F32 = GGMLQuantizationType.F32
+SHAPES: dict[str, tuple[int, ...]] = {
+    "attn_norm.weight": (HIDDEN,), "ffn_norm.weight": (HIDDEN,), "attn_q.weight": (HEADS * HEAD_DIM, HIDDEN),
+    "attn_k.weight": (KV_HEADS * HEAD_DIM, HIDDEN), "attn_v.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+    "attn_output.weight": (HIDDEN, HEADS * HEAD_DIM), "ffn_gate.weight": (INNER, HIDDEN),
+    "ffn_up.weight": (INNER, HIDDEN), "ffn_down.weight": (HIDDEN, INNER),
+}  # fmt: skip
+BIASES = {f"attn_{name}.bias": SHAPES[f"attn_{name}.weight"][:1] for name in "qkv"}
+NORMS = {"attn_q_norm.weight": (HEAD_DIM,), "attn_k_norm.weight": (HEAD_DIM,)}
+Blocks = dict[str, tuple[Array, GGMLQuantizationType]]
+
+
+def random_blocks(architecture: str, matrices: GGMLQuantizationType, untied: bool = False) -> Blocks:
+    """Tensors in llama.cpp's names: bytes that are finite numbers in every format. Vectors are float32."""
+    in_a_layer = SHAPES | {"llama": {}, "qwen2": BIASES, "qwen3": NORMS}[architecture]
+    shapes = {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
+    shapes |= {"output.weight": (VOCAB, HIDDEN)} if untied else {}
+    shapes |= {f"blk.{i}.{name}": shape for i in range(LAYERS) for name, shape in in_a_layer.items()}
+    generator, blocks = np.random.default_rng(7), {}
+    for name, shape in shapes.items():
+        layout = matrices if len(shape) == 2 else F32
+        # No byte of 0x7c or more: no infinity, and no NaN.
+        data = generator.integers(0, 0x7C, quant_shape_to_byte_shape(shape, layout), dtype=np.uint8)
+        blocks[name] = data, layout
+    return blocks
+
+
+def add_byte_level_tokenizer(writer: GGUFWriter, **_: Any) -> None:
+    """Letters, three merges, a control token and a user's token."""
+    tokens = [*"abcdefghijklmnopqrstuvwxyz", "ab", "abc", "Ġ", "Ġa", "<|end|>", "<think>"]
+    tokens += [f"<|{i}|>" for i in range(VOCAB - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * 30 + [3, 4] + [3] * (VOCAB - 32))
+    writer.add_token_merges(["a b", "ab c", "Ġ a"])
+    writer.add_eos_token_id(30)
+    writer.add_bos_token_id(32)
+    writer.add_chat_template("{{ bos_token }}{{ messages[0]['content'] }}")
+
+
+def add_sentencepiece_tokenizer(writer: GGUFWriter, **_: Any) -> None:
+    """As Llama 2 has it: scores and no merges."""
+    tokens = ["<unk>", "<s>", "</s>", "▁", *"abcdefghijklmnopqrstuvwxyz", "ab", "abc", "▁a"]
+    tokens += [f"<extra{i}>" for i in range(VOCAB - len(tokens))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(i) for i in range(VOCAB)])
+    writer.add_token_types([2, 3, 3] + [1] * (VOCAB - 3))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
+def write_gguf(
+    path: Path, architecture: str, blocks: Blocks, add_tokenizer: Any = add_byte_level_tokenizer, **metadata: Any
+) -> Path:
+    """A tiny model. `metadata`: keys behind the architecture's name, "." as "__"; None leaves a key out."""
+    writer = GGUFWriter(path, architecture)
+    keys: dict[str, Any] = {
+        "context_length": 512, "embedding_length": HIDDEN, "block_count": LAYERS, "feed_forward_length": INNER,
+        "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "attention.key_length": HEAD_DIM,
+        "rope.dimension_count": HEAD_DIM, "rope.freq_base": 20_000.0, "attention.layer_norm_rms_epsilon": 1e-5,
+    } | {key.replace("__", "."): value for key, value in metadata.items()}  # fmt: skip
+    for key, value in keys.items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}.get(type(value))
+        if add is not None:
+            add(key if key.startswith("split.") else f"{architecture}.{key}", value)
+    add_tokenizer(writer)
+    for name, (data, layout) in blocks.items():
+        writer.add_tensor(name, data, raw_dtype=layout)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tiny(folder: Path, architecture: str = "llama", layout: GGMLQuantizationType = F32, **metadata: Any) -> Path:
+    return write_gguf(folder / "tiny.gguf", architecture, random_blocks(architecture, layout), **metadata)
+
+
+def embedded() -> Path:
+    package, file = ALIASES["smollm2-135m"]
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"needs the package {package}")
+    return Path(spec.origin).parent / file
+
+
+def assert_equals_transformers(path: Path, folder: Path) -> None:
+    """Tensors bit for bit, the config as we read it, and the tokenizer's files."""
+    ours = read_gguf(path)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    )
+    expected = theirs.state_dict()
+    if ours.config.tie_word_embeddings:
+        expected.pop("lm_head.weight")
+    assert ours.tensors.keys() == expected.keys()
+    for name, tensor in ours.tensors.items():
+        assert tensor.shape == tuple(expected[name].shape)
+        assert np.array_equal(tensor.dequantised().view(np.int32), expected[name].numpy().view(np.int32)), name
+    assert_same_config(ours, theirs.config)
+    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
+    assert parsed(ours.tokenizer_files) == parsed({file.name: file.read_bytes() for file in folder.iterdir()})
+    assert ours.tokenizer_files.keys() <= set(TOKENIZER_FILES)
+
+
+def assert_same_config(ours: GgufModel, theirs: Any) -> None:
+    one, other = ModelConfig.from_transformers(ours.config), ModelConfig.from_transformers(theirs)
+    for field in (name for name in ModelConfig.__slots__ if name != "source"):
+        assert getattr(one, field) == getattr(other, field), field
+    for table, expected in zip(rope_tables(one, 100), rope_tables(other, 100), strict=True):
+        assert torch.equal(table, expected)
+
+
+def parsed(files: dict[str, bytes]) -> dict[str, Any]:
+    contents = {name: json.loads(data) if name.endswith(".json") else data for name, data in files.items()}
+    for note in ("is_local", "local_files_only"):  # how transformers came to the file
+        contents["tokenizer_config.json"].pop(note, None)
+    return contents
+
+
+def test_the_embedded_file_is_what_transformers_reads(tmp_path: Path) -> None:
+    assert_equals_transformers(embedded(), tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("untied", [False, True])
+def test_every_architecture_is_what_transformers_reads(tmp_path: Path, architecture: str, untied: bool) -> None:
+    # transformers does not read Qwen3's head_dim, and its default is another.
+    metadata = {"attention__key_length": 128} if architecture == "qwen3" else {}
+    blocks = random_blocks(architecture, GGMLQuantizationType.Q8_0, untied)
+    if architecture == "qwen3":
+        blocks = {name: widened(name, data, layout) for name, (data, layout) in blocks.items()}
+    path = write_gguf(tmp_path / "tiny.gguf", architecture, blocks, **metadata)
+    assert read_gguf(path).config.tie_word_embeddings != untied
+    assert_equals_transformers(path, tmp_path / "saved")
+
+
+def widened(name: str, data: Array, layout: GGMLQuantizationType) -> tuple[Array, GGMLQuantizationType]:
+    """The same with heads of 128 features."""
+    if "_norm" in name and data.shape[-1] == 4 * HEAD_DIM:
+        return np.tile(data, 2), layout
+    if "attn_output" in name:
+        return np.tile(data, (1, 2)), layout
+    if any(f".attn_{kind}.weight" in name for kind in "qkv"):
+        return np.tile(data, (2, 1)), layout
+    return data, layout
+
+
+def test_a_sentencepiece_vocabulary_is_what_transformers_reads(tmp_path: Path) -> None:
+    blocks = random_blocks("llama", GGMLQuantizationType.F16)
+    path = write_gguf(tmp_path / "tiny.gguf", "llama", blocks, add_sentencepiece_tokenizer)
+    assert_equals_transformers(path, tmp_path / "saved")
+
+
+def test_named_tokens_and_the_chat_template_survive(tmp_path: Path) -> None:
+    files = parsed(read_gguf(tiny(tmp_path)).tokenizer_files)
+    settings = files["tokenizer_config.json"]
+    assert (settings["bos_token"], settings["eos_token"]) == ("<|0|>", "<|end|>")
+    assert b"messages[0]" in files["chat_template.jinja"]
+    added = {token["content"]: token["special"] for token in files["tokenizer.json"]["added_tokens"]}
+    assert (added["<|end|>"], added["<think>"]) == (True, False)
+
+
+def permuted(rows: Array, num_heads: int) -> Array:
+    """Rows of a projection in the order of llama.cpp's files: its converter's `permute`."""
+    return rows.reshape(num_heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+@pytest.mark.parametrize("layout", FORMATS, ids=lambda layout: layout.name)
+def test_every_format_is_read_row_by_row(tmp_path: Path, layout: GGMLQuantizationType) -> None:
+    blocks = random_blocks("llama", layout)
+    tensors = read_gguf(write_gguf(tmp_path / "tiny.gguf", "llama", blocks)).tensors
+    ids = np.array([3, 0, 3, 39, 17])
+    for name, theirs, heads in (
+        ("model.embed_tokens", "token_embd", 0),
+        ("model.layers.1.mlp.down_proj", "blk.1.ffn_down", 0),
+        ("model.layers.1.self_attn.q_proj", "blk.1.attn_q", HEADS),
+        ("model.layers.1.self_attn.k_proj", "blk.1.attn_k", KV_HEADS),
+    ):
+        tensor, in_file = tensors[f"{name}.weight"], dequantize(blocks[f"{theirs}.weight"][0], layout)
+        values = tensor.dequantised()
+        assert tensor.format == layout
+        assert values.dtype == np.float32
+        assert np.array_equal(permuted(values, heads) if heads else values, in_file)
+        assert np.array_equal(tensor.rows(ids), values[ids])
+
+
+def test_only_llama_has_reordered_rows_and_biases(tmp_path: Path) -> None:
+    for architecture in ARCHITECTURES:
+        blocks = random_blocks(architecture, F32)
+        names = {"attn_q.weight": HEADS, "attn_k.weight": KV_HEADS}
+        if architecture != "qwen3":
+            names |= {"attn_q.bias": HEADS, "attn_k.bias": KV_HEADS}
+            blocks |= {f"blk.0.{name}": random_blocks("qwen2", F32)[f"blk.0.{name}"] for name in BIASES}
+        tensors = read_gguf(write_gguf(tmp_path / f"{architecture}.gguf", architecture, blocks)).tensors
+        for name, heads in names.items():
+            letter, kind = name.removeprefix("attn_").split(".")
+            values = tensors[f"model.layers.0.self_attn.{letter}_proj.{kind}"].dequantised()
+            in_file = blocks[f"blk.0.{name}"][0].view(np.float32)
+            assert np.array_equal(permuted(values, heads) if architecture == "llama" else values, in_file)
+
+
+def test_tensors_are_views_of_the_file_and_numbers_are_not(tmp_path: Path) -> None:
+    path = tiny(tmp_path)
+    tensor = read_gguf(path).tensors["model.norm.weight"]
+    assert not tensor.data.flags.owndata
+    values = tensor.dequantised()
+    with path.open("r+b") as file:  # the mapping sees it
+        file.seek(path.read_bytes().index(tensor.data.tobytes()))
+        file.write(bytes(8))
+    assert not tensor.data[0, :8].any()
+    assert values[:2].all()
+    values[:] = 0  # an array of its own can be written
+
+
+def test_dropped_pages_leave_memory_and_come_back() -> None:
+    def resident_bytes() -> int:
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.partition("RssFile:")[2].split()[0])
+
+    model = read_gguf(embedded())
+    before = resident_bytes()
+    sums = [int(tensor.data.sum()) for tensor in model.tensors.values()]
+    size = sum(tensor.data.nbytes for tensor in model.tensors.values())
+    assert resident_bytes() - before > 0.9 * size
+    model.drop_pages()
+    assert resident_bytes() - before < 0.1 * size
+    assert sums == [int(tensor.data.sum()) for tensor in model.tensors.values()]
+
+
+def test_the_fingerprint_is_of_the_whole_file(tmp_path: Path) -> None:
+    path = tiny(tmp_path)
+    whole = path.read_bytes()
+    assert read_gguf(path).fingerprint == hashlib.sha256(whole).hexdigest()[:16]
+    other = tmp_path / "other.gguf"
+    other.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert read_gguf(other).fingerprint != read_gguf(path).fingerprint
+
+
+def test_the_features_of_a_head_are_what_the_file_says_first(tmp_path: Path) -> None:
+    def head_dim(**metadata: Any) -> int:
+        return int(read_gguf(tiny(tmp_path, **metadata)).config.head_dim)
+
+    assert head_dim(attention__key_length=16, rope__dimension_count=32) == 16
+    assert head_dim(attention__key_length=None, rope__dimension_count=32) == 32
+    assert head_dim(attention__key_length=None, rope__dimension_count=None) == HIDDEN // HEADS
+
+
+def frequencies(path: Path) -> tuple[torch.Tensor, float]:
+    """The rotary angles at position 1, [head_dim / 2], and the factor of cosines and sines."""
+    cos, sin = (
+        table[:, HEAD_DIM // 2 :] for table in rope_tables(ModelConfig.from_transformers(read_gguf(path).config), 2)
+    )
+    return torch.atan2(sin[1], cos[1]), float(cos[0, 0])
+
+
+def test_rotary_frequencies_are_divided_by_the_files_factors(tmp_path: Path) -> None:
+    half = HEAD_DIM // 2
+    factors = np.linspace(1, 32, half, dtype=np.float32)
+    blocks = random_blocks("llama", F32) | {"rope_freqs.weight": (factors.view(np.uint8), F32)}
+    path = write_gguf(tmp_path / "tiny.gguf", "llama", blocks)
+    expected = 20_000.0 ** -(torch.arange(half) / half) / torch.from_numpy(factors)
+    torch.testing.assert_close(frequencies(path), (expected, 1.0))
+    assert "rope_freqs.weight" not in read_gguf(path).tensors
+
+
+def test_scaled_rotary_frequencies_are_scaled(tmp_path: Path) -> None:
+    half = HEAD_DIM // 2
+    plain = 20_000.0 ** -(torch.arange(half) / half)
+    linear = tiny(tmp_path, rope__scaling__type="linear", rope__scaling__factor=4.0)
+    torch.testing.assert_close(frequencies(linear), (plain / 4, 1.0))
+    yarn = tiny(
+        tmp_path, rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=128
+    )
+    found, factor = frequencies(yarn)
+    torch.testing.assert_close(found[[0, -1]], torch.stack((plain[0], plain[-1] / 4)))
+    assert factor == pytest.approx(1 + 0.1 * np.log(4))
+
+
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def changed(path: Path, old: bytes, new: bytes) -> None:
+    assert old in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(old, new))
+
+
+ODD_ROWS = np.zeros((252, 4 * HIDDEN), np.uint8), F32
+Q3_K = np.zeros((VOCAB, 110), np.uint8), GGMLQuantizationType.Q3_K
+FAULTS: dict[str, Any] = {
+    "not a GGUF file": (lambda path: path.write_bytes(b"PK" + bytes(100)), "it is not a GGUF file"),
+    "empty": (lambda path: cut(path, 0), "it is empty"),
+    "gone": (lambda path: path.unlink(), "No such file"),
+    "old": (lambda path: changed(path, b"GGUF\x03", b"GGUF\x01"), "its GGUF version is 1; supported: 2, 3"),
+    "cut in the header": (lambda path: cut(path, 700), "its header is damaged or cut short"),
+    "cut in the last tensor": (lambda path: cut(path, path.stat().st_size - 1), "it ends before the end of tensor"),
+    "unknown architecture": (lambda path: tiny_named(path, "gemma2"), "'gemma2' is not supported; supported: llama,"),
+    "unsupported type": (
+        lambda path: write_gguf(path, "llama", random_blocks("llama", F32) | {"token_embd.weight": Q3_K}),
+        "tensor 'token_embd.weight' has type Q3_K, which is not supported; supported: F32, F16, BF16, Q4_0",
+    ),
+    "unknown tensor": (
+        lambda path: write_gguf(path, "llama", random_blocks("llama", F32) | {"blk.0.attn_q.scale": Q3_K}),
+        "its tensor 'blk.0.attn_q.scale' is none of a llama model",
+    ),
+    "not whole heads": (
+        lambda path: write_gguf(path, "llama", random_blocks("llama", F32) | {"blk.0.attn_q.weight": ODD_ROWS}),
+        "tensor 'blk.0.attn_q.weight' has shape (252, 256), which is not 4 heads",
+    ),
+    "too many layers": (lambda path: tiny(path.parent, block_count=2**31), "tensors for 2147483648 layers"),
+    "no key": (lambda path: tiny(path.parent, block_count=None), "its metadata has no llama.block_count"),
+    "a text for a number": (lambda path: tiny(path.parent, block_count="two"), "its metadata is not a config"),
+    "a part": (lambda path: tiny(path.parent, split__count=3), "it is one of 3 parts of a model"),
+    "scaled otherwise": (
+        lambda path: tiny(path.parent, rope__scaling__type="longrope"), "its rope.scaling.type 'longrope' is not"
+    ),
+    "no tokenizer": (
+        lambda path: tiny(path.parent, add_tokenizer=lambda writer: None, vocab_size=VOCAB),
+        "its tokenizer could not be read",
+    ),
+}  # fmt: skip
+
+
+def tiny_named(path: Path, architecture: str) -> None:
+    write_gguf(path, architecture, random_blocks("llama", F32))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_error_names_the_file_and_the_reason(tmp_path: Path, fault: str) -> None:
+    break_it, reason = FAULTS[fault]
+    path = tiny(tmp_path)
+    break_it(path)
+    with pytest.raises(ConfigError) as raised:
+        read_gguf(path)
+    assert str(path) in str(raised.value)
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_damaged_header_is_a_config_error_or_read(tmp_path: Path) -> None:
+    whole = bytearray(tiny(tmp_path).read_bytes())
+    end, path = whole.index(b"token_embd.weight") + 40, tmp_path / "damaged.gguf"
+    generator, refused = np.random.default_rng(5), 0
+    for _ in range(150):
+        damaged = whole.copy()
+        damaged[generator.integers(4, end)] = generator.integers(256)
+        path.write_bytes(damaged[: generator.choice([len(whole), generator.integers(4, end)])])
+        try:
+            read_gguf(path)
+        except ConfigError:
+            refused += 1
+    assert refused > 75
