@@ -15,6 +15,7 @@ from paceline.engine.batch import Batch
 from paceline.engine.cpu.embedding import DenseRows, Embedding, Rows
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend
+from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.decoder import LayerArrays, kinds_of, run_layers, table_of
 from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
@@ -67,7 +68,7 @@ class Layer:
         query_norm, key_norm = head_norm("self_attn.q_norm"), head_norm("self_attn.k_norm")
         self.rotation = HeadRotation(*rope, query_norm, key_norm)
 
-    def arrays(self, dtype: np.dtype[Any], cache: tuple[Array, Array]) -> LayerArrays | None:
+    def arrays(self, dtype: np.dtype[Any], cache: Cache) -> LayerArrays | None:
         """For `kernels.decoder`; None if the library multiplies in this layer."""
         linears = self.qkv, self.output, self.gate_up, self.down
         weights = [each.weights(dtype) for each in linears if isinstance(each, KernelLinear) and each.has_whole_tiles]
@@ -162,7 +163,7 @@ class CpuLlama:
             self._decoder_of = attention
         return self._decoder_arguments
 
-    def _run_layer(self, layer: Layer, x: Array, cache: tuple[Array, Array], plan: AttentionPlan) -> Array:
+    def _run_layer(self, layer: Layer, x: Array, cache: Cache, plan: AttentionPlan) -> Array:
         """As `kernels.decoder` runs a layer, with the library's products."""
         eps = self.config.norm_eps
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]

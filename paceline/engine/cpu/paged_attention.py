@@ -4,8 +4,8 @@ Keys and values have the model's dtype. With many sequences or long ones a forwa
 lose nothing by it: they come out of a product in this dtype. Keys are rounded once, after their rotation. The kernel
 (`kernels.attention`) multiplies in float32, and is batch invariant.
 
-A block holds the keys and values of all layers, one layer after the other, so that it fills large pages (`kernels.memory`) and takes
-memory only when a sequence has come so far.
+A block holds the keys and values of all layers (`cache_layout`), so that it fills large pages (`kernels.memory`) and takes memory
+only when a sequence has come so far.
 """
 
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Span
+from paceline.engine.cpu.cache_layout import CacheLayout
 from paceline.engine.cpu.kernels.attention import PRODUCTS_TO_SHARE, TILE_ROWS, AttentionPlan
 from paceline.engine.cpu.kernels.memory import map_region
 from paceline.engine.models.config import ModelConfig
@@ -41,21 +42,16 @@ class CpuPagedAttention:
         num_layers: int | None = None,
     ) -> None:
         """`dtype`: float32, or uint16 for bfloat16; `num_layers`: None for all of the model's."""
-        num_layers = num_layers or config.num_layers
+        layout = CacheLayout(config, num_layers or config.num_layers, block_size, dtype)
         self._heads = config.num_heads
         self._kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
         self._block_size = block_size
-        # From a block's place to the next one's: each layer has keys and values in a block.
-        self._stride = 2 * num_layers
-        count = num_blocks * self._stride * config.num_kv_heads * config.head_dim * block_size
-        memory = map_region(count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
+        self._block_parts = layout.num_parts
+        num_bytes = num_blocks * layout.block_bytes
+        memory = map_region(num_bytes)[:num_bytes]
         self._blocks = memory.reshape(num_blocks, -1)
-        heads = (num_blocks * self._stride, config.num_kv_heads)
-        keys = memory.reshape(*heads, config.head_dim, block_size)
-        values = memory.reshape(*heads, block_size, config.head_dim)
-        # Keys and values of each layer; `kernels.attention` gives the shapes.
-        self.cache = [(keys[2 * layer :], values[2 * layer + 1 :]) for layer in range(num_layers)]
+        self.cache = layout.split(memory)  # each layer's
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
         """Copies blocks' keys and values in all layers."""
@@ -88,4 +84,4 @@ class CpuPagedAttention:
         )
 
     def _places(self, blocks: list[int]) -> Array:
-        return np.asarray(blocks) * self._stride
+        return np.asarray(blocks) * self._block_parts

@@ -3,9 +3,11 @@
 A layer's cache holds, for each block and KV head, keys by feature and values by token, so that both products read rows
 of memory:
 
-    keys[place, kv_head]: [head_dim, block_size], values[place, kv_head]: [block_size, head_dim], float32 or bfloat16
+    keys[place, kv_head]: [head_dim, block_size], values[place, kv_head]: [block_size, head_dim]
 
-A block's place is where its keys are, or its values, counted from the layer's first (see `paged_attention`).
+A block's place is where its keys are, or its values, counted from the layer's first (see `cache_layout`). What else a
+cache holds, and how it is written, is the matter of its kind (see `cache`). A row reads its own key and value from the
+cache too, so that it attends to the same numbers as the rows behind it.
 
 A query attends to the blocks of its sequence one after the other, with an online softmax (Milakov, Gimelshein 2018,
 algorithm 3). Each query has its own sums in one fixed order, so attention is batch invariant.
@@ -17,6 +19,7 @@ import numpy as np
 from numba import prange
 
 from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.cache import Cache, scale_scores, scale_weights, write_token
 from paceline.engine.cpu.kernels.products import add_products
 from paceline.engine.cpu.kernels.rows import norm_row
 from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, compiled, exp_of_negative, put, widen
@@ -72,11 +75,10 @@ def _rotate(x: Array, norm: Array, eps: np.float32, cos: Array, sin: Array, out:
 
 @compiled()
 def _write_row(
-    row: int, qkv: Array, position: int, slot: int, rope: Any, norms: Any, eps: np.float32, cache: Any, queries: Array
+    row: int, qkv: Array, position: int, slot: int, rope: Any, norms: Any, eps: np.float32, cache: Cache, queries: Array
 ) -> None:
     """Rotates a row's queries into `queries`, and writes its keys and values into the cache."""
-    keys, values = cache
-    kv_heads, head_dim, block_size = keys.shape[1:]
+    kv_heads, head_dim, block_size = cache.keys.shape[1:]
     per_kv = qkv.shape[1] // kv_heads - 2
     num_heads = per_kv * kv_heads
     cos, sin = rope[0][position], rope[1][position]
@@ -90,10 +92,7 @@ def _write_row(
             out[d] *= scale
     for head in range(kv_heads):
         _rotate(qkv[row, num_heads + head], norms[1], eps, cos, sin, key)
-        value = qkv[row, num_heads + kv_heads + head]
-        for d in range(head_dim):
-            put(keys[place, head, d], offset, key[d])
-            put(values[place, head, offset], d, widen(value[d]))
+        write_token(cache, place, head, offset, key, qkv[row, num_heads + kv_heads + head])
 
 
 @compiled(IN_LANES | {"nnan"})
@@ -135,11 +134,10 @@ def _weigh(scores: Array, num_seen: int, index: int, peaks: Array, totals: Array
 
 @compiled()
 def _attend(
-    head: int, first_row: int, num_rows: int, position: int, places: Array, cache: Any, queries: Array, out: Array
+    head: int, first_row: int, num_rows: int, position: int, places: Array, cache: Cache, queries: Array, out: Array
 ) -> None:
     """Attention of `num_rows` rows of one sequence, the first at `position`, for the queries of one KV head."""
-    keys, values = cache
-    kv_heads, head_dim, block_size = keys.shape[1:]
+    kv_heads, head_dim, block_size = cache.keys.shape[1:]
     per_kv = out.shape[1] // head_dim // kv_heads
     count = num_rows * per_kv
     mine = queries[head, first_row * per_kv : first_row * per_kv + count]
@@ -154,11 +152,13 @@ def _attend(
         # Rows at positions before the block do not attend to it.
         hidden = max(0, block_index * block_size - position) * per_kv
         scores[hidden:] = ZERO
-        add_products(mine[hidden:], keys[place, head], keys[following, head], scores[hidden:])
+        add_products(mine[hidden:], cache.keys[place, head], cache.keys[following, head], scores[hidden:])
         for index in range(hidden, count):
             num_seen = min(block_size, position + index // per_kv - block_index * block_size + 1)
+            scale_scores(cache, place, head, scores[index])
             _weigh(scores[index], num_seen, index, peaks, totals, mixed[index])
-        add_products(scores[hidden:], values[place, head], values[following, head], mixed[hidden:])
+            scale_weights(cache, place, head, scores[index])
+        add_products(scores[hidden:], cache.values[place, head], cache.values[following, head], mixed[hidden:])
     for index in range(count):
         factor = ONE / totals[index]
         row, start = first_row + index // per_kv, (head * per_kv + index % per_kv) * head_dim
@@ -169,12 +169,12 @@ def _attend(
 @compiled()
 def _attend_alone(
     qkv: Array, positions: Array, slots: Array, tiles: Array, places: Array, rope: Any, norms: Any, eps: np.float32,
-    cache: Any, queries: Array, out: Array,
+    cache: Cache, queries: Array, out: Array,
 ) -> None:  # fmt: skip
     """Attention of one layer, on this thread."""
     for row in range(slots.size):
         _write_row(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
-    kv_heads = cache[0].shape[1]
+    kv_heads = cache.keys.shape[1]
     for item in range(tiles.shape[0] * kv_heads):
         first_row, num_rows, position, start = tiles[item // kv_heads]
         _attend(item % kv_heads, first_row, num_rows, position, places[start:], cache, queries, out)
@@ -183,10 +183,10 @@ def _attend_alone(
 @compiled(parallel=True)
 def _attend_shared(
     qkv: Array, positions: Array, slots: Array, tiles: Array, places: Array, rope: Any, norms: Any, eps: np.float32,
-    cache: Any, queries: Array, out: Array, num_workers: int,
+    cache: Cache, queries: Array, out: Array, num_workers: int,
 ) -> None:  # fmt: skip
     """The same on `num_workers` threads. They share the rows for writing, then the tiles and KV heads."""
-    kv_heads = cache[0].shape[1]
+    kv_heads = cache.keys.shape[1]
     for worker in prange(num_workers):
         for row in range(worker, slots.size, num_workers):
             _write_row(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
@@ -197,14 +197,14 @@ def _attend_shared(
 
 
 @compiled()
-def attend(qkv: Array, plan: AttentionPlan, rotation: HeadRotation, eps: float, cache: Any) -> Array:
+def attend(qkv: Array, plan: AttentionPlan, rotation: HeadRotation, eps: float, cache: Cache) -> Array:
     """Writes the rows' keys and values into a layer's cache, then computes attention.
 
-    qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]; cache: keys and values. Returns [num_rows, heads * head_dim];
+    qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]; cache: the layer's. Returns [num_rows, heads * head_dim];
     padding rows are 0.
     """
     num_rows = qkv.shape[0]
-    kv_heads, head_dim = cache[0].shape[1:3]
+    kv_heads, head_dim = cache.keys.shape[1:3]
     heads = qkv.reshape((num_rows, qkv.shape[1] // head_dim, head_dim))
     out = np.zeros((num_rows, qkv.shape[1] - 2 * kv_heads * head_dim), qkv.dtype)
     rope, norms = (rotation.cos, rotation.sin), (rotation.query_norm, rotation.key_norm)

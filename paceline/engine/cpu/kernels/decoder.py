@@ -17,6 +17,7 @@ from numba.extending import intrinsic, overload
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend
 from paceline.engine.cpu.kernels.bfloat16 import Bfloat16Weights, multiply_bfloat16
+from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.int8 import Int8Weights, multiply_int8
 from paceline.engine.cpu.kernels.matrix_unit import UNIT_ROWS, MatrixUnitWeights, multiply_on_matrix_unit
 from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights, multiply_quantised
@@ -44,7 +45,7 @@ class LayerArrays(NamedTuple):
     attention_norm: Array  # [hidden_size] float32
     qkv: Weights
     rotation: HeadRotation
-    cache: tuple[Array, Array]
+    cache: Cache
     output: Weights
     mlp_norm: Array  # [hidden_size] float32
     gate_up: Weights
