@@ -2,6 +2,7 @@
 
 python -m tests.identity [--prompts FILE.jsonl] [--count 60] [--alone-count 60] [--tokens 64]
                          [--dtypes bfloat16,float32] [--modes greedy,coupled] [--drafts stepwise,parallel] [--threads N]
+                         [--kv-cache-dtype auto]
 
 The reference is plain decoding, one prompt at a time. Each variant then runs alone, and all
 variants of all prompts run together, many at once in shuffled order. This is done with each kind of
@@ -151,9 +152,11 @@ def main() -> None:
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--drafts", default="stepwise,parallel")
     parser.add_argument("--threads", type=int, help="CPU threads of each server; default: all cores")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     arguments = parser.parse_args()
     prompts = [record.text for record in read_prompts("--prompts", arguments.prompts)][: arguments.count]
-    flags = ("--threads", str(arguments.threads)) if arguments.threads else ()
+    flags = ("--kv-cache-dtype", arguments.kv_cache_dtype)
+    flags += ("--threads", str(arguments.threads)) if arguments.threads else ()
     differing = 0
     for dtype, kind in itertools.product(arguments.dtypes.split(","), arguments.drafts.split(",")):
         variants = VARIANTS if kind == "stepwise" else {name: VARIANTS[name] for name in ("off", *ASKING)}

@@ -2,7 +2,7 @@
 
 python -m tests.warm_up     (`make setup` runs it)
 
-Kernels are compiled at their first call and kept beside their sources, one form for each type of weights. A tiny
+Kernels are compiled at their first call and kept beside their sources, one form for each type of weights and of cache. A tiny
 model takes every way through them that the tests' services take.
 """
 
@@ -17,7 +17,11 @@ from paceline.engine.models.weights import find_folder
 from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
 from tests.hosted import Host
 
-KINDS = (("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"), ("bfloat16", "int4"))
+# Weights' dtype and quantisation, and the cache's dtype.
+KINDS = (
+    ("float32", "none", "auto"), ("bfloat16", "none", "auto"), ("float32", "int8", "auto"), ("bfloat16", "int8", "auto"),
+    ("bfloat16", "int4", "auto"), ("float32", "none", "bfloat16"), ("float32", "none", "int8"), ("bfloat16", "none", "int8"),
+)  # fmt: skip
 REQUESTS = (
     SamplingParams(max_tokens=16, logprobs=2, prompt_logprobs=1),
     SamplingParams(max_tokens=16, repetition_penalty=1.2, logit_bias={3: 1.0}, banned_token_ids=(4,)),
@@ -45,10 +49,11 @@ def main() -> None:
                 find_folder("smollm2-135m", dtype, print)
             # As a user starts them: with all threads, for which some kernels have forms of their own.
             default = ("--kv-cache-memory", "256MiB")
-            asyncio.run(generate(host.start_trio(default, default).address, [1, 2, 3] * 200))
-            for name, quantization in KINDS:
+            for flags in (default, (*default, "--kv-cache-dtype", "int8")):
+                asyncio.run(generate(host.start_trio(flags, flags).address, [1, 2, 3] * 200))
+            for name, quantization, cache in KINDS:
                 flags = ("--model", "dummy:tiny", "--dtype", name, "--quantization", quantization)
-                flags = (*flags, "--threads", "1", "--kv-cache-memory", "16MiB")
+                flags = (*flags, "--kv-cache-dtype", cache, "--threads", "1", "--kv-cache-memory", "16MiB")
                 asyncio.run(generate(host.start_trio(flags, flags).address, [1, 2, 3] * 10))
         finally:
             host.close()

@@ -56,6 +56,9 @@ def up(
     draft_quantization: Annotated[str | None, _setting(DraftSettings, "quantization", "; none or int8")] = None,
     max_model_len: Annotated[int | None, _setting(TargetSettings, "max_model_len")] = None,
     kv_cache_memory: Annotated[str | None, _setting(TargetSettings, "kv_cache_memory", "; of each server")] = None,
+    kv_cache_dtype: Annotated[
+        str | None, _setting(TargetSettings, "kv_cache_dtype", "; of both servers: auto, bfloat16 or int8")
+    ] = None,
     speculation: Annotated[bool | None, _setting(CoordinatorSettings, "speculation")] = None,
     drafter: Annotated[str | None, _setting(CoordinatorSettings, "drafter")] = None,
     custom_drafter: Annotated[str | None, _setting(CoordinatorSettings, "custom_drafter")] = None,
@@ -75,7 +78,7 @@ def up(
     shared |= {"tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca, "traces": traces}
     calling = _calling(tls_cert, tls_key, tls_ca, tls_client_ca)
     both = {"device": device, "dtype": dtype, "max_model_len": max_model_len, "kv_cache_memory": kv_cache_memory}
-    both |= {"traces": traces}
+    both |= {"kv_cache_dtype": kv_cache_dtype, "traces": traces}
     deployment = make_deployment(
         target=_given(model=target_model, **both),
         draft=_given(model=draft_model, quantization=draft_quantization, **both),

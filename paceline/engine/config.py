@@ -43,6 +43,9 @@ class EngineConfig(BaseModel):
     kv_cache_memory: ByteSize | None = Field(
         None, description="memory for keys and values, e.g. 2GiB or 500MB; default: 2GiB, or what a GPU's share leaves"
     )
+    kv_cache_dtype: Literal["auto", "bfloat16", "int8"] = Field(
+        "auto", description="data type of keys and values, on a CPU; auto: the model's"
+    )
     block_size: int | None = Field(
         None, ge=8, description="tokens in a KV cache block, a multiple of 8; default: 64, on a GPU 16"
     )
@@ -72,6 +75,11 @@ class EngineConfig(BaseModel):
     def keeps_blocks(self) -> bool:
         """Whether matrices of a GGUF file stay in its blocks."""
         return self.device == "cpu" and self.dtype == "bfloat16" and self.quantization != "none"
+
+    @property
+    def kv_dtype(self) -> str:
+        """What keys and values are kept in: float32, bfloat16 or int8."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     def is_batch_invariant(self, role: ModelRole) -> bool:
         """Whether a model of this role must give each row the same bits in any batch."""

@@ -83,9 +83,9 @@ async def _serve(
     try:
         address = await server.start()
         log.info(
-            "%s: %s (%s, %s) on %s (%s), KV cache %d blocks of %d tokens, rows independent: %s",
+            "%s: %s (%s, %s) on %s (%s), KV cache %d blocks of %d tokens (%s), rows independent: %s",
             name, settings.model, settings.dtype, settings.quantization, address, settings.tls.said,
-            engine.pool.num_blocks, engine.pool.block_size, not engine.batch_variant_parts,
+            engine.pool.num_blocks, engine.pool.block_size, settings.kv_dtype, not engine.batch_variant_parts,
         )  # fmt: skip
         await _wait_for_end(engine.worker.wait_stopped())
         log.info("%s: draining for up to %.0f s", name, DRAIN_S)

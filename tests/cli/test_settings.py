@@ -104,6 +104,7 @@ def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
         ({"draft": {"quantization": "int3"}}, ["--draft-quantization", "'none' or 'int8'"]),
         ({"target": {"device": "tpu"}}, ["--device", "'cpu' or 'cuda'"]),
         ({"target": {"kv_cache_memory": "much"}}, ["--kv-cache-memory", "'much'"]),
+        ({"draft": {"kv_cache_dtype": "int4"}}, ["--kv-cache-dtype", "'auto', 'bfloat16' or 'int8'", "'int4'"]),
     ],
 )
 def test_bad_settings_are_named_before_anything_starts(settings: dict, parts: list[str]) -> None:

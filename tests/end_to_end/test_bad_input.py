@@ -168,6 +168,7 @@ CONFIGS: dict[str, tuple[dict[str, object], list[str]]] = {
     "a missing file": ({"model": "nowhere.gguf"}, ["nowhere.gguf", "no such file"]),
     "an unknown dummy": ({"model": "dummy:huge"}, ["dummy:huge", "dummy:tiny"]),
     "a cache too small": ({"kv_cache_memory": 1024}, ["two blocks", "budget: weights"]),
+    "a GPU's cache in int8": ({"device": "cuda", "kv_cache_dtype": "int8"}, ["kv_cache_dtype is 'int8'", "on a GPU"]),
     "a length beyond the model's": ({"max_model_len": 9999}, ["max_model_len is 9999", "at most 512"]),
 }
 
@@ -231,6 +232,11 @@ BAD_FLAGS: dict[str, tuple[str, str, list[str]]] = {
     "unknown flag": ("coordinator", "--speed 11", ["--speed"]),
     "flag without value": ("draft_server", "--model", ["--model"]),
     "value not among the allowed": ("target_server", "--dtype float17", ["--dtype", "float32", "float17"]),
+    "a cache's dtype not among the allowed": (
+        "target_server",
+        "--kv-cache-dtype int4",
+        ["--kv-cache-dtype", "int8", "int4"],
+    ),
     "value out of range": ("target_server", "--block-size 3", ["--block-size", "8", "'3'"]),
     "no size": ("target_server", "--kv-cache-memory much", ["--kv-cache-memory", "'much'"]),
 }

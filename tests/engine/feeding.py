@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from paceline.engine.batch import BatchBuilder
+from paceline.engine.cpu.cache_layout import CACHE_DTYPES
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.models.weights import load_model
 
@@ -16,8 +17,9 @@ def load_llama(
     quantization: str = "none",
     max_model_len: int | None = None,
     num_layers: int | None = None,
+    cache: str | None = None,
 ) -> CpuLlama:
-    """A model as the engine builds it, by folder or name. `num_layers`: its first layers alone."""
+    """A model as the engine builds it, by folder or name. `num_layers`: its first layers alone; `cache`: its dtype."""
     loaded = load_model(name, dtype)
     config = replace(loaded.config, num_layers=num_layers or loaded.config.num_layers)
     tensors = {
@@ -25,7 +27,15 @@ def load_llama(
         for key, tensor in loaded.tensors.items()
         if not key.startswith("model.layers.") or int(key.split(".")[2]) < config.num_layers
     }
-    return CpuLlama(config, tensors, quantization, max_model_len or config.max_model_len)
+    cache_dtype = None if cache is None else CACHE_DTYPES[cache]
+    return CpuLlama(
+        config,
+        tensors,
+        quantization,
+        max_model_len or config.max_model_len,
+        batch_invariant=True,
+        cache_dtype=cache_dtype,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,7 @@ class Feeder:
         self.num_blocks = num_blocks
         self._model = model
         self._attention = model.make_cache(num_blocks, block_size)
+        self.copy_blocks = self._attention.copy_blocks
 
     @torch.inference_mode()
     def feed(self, *shares: Rows) -> list[torch.Tensor]:

@@ -3,11 +3,11 @@
 from paceline.engine.backend import Backend, Progress
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.batch_invariance import find_batch_variant_parts
+from paceline.engine.cpu.cache_layout import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.kernels.pinning import pin_workers
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.memory import available_bytes
 from paceline.engine.cpu.runner import CpuRunner
-from paceline.engine.dtypes import DTYPES
 from paceline.engine.models.gguf.tensors import FileTensor
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
@@ -29,10 +29,12 @@ def build_cpu(
         for tensor in loaded.tensors.values()
     )
     block_size = config.block_size or CPU_BLOCK_SIZE
-    # Keys and values have the model's dtype (see `paged_attention`).
-    block_bytes = block_size * loaded.config.kv_bytes_per_token(DTYPES[config.dtype].itemsize)
+    cache_dtype = CACHE_DTYPES[config.kv_dtype]
+    block_bytes = make_layout(loaded.config, loaded.config.num_layers, block_size, cache_dtype).block_bytes
     num_blocks = _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_bytes, weights_bytes)
-    model = CpuLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, config.is_batch_invariant(role))
+    model = CpuLlama(
+        loaded.config, loaded.tensors, config.quantization, max_model_len, config.is_batch_invariant(role), cache_dtype
+    )
     loaded.drop_pages()
     progress("checking batch invariance")
     dependent = find_batch_variant_parts(model, block_size)

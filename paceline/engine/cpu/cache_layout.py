@@ -2,7 +2,7 @@
 
 A block is a row of equal parts. Each layer has one part of keys and one of values:
 
-    keys of layer 0 | its values | keys of layer 1 | its values | ...
+    keys of layer 0 | its values | keys of layer 1 | its values | ... | int8: the scales of all layers
 
 A block's place is its first part's number. With a view that begins at a layer's first keys, the same place leads to the
 keys of this layer.
@@ -15,7 +15,15 @@ import numpy as np
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.float_cache import FloatCache
+from paceline.engine.cpu.kernels.int8_cache import Int8Cache
 from paceline.engine.models.config import ModelConfig
+
+# As arrays hold them, by the names that settings use.
+CACHE_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(np.uint16),
+    "int8": np.dtype(np.int8),
+}
 
 
 class CacheLayout:
@@ -43,3 +51,29 @@ class CacheLayout:
         keys = heads.reshape(*heads.shape[:2], self._head_dim, self._block_size)
         values = heads.reshape(*heads.shape[:2], self._block_size, self._head_dim)
         return [FloatCache(keys[2 * layer :], values[2 * layer + 1 :]) for layer in range(self._num_layers)]
+
+
+class Int8CacheLayout(CacheLayout):
+    """Blocks of int8, with a scale for each token, KV head and matrix: head_dim / 4 matrices' scales fill a part.
+
+    They take whole parts, so that a place leads to the scales too.
+    """
+
+    @property
+    def num_parts(self) -> int:
+        num_matrices = super().num_parts
+        return num_matrices + -(-4 * num_matrices // self._head_dim)
+
+    def split(self, memory: Array) -> list[Cache]:
+        scales = memory.view(np.float32).reshape(-1, self._kv_heads, self._block_size)
+        scales = scales[super().num_parts * self._head_dim // 4 :]
+        return [
+            Int8Cache(matrices.keys, matrices.values, scales[2 * layer :], scales[2 * layer + 1 :])
+            for layer, matrices in enumerate(super().split(memory))
+        ]
+
+
+def make_layout(config: ModelConfig, num_layers: int, block_size: int, dtype: np.dtype[Any]) -> CacheLayout:
+    """`dtype`: one of CACHE_DTYPES."""
+    kind = Int8CacheLayout if dtype == np.int8 else CacheLayout
+    return kind(config, num_layers, block_size, dtype)

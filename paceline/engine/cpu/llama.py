@@ -101,11 +101,12 @@ class CpuLlama:
     """Embedding, decoder layers, head."""
 
     def __init__(
-        self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool = True
-    ) -> None:
+        self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool = True,
+        cache_dtype: np.dtype[Any] | None = None,
+    ) -> None:  # fmt: skip
         """Takes the tensors out of `tensors`. Raises ConfigError if a tensor is missing or has a wrong shape.
 
-        `batch_invariant`: see EngineConfig.
+        `batch_invariant`: see EngineConfig; `cache_dtype`: one of CACHE_DTYPES, None for the model's.
         """
         self.config = config
         self.max_model_len = max_model_len
@@ -126,13 +127,14 @@ class CpuLlama:
         is_head = config.tied_embeddings and ids is None
         rows = _rows_of(embedding, self.head.linear if is_head else None, make)
         self._embedding = Embedding(rows, of_masks, config.vocab_size, np.dtype(ELEMENTS[self.dtype]))
+        self._cache_dtype = cache_dtype or self._embedding.dtype
         # The arguments of `kernels.decoder` for the caches that were used last.
         self._decoder_of: CpuPagedAttention | None = None
         self._decoder_arguments: tuple[LayerArrays, Array] | None = None
 
     def make_cache(self, num_blocks: int, block_size: int, num_layers: int | None = None) -> CpuPagedAttention:
-        """Blocks of the model's dtype, for its first layers or all."""
-        return CpuPagedAttention(self.config, num_blocks, block_size, self._embedding.dtype, num_layers)
+        """Blocks for the model's first layers or all."""
+        return CpuPagedAttention(self.config, num_blocks, block_size, self._cache_dtype, num_layers)
 
     def padded(self, num_rows: int) -> int:
         """How many rows to run, with padding, for `num_rows` rows (see `linear`)."""

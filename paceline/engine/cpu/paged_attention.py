@@ -1,8 +1,8 @@
 """Paged attention on a CPU: the KV cache's arrays, and which blocks each row of a batch attends to.
 
-Keys and values have the model's dtype. With many sequences or long ones a forward reads more of them than of weights. Values
-lose nothing by it: they come out of a product in this dtype. Keys are rounded once, after their rotation. The kernel
-(`kernels.attention`) multiplies in float32, and is batch invariant.
+Keys and values have the model's dtype, or a smaller one. With many sequences or long ones a forward reads more of them than of
+weights. In the model's dtype values lose nothing: they come out of a product in this dtype. Keys are rounded once, after their
+rotation. The kernel (`kernels.attention`) multiplies in float32, and is batch invariant.
 
 A block holds the keys and values of all layers (`cache_layout`), so that it fills large pages (`kernels.memory`) and takes memory
 only when a sequence has come so far.
@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Span
-from paceline.engine.cpu.cache_layout import CacheLayout
+from paceline.engine.cpu.cache_layout import make_layout
 from paceline.engine.cpu.kernels.attention import PRODUCTS_TO_SHARE, TILE_ROWS, AttentionPlan
 from paceline.engine.cpu.kernels.memory import map_region
 from paceline.engine.models.config import ModelConfig
@@ -41,8 +41,8 @@ class CpuPagedAttention:
         dtype: np.dtype[Any],
         num_layers: int | None = None,
     ) -> None:
-        """`dtype`: float32, or uint16 for bfloat16; `num_layers`: None for all of the model's."""
-        layout = CacheLayout(config, num_layers or config.num_layers, block_size, dtype)
+        """`dtype`: one of CACHE_DTYPES; `num_layers`: None for all of the model's."""
+        layout = make_layout(config, num_layers or config.num_layers, block_size, dtype)
         self._heads = config.num_heads
         self._kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
@@ -54,7 +54,7 @@ class CpuPagedAttention:
         self.cache = layout.split(memory)  # each layer's
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
-        """Copies blocks' keys and values in all layers."""
+        """Copies blocks' keys and values in all layers, scales included."""
         self._blocks[destinations] = self._blocks[sources]
 
     def plan(self, spans: list[Span]) -> AttentionPlan:

@@ -15,31 +15,32 @@ from paceline.engine.cpu.batch_invariance import find_batch_variant_parts
 from paceline.engine.cpu.linear import CpuLinear
 from paceline.engine.cpu.llama import CpuLlama
 from tests.engine.feeding import Feeder, Rows, load_llama
+from tests.slices import slice_of
 
 BLOCK_SIZE = 64
 LONG = 600
 NUM_LAYERS = 30
 # All layers have the same shapes: a row that depends on its company in one of them shows in a few as in thirty.
 FEW_LAYERS = 4
-# Weights' dtype and quantisation, as the servers take them, and how many layers.
+# Weights' dtype and quantisation and the cache's dtype, as the servers take them, and how many layers.
 KINDS = {
-    "bfloat16": (torch.bfloat16, "none", FEW_LAYERS),
-    "float32": (torch.float32, "none", FEW_LAYERS),
-    "bfloat16, whole": (torch.bfloat16, "none", NUM_LAYERS),
-    "float32, whole": (torch.float32, "none", NUM_LAYERS),
+    "bfloat16": (torch.bfloat16, "none", None, FEW_LAYERS),
+    "int8 cache": (torch.bfloat16, "none", "int8", FEW_LAYERS),
+    "float32": (torch.float32, "none", None, FEW_LAYERS),
+    "float32, bfloat16 cache": (torch.float32, "none", "bfloat16", FEW_LAYERS),
+    "bfloat16, whole": (torch.bfloat16, "none", None, NUM_LAYERS),
+    "float32, whole": (torch.float32, "none", None, NUM_LAYERS),
+    "int8 cache, whole": (torch.bfloat16, "none", "int8", NUM_LAYERS),
     # The draft's: other bits there change no output, only how often a draft is accepted.
-    "int8, whole": (torch.bfloat16, "int8", NUM_LAYERS),
+    "int8, whole": (torch.bfloat16, "int8", None, NUM_LAYERS),
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=["bfloat16", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "bfloat16")],
-)
+@pytest.fixture(scope="module", params=slice_of(KINDS, lambda kind: kind in ("bfloat16", "int8 cache")))
 def model(request: pytest.FixtureRequest) -> CpuLlama:
     """The real model, not a tiny one: the library picks its kernels by the shapes."""
-    dtype, quantization, num_layers = KINDS[request.param]
-    return load_llama("smollm2-135m", dtype, quantization, num_layers=num_layers)
+    dtype, quantization, cache, num_layers = KINDS[request.param]
+    return load_llama("smollm2-135m", dtype, quantization, num_layers=num_layers, cache=cache)
 
 
 @pytest.fixture(scope="module")

@@ -1,36 +1,22 @@
 """The CPU kernels against the library's operations, and the sharing of work among cores."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 from transformers import LlamaConfig
 
-from paceline.engine.arrays import Array
-from paceline.engine.batch import Span
 from paceline.engine.cpu.kernels import bfloat16, int8, rows, tiles
-from paceline.engine.cpu.kernels.attention import HeadRotation, attend
 from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
 from paceline.engine.cpu.kernels.scalars import bits_of, compiled, exp_of_negative, put, tensor_of, widen
 from paceline.engine.cpu.linear import Bfloat16Linear, CpuLinear, Int8Linear, Int8WeightLinear, make_cpu_linear
-from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.models.config import ModelConfig
-from paceline.engine.threads import set_num_workers
 from paceline.errors import ConfigError
-from tests.engine.feeding import load_llama
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def two_workers() -> Iterator[None]:
-    """Whatever the machine has: sharing among fewer is another path."""
-    before = torch.get_num_threads()
-    set_num_workers(2)
-    yield
-    set_num_workers(before)
+pytestmark = pytest.mark.usefixtures("two_workers")
 
 
 def close(ours: torch.Tensor, expected: torch.Tensor) -> None:
@@ -179,64 +165,6 @@ def test_bfloat16_products_are_exact_to_one_rounding_and_each_row_has_its_own_bi
         assert together.dtype is torch.bfloat16
         torch.testing.assert_close(together.double(), expected, rtol=2**-8, atol=1e-4 * in_features**0.5)
         check_rows_alone(linear, x, added, together)
-
-
-class Reference:
-    """Attention of one sequence by the library: all rows at once, rotated as Llama's paper rotates."""
-
-    def __init__(self, config: ModelConfig, rotation: HeadRotation, qkv: torch.Tensor) -> None:
-        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        split = qkv.float().view(qkv.shape[0], -1, head_dim).split((heads, kv_heads, kv_heads), dim=1)
-        cos, sin = torch.from_numpy(rotation.cos), torch.from_numpy(rotation.sin)
-
-        def rotate(x: torch.Tensor) -> torch.Tensor:  # [num_rows, heads, head_dim]
-            count = x.shape[0]
-            return x * cos[:count, None] + x.roll(head_dim // 2, dims=-1) * sin[:count, None]
-
-        # Keys are kept in the dtype of all else.
-        queries, keys, values = rotate(split[0]), rotate(split[1]).to(qkv.dtype).float(), split[2]
-        mixed = functional.scaled_dot_product_attention(
-            *(side.transpose(0, 1) for side in (queries, keys, values)), is_causal=True, enable_gqa=True
-        )
-        self.out = mixed.transpose(0, 1).reshape(qkv.shape[0], -1)
-
-
-@pytest.mark.parametrize("block_size", [8, 64])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_over_a_scattered_cache_is_the_librarys(dtype: torch.dtype, block_size: int) -> None:
-    model = load_llama("dummy:tiny")
-    config, rotation = model.config, model.layers[0].rotation
-    num_rows, width = 150, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    qkv = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(1)).to(dtype)
-    expected = Reference(config, rotation, qkv).out
-    num_blocks = -(-num_rows // block_size)
-    attention = CpuPagedAttention(config, 2 * num_blocks, block_size, bits_of(qkv).dtype, num_layers=1)
-    blocks = list(range(2 * num_blocks))[::-2]
-    parts, done = [], 0
-    for size in (100, 1, 5, 44):
-        plan = attention.plan([Span(0, size, done, blocks)])
-        parts.append(
-            tensor_of(attend(bits_of(qkv[done : done + size]), plan, rotation, config.norm_eps, attention.cache[0]))
-        )
-        done += size
-    close(torch.cat(parts), expected)
-
-
-def test_the_kernel_reads_no_key_behind_a_row() -> None:
-    """What lies behind a row in its block, or in another sequence's block, may be anything but NaN."""
-    model = load_llama("dummy:tiny")
-    config, rotation = model.config, model.layers[0].rotation
-    qkv = torch.randn(20, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
-
-    def run(attention: CpuPagedAttention) -> Array:
-        return attend(
-            bits_of(qkv), attention.plan([Span(0, 20, 0, [1, 3])]), rotation, config.norm_eps, attention.cache[0]
-        )
-
-    clean, dirty = (model.make_cache(4, 16, num_layers=1) for _ in range(2))
-    for side in dirty.cache[0]:
-        side[:] = 1e30
-    assert np.array_equal(run(clean), run(dirty))
 
 
 def test_a_head_dimension_that_the_kernels_can_not_take_is_refused() -> None:

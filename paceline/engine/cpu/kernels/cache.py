@@ -10,12 +10,13 @@ from typing import Any
 from numba.extending import overload
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels import float_cache
+from paceline.engine.cpu.kernels import float_cache, int8_cache
 from paceline.engine.cpu.kernels.float_cache import FloatCache
+from paceline.engine.cpu.kernels.int8_cache import Int8Cache
 
-Cache = FloatCache
+Cache = FloatCache | Int8Cache
 
-_KINDS: dict[type, ModuleType] = {FloatCache: float_cache}
+_KINDS: dict[type, ModuleType] = {FloatCache: float_cache, Int8Cache: int8_cache}
 
 
 def write_token(cache: Any, place: int, head: int, offset: int, key: Array, value: Array) -> None:
