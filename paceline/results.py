@@ -124,6 +124,7 @@ class Model:
     name: str
     dtype: str
     quantization: str
+    kv_cache_dtype: str
     device: str
     vocab_size: int
     max_model_len: int

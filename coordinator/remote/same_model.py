@@ -14,6 +14,7 @@ IDENTITY = {
     "tokenizer_fingerprint": "tokenizer",
     "dtype": "dtype",
     "quantization": "quantization",
+    "kv_cache_dtype": "KV cache dtype",
     "device": "device",
     "max_model_len": "maximum length",
 }

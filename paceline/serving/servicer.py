@@ -111,6 +111,7 @@ class ModelServicer(ABC):
             batch_invariant=not engine.batch_variant_parts,
             device=engine.config.device,
             max_batch_tokens=engine.config.max_batch_tokens,
+            kv_cache_dtype=engine.config.kv_dtype,
         )
 
     async def Truncate(self, request: Any, context: grpc.aio.ServicerContext) -> Any:

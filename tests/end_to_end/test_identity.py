@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from paceline.client import AsyncClient
 from paceline.prompts import read_prompts
 from tests.identity import MODES, OWN_PROMPTS, run_campaign, start_pair
 from tests.services import Trio
@@ -24,6 +25,10 @@ async def test_output_is_the_same_with_any_drafter_any_length_any_batch(embedded
 
 
 async def test_output_is_the_same_with_an_int8_cache(int8_cache_pair: Trio) -> None:
+    async with AsyncClient(int8_cache_pair.address) as client:
+        deployment = await client.describe()
+    assert deployment.draft is not None
+    assert [model.kv_cache_dtype for model in (deployment.target, deployment.draft)] == ["int8", "int8"]
     await check_slice(int8_cache_pair, "greedy")
 
 

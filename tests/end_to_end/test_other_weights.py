@@ -17,6 +17,7 @@ GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 OTHERS = {
     "weights": ("--model", "dummy:tiny-32-b", *SMALL_FLAGS),
     "dtype": ("--model", "dummy:tiny-32-a", *("bfloat16" if flag == "float32" else flag for flag in SMALL_FLAGS)),
+    "KV cache dtype": (*UNLIKE_TARGET, "--kv-cache-dtype", "int8"),
 }
 
 
