@@ -17,9 +17,15 @@ DRAFT: str = DraftSettings.model_fields["model"].default
 
 @contextlib.asynccontextmanager
 async def embedded_pair(
-    draft: str = DRAFT, remembers: bool = True, front: Mapping[str, Any] | None = None, **servers: Any
+    draft: str = DRAFT,
+    remembers: bool = True,
+    front: Mapping[str, Any] | None = None,
+    target: Mapping[str, Any] | None = None,
+    **servers: Any,
 ) -> AsyncIterator[tuple[Services, AsyncClient]]:
-    """The default target, and `draft`; `front`: settings of the coordinator; `servers`: of both model servers.
+    """The default target, and `draft`, which may be "none".
+
+    `front`: settings of the coordinator; `target`: of the target server alone; `servers`: of both model servers.
 
     `remembers`: drafts may come from recent answers. Where a prompt comes again, that is not what is to be measured.
     """
@@ -27,6 +33,6 @@ async def embedded_pair(
         coordinator: dict[str, Any] = {**(front or {}), "listen": f"unix:{folder}/coordinator.sock"}
         if not remembers:
             coordinator["recent_tokens"] = 0
-        deployment = make_deployment(servers, {"model": draft, **servers}, coordinator)
+        deployment = make_deployment({**servers, **(target or {})}, {"model": draft, **servers}, coordinator)
         async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
             yield services, client

@@ -53,7 +53,8 @@ def up(
     draft_model: Annotated[str | None, _setting(DraftSettings, "model", ", or none: no draft server")] = None,
     device: Annotated[str | None, _setting(TargetSettings, "device", ": cpu, or cuda for both on one GPU")] = None,
     dtype: Annotated[str | None, _setting(TargetSettings, "dtype", ", of both models: float32 or bfloat16")] = None,
-    draft_quantization: Annotated[str | None, _setting(DraftSettings, "quantization", "; none or int8")] = None,
+    target_quantization: Annotated[str | None, _setting(TargetSettings, "quantization")] = None,
+    draft_quantization: Annotated[str | None, _setting(DraftSettings, "quantization")] = None,
     max_model_len: Annotated[int | None, _setting(TargetSettings, "max_model_len")] = None,
     kv_cache_memory: Annotated[str | None, _setting(TargetSettings, "kv_cache_memory", "; of each server")] = None,
     kv_cache_dtype: Annotated[
@@ -80,7 +81,7 @@ def up(
     both = {"device": device, "dtype": dtype, "max_model_len": max_model_len, "kv_cache_memory": kv_cache_memory}
     both |= {"kv_cache_dtype": kv_cache_dtype, "traces": traces}
     deployment = make_deployment(
-        target=_given(model=target_model, **both),
+        target=_given(model=target_model, quantization=target_quantization, **both),
         draft=_given(model=draft_model, quantization=draft_quantization, **both),
         coordinator=_given(
             listen=listen, **shared, speculation=speculation, drafter=drafter,

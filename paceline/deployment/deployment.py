@@ -17,7 +17,7 @@ from target_server.config import TargetSettings
 # Of one GPU's memory, where neither says; what they leave is for two CUDA contexts.
 TARGET_FRACTION, DRAFT_FRACTION = 0.60, 0.30
 # Flags of `paceline up` whose fields have another name in a process's settings.
-_TARGET_FLAGS = {"model": "--target-model"}
+_TARGET_FLAGS = {"model": "--target-model", "quantization": "--target-quantization"}
 _DRAFT_FLAGS = {"model": "--draft-model", "quantization": "--draft-quantization"}
 _GATEWAY_FLAGS = {"listen": "--http"}
 

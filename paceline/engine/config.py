@@ -34,7 +34,7 @@ class EngineConfig(BaseModel):
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="data type of weights and activations")
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
         "auto",
-        description="auto keeps the bits that a GGUF file has (bfloat16 on a CPU), none makes them numbers of the dtype, int8 and int4 quantise what is not quantised",
+        description="auto keeps what a GGUF file has quantised (on a CPU, with bfloat16); none makes it numbers of the dtype; int8 or int4 also quantises everything else",
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
     max_model_len: int | None = Field(
