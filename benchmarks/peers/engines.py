@@ -1,14 +1,16 @@
 """Which engines there are, the workers they need, and what each worker is asked for."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmarks.peers.subject import Subject
 from benchmarks.peers.worker import ROOT
 
 # Made by `make peers`; ignored by git.
 FOLDER = ROOT / ".peers"
 INSTALL = "make peers"
+LLAMA_SERVER = FOLDER / "llama_cpp_native" / "bin" / "llama-server"
 OPENVINO = FOLDER / "openvino" / "bin" / "python"
 
 
@@ -31,12 +33,29 @@ class WorkerPlan:
     python: Path
     contenders: tuple[Contender, ...]
     ngrams: bool = False
+    # Whether it runs any GGUF file. The others run what was made of the real model, in a format of their own.
+    reads_gguf: bool = False
     weights: str = "bf16"
     environment: dict[str, str] = field(default_factory=dict)
+    # A program that it needs.
+    program: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return self.contenders[0].name if len(self.contenders) == 1 else self.engine
 
     @property
     def is_installed(self) -> bool:
-        return self.python.exists()
+        return self.python.exists() and (self.program is None or self.program.exists())
+
+    def suits(self, subject: Subject) -> bool:
+        """Whether it runs the subject, or is what users of the same model have instead of a quantised file."""
+        return self.reads_gguf or subject.has_folder or (self.weights == "int8" and not subject.is_dummy)
+
+    def only_plain(self) -> "WorkerPlan":
+        """Without what speculates; perhaps without contenders."""
+        plain = tuple(each for each in self.contenders if each.mode == "plain" and not self.ngrams)
+        return replace(self, contenders=plain)
 
 
 def plan_workers(engines: list[str], threads: int) -> list[WorkerPlan]:
@@ -73,14 +92,22 @@ def _all_plans(threads: int) -> list[WorkerPlan]:
             Contender("paceline model adaptive", "adaptive"),
             Contender("paceline hybrid adaptive", "hybrid"),
             Contender("paceline n-gram 4", "ngrams"),
-        ), environment=own_environment),
+        ), reads_gguf=True, environment=own_environment),
         WorkerPlan("transformers", module + "transformers", own, (
             Contender("transformers plain"),
             Contender("transformers assisted", "model", alone=True),
             Contender("transformers prompt lookup 4", "ngrams", alone=True),
         )),
-        WorkerPlan("llama.cpp", module + "llama_cpp", llama_cpp, (Contender("llama.cpp plain"),)),
-        WorkerPlan("llama.cpp", module + "llama_cpp", llama_cpp, (Contender("llama.cpp n-gram-simple"),), ngrams=True),
+        WorkerPlan("llama.cpp", module + "llama_cpp", llama_cpp, (Contender("llama.cpp plain"),), reads_gguf=True),
+        WorkerPlan("llama.cpp", module + "llama_cpp", llama_cpp, (Contender("llama.cpp n-gram-simple"),), True, True),
+        *(
+            WorkerPlan(
+                "llama.cpp-native", module + "llama_server", own, (Contender(name),), reads_gguf=True,
+                environment={"LLAMA_SERVER": str(LLAMA_SERVER), "LLAMA_ARG_FLASH_ATTN": flash}, program=LLAMA_SERVER,
+            )
+            # Its own choice is to use it: good for prompts, and bad for decoding on few cores.
+            for name, flash in (("llama.cpp native plain", "auto"), ("llama.cpp native, no flash", "off"))
+        ),
         WorkerPlan("vllm", module + "vllm", vllm, (Contender("vllm plain"),), environment=vllm_environment),
         WorkerPlan("vllm", module + "vllm", vllm, (Contender("vllm n-gram 4"),), True, environment=vllm_environment),
         WorkerPlan("openvino", module + "openvino", OPENVINO, (Contender("openvino plain"),)),

@@ -19,11 +19,7 @@ WRITTEN_ANYWAY = ("GGUF.", "general.architecture", "general.file_type")
 
 def bf16_gguf(name: str, folder: Path) -> Path:
     """The file for a model that `paceline.engine.models.weights` knows by alias; made on first use."""
-    package, file = ALIASES[name]
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    source = Path(spec.origin).parent / file
+    source = packaged_gguf(name)
     made = folder / f"{source.name.removesuffix('.Q4_1.gguf')}.BF16.gguf"
     if not made.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -31,6 +27,15 @@ def bf16_gguf(name: str, folder: Path) -> Path:
         _convert(GGUFReader(source), unfinished)
         unfinished.rename(made)
     return made
+
+
+def packaged_gguf(name: str) -> Path:
+    """The quantised file itself."""
+    package, file = ALIASES[name]
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / file
 
 
 def _convert(source: GGUFReader, file: Path) -> None:

@@ -21,12 +21,13 @@ from typing import Protocol
 class Settings:
     """What a worker is told when it starts, as JSON in its first argument."""
 
-    # Folders with config.json, *.safetensors and the tokenizer.
+    # A folder with config.json, *.safetensors and the tokenizer; "" where no engine takes one.
     model_folder: str
-    # Paceline's draft: it may be no whole model.
-    draft_folder: str
-    # The model's weights again, in bfloat16, for llama.cpp; "" where it does not run.
+    # The same weights, or others that `model_folder` has none of.
     gguf_file: str
+    # Paceline's target, one of the two; and its draft, which may be no whole model, or "none".
+    target: str
+    draft: str
     # By the format of the weights, the model exported for OpenVINO; empty where it does not run.
     openvino_folders: dict[str, str]
     threads: int

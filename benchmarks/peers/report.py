@@ -13,7 +13,7 @@ OWN = "paceline plain"
 class Report:
     """All rows of a run, compared."""
 
-    def __init__(self, rows: list[Row], eos_token_id: int) -> None:
+    def __init__(self, rows: list[Row], eos_token_id: int | None) -> None:
         """Texts are compared up to the end-of-sequence token: what engines make up behind it is no answer."""
         self._rows = rows
         self._eos_token_id = eos_token_id
@@ -39,6 +39,7 @@ class Report:
                 "same_as_transformers": self._same(row, BASE),
                 "same_as_paceline": self._same(row, OWN),
                 "seconds": row.seconds,
+                "others": row.others,
                 "token_ids": row.outputs,
             }
             for row in self._rows
@@ -71,7 +72,8 @@ class Report:
         return sum(map(self._equal, row.outputs, rows[0].outputs))
 
     def _equal(self, output: list[int], reference: list[int]) -> bool:
-        end = reference.index(self._eos_token_id) if self._eos_token_id in reference else len(reference)
+        eos = self._eos_token_id
+        end = reference.index(eos) if eos is not None and eos in reference else len(reference)
         return output[:end] == reference[:end]
 
 

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.disturbance import Disturbance
+from benchmarks.peers.footprint import Footprint, footprint
 from benchmarks.peers.protocol import Settings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -27,10 +29,11 @@ class WorkerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a request, and its wall time."""
+    """What came of a request, its wall time, and others' share of the cores' time meanwhile."""
 
     token_ids: list[list[int]]
     seconds: float
+    others: float
 
 
 class Worker:
@@ -42,6 +45,7 @@ class Worker:
 
     def __init__(self, python: Path, module: str, settings: Settings, environment: dict[str, str]) -> None:
         """Starts and waits until it is ready. Raises WorkerFailed."""
+        started_s = time.perf_counter()
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in close
         self._process = subprocess.Popen(
             [python, "-m", module, json.dumps(asdict(settings))],
@@ -52,6 +56,7 @@ class Worker:
         )  # fmt: skip
         try:
             self.version: str = self._hear()["ready"]
+            self._start_s = time.perf_counter() - started_s
         except BaseException:
             self.close()
             raise
@@ -61,14 +66,20 @@ class Worker:
         """Wakes it for one request. Raises WorkerFailed."""
         self._signal(signal.SIGCONT)
         time.sleep(SETTLE_S)
+        disturbance = Disturbance(_family(self._process.pid))
         try:
             print(json.dumps({"prompts": prompts, "tokens": tokens, "mode": mode}), file=self._process.stdin)
             answer = self._hear()
+            others = disturbance.share()
         except BrokenPipeError as error:
             raise WorkerFailed(self._last_words()) from error
         finally:
             self._signal(signal.SIGSTOP)
-        return Answer(answer["token_ids"], answer["seconds"])
+        return Answer(answer["token_ids"], answer["seconds"], others)
+
+    def footprint(self, name: str) -> Footprint:
+        """As it is now. `name`: what to call it. Raises OSError if it has ended."""
+        return footprint(name, self._start_s, _family(self._process.pid))
 
     def close(self) -> None:
         self._signal(signal.SIGCONT)

@@ -7,10 +7,15 @@ import xllamacpp
 
 from benchmarks.peers.protocol import Settings, serve
 
+# The best first. A wheel may use less than this processor has.
+INSTRUCTION_SETS = ("AMX_INT8", "AVX512_VNNI", "AVX512", "AVX2")
+
 
 class LlamaCpp:
     def __init__(self, settings: Settings) -> None:
-        self.version = f"llama.cpp (xllamacpp {version('xllamacpp')})"
+        has = xllamacpp.get_system_info()
+        best = next((name for name in INSTRUCTION_SETS if f"{name} = 1" in has), "no AVX2")
+        self.version = f"llama.cpp (xllamacpp {version('xllamacpp')}, {best})"
         params = xllamacpp.CommonParams()
         params.model.path = settings.gguf_file
         params.n_gpu_layers = 0

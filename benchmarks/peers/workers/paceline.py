@@ -40,7 +40,7 @@ class Paceline:
         both = {"threads": settings.threads}
         listen = f"unix:{Path(self._folder.name) / 'coordinator.sock'}"
         deployment = make_deployment(
-            {"model": settings.model_folder, **both}, {"model": settings.draft_folder, **both}, {"listen": listen}
+            {"model": settings.target, **both}, {"model": settings.draft, **both}, {"listen": listen}
         )
         self._services = await Services(deployment, lambda name, line: None).__aenter__()
         self._client = AsyncClient(self._services.address)
