@@ -5,6 +5,8 @@ from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.batch_invariance import find_batch_variant_parts
 from paceline.engine.cpu.cache_layout import CACHE_DTYPES, make_layout
 from paceline.engine.cpu.kernels.pinning import pin_workers
+from paceline.engine.cpu.kernels.quantised.instructions import DOT
+from paceline.engine.cpu.linear import QuantisedLinear
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.memory import available_bytes
 from paceline.engine.cpu.runner import CpuRunner
@@ -36,6 +38,8 @@ def build_cpu(
         loaded.config, loaded.tensors, config.quantization, max_model_len, config.is_batch_invariant(role), cache_dtype
     )
     loaded.drop_pages()
+    if any(isinstance(linear, QuantisedLinear) for linear in (model.layers[0].qkv, model.head.linear)):
+        progress(f"quantised weights are multiplied with {DOT.name}")
     progress("checking batch invariance")
     dependent = find_batch_variant_parts(model, block_size)
     attention = model.make_cache(num_blocks, block_size)
