@@ -6,14 +6,15 @@ import pytest
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.quantised.formats import BY_NAME
 from paceline.engine.cpu.kernels.quantised.packing import pack
+from paceline.engine.cpu.kernels.quantised.product import UNIT_FROM_ROWS
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.linear import QuantisedLinear
 from tests.engine.cpu.quantised.blocks import random_blocks, rounded_rows
 
 FORMATS = tuple(BY_NAME)
-# A row's counts that take the dot product, one unit of the matrix unit, a part of one, and several.
-SPLITS = (1, 2, 3, 4, 5, 8, 13, 16, 37)
-NUM_ROWS = 37
+# Counts of rows that take the dot product, in one part and in several, and the matrix unit, with whole units and without.
+SPLITS = (1, 2, 3, 4, 5, 7, 8, 13, UNIT_FROM_ROWS - 1, UNIT_FROM_ROWS, 64)
+NUM_ROWS = 2 * UNIT_FROM_ROWS + 3
 
 
 def rows_of(num_features: int, seed: int = 1) -> Array:
@@ -48,23 +49,24 @@ def reference(x: Array, name: str, data: Array) -> Array:
         product = whole * of_rows
         shared = of_rows * numbers[:, part].sum(1, keepdims=True, dtype=np.float32)
         total = fused(product, scales[:, group], total)
-        total = fused(shared, offsets[:, group], total)
+        if offsets is not None:
+            total = fused(shared, offsets[:, group], total)
     return total
 
 
-def unpacked(name: str, data: Array) -> tuple[Array, Array, Array]:
-    """Codes, scales and offsets by the definitions of the formats: [out_features, in_features], [out_features, groups]."""
+def unpacked(name: str, data: Array) -> tuple[Array, Array, Array | None]:
+    """Codes less their zero, scales and offsets by the definitions of the formats: [out_features, in_features], [out_features, groups]."""
     fmt, rows = BY_NAME[name], data.shape[0]
     blocks = data.reshape(-1, fmt.block_bytes)
     half = lambda at: blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)  # noqa: E731
     if name == "Q8_0":
-        codes, scales, offsets = blocks[:, 2:] ^ np.uint8(128), half(0), half(0) * np.float32(-128)
+        codes, scales, offsets = blocks[:, 2:].view(np.int8), half(0), None
     elif name == "Q6_K":
         low, high = blocks[:, :128].reshape(-1, 2, 64), blocks[:, 128:192].reshape(-1, 2, 32)
         parts = [(low[:, :, :32] & 15, 0), (low[:, :, 32:] & 15, 2), (low[:, :, :32] >> 4, 4), (low[:, :, 32:] >> 4, 6)]
         codes = np.stack([part | ((high >> shift & 3) << 4) for part, shift in parts], 2).reshape(len(blocks), 256)
-        scales = half(208) * blocks[:, 192:208].copy().view(np.int8).astype(np.float32)
-        offsets = scales * np.float32(-32)
+        codes = codes.astype(np.int8) - np.int8(32)
+        scales, offsets = half(208) * blocks[:, 192:208].copy().view(np.int8).astype(np.float32), None
     elif name in ("Q4_K", "Q5_K"):
         packed = blocks[:, 4:16].astype(np.int64)
         low6, high6 = packed[:, :4] & 63, packed[:, 4:8] & 63
@@ -86,9 +88,10 @@ def unpacked(name: str, data: Array) -> tuple[Array, Array, Array]:
             start = 4 if has_offset else 2
             fifth = np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little")
             codes = codes | (fifth << 4)
-        zero = np.float32(-16 if name == "Q5_0" else -8)
-        scales, offsets = half(0), half(2) if has_offset else half(0) * zero
-    return codes.reshape(rows, -1), scales.reshape(rows, -1), offsets.reshape(rows, -1)
+        if not has_offset:
+            codes = codes.astype(np.int8) - np.int8(16 if name == "Q5_0" else 8)
+        scales, offsets = half(0), half(2) if has_offset else None
+    return codes.reshape(rows, -1), scales.reshape(rows, -1), None if offsets is None else offsets.reshape(rows, -1)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -1,16 +1,34 @@
-"""Rows times the unpacked groups of a tile, with the processor's dot product (see `instructions`).
+"""Few rows times a tile of packed weights, with the processor's dot product (see `instructions`).
 
-Whole numbers are exact in any order, and each row's sum adds its groups one after the other (`Writer.add_scaled`): so
-the product is batch invariant, and has the same bits as on a matrix unit (`matrix_unit`).
+Codes go from memory through registers into the products. Whole numbers are exact in any order, and each row's sum adds
+its groups one after the other (`Writer.add_scaled`): so the product is batch invariant, and has the same bits as on a
+matrix unit (`matrix_unit`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from numba.extending import intrinsic
 
-from paceline.engine.cpu.kernels.quantised.formats import GROUP_WORDS
-from paceline.engine.cpu.kernels.quantised.instructions import DOT
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels.quantised.formats import (
+    CHUNK_GROUPS,
+    FORMATS,
+    GROUP,
+    GROUP_WORDS,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q8_0,
+    Format,
+)
+from paceline.engine.cpu.kernels.quantised.instructions import DOT, Sum
+from paceline.engine.cpu.kernels.quantised.reading import GroupReader
+from paceline.engine.cpu.kernels.quantised.rounding import NUM_SCALES
 from paceline.engine.cpu.kernels.quantised.writing import (
     FLOAT,
     INDEX,
@@ -18,88 +36,161 @@ from paceline.engine.cpu.kernels.quantised.writing import (
     WORD_BYTES,
     Place,
     Strided,
-    Writer,
     indexed_code,
 )
+from paceline.engine.cpu.kernels.scalars import compiled
 from paceline.engine.cpu.kernels.tiles import WIDTH
 
-# Most rows of one call, and the output features.
-MOST_ROWS, LANES = DOT.most_rows, DOT.lanes
-assert WIDTH % LANES == 0
+# Most rows of one call.
+MOST_ROWS = DOT.row_counts[-1]
+_BLOCKS = range(0, WIDTH, DOT.lanes)
 
 
-class _DotWriter(Writer):
-    """Writes the code for `num_rows` rows and LANES output features, for groups of `group_words` words."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A chunk of some rows: see `rounding.RoundedRows`."""
 
-    def __init__(self, builder: Any, num_rows: int, group_words: int) -> None:
-        super().__init__(builder, LANES)
-        self._num_rows = num_rows
-        self._group_words = group_words
+    numbers: Place
+    scales: Place
+    minus: Place
 
-    def write(
-        self, num_groups: Any, numbers: Place, scales: Place, sums: Place, codes: Place, factors: Place, offsets: Place,
-        out: Place,
-    ) -> None:  # fmt: skip
-        start = [self.load(out, row, INDEX(0), self.floats) for row in range(self._num_rows)]
 
-        def add_group(group: Any, values: list[Any]) -> list[Any]:
-            totals = self._multiply(group, numbers, codes)
-            factor = self.load(factors, 0, self.builder.mul(group, factors.stride_bytes), self.floats)
-            offset = self.load(offsets, 0, self.builder.mul(group, offsets.stride_bytes), self.floats)
-            # A scale of the row stands for GROUP_WORDS words.
-            whole = self.builder.udiv(group, INDEX(GROUP_WORDS // self._group_words))
-            grown = []
-            for row, (value, total) in enumerate(zip(values, totals, strict=True)):
-                scale = self.load(scales, row, self.builder.mul(whole, INDEX(WORD_BYTES)), FLOAT)
-                shared = self.load(sums, row, self.builder.mul(group, INDEX(WORD_BYTES)), FLOAT)
+class _DotWriter(GroupReader):
+    """Writes the code for `num_rows` rows and a tile of one format."""
+
+    def __init__(self, builder: Any, fmt: Format, num_rows: int) -> None:
+        super().__init__(builder, fmt, DOT.lanes)
+        self._rows = range(num_rows)
+
+    def add_chunk(self, chunk: Any, num_groups: Any, rows: _Rows, values: list[Any]) -> list[Any]:
+        """The rows' sums, [rows x blocks of output features], grown by the chunk at this address."""
+        common = [self.common_scales(chunk, lane) for lane in _BLOCKS]
+
+        def add_group(group: Any, before: list[Any]) -> list[Any]:
+            unit = self.unit_of(chunk, group)
+            self.fetch(unit, group)
+            of_blocks = [
+                self.scales(unit, group, lane, of_block) for lane, of_block in zip(_BLOCKS, common, strict=True)
+            ]
+            num_parts = len(of_blocks[0])
+            for part in range(num_parts):
+                words = range(part * GROUP_WORDS // num_parts, (part + 1) * GROUP_WORDS // num_parts)
+                totals = self._multiply(unit, group, words, rows)
+                before = self._scale(group, rows, totals, [parts[part] for parts in of_blocks], before)
+            return before
+
+        return self.accumulate(num_groups, values, add_group)
+
+    def _multiply(self, unit: Any, group: Any, words: range, rows: _Rows) -> list[Any]:
+        """The sums of codes * numbers over some words of a group. Two words that share bytes follow each other."""
+        builder, half = self.builder, len(words) // 2
+        codes = self.codes_of(unit, group)
+        start = [self._start(group, words, rows, row) for row in self._rows]
+        sums: list[list[Sum]] = [[DOT.sum_from(of_row, self._format.bits) for _ in _BLOCKS] for of_row in start]
+        pairs = zip(words[:half], words[half:], strict=True)
+        for word in (word for pair in pairs for word in pair):
+            weights = [self.code(codes, word, lane) for lane in _BLOCKS]
+            offset = builder.add(builder.mul(group, INDEX(GROUP_WORDS * WORD_BYTES)), INDEX(word * WORD_BYTES))
+            for row, of_row in zip(self._rows, sums, strict=True):
+                numbers = self.broadcast(self.load(rows.numbers, row, offset, WORD))
+                for of_block, weight in zip(of_row, weights, strict=True):
+                    of_block.add(builder, weight, numbers)
+        return [of_block.total(builder) for of_row in sums for of_block in of_row]
+
+    def _start(self, group: Any, words: range, rows: _Rows, row: int) -> Any:
+        """What stands for the zero of each code: -zero * the sum of the numbers."""
+        builder = self.builder
+        if self._format.zero is None:
+            return self.words([0] * DOT.lanes)
+        half, halves = GROUP_WORDS // 2, builder.mul(group, INDEX(2 * WORD_BYTES))
+        parts = range(words.start // half, words.stop // half)
+        of_parts = [self.load(rows.minus, row, builder.add(halves, INDEX(part * WORD_BYTES)), WORD) for part in parts]
+        minus = of_parts[0] if len(of_parts) == 1 else builder.add(*of_parts)
+        return self.broadcast(builder.mul(minus, WORD(self._format.zero)))
+
+    def _scale(
+        self, group: Any, rows: _Rows, totals: list[Any], scales: Sequence[tuple[Any, Any | None]], before: list[Any]
+    ) -> list[Any]:
+        at = self.builder.mul(group, INDEX(WORD_BYTES))
+        grown: list[Any] = []
+        for row in self._rows:
+            scale, shared = (self.load(rows.scales, NUM_SCALES * row + index, at, FLOAT) for index in range(NUM_SCALES))
+            for factor, offset in scales:
+                value, total = before[len(grown)], totals[len(grown)]
                 grown.append(self.add_scaled(value, total, scale, shared, factor, offset))
-            return grown
-
-        for row, total in enumerate(self.accumulate(num_groups, start, add_group)):
-            self.store(total, out, row, INDEX(0))
-
-    def _multiply(self, group: Any, numbers: Place, codes: Place) -> list[Any]:
-        """The sums of codes * numbers of each row."""
-        first = self.builder.mul(group, INDEX(self._group_words))
-        words = [self.builder.add(first, INDEX(word)) for word in range(self._group_words)]
-        weights = [self.load(codes, 0, self.builder.mul(word, codes.stride_bytes), self.words) for word in words]
-        offsets = [self.builder.mul(word, INDEX(WORD_BYTES)) for word in words]
-        of_rows = [
-            [self.broadcast(self.load(numbers, row, offset, WORD)) for offset in offsets]
-            for row in range(self._num_rows)
-        ]
-        return DOT.dot(self.builder, weights, of_rows)
+        return grown
 
 
-def _dots_intrinsic(group_words: int) -> Callable[..., None]:
+def _write_dots(fmt: Format) -> Callable[..., None]:
     def write(
-        builder: Any, count: int, indices: Any, numbers: Strided, scales: Strided, sums: Strided, codes: Strided,
-        factors: Strided, offsets: Strided, out: Strided,
+        builder: Any, count: int, indices: Any, numbers: Strided, scales: Strided, minus: Strided,
+        out: Strided,
     ) -> None:  # fmt: skip
-        row, chunk, lane, num_groups = indices
-        zero = INDEX(0)
-        _DotWriter(builder, count, group_words).write(
-            num_groups, numbers.at(chunk, row, zero), scales.at(chunk, row, zero), sums.at(chunk, row, zero),
-            codes.at(zero, lane), factors.at(zero, lane), offsets.at(zero, lane), out.at(row, lane),
-        )  # fmt: skip
+        numbers, scales, minus, out = (
+            array.with_rows(num_bytes)
+            for array, num_bytes in (
+                (numbers, GROUP * CHUNK_GROUPS),
+                (scales, CHUNK_GROUPS * WORD_BYTES),
+                (minus, 2 * CHUNK_GROUPS * WORD_BYTES),
+                (out, WIDTH * WORD_BYTES),
+            )
+        )
+        row, first_chunk, num_chunks, num_groups, address = indices
+        writer, zero = _DotWriter(builder, fmt, count), INDEX(0)
+        chunk_bytes = INDEX(CHUNK_GROUPS // fmt.unit_groups * fmt.unit_bytes)
+        places = [(index, INDEX(lane * WORD_BYTES)) for index in range(count) for lane in _BLOCKS]
+        of_out = out.at(row, zero)
+
+        def add_chunk(index: Any, values: list[Any]) -> list[Any]:
+            chunk = builder.add(first_chunk, index)
+            rows = _Rows(numbers.at(chunk, row, zero), scales.at(chunk, row, zero, zero), minus.at(chunk, row, zero))
+            left = builder.sub(num_groups, builder.mul(index, INDEX(CHUNK_GROUPS)))
+            is_whole = builder.icmp_signed(">", left, INDEX(CHUNK_GROUPS))
+            here = builder.select(is_whole, INDEX(CHUNK_GROUPS), left)
+            return writer.add_chunk(builder.add(address, builder.mul(index, chunk_bytes)), here, rows, values)
+
+        start = [writer.load(of_out, index, at, writer.floats) for index, at in places]
+        grown = writer.accumulate(num_chunks, start, add_chunk)
+        for (index, at), value in zip(places, grown, strict=True):
+            writer.store(value, of_out, index, at)
 
     def type_dots(
-        typing_context: Any, num_rows: Any, row: Any, chunk: Any, lane: Any, num_groups: Any, numbers: Any, scales: Any,
-        sums: Any, codes: Any, factors: Any, offsets: Any, out: Any,
+        typing_context: Any, num_rows: Any, row: Any, first_chunk: Any, num_chunks: Any, num_groups: Any, address: Any,
+        numbers: Any, scales: Any, minus: Any, out: Any,
     ) -> Any:  # fmt: skip
-        return indexed_code(write, MOST_ROWS, 4, numbers, scales, sums, codes, factors, offsets, out)
+        return indexed_code(write, DOT.row_counts, 5, numbers, scales, minus, out)
 
     made: Callable[..., None] = intrinsic(type_dots)
     return made
 
 
-# (num_rows, row, chunk, lane, num_groups, numbers, scales, sums, codes, factors, offsets, out)
-#
-# out[row : row + num_rows, lane : lane + LANES] += these rows of a chunk times its weights.
-#
-# num_rows: at most MOST_ROWS; num_groups: groups of one scale in the chunk; numbers: [chunks, rows, words] uint32, scales
-# and sums as in `rounding.RoundedRows`; codes: [words, WIDTH] uint32; factors and offsets: [groups, WIDTH] float32, of the
-# weights; out: [rows, WIDTH] float32.
-add_dots = _dots_intrinsic(GROUP_WORDS)
-# The same for groups of 16 features; `sums` are the half sums.
-add_half_dots = _dots_intrinsic(GROUP_WORDS // 2)
+_q4_0, _q4_1, _q5_0, _q5_1, _q8_0, _q4_k, _q5_k, _q6_k = map(_write_dots, FORMATS)
+
+
+@compiled()
+def add_dots(
+    number: int, num_rows: int, row: int, chunk: int, num_chunks: int, num_groups: int, address: int, numbers: Array,
+    scales: Array, minus: Array, out: Array,
+) -> None:  # fmt: skip
+    """out[row : row + num_rows] += these rows times chunks of a tile, of the format with this number.
+
+    num_rows: MOST_ROWS, or fewer for the last rows, because rows behind them may be written, too; chunk: the first;
+    num_groups: in all of the chunks; address: where they begin; numbers: [chunks, rows, words] uint32; scales and minus:
+    see `rounding.RoundedRows`; out: [rows, WIDTH] float32.
+    """
+    if number == Q4_0:
+        _q4_0(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
+    elif number == Q4_1:
+        _q4_1(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
+    elif number == Q5_0:
+        _q5_0(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
+    elif number == Q5_1:
+        _q5_1(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
+    elif number == Q8_0:
+        _q8_0(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
+    elif number == Q4_K:
+        _q4_k(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
+    elif number == Q5_K:
+        _q5_k(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
+    else:
+        _q6_k(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)

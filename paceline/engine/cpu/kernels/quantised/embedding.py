@@ -4,12 +4,12 @@ import numpy as np
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.quantised.formats import (
+    CHUNK_BYTES,
     CHUNK_GROUPS,
     GROUP,
     GROUP_CODES,
+    GROUP_WORDS,
     Q6_K,
-    UNIT_BYTES,
-    UNIT_GROUPS,
     WORD_FEATURES,
 )
 from paceline.engine.cpu.kernels.quantised.unpacking import unpack
@@ -24,20 +24,19 @@ def look_up(number: int, address: int, tile_bytes: int, rows: Array, out: Array)
     rows: [num_rows] int64; out: [num_rows, in_features] float32 or bfloat16.
     """
     num_groups = out.shape[1] // GROUP
-    codes = np.empty((CHUNK_GROUPS, GROUP_CODES), np.uint8)
-    scales, offsets = np.empty((2 * CHUNK_GROUPS, WIDTH), np.float32), np.empty((2 * CHUNK_GROUPS, WIDTH), np.float32)
-    scale_features = GROUP // 2 if number == Q6_K else GROUP
+    parts = 2 if number == Q6_K else 1
+    codes = np.empty((parts * CHUNK_GROUPS, GROUP_CODES), np.int8)
+    scales, offsets = np.empty((codes.shape[0], WIDTH), np.float32), np.empty((codes.shape[0], WIDTH), np.float32)
     for index in range(rows.size):
         tile, lane = rows[index] // WIDTH, rows[index] % WIDTH
-        place = address + tile * tile_bytes
+        chunk = address + tile * tile_bytes
         for first in range(0, num_groups, CHUNK_GROUPS):
             count = min(CHUNK_GROUPS, num_groups - first)
-            num_units = count // UNIT_GROUPS[number]
-            unpack(number, place, num_units, codes, scales, offsets)
-            place += num_units * UNIT_BYTES[number]
+            unpack(number, chunk, count, codes, scales, offsets)
+            chunk += CHUNK_BYTES[number]
             for feature in range(count * GROUP):
-                group, word = feature // GROUP, feature % GROUP // WORD_FEATURES
+                word = feature % GROUP // WORD_FEATURES
+                group = feature // GROUP * parts + word * parts // GROUP_WORDS
                 code = codes[group, (word * WIDTH + lane) * WORD_FEATURES + feature % WORD_FEATURES]
-                of_scale = feature // scale_features
-                value = scales[of_scale, lane] * np.float32(code) + offsets[of_scale, lane]
+                value = scales[group, lane] * np.float32(code) + offsets[group, lane]
                 put(out, (index, first * GROUP + feature), value)

@@ -4,6 +4,7 @@ All of them give the same whole numbers: no intermediate sum can overflow.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -12,15 +13,30 @@ from numba.core import cgutils
 from paceline.engine.cpu.kernels.processor import has_features
 
 _BYTE, _SHORT, _WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
+# Of the rows' numbers.
+_LARGEST = 127
+
+
+class Sum(ABC):
+    """Whole numbers that grow, in each lane, by four codes times four numbers."""
+
+    @abstractmethod
+    def add(self, builder: Any, codes: Any, numbers: Any) -> None:
+        """codes: a word of unsigned codes in each lane; numbers: a word of signed numbers in each."""
+
+    @abstractmethod
+    def total(self, builder: Any) -> Any:
+        """The whole numbers, and the one that the sum began with."""
 
 
 class DotInstructions(ABC):
-    """Instructions that add, in each lane, four codes times four numbers."""
+    """Instructions that compute such sums."""
 
-    # What users know them by; output features of a vector; rows whose sums fit into registers; LLVM's name of the feature.
+    # What users know them by; output features of a vector; for how many rows there is code: the sums of the most of them
+    # fit into registers; LLVM's name of the feature.
     name: str
     lanes: int
-    most_rows: int
+    row_counts: Sequence[int]
     feature: str
 
     @property
@@ -32,99 +48,129 @@ class DotInstructions(ABC):
         return ir.VectorType(_WORD, self.lanes)
 
     @abstractmethod
-    def dot(self, builder: Any, weights: list[Any], numbers: list[list[Any]]) -> list[Any]:
-        """Sums for each row: sum of weights[w] * numbers[row][w] over the words w of a group.
-
-        weights: vectors of words of unsigned codes; numbers: vectors of words of signed numbers.
-        """
+    def sum_from(self, start: Any, bits: int) -> Sum:
+        """A sum that begins with whole numbers, for codes of so many bits."""
 
 
 class VnniInstructions(DotInstructions):
     """vpdpbusd: of AVX512-VNNI for 16 output features, of AVX-VNNI for 8."""
 
-    def __init__(self, name: str, lanes: int, most_rows: int, feature: str) -> None:
-        self.name, self.lanes, self.most_rows, self.feature = name, lanes, most_rows, feature
+    def __init__(self, name: str, lanes: int, row_counts: Sequence[int], feature: str) -> None:
+        self.name, self.lanes, self.row_counts, self.feature = name, lanes, row_counts, feature
 
-    def dot(self, builder: Any, weights: list[Any], numbers: list[list[Any]]) -> list[Any]:
-        operands = ir.VectorType(_BYTE, 4 * self.lanes)
-        kind = ir.FunctionType(self.words, [self.words, operands, operands])
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        sums = [self.words([0] * self.lanes)] * len(numbers)
-        for index, codes in enumerate(weights):
-            of_codes = builder.bitcast(codes, operands)
-            sums = [
-                builder.call(function, [total, of_codes, builder.bitcast(of_row[index], operands)])
-                for total, of_row in zip(sums, numbers, strict=True)
-            ]
-        return sums
+    def sum_from(self, start: Any, bits: int) -> Sum:
+        return _VnniSum(start)
+
+
+class _VnniSum(Sum):
+    def __init__(self, start: Any) -> None:
+        self._total = start
+
+    def add(self, builder: Any, codes: Any, numbers: Any) -> None:
+        words = self._total.type
+        operands = ir.VectorType(_BYTE, 4 * words.count)
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * words.count}"
+        values = builder.bitcast(codes, operands), builder.bitcast(numbers, operands)
+        self._total = _call(builder, name, words, self._total, *values)
+
+    def total(self, builder: Any) -> Any:
+        return self._total
 
 
 class Avx2Instructions(DotInstructions):
-    """vpmaddubsw and vpmaddwd, for 8 output features.
+    """vpmaddubsw and vpmaddwd, for 8 output features."""
 
-    The first adds two products in 16 bits, and overflows for codes of 8 bits. So the low and the high 4 bits of a code
-    are multiplied by themselves: 8 words of them add up to at most 8 * 2 * 15 * 127 = 30,480.
-    """
+    name, lanes, row_counts, feature = "AVX2", 8, (1, 2, 4), "avx2"
 
-    name, lanes, most_rows, feature = "AVX2", 8, 3, "avx2"
+    def sum_from(self, start: Any, bits: int) -> Sum:
+        # Two codes of 8 bits times two numbers may overflow 16 bits: the low and the high 4 bits are sums by themselves.
+        return _Avx2Sum(start, bits) if bits < 8 else _SplitSum(_Avx2Sum(start, 4), _Avx2Sum(start.type(0), 4))
 
-    def dot(self, builder: Any, weights: list[Any], numbers: list[list[Any]]) -> list[Any]:
-        low_bits, shift = self.words([0x0F0F0F0F] * self.lanes), self.words([4] * self.lanes)
-        lows = [builder.and_(codes, low_bits) for codes in weights]
-        highs = [builder.and_(builder.lshr(codes, shift), low_bits) for codes in weights]
-        sums = []
-        for of_row in numbers:
-            low, high = self._add(builder, lows, of_row), self._add(builder, highs, of_row)
-            sums.append(builder.add(self._widen(builder, low, 1), self._widen(builder, high, 16)))
-        return sums
 
-    def _add(self, builder: Any, weights: list[Any], numbers: list[Any]) -> Any:
-        codes, pairs = ir.VectorType(_BYTE, 4 * self.lanes), ir.VectorType(_SHORT, 2 * self.lanes)
-        kind = ir.FunctionType(pairs, [codes, codes])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pmadd.ub.sw")
-        total = None
-        for weight, number in zip(weights, numbers, strict=True):
-            product = builder.call(function, [builder.bitcast(weight, codes), builder.bitcast(number, codes)])
-            total = product if total is None else builder.add(total, product)
-        return total
+class _Avx2Sum(Sum):
+    """vpmaddubsw adds two products in 16 bits; as many of them are added as are sure to fit."""
 
-    def _widen(self, builder: Any, pairs: Any, factor: int) -> Any:
-        """factor * (first + second) of each pair."""
-        kind = ir.FunctionType(self.words, [pairs.type, pairs.type])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pmadd.wd")
-        return builder.call(function, [pairs, pairs.type([factor] * 2 * self.lanes)])
+    def __init__(self, start: Any, bits: int) -> None:
+        self._total = start
+        self._pairs: Any | None = None
+        self._most_pairs = (2**15 - 1) // (2 * ((1 << bits) - 1) * _LARGEST)
+        self._num_pairs = 0
+
+    def add(self, builder: Any, codes: Any, numbers: Any) -> None:
+        lanes = self._total.type.count
+        operands, pairs = ir.VectorType(_BYTE, 4 * lanes), ir.VectorType(_SHORT, 2 * lanes)
+        values = builder.bitcast(codes, operands), builder.bitcast(numbers, operands)
+        product = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", pairs, *values)
+        if self._num_pairs == self._most_pairs:
+            self._total, self._pairs = self.total(builder), None
+        self._num_pairs = 1 if self._pairs is None else self._num_pairs + 1
+        self._pairs = product if self._pairs is None else builder.add(self._pairs, product)
+
+    def total(self, builder: Any) -> Any:
+        if self._pairs is None:
+            return self._total
+        ones = self._pairs.type([1] * self._pairs.type.count)
+        wide = _call(builder, "llvm.x86.avx2.pmadd.wd", self._total.type, self._pairs, ones)
+        return builder.add(self._total, wide)
+
+
+class _SplitSum(Sum):
+    """The sums of the low and of the high 4 bits of each code."""
+
+    def __init__(self, low: Sum, high: Sum) -> None:
+        self._low, self._high = low, high
+
+    def add(self, builder: Any, codes: Any, numbers: Any) -> None:
+        low_bits, shift = _all(codes.type, 0x0F0F0F0F), _all(codes.type, 4)
+        self._low.add(builder, builder.and_(codes, low_bits), numbers)
+        self._high.add(builder, builder.and_(builder.lshr(codes, shift), low_bits), numbers)
+
+    def total(self, builder: Any) -> Any:
+        high = self._high.total(builder)
+        return builder.add(self._low.total(builder), builder.shl(high, _all(high.type, 4)))
 
 
 class PlainInstructions(DotInstructions):
     """Products and sums that every processor has."""
 
-    name, lanes, most_rows, feature = "no dot products (much slower than AVX2)", 8, 2, ""
+    name, lanes, row_counts, feature = "no dot products (much slower than AVX2)", 8, (1, 2), ""
 
     @property
     def is_available(self) -> bool:
         return True
 
-    def dot(self, builder: Any, weights: list[Any], numbers: list[list[Any]]) -> list[Any]:
-        sums = []
-        for of_row in numbers:
-            total = self.words([0] * self.lanes)
-            for codes, number in zip(weights, of_row, strict=True):
-                for byte in range(4):
-                    code = builder.and_(builder.lshr(codes, self.words([8 * byte] * self.lanes)), self._all(255))
-                    left = builder.shl(number, self.words([24 - 8 * byte] * self.lanes))
-                    total = builder.add(total, builder.mul(code, builder.ashr(left, self._all(24))))
-            sums.append(total)
-        return sums
+    def sum_from(self, start: Any, bits: int) -> Sum:
+        return _PlainSum(start)
 
-    def _all(self, number: int) -> Any:
-        return self.words([number] * self.lanes)
+
+class _PlainSum(Sum):
+    def __init__(self, start: Any) -> None:
+        self._total = start
+
+    def add(self, builder: Any, codes: Any, numbers: Any) -> None:
+        words = codes.type
+        for byte in range(4):
+            code = builder.and_(builder.lshr(codes, _all(words, 8 * byte)), _all(words, 255))
+            left = builder.shl(numbers, _all(words, 24 - 8 * byte))
+            self._total = builder.add(self._total, builder.mul(code, builder.ashr(left, _all(words, 24))))
+
+    def total(self, builder: Any) -> Any:
+        return self._total
+
+
+def _all(words: ir.VectorType, number: int) -> Any:
+    return words([number] * words.count)
+
+
+def _call(builder: Any, name: str, result: Any, *operands: Any) -> Any:
+    kind = ir.FunctionType(result, [operand.type for operand in operands])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), operands)
 
 
 # The fastest first.
 INSTRUCTIONS: tuple[DotInstructions, ...] = (
-    VnniInstructions("AVX512-VNNI", 16, 12, "avx512vnni"),
-    VnniInstructions("AVX-VNNI", 8, 4, "avxvnni"),
+    VnniInstructions("AVX512-VNNI", 16, (1, 2, 3, 4, 6, 8), "avx512vnni"),
+    VnniInstructions("AVX-VNNI", 8, (1, 2, 4), "avxvnni"),
     Avx2Instructions(),
     PlainInstructions(),
 )

@@ -1,4 +1,4 @@
-"""Sixteen rows times the unpacked groups of a tile, on the processor's matrix unit (AMX: tdpbsud).
+"""Sixteen rows times the unpacked groups of a tile, on the processor's matrix unit (AMX: tdpbssd).
 
 One instruction multiplies a group of 16 rows with 16 output features. Its sums are whole numbers, the same as those of
 `dots`, and what follows is computed in the same order: so a row has the same bits with both.
@@ -13,7 +13,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.engine.cpu.kernels.processor import has_features
-from paceline.engine.cpu.kernels.quantised.formats import GROUP, GROUP_WORDS
+from paceline.engine.cpu.kernels.quantised.formats import CHUNK_GROUPS, FORMATS, GROUP, GROUP_WORDS, Q6_K
+from paceline.engine.cpu.kernels.quantised.rounding import NUM_SCALES
 from paceline.engine.cpu.kernels.quantised.writing import (
     BYTE,
     FLOAT,
@@ -31,6 +32,8 @@ from paceline.engine.cpu.kernels.tiles import WIDTH
 UNIT = 16
 _BLOCKS = WIDTH // UNIT
 _ROW_BYTES = 64
+# Rows of the scratch memory: the sums of a block.
+SCRATCH_ROWS = 2 * CHUNK_GROUPS * UNIT
 # Registers: sums, rows and codes of a group.
 _SUMS, _ROWS, _CODES = range(3)
 # The unit's configuration: palette 1; bytes of a register's row from byte 16 on, its rows from byte 48 on.
@@ -38,6 +41,10 @@ CONFIG = np.zeros(64, np.uint8)
 CONFIG[0] = 1
 CONFIG[16:22:2] = _ROW_BYTES, GROUP, _ROW_BYTES
 CONFIG[48:51] = UNIT, UNIT, GROUP_WORDS
+# Kinds of formats, and each format's.
+WITH_OFFSETS, WITHOUT_OFFSETS, IN_HALVES = 1, 2, 3
+KIND = np.array([WITH_OFFSETS if each.zero is None else WITHOUT_OFFSETS for each in FORMATS])
+KIND[Q6_K] = IN_HALVES
 
 
 def find_unit() -> bool:
@@ -46,66 +53,93 @@ def find_unit() -> bool:
 
 
 class _UnitWriter(Writer):
-    """Writes the code for all rows of a chunk, UNIT rows and UNIT output features at a time: a block.
+    """Writes the code for all rows of a chunk, a block at a time: UNIT rows and UNIT output features.
 
-    The unit and what adds its sums take as long as each other, so one works on the next block while the other finishes
-    this one: a group's sums are taken from `scratch`, and then those of the next block are put there.
+    The unit works on the next block while the sums of this one are added: a group's sums are taken from `scratch`, and
+    those of the next block are put there. They are stored one step after the unit began with them, so that nothing waits.
     """
 
-    def __init__(self, builder: Any, chunk: Any, arrays: Sequence[Strided]) -> None:
+    def __init__(self, builder: Any, kind: int, num_groups: Any, chunk: Any, arrays: Sequence[Strided]) -> None:
         super().__init__(builder, UNIT)
+        self._has_offsets = kind == WITH_OFFSETS
+        # Groups that share the rows' numbers, and their scales.
+        self._parts = 2 if kind == IN_HALVES else 1
+        self._num_groups = num_groups
         self._chunk = chunk
-        self._arrays = arrays
+        numbers, scales, codes, factors, offsets, scratch, out = arrays
+        self._numbers = numbers.with_rows(GROUP * CHUNK_GROUPS)
+        self._scales = scales.with_rows(CHUNK_GROUPS * WORD_BYTES)
+        self._codes, self._factors, self._offsets, self._out = (
+            array.with_rows(WIDTH * WORD_BYTES) for array in (codes, factors, offsets, out)
+        )
+        self._scratch = scratch.with_rows(_ROW_BYTES)
 
-    def write(self, num_units: Any, num_groups: Any, scratch: Place) -> None:
+    def write(self, num_units: Any) -> None:
         builder = self.builder
         num_blocks = builder.mul(num_units, INDEX(_BLOCKS))
-        with cgutils.for_range(builder, num_groups) as loop:
-            self._multiply(INDEX(0), loop.index, scratch)
+        with cgutils.for_range(builder, self._num_groups) as loop:
+            with builder.if_then(builder.icmp_signed(">", loop.index, INDEX(0))):
+                self._store_before(loop.index)
+            self._multiply(INDEX(0), loop.index)
         with cgutils.for_range(builder, num_blocks) as blocks:
-            self._finish_block(blocks.index, num_blocks, num_groups, scratch)
+            self._finish(blocks.index, num_blocks)
 
-    def _finish_block(self, block: Any, num_blocks: Any, num_groups: Any, scratch: Place) -> None:
-        """Adds the block's sums to the output, and multiplies the next block's groups."""
+    def _finish(self, block: Any, num_blocks: Any) -> None:
+        """Adds the block's sums to the output, and multiplies the groups of the next block."""
         builder = self.builder
-        _, scales, sums, _, factors, offsets, out = self._arrays
         row, lane = self._place_of(block)
-        of_scales, of_sums = (array.at(self._chunk, row, INDEX(0)) for array in (scales, sums))
-        of_factors, of_offsets = (array.at(INDEX(0), lane) for array in (factors, offsets))
-        of_out, following = out.at(row, lane), builder.add(block, INDEX(1))
+        following, out = builder.add(block, INDEX(1)), self._out.at(row, lane)
         has_next = builder.icmp_signed("<", following, num_blocks)
 
         def add_group(group: Any, values: list[Any]) -> list[Any]:
-            factor = self.load(of_factors, 0, builder.mul(group, of_factors.stride_bytes), self.floats)
-            offset = self.load(of_offsets, 0, builder.mul(group, of_offsets.stride_bytes), self.floats)
-            grown = []
-            for index, value in enumerate(values):
-                total = self.load(scratch, index, builder.mul(group, INDEX(UNIT * _ROW_BYTES)), self.words)
-                scale = self.load(of_scales, index, builder.mul(group, INDEX(WORD_BYTES)), FLOAT)
-                shared = self.load(of_sums, index, builder.mul(group, INDEX(WORD_BYTES)), FLOAT)
-                grown.append(self.add_scaled(value, total, scale, shared, factor, offset))
+            is_first = builder.icmp_signed("==", group, INDEX(0))
+            with builder.if_then(builder.or_(has_next, is_first)):
+                self._store_before(group)
             with builder.if_then(has_next):
-                self._multiply(following, group, scratch)
-            return grown
+                self._multiply(following, group)
+            return self._add_sums(group, row, lane, values)
 
-        start = [self.load(of_out, index, INDEX(0), self.floats) for index in range(UNIT)]
-        for index, total in enumerate(self.accumulate(num_groups, start, add_group)):
-            self.store(total, of_out, index, INDEX(0))
+        start = [self.load(out, index, INDEX(0), self.floats) for index in range(UNIT)]
+        for index, total in enumerate(self.accumulate(self._num_groups, start, add_group)):
+            self.store(total, out, index, INDEX(0))
 
-    def _multiply(self, block: Any, group: Any, scratch: Place) -> None:
-        """scratch[group] = the numbers of a block's group times its codes."""
+    def _add_sums(self, group: Any, row: Any, lane: Any, values: list[Any]) -> list[Any]:
+        of_scale = self.builder.udiv(group, INDEX(self._parts))
+        scales = self._scales.at(self._chunk, row, INDEX(0), of_scale)
+        totals = self._sums_of(group)
+        factor = self.load(self._factors.at(group, lane), 0, INDEX(0), self.floats)
+        offset = self.load(self._offsets.at(group, lane), 0, INDEX(0), self.floats) if self._has_offsets else None
+        grown = []
+        for index, value in enumerate(values):
+            total = self.load(totals, index, INDEX(0), self.words)
+            scale, shared = (
+                self.load(scales, NUM_SCALES * index + each, INDEX(0), FLOAT) for each in range(NUM_SCALES)
+            )
+            grown.append(self.add_scaled(value, total, scale, shared, factor, offset))
+        return grown
+
+    def _multiply(self, block: Any, group: Any) -> None:
+        """Begins with the numbers of a block's group times its codes."""
         builder = self.builder
         row, lane = self._place_of(block)
-        numbers, codes = self._arrays[0].at(self._chunk, row, INDEX(0)), self._arrays[3].at(INDEX(0), lane)
-        word = builder.mul(group, INDEX(GROUP_WORDS))
+        of_rows = builder.mul(builder.udiv(group, INDEX(self._parts)), INDEX(GROUP_WORDS))
+        numbers = self._numbers.at(self._chunk, row, of_rows)
+        codes = self._codes.at(builder.mul(group, INDEX(GROUP_WORDS)), lane)
         self._do("tilezero", _SUMS)
-        rows_at = self.address(numbers, 0, builder.mul(word, INDEX(WORD_BYTES)), BYTE)
-        self._do("tileloadd64", _ROWS, rows_at, numbers.stride_bytes)
-        codes_at = self.address(codes, 0, builder.mul(word, codes.stride_bytes), BYTE)
-        self._do("tileloadd64", _CODES, codes_at, codes.stride_bytes)
-        self._do("tdpbsud", _SUMS, _ROWS, _CODES)
-        sums_at = self.address(scratch, 0, builder.mul(group, INDEX(UNIT * _ROW_BYTES)), BYTE)
-        self._do("tilestored64", _SUMS, sums_at, scratch.stride_bytes)
+        self._do("tileloadd64", _ROWS, numbers.start, numbers.stride_bytes)
+        self._do("tileloadd64", _CODES, codes.start, codes.stride_bytes)
+        self._do("tdpbssd", _SUMS, _ROWS, _CODES)
+
+    def _store_before(self, group: Any) -> None:
+        """Stores the sums that the unit began with a step before this group: of the last group, if this is the first."""
+        builder = self.builder
+        is_first = builder.icmp_signed("==", group, INDEX(0))
+        before = builder.sub(builder.select(is_first, self._num_groups, group), INDEX(1))
+        sums = self._sums_of(before)
+        self._do("tilestored64", _SUMS, sums.start, sums.stride_bytes)
+
+    def _sums_of(self, group: Any) -> Place:
+        return self._scratch.at(self.builder.mul(group, INDEX(UNIT)), INDEX(0))
 
     def _place_of(self, block: Any) -> tuple[Any, Any]:
         """First row, and first output feature."""
@@ -119,21 +153,32 @@ class _UnitWriter(Writer):
         self.call(f"llvm.x86.{name}", VOID, *values)
 
 
-def _write_units(builder: Any, count: int, indices: Any, *arrays: Strided) -> None:
+def _write_units(builder: Any, kind: int, indices: Any, *arrays: Strided) -> None:
     num_units, chunk, num_groups = indices
-    *others, scratch, out = arrays
-    _UnitWriter(builder, chunk, (*others, out)).write(num_units, num_groups, scratch.at(INDEX(0), INDEX(0)))
+    _UnitWriter(builder, kind, num_groups, chunk, arrays).write(num_units)
 
 
 def _type_units(
-    typing_context: Any, count: Any, num_units: Any, chunk: Any, num_groups: Any, numbers: Any, scales: Any, sums: Any,
+    typing_context: Any, kind: Any, num_units: Any, chunk: Any, num_groups: Any, numbers: Any, scales: Any,
     codes: Any, factors: Any, offsets: Any, scratch: Any, out: Any,
 ) -> Any:  # fmt: skip
-    return indexed_code(_write_units, 1, 3, numbers, scales, sums, codes, factors, offsets, scratch, out)
+    return indexed_code(
+        _write_units,
+        (WITH_OFFSETS, WITHOUT_OFFSETS, IN_HALVES),
+        3,
+        numbers,
+        scales,
+        codes,
+        factors,
+        offsets,
+        scratch,
+        out,
+    )
 
 
-# (1, num_units, chunk, num_groups, numbers, scales, sums, codes, factors, offsets, scratch, out)
+# (kind, num_units, chunk, num_groups, numbers, scales, codes, factors, offsets, scratch, out)
 #
-# out += all rows of a chunk times its weights. num_units: of UNIT rows; scratch: [groups * UNIT, UNIT] int32, for the unit's
-# sums; everything else as for `dots.add_dots`.
+# out += all rows of a chunk times its weights, unpacked by `unpacking.unpack`. kind: of the format, see KIND; num_units:
+# of UNIT rows; num_groups: of one scale; numbers and scales as for `dots.add_dots`; codes: [words, WIDTH] uint32;
+# scratch: [SCRATCH_ROWS, UNIT] int32, for the unit's sums; out: [rows, WIDTH] float32.
 add_units: Callable[..., None] = intrinsic(_type_units)

@@ -1,7 +1,7 @@
 """x weights^T + bias + residual, for quantised weights. A linear may have parts with different formats.
 
-Each worker unpacks some groups of a tile (`unpacking`), and multiplies all rows with them: few rows by the processor's
-dot product (`dots`), many on its matrix unit, where there is one (`matrix_unit`). Both give the same bits.
+Each worker multiplies all rows with some of the tiles: few rows by the processor's dot product (`dots`); many on its
+matrix unit, where there is one (`matrix_unit`), which needs the codes unpacked (`unpacking`). Both give the same bits.
 """
 
 from typing import NamedTuple
@@ -11,18 +11,19 @@ from numba import prange
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.matrix_unit import load_config, save_config
-from paceline.engine.cpu.kernels.quantised.dots import LANES, MOST_ROWS, add_dots, add_half_dots
+from paceline.engine.cpu.kernels.quantised.dots import MOST_ROWS, add_dots
 from paceline.engine.cpu.kernels.quantised.formats import (
+    CHUNK_BYTES,
     CHUNK_GROUPS,
     GROUP,
     GROUP_CODES,
     GROUP_WORDS,
-    Q6_K,
-    UNIT_BYTES,
-    UNIT_GROUPS,
 )
 from paceline.engine.cpu.kernels.quantised.matrix_unit import (
     CONFIG,
+    IN_HALVES,
+    KIND,
+    SCRATCH_ROWS,
     UNIT,
     add_units,
     find_unit,
@@ -30,13 +31,12 @@ from paceline.engine.cpu.kernels.quantised.matrix_unit import (
 from paceline.engine.cpu.kernels.quantised.rounding import round_rows
 from paceline.engine.cpu.kernels.quantised.unpacking import unpack
 from paceline.engine.cpu.kernels.scalars import compiled, put, widen
-from paceline.engine.cpu.kernels.tiles import WIDTH, rows_at_once
+from paceline.engine.cpu.kernels.tiles import WIDTH
 from paceline.engine.threads import kernel_workers
 
 HAS_UNIT = find_unit()
-# With fewer rows the dot product is faster: the matrix unit multiplies UNIT rows in any case. With groups of 16 features it
-# always is: the unit would be half empty.
-UNIT_FROM_ROWS = 12
+# With fewer rows the dot product is as fast: it needs no unpacked codes.
+UNIT_FROM_ROWS = 40
 
 
 class QuantisedWeights(NamedTuple):
@@ -49,43 +49,35 @@ class QuantisedWeights(NamedTuple):
 
 
 @compiled()
-def _multiply_chunk(
-    num_rows: int, is_half: bool, chunk: int, num_groups: int, words: Array, scales: Array, sums: Array,
-    half_sums: Array, codes: Array, factors: Array, offsets: Array, scratch: Array, out: Array,
+def _multiply_by_unit(
+    number: int, address: int, num_groups: int, num_rows: int, words: Array, scales: Array, codes: Array,
+    factors: Array, offsets: Array, scratch: Array, out: Array,
 ) -> None:  # fmt: skip
-    """out: [padded rows, WIDTH] += all rows times a chunk of a tile, on the matrix unit or by dot products."""
-    count = 2 * num_groups if is_half else num_groups
-    if HAS_UNIT and num_rows >= UNIT_FROM_ROWS and not is_half:
-        units = -(-num_rows // UNIT)
-        add_units(1, units, chunk, count, words, scales, sums, codes, factors, offsets, scratch, out)
-        return
-    at_once = rows_at_once(num_rows, MOST_ROWS, MOST_ROWS)
-    for row in range(0, num_rows, at_once):
-        rows = min(at_once, num_rows - row)
-        for lane in range(0, WIDTH, LANES):
-            if is_half:
-                add_half_dots(rows, row, chunk, lane, count, words, scales, half_sums, codes, factors, offsets, out)
-            else:
-                add_dots(rows, row, chunk, lane, count, words, scales, sums, codes, factors, offsets, out)
+    code_words = codes.reshape(-1).view(np.uint32).reshape((2 * CHUNK_GROUPS * GROUP_WORDS, WIDTH))
+    units, kind = -(-num_rows // UNIT), KIND[number]
+    for chunk in range(words.shape[0]):
+        count = min(CHUNK_GROUPS, num_groups - chunk * CHUNK_GROUPS)
+        unpack(number, address, count, codes, factors, offsets)
+        address += CHUNK_BYTES[number]
+        count *= 1 + (kind == IN_HALVES)
+        add_units(kind, units, chunk, count, words, scales, code_words, factors, offsets, scratch, out)
 
 
 @compiled()
-def _multiply_tile(
-    number: int, address: int, num_groups: int, num_rows: int, words: Array, scales: Array, sums: Array,
-    half_sums: Array, codes: Array, factors: Array, offsets: Array, scratch: Array, out: Array,
+def _multiply_by_dots(
+    number: int, address: int, num_groups: int, num_rows: int, words: Array, scales: Array, minus: Array,
+    out: Array,
 ) -> None:  # fmt: skip
-    """out: [padded rows, WIDTH] = all rows times the tile of weights at the address."""
-    out[:] = np.float32(0)
-    code_words = codes.reshape(-1).view(np.uint32).reshape((CHUNK_GROUPS * GROUP_WORDS, WIDTH))
-    for chunk in range(words.shape[0]):
+    num_chunks = words.shape[0]
+    if num_rows <= MOST_ROWS:
+        add_dots(number, num_rows, 0, 0, num_chunks, num_groups, address, words, scales, minus, out)
+        return
+    for chunk in range(num_chunks):
         count = min(CHUNK_GROUPS, num_groups - chunk * CHUNK_GROUPS)
-        num_units = count // UNIT_GROUPS[number]
-        unpack(number, address, num_units, codes, factors, offsets)
-        address += num_units * UNIT_BYTES[number]
-        _multiply_chunk(
-            num_rows, number == Q6_K, chunk, count, words, scales, sums, half_sums, code_words, factors, offsets,
-            scratch, out,
-        )  # fmt: skip
+        for row in range(0, num_rows, MOST_ROWS):
+            rows = min(MOST_ROWS, num_rows - row)
+            add_dots(number, rows, row, chunk, 1, count, address, words, scales, minus, out)
+        address += CHUNK_BYTES[number]
 
 
 @compiled()
@@ -102,36 +94,37 @@ def _finish(totals: Array, start: int, bias: Array, residual: Array, out: Array)
 
 @compiled(parallel=True)
 def _multiply(
-    parts: Array, num_groups: int, words: Array, scales: Array, sums: Array, half_sums: Array, bias: Array,
+    parts: Array, num_groups: int, words: Array, scales: Array, minus: Array, bias: Array,
     residual: Array, out: Array, config: Array, num_workers: int,
 ) -> None:  # fmt: skip
     num_rows = out.shape[0]
+    by_unit = HAS_UNIT and num_rows >= UNIT_FROM_ROWS
     for worker in prange(num_workers):
         found = np.empty(64, np.uint8)
-        if HAS_UNIT:
+        if by_unit:
             # Each thread has its own configuration of the unit. Restore it afterwards, because torch may rely on it.
             save_config(found)
             load_config(config)
-        codes = np.empty((CHUNK_GROUPS, GROUP_CODES), np.uint8)
-        factors, offsets = (
-            np.empty((2 * CHUNK_GROUPS, WIDTH), np.float32),
-            np.empty((2 * CHUNK_GROUPS, WIDTH), np.float32),
-        )
-        totals, scratch = (
-            np.empty((scales.shape[1], WIDTH), np.float32),
-            np.empty((CHUNK_GROUPS * UNIT, UNIT), np.int32),
-        )
+        codes = np.empty((2 * CHUNK_GROUPS * by_unit, GROUP_CODES), np.int8)
+        factors = np.empty((2 * CHUNK_GROUPS * by_unit, WIDTH), np.float32)
+        offsets, scratch = np.empty_like(factors), np.empty((SCRATCH_ROWS * by_unit, UNIT), np.int32)
+        totals = np.empty((scales.shape[1], WIDTH), np.float32)
         before = 0
         for part in range(parts.shape[0]):
-            number, address, num_tiles, tile_bytes = parts[part]
+            number, start, num_tiles, tile_bytes = parts[part]
             for tile in range(worker * num_tiles // num_workers, (worker + 1) * num_tiles // num_workers):
-                _multiply_tile(
-                    number, address + tile * tile_bytes, num_groups, num_rows, words, scales, sums, half_sums, codes,
-                    factors, offsets, scratch, totals,
-                )  # fmt: skip
+                address = start + tile * tile_bytes
+                totals[:] = np.float32(0)
+                if by_unit:
+                    _multiply_by_unit(
+                        number, address, num_groups, num_rows, words, scales, codes, factors, offsets, scratch,
+                        totals,
+                    )  # fmt: skip
+                else:
+                    _multiply_by_dots(number, address, num_groups, num_rows, words, scales, minus, totals)
                 _finish(totals, (before + tile) * WIDTH, bias, residual, out)
             before += num_tiles
-        if HAS_UNIT:
+        if by_unit:
             load_config(found)
 
 
@@ -145,7 +138,7 @@ def multiply_quantised(x: Array, weights: QuantisedWeights, residual: Array) -> 
     rows = round_rows(x)
     out = np.empty((x.shape[0], weights.bias.size), x.dtype)
     _multiply(
-        weights.parts, x.shape[1] // GROUP, rows.numbers.view(np.uint32), rows.scales, rows.sums, rows.half_sums,
+        weights.parts, x.shape[1] // GROUP, rows.numbers.view(np.uint32), rows.scales, rows.minus,
         weights.bias, residual, out, CONFIG, kernel_workers(),
     )  # fmt: skip
     return out

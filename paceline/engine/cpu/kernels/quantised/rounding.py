@@ -36,6 +36,8 @@ UNIT_ROWS = 16
 HALF_GROUP = GROUP // 2
 _LARGEST = 127.0
 _TINIEST = 2.0**-100
+# What there is of each scale: see RoundedRows.
+NUM_SCALES = 2
 
 
 class RoundedRows(NamedTuple):
@@ -45,10 +47,11 @@ class RoundedRows(NamedTuple):
     """
 
     numbers: Array  # [chunks, padded rows, features of a chunk] int8
-    scales: Array  # [chunks, padded rows, groups of a chunk] float32
-    # scale * sum of the numbers, for a group's 32 features, and for each 16: what an offset is multiplied with.
-    sums: Array  # [chunks, padded rows, groups] float32
-    half_sums: Array  # [chunks, padded rows, 2 * groups] float32
+    # [chunks, padded rows, 2, groups of a chunk] float32: the scale, and scale * the sum of the group's numbers: what an
+    # offset is multiplied with.
+    scales: Array
+    # -1 * the sum of the numbers of each half of a group: what a zero is multiplied with.
+    minus: Array  # [chunks, padded rows, 2 * groups] int32
 
 
 class _GroupWriter(Writer):
@@ -58,7 +61,7 @@ class _GroupWriter(Writer):
         super().__init__(builder, HALF_GROUP)
         self._is_float32 = dtype == types.float32
 
-    def write(self, x: Place, numbers: Place, scale_at: Place, sum_at: Place, half_sums: Place) -> None:
+    def write(self, x: Place, numbers: Place, scales: Place, minus: Place) -> None:
         builder = self.builder
         halves = [self._load(x, half) for half in range(2)]
         peak = FLOAT(_TINIEST)
@@ -74,11 +77,12 @@ class _GroupWriter(Writer):
             rounded = self.call("llvm.rint.v16f32", self.floats, builder.fmul(values, factor))
             whole = builder.fptosi(rounded, self.words)
             self.store(builder.trunc(whole, ir.VectorType(BYTE, HALF_GROUP)), numbers, 0, INDEX(half * HALF_GROUP))
-            total = builder.sitofp(self.call(f"llvm.vector.reduce.add.v{HALF_GROUP}i32", WORD, whole), FLOAT)
+            total = self.call(f"llvm.vector.reduce.add.v{HALF_GROUP}i32", WORD, whole)
             totals.append(total)
-            self.store(builder.fmul(scale, total), half_sums, 0, INDEX(half * WORD_BYTES))
-        self.store(scale, scale_at, 0, INDEX(0))
-        self.store(builder.fmul(scale, builder.fadd(*totals)), sum_at, 0, INDEX(0))
+            self.store(builder.neg(total), minus, 0, INDEX(half * WORD_BYTES))
+        total = builder.sitofp(builder.add(*totals), FLOAT)
+        self.store(scale, scales, 0, INDEX(0))
+        self.store(builder.fmul(scale, total), scales, 1, INDEX(0))
 
     def _load(self, x: Place, half: int) -> Any:
         """HALF_GROUP features as float32."""
@@ -90,12 +94,12 @@ class _GroupWriter(Writer):
 
 
 def _type_round(
-    typing_context: Any, count: Any, row: Any, num_groups: Any, x: Any, numbers: Any, scales: Any, sums: Any,
-    half_sums: Any,
+    typing_context: Any, count: Any, row: Any, num_groups: Any, x: Any, numbers: Any, scales: Any,
+    minus: Any,
 ) -> Any:  # fmt: skip
     def write(
-        builder: Any, count: int, indices: Any, x_rows: Strided, numbers: Strided, scales: Strided, sums: Strided,
-        half_sums: Strided,
+        builder: Any, count: int, indices: Any, x_rows: Strided, numbers: Strided, scales: Strided,
+        minus: Strided,
     ) -> None:  # fmt: skip
         row, num_groups = indices
         with cgutils.for_range(builder, num_groups) as loop:
@@ -103,22 +107,21 @@ def _type_round(
             _GroupWriter(builder, x.dtype).write(
                 x_rows.at(row, builder.mul(loop.index, INDEX(GROUP))),
                 numbers.at(chunk, row, builder.mul(place, INDEX(GROUP))),
-                scales.at(chunk, row, place),
-                sums.at(chunk, row, place),
-                half_sums.at(chunk, row, builder.mul(place, INDEX(2))),
+                scales.at(chunk, row, INDEX(0), place),
+                minus.at(chunk, row, builder.mul(place, INDEX(2))),
             )
 
-    return indexed_code(write, 1, 2, x, numbers, scales, sums, half_sums)
+    return indexed_code(write, (1,), 2, x, numbers, scales, minus)
 
 
-# (1, row, num_groups, x, numbers, scales, sums, half_sums): rounds a row of x, into the arrays of `RoundedRows`.
+# (1, row, num_groups, x, numbers, scales, minus): rounds a row of x, into the arrays of `RoundedRows`.
 _round_row: Callable[..., None] = intrinsic(_type_round)
 
 
 @compiled(parallel=True)
-def _round_shared(x: Array, numbers: Array, scales: Array, sums: Array, half_sums: Array) -> None:
+def _round_shared(x: Array, numbers: Array, scales: Array, minus: Array) -> None:
     for row in prange(x.shape[0]):
-        _round_row(1, row, x.shape[1] // GROUP, x, numbers, scales, sums, half_sums)
+        _round_row(1, row, x.shape[1] // GROUP, x, numbers, scales, minus)
 
 
 @compiled()
@@ -127,13 +130,13 @@ def round_rows(x: Array) -> RoundedRows:
     num_rows, in_features = x.shape
     padded, chunks = -(-num_rows // UNIT_ROWS) * UNIT_ROWS, -(-in_features // (CHUNK_GROUPS * GROUP))
     numbers = np.empty((chunks, padded, CHUNK_GROUPS * GROUP), np.int8)
-    scales = np.empty((chunks, padded, CHUNK_GROUPS), np.float32)
-    sums, half_sums = np.empty_like(scales), np.empty((chunks, padded, 2 * CHUNK_GROUPS), np.float32)
+    scales = np.empty((chunks, padded, NUM_SCALES, CHUNK_GROUPS), np.float32)
+    minus = np.empty((chunks, padded, 2 * CHUNK_GROUPS), np.int32)
     # Whatever else there is may be numbers with which processors are slow.
-    scales[:, num_rows:], sums[:, num_rows:], half_sums[:, num_rows:] = 0, 0, 0
+    scales[:, num_rows:] = 0
     if num_rows >= ROWS_TO_SHARE:
-        _round_shared(x, numbers, scales, sums, half_sums)
+        _round_shared(x, numbers, scales, minus)
     else:
         for row in range(num_rows):
-            _round_row(1, row, in_features // GROUP, x, numbers, scales, sums, half_sums)
-    return RoundedRows(numbers, scales, sums, half_sums)
+            _round_row(1, row, in_features // GROUP, x, numbers, scales, minus)
+    return RoundedRows(numbers, scales, minus)

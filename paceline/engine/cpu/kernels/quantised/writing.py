@@ -5,6 +5,7 @@ The code takes whole arrays and indices: a slice of an array would cost a lock o
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from llvmlite import ir
@@ -30,6 +31,11 @@ class Strided:
     builder: Any
     start: Any
     strides: Sequence[Any]
+
+    def with_rows(self, num_bytes: int) -> "Strided":
+        """The same array, whose rows have so many bytes: known to the compiler, addresses need no registers."""
+        *outer, _, element = self.strides
+        return Strided(self.builder, self.start, (*outer, INDEX(num_bytes), element))
 
     def at(self, *indices: Any) -> Place:
         """The place of these indices, an index for each dimension; its rows are those of the last but one."""
@@ -88,21 +94,23 @@ class Writer:
         builder.position_at_end(after)
         return grown
 
-    def add_scaled(self, value: Any, total: Any, scale: Any, shared: Any, factor: Any, offset: Any) -> Any:
+    def add_scaled(self, value: Any, total: Any, scale: Any, shared: Any, factor: Any, offset: Any | None) -> Any:
         """A group's whole numbers added to a row's sum: the same operations, in the same order, for every kernel.
 
-        total: the sum of codes * numbers; scale and shared: the row's scale, and its scaled sum of numbers; factor and
-        offset: the weights'.
+        total: the sum of codes * numbers, with each code's zero; scale and shared: the row's two `RoundedRows.scales`;
+        factor and offset: the weights'.
         """
         builder = self.builder
         product = builder.fmul(builder.sitofp(total, self.floats), self.broadcast(scale))
-        return self.fma(self.broadcast(shared), offset, self.fma(product, factor, value))
+        value = self.fma(product, factor, value)
+        return value if offset is None else self.fma(self.broadcast(shared), offset, value)
 
 
-def indexed_code(write: Callable[..., None], most: int, num_indices: int, *arrays: Any) -> Any:
-    """The signature and the code of a Numba intrinsic that takes a count, from 1 to `most`, indices, and arrays.
+def indexed_code(write: Callable[..., None], counts: Sequence[int], num_indices: int, *arrays: Any) -> Any:
+    """The signature and the code of a Numba intrinsic that takes a count, indices, and arrays.
 
-    `write(builder, count, indices, *arrays)` writes the code for one count: LLVM can keep all sums in registers.
+    `write(builder, count, indices, *arrays)` writes the code for one of `counts`, so that LLVM can keep all sums in
+    registers. Another count runs the code of the next larger one.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -110,11 +118,14 @@ def indexed_code(write: Callable[..., None], most: int, num_indices: int, *array
         strided = []
         for kind, value in zip(arrays, values, strict=True):
             array = context.make_array(kind)(context, builder, value)
-            strided.append(Strided(builder, array.data, cgutils.unpack_tuple(builder, array.strides)))
+            start = builder.bitcast(array.data, BYTE.as_pointer())
+            strided.append(Strided(builder, start, cgutils.unpack_tuple(builder, array.strides)))
         after = builder.append_basic_block("after")
         switch = builder.switch(given, after)
-        for count in range(1, most + 1):
-            switch.add_case(INDEX(count), block := builder.append_basic_block(f"count_{count}"))
+        for smaller, count in pairwise((0, *counts)):
+            block = builder.append_basic_block(f"count_{count}")
+            for each in range(smaller + 1, count + 1):
+                switch.add_case(INDEX(each), block)
             builder.position_at_end(block)
             write(builder, count, indices, *strided)
             builder.branch(after)
