@@ -12,7 +12,7 @@ from numba.core import cgutils
 
 from paceline.engine.cpu.kernels.processor import has_features
 
-_BYTE, _SHORT, _WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
+_BYTE, _SHORT = ir.IntType(8), ir.IntType(16)
 # Of the rows' numbers.
 _LARGEST = 127
 
@@ -42,10 +42,6 @@ class DotInstructions(ABC):
     @property
     def is_available(self) -> bool:
         return has_features(self.feature)
-
-    @property
-    def words(self) -> ir.VectorType:
-        return ir.VectorType(_WORD, self.lanes)
 
     @abstractmethod
     def sum_from(self, start: Any, bits: int) -> Sum:

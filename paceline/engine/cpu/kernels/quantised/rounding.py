@@ -1,7 +1,7 @@
 """Rows rounded to 8 bits, with a scale for every 32 features.
 
 A scale for a whole row would lose too much: a few features are a hundred times as large as the others. With one for
-each group, perplexity stays within 0.2 % (docs/results.md).
+each group, perplexity stays within 0.3 % (docs/quantization.md).
 """
 
 from collections.abc import Callable
