@@ -4,6 +4,8 @@ Only a batch invariant model gives the same greedy output with and without specu
 differ in this, so the check runs at load, on this machine.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -12,8 +14,10 @@ from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.llama import CpuLlama
 
-# The rows run in parts of each of these sizes. Each result is compared with one run of all rows.
+# The last rows run again in parts of each of these sizes. Each result is compared with one run of all rows.
 SPLITS = (1, 5, 17, 40, 100)
+# So many of the last rows at least, or one part of them.
+NUM_REPEATED = 16
 NUM_ROWS = 200
 # The layer's rows fill at least this many blocks: torch has several orders of summation, and some differ only after
 # the fourth block.
@@ -27,36 +31,48 @@ def find_batch_variant_parts(model: CpuLlama, block_size: int) -> list[str]:
     Runs the first layer (all layers have the same shapes) and the head on random rows, together and in parts.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
-    config = model.config
-    weight_dtype = model.dtype
     num_rows = min(max(NUM_ROWS, NUM_BLOCKS * block_size), model.max_model_len)
-    x = bits_of(torch.randn(num_rows, config.hidden_size, generator=generator).to(weight_dtype))
+    x = bits_of(torch.randn(num_rows, model.config.hidden_size, generator=generator).to(model.dtype))
+    layer = _OneLayer(model, -(-num_rows // block_size), block_size)
     dependent = []
-    whole = _run_layer(model, x, num_rows, block_size)
-    if not all(np.array_equal(_run_layer(model, x, split, block_size), whole) for split in SPLITS):
+    if _depends_on_company(layer.run, x):
         dependent.append("decoder layer")
-    x = x[:NUM_ROWS]
-    logits = model.run_head(x)
-    if not all(torch.equal(torch.cat([model.run_head(part) for part in _parts(x, split)]), logits) for split in SPLITS):
+    if _depends_on_company(lambda rows, _: model.run_head(rows).numpy(), x[:NUM_ROWS]):
         dependent.append("head")
     return dependent
 
 
-def _parts(x: Array, split: int) -> list[Array]:
-    return [x[first : first + split] for first in range(0, x.shape[0], split)]
+def _depends_on_company(run: Callable[[Array, int], Array], x: Array) -> bool:
+    """Whether rows of x: [num_rows, hidden_size] come out otherwise in smaller parts.
+
+    `run` takes the rows of a part and the index of its first.
+    """
+    whole = run(x, 0)
+    return not all(
+        np.array_equal(run(x[first : first + split], first), whole[first : first + split])
+        for split in SPLITS
+        for first in _firsts(x.shape[0], split)
+    )
 
 
-def _run_layer(model: CpuLlama, x: Array, split: int, block_size: int) -> Array:
-    """The first layer's output for x: [num_rows, hidden_size], the rows of one sequence, fed `split` rows at a time."""
-    num_blocks = -(-x.shape[0] // block_size)
-    attention = model.make_cache(num_blocks, block_size, num_layers=1)
-    outputs, position = [], 0
-    for part in _parts(x, split):
-        builder = BatchBuilder()
-        num_rows = part.shape[0]
-        builder.add([0] * num_rows, position, list(range(num_blocks)), [False] * num_rows)
-        batch = builder.build(model.padded(builder.num_rows))
-        plan = attention.plan(batch.spans)
-        outputs.append(model.run_layers(pad_rows(part, batch.num_rows), attention, plan)[:num_rows])
-        position += num_rows
-    return np.concatenate(outputs)
+def _firsts(num_rows: int, split: int) -> range:
+    """Where the last parts of this size begin."""
+    num_parts = max(1, NUM_REPEATED // split)
+    return range(max(0, num_rows - num_parts * split), num_rows, split)
+
+
+class _OneLayer:
+    """The model's first layer and a cache, for the rows of one sequence."""
+
+    def __init__(self, model: CpuLlama, num_blocks: int, block_size: int) -> None:
+        self._model = model
+        self._blocks = list(range(num_blocks))
+        self._attention = model.make_cache(num_blocks, block_size, num_layers=1)
+
+    def run(self, x: Array, position: int) -> Array:
+        """The layer's output for x: [num_rows, hidden_size], rows from `position` on. The cache holds those before."""
+        builder, num_rows = BatchBuilder(), x.shape[0]
+        builder.add([0] * num_rows, position, self._blocks, [False] * num_rows)
+        batch = builder.build(self._model.padded(builder.num_rows))
+        plan = self._attention.plan(batch.spans)
+        return self._model.run_layers(pad_rows(x, batch.num_rows), self._attention, plan)[:num_rows]
