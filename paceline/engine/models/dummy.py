@@ -5,7 +5,7 @@ import zlib
 from typing import Any
 
 import torch
-from transformers import LlamaConfig
+from transformers import PreTrainedConfig
 
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.masks import MASK_VECTORS
@@ -48,7 +48,7 @@ MASKS_SUFFIX, NUM_MASKS = "-masks", 4
 _TINY_STD = 0.25
 
 
-def dummy_config(name: str) -> LlamaConfig:
+def dummy_config(name: str) -> PreTrainedConfig:
     """The config of a published shape, as in transformers. Raises ConfigError for an unknown name."""
     shape = name.removesuffix(MASKS_SUFFIX)
     if shape not in SHAPES:
@@ -56,6 +56,9 @@ def dummy_config(name: str) -> LlamaConfig:
             f"model 'dummy:{name}' is not known; known: {', '.join('dummy:' + shape for shape in SHAPES)}, "
             f"each also with {MASKS_SUFFIX}"
         )
+    # Here, because it imports torch's compiler: 1 s and 100 MiB, which a server of another model does not need.
+    from transformers import LlamaConfig
+
     return LlamaConfig(**SHAPES[shape])
 
 

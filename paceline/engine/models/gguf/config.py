@@ -1,18 +1,20 @@
 """A GGUF file's metadata -> the config of transformers.
 
-transformers could read it, too, but parses the whole vocabulary for it with `gguf.GGUFReader`: 10 s for Llama 3.
+transformers could read it, too, but parses the whole vocabulary for it with `gguf.GGUFReader`: 10 s for Llama 3. And
+its class for an architecture imports torch's compiler, 1 s and 100 MiB, to check the fields. So the config is of the
+class that all have in common, and the fields are checked here.
 """
 
 from typing import Any
 
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import PreTrainedConfig
 
 from paceline.engine.arrays import Array
 from paceline.engine.models.gguf.header import Header
 from paceline.errors import ConfigError
 
 # Mistral's models are "llama" in GGUF.
-CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # llama.cpp's key, behind the architecture's name -> the config's field.
 _NEEDED = {
     "context_length": "max_position_embeddings",
@@ -35,8 +37,8 @@ def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
     Raises ConfigError if the architecture is not supported or a key is missing.
     """
     architecture, metadata = header.architecture, header.metadata
-    if architecture not in CONFIGS:
-        raise ConfigError(f"its architecture {architecture!r} is not supported; supported: {', '.join(CONFIGS)}")
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(f"its architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
     if (parts := metadata.get("split.count", 1)) not in (0, 1):
         raise ConfigError(f"it is one of {parts} parts of a model; join them with `llama-gguf-split --merge`")
 
@@ -47,23 +49,29 @@ def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
     if missing := next((key for key, field in _NEEDED.items() if fields[field] is None), None):
         raise ConfigError(f"its metadata has no {architecture}.{missing}")
     heads = fields["num_attention_heads"]
+    fields |= {
+        "vocab_size": given("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ()))),
+        "num_key_value_heads": given("attention.head_count_kv", heads),
+    }
+    _require_positive(fields)
     fields |= {field: metadata.get(f"tokenizer.ggml.{key}") for key, field in _SPECIAL_TOKENS.items()}
-    rope = _rope(header, fields["max_position_embeddings"], rope_factors)
-    try:
-        config = CONFIGS[architecture](
-            vocab_size=given("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ()))),
-            num_key_value_heads=given("attention.head_count_kv", heads),
-            head_dim=given("attention.key_length", given("rope.dimension_count", fields["hidden_size"] // heads)),
-            tie_word_embeddings=all(place.name != "output.weight" for place in header.places),
-            **fields,
-        )
-    except Exception as error:  # transformers and huggingface_hub raise many types for a bad value
-        raise ConfigError(
-            f"its metadata is not a config: {(str(error) or repr(error)).splitlines()[-1].strip()}"
-        ) from error
+    config = PreTrainedConfig(
+        head_dim=given("attention.key_length", given("rope.dimension_count", fields["hidden_size"] // heads)),
+        tie_word_embeddings=all(place.name != "output.weight" for place in header.places),
+        **fields,
+    )
+    config.model_type = architecture
     # Set here, because the constructor prints advice about the form of "longrope".
-    config.rope_parameters = rope
+    config.rope_parameters = _rope(header, fields["max_position_embeddings"], rope_factors)
     return config
+
+
+def _require_positive(fields: dict[str, Any]) -> None:
+    """Raises ConfigError for a field that is no number above 0: whole, but for the norms' epsilon."""
+    for field, value in fields.items():
+        kinds = (int, float) if field == "rms_norm_eps" else int
+        if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
+            raise ConfigError(f"its metadata is not a config: {field} is {value!r}; it must be a number above 0")
 
 
 def _rope(header: Header, max_len: int, factors: Array | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 from gguf import GGUFReader
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from paceline.errors import ConfigError
 
@@ -52,6 +52,9 @@ def _digest(file: Path) -> str:
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
     """Writes config, tensors and tokenizer."""
+    # Here, because a file that is read in place does not need them, and they take a second.
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
     try:
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
-from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
 from paceline.engine.models.gguf.header import Header
 from paceline.errors import ConfigError
@@ -27,7 +27,8 @@ def tokenizer_files(header: Header, config: PreTrainedConfig) -> dict[str, bytes
 
     Raises ConfigError if transformers can't make a tokenizer of the vocabulary.
     """
-    kind = TOKENIZER_MAPPING.get(type(config), PreTrainedTokenizerFast)
+    known = TOKENIZER_MAPPING_NAMES.get(config.model_type)
+    kind = PreTrainedTokenizerFast if known is None else tokenizer_class_from_name(known)
     try:
         backend, settings = convert_gguf_tokenizer(header.architecture, _entries(header, "tokenizer"))
         tokenizer = kind(tokenizer_object=backend, **_settings(header), **settings)
