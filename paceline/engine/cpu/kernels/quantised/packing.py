@@ -23,7 +23,6 @@ from paceline.engine.cpu.kernels.quantised.formats import (
     SUPER_FEATURES,
     UNIT_BYTES,
     UNIT_GROUPS,
-    WORD_FEATURES,
     Format,
 )
 from paceline.engine.cpu.kernels.scalars import compiled
@@ -47,7 +46,9 @@ def pack(data: Array, row_order: Array | None, fmt: Format, in_features: int) ->
 def _pack(data: Array, order: Array, number: int, packed: Array) -> None:
     for tile in prange(packed.shape[0]):
         natural = np.zeros((WIDTH, SUPER_FEATURES), np.uint8)
+        words = natural.view(np.uint32)
         codes = np.empty(GROUP_CODES, np.uint8)
+        code_words = codes.view(np.uint32)
         unit_groups, group_bytes = UNIT_GROUPS[number], GROUP_CODES * BITS[number] // 8
         num_rows = min(WIDTH, order.size - tile * WIDTH)
         for unit in range(packed.shape[1] // UNIT_BYTES[number]):
@@ -59,7 +60,7 @@ def _pack(data: Array, order: Array, number: int, packed: Array) -> None:
                 _read_header(source, number, row, out)
                 _read_codes(source, number, natural[row])
             for group in range(unit_groups):
-                _arrange(natural[:, group * GROUP :], codes)
+                _arrange(words, group * GROUP_WORDS, code_words)
                 start = HEADER_BYTES[number] + group * group_bytes
                 _write_bits(codes, BITS[number], out[start : start + group_bytes])
 
@@ -109,30 +110,49 @@ def _read_codes(source: Array, number: int, codes: Array) -> None:
                 codes[at + 96] = (low[i + 32] >> 4) | ((high[i] >> 6) << 4)
     elif number in (Q4_K, Q5_K):
         low, high = source[16 if number == Q4_K else 48 :], source[16:48]
-        for group in range(8):
-            for i in range(GROUP):
-                code = (low[group // 2 * GROUP + i] >> (group % 2 * 4)) & 15
-                if number == Q5_K:
-                    code |= ((high[i] >> group) & 1) << 4
-                codes[group * GROUP + i] = code
+        for pair in range(4):
+            _split_nibbles(low, pair * GROUP, GROUP, codes, pair * 2 * GROUP)
+        if number == Q5_K:
+            _add_fifths(high, codes)
     else:
         has_fifth = number in (Q5_0, Q5_1)
         start = 4 if number in (Q4_1, Q5_1) else 2
         high, low = source[start:], source[start + (4 if has_fifth else 0) :]
-        for i in range(GROUP):
-            code = (low[i % 16] >> (i // 16 * 4)) & 15
-            if has_fifth:
-                code |= ((high[i // 8] >> (i % 8)) & 1) << 4
-            codes[i] = code
+        _split_nibbles(low, 0, GROUP // 2, codes, 0)
+        if has_fifth:
+            for i in range(GROUP):
+                codes[i] |= ((high[i // 8] >> (i % 8)) & 1) << 4
 
 
 @compiled()
-def _arrange(natural: Array, codes: Array) -> None:
-    """natural: [WIDTH, >= GROUP] -> codes: [GROUP_WORDS][WIDTH][WORD_FEATURES]."""
-    for row in range(WIDTH):
-        for word in range(GROUP_WORDS):
-            for i in range(WORD_FEATURES):
-                codes[(word * WIDTH + row) * WORD_FEATURES + i] = natural[row, word * WORD_FEATURES + i]
+def _split_nibbles(source: Array, start: int, count: int, codes: Array, first: int) -> None:
+    """Low halves of `count` bytes, and behind them the high halves."""
+    for i in range(count):
+        codes[first + i] = source[start + i] & 15
+        codes[first + count + i] = source[start + i] >> 4
+
+
+@compiled()
+def _add_fifths(high: Array, codes: Array) -> None:
+    """Bit g of byte i is the fifth one of code i in group g. Written out: the compiler widens shifts by a variable."""
+    for i in range(GROUP):
+        bits = high[i]
+        codes[i] |= (bits & 1) << 4
+        codes[GROUP + i] |= (bits & 2) << 3
+        codes[2 * GROUP + i] |= (bits & 4) << 2
+        codes[3 * GROUP + i] |= (bits & 8) << 1
+        codes[4 * GROUP + i] |= bits & 16
+        codes[5 * GROUP + i] |= (bits & 32) >> 1
+        codes[6 * GROUP + i] |= (bits & 64) >> 2
+        codes[7 * GROUP + i] |= bits >> 7 << 4
+
+
+@compiled()
+def _arrange(natural: Array, first: int, codes: Array) -> None:
+    """natural: [WIDTH, words of WORD_FEATURES codes], from word `first` -> codes: [GROUP_WORDS][WIDTH] words."""
+    for word in range(GROUP_WORDS):
+        for row in range(WIDTH):
+            codes[word * WIDTH + row] = natural[row, first + word]
 
 
 @compiled()
@@ -148,8 +168,9 @@ def _write_bits(codes: Array, bits: int, out: Array) -> None:
         more = bits - 4
         width = GROUP_CODES * more // 8
         high = out[half:]
-        for i in range(width):
-            byte = 0
-            for part in range(8 // more):
-                byte |= (codes[part * width + i] >> 4) << (part * more)
-            high[i] = byte
+        high[:width] = 0
+        for part in range(8 // more):
+            # A product, because the compiler widens shifts by a variable.
+            factor = 1 << (part * more)
+            for i in range(width):
+                high[i] |= (codes[part * width + i] >> 4) * factor
