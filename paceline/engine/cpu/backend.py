@@ -8,7 +8,7 @@ from paceline.engine.cpu.kernels.pinning import pin_workers
 from paceline.engine.cpu.kernels.quantised.instructions import DOT
 from paceline.engine.cpu.linear import QuantisedLinear
 from paceline.engine.cpu.llama import CpuLlama
-from paceline.engine.cpu.memory import available_bytes
+from paceline.engine.cpu.memory import available_bytes, give_back_freed
 from paceline.engine.cpu.runner import CpuRunner
 from paceline.engine.models.gguf.tensors import FileTensor
 from paceline.engine.models.weights import LoadedModel
@@ -34,8 +34,10 @@ def build_cpu(
     cache_dtype = CACHE_DTYPES[config.kv_dtype]
     block_bytes = make_layout(loaded.config, loaded.config.num_layers, block_size, cache_dtype).block_bytes
     num_blocks = _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_bytes, weights_bytes)
+    # A sequence is never longer than the cache, and the tables of rotary angles need not be either.
+    longest = min(max_model_len, num_blocks * block_size)
     model = CpuLlama(
-        loaded.config, loaded.tensors, config.quantization, max_model_len, config.is_batch_invariant(role), cache_dtype
+        loaded.config, loaded.tensors, config.quantization, longest, config.is_batch_invariant(role), cache_dtype
     )
     loaded.drop_pages()
     if any(isinstance(linear, QuantisedLinear) for linear in (model.layers[0].qkv, model.head.linear)):
@@ -47,6 +49,7 @@ def build_cpu(
     pin_workers()
     progress("warming up")
     runner.warm_up()
+    give_back_freed()
     return Backend(runner, attention.copy_blocks, num_blocks, block_size, dependent)
 
 

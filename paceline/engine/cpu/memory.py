@@ -1,8 +1,10 @@
-"""How much memory this process may still take: what the machine has, and what its control group allows.
+"""How much memory this process may still take: what the machine has, and what its control group allows; and giving back.
 
 In a container the machine's memory is not the limit: who takes more than the group's limit is killed, without a word.
 """
 
+import contextlib
+import ctypes
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
@@ -16,6 +18,15 @@ GROUPS = (
 def available_bytes() -> int:
     """What can be taken without swapping, and without reaching the control group's limit."""
     return min([_of_machine(), *_of_groups()])
+
+
+def give_back_freed() -> None:
+    """Gives back to the system what was freed. glibc keeps it: 0.2 GiB after a model with 128,256 tokens is loaded.
+
+    Other C libraries have no such call, and keep less.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _of_machine() -> int:
