@@ -1,16 +1,17 @@
 """alpha: the mean of sum min(p, q) from the models' distributions, beside the observed chance of acceptance.
 
-python -m benchmarks.alpha [--prompts FILE.jsonl] [--count 24] [--tokens 96]
+python -m benchmarks.alpha [--prompts FILE.jsonl] [--count 24] [--tokens 96] [--draft-temperatures 0.7 1.0 1.3]
 
 Texts are generated through the three services. Each draft that was decided was decided in a
 context that is a prefix of the text, so both models read the text again, here, and give p and q
 in just these contexts. Observed minus expected is then a sum of independent coins less their
-chances: its standard error is known.
+chances: its standard error is known. With --draft-temperatures the draft model draws at each of them, sampled and
+coupled, in place of the request's.
 """
 
 import argparse
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.serving.main import prepare_process
@@ -67,16 +68,27 @@ class Judge:
         self._sampler = CpuSampler()
 
     @torch.inference_mode()
-    def tally(self, prompt: list[int], completion: Completion, sampling: SamplingParams, into: Tally) -> None:
+    def tally(
+        self,
+        prompt: list[int],
+        completion: Completion,
+        sampling: SamplingParams,
+        speculation: SpeculationParams,
+        into: Tally,
+    ) -> None:
         """Adds each decided draft of a completion: those accepted, and those replaced by a recovered token."""
         tokens = prompt + completion.token_ids
         p_logits, known = (feeder.feed_split(tokens, [len(tokens)]) for feeder in (self._target, self._draft))
         q_logits = self._draft_head.to_full_vocab(known)
+        of_draft = speculation.draft_sampling(sampling)
         rows = [i for i, origin in enumerate(completion.origins) if origin in "AR"]
         for index in rows:
             row = len(prompt) + index - 1
-            p, q = (probabilities(logits[row : row + 1].clone(), [sampling])[0] for logits in (p_logits, q_logits))
-            spec = SampleTruncated(sampling, (), 0.5, SUPPORT_SIZE, SUPPORT_MASS)
+            p, q = (
+                probabilities(logits[row : row + 1].clone(), [params])[0]
+                for logits, params in ((p_logits, sampling), (q_logits, of_draft))
+            )
+            spec = SampleTruncated(of_draft, (), 0.5, SUPPORT_SIZE, SUPPORT_MASS)
             [supported] = self._sampler.sample(q_logits[row : row + 1].clone(), [spec])
             assert isinstance(supported, TruncatedSample)
             on_support = np.minimum(p.numpy()[supported.support], supported.probs).sum()
@@ -89,7 +101,7 @@ class Judge:
 
 
 async def generate_all(
-    prompts: list[list[int]], sampling: dict[float, list[SamplingParams]]
+    prompts: list[list[int]], sampling: dict[float, list[SamplingParams]], kinds: dict[str, SpeculationParams]
 ) -> dict[tuple[float, str], list[Completion]]:
     """Completions by temperature and kind."""
     async with embedded_pair() as (_, client):
@@ -97,15 +109,27 @@ async def generate_all(
 
         async def one(prompt: list[int], params: SamplingParams, kind: str) -> Completion:
             async with places:
-                return await client.complete(prompt, params, KINDS[kind])
+                return await client.complete(prompt, params, kinds[kind])
 
         return {
             (temperature, kind): await asyncio.gather(
                 *(one(prompt, params, kind) for prompt, params in zip(prompts, sampling[temperature], strict=True))
             )
             for temperature in TEMPERATURES
-            for kind in KINDS
+            for kind in kinds
         }
+
+
+def kinds_at(draft_temperatures: list[float]) -> dict[str, SpeculationParams]:
+    """The ways to draft in which a draft model draws, at each of these temperatures; all ways where there are none."""
+    if not draft_temperatures:
+        return KINDS
+    return {
+        f"{name}, draft {each:g}": replace(kind, draft_temperature=each)
+        for name, kind in KINDS.items()
+        for each in draft_temperatures
+        if kind.draft_mode is not DraftMode.GREEDY
+    }
 
 
 def read_chats(path: Path, count: int) -> list[list[int]]:
@@ -127,7 +151,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
     parser.add_argument("--count", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument(
+        "--draft-temperatures", type=float, nargs="+", default=[], help="at which the draft model draws"
+    )
     arguments = parser.parse_args()
+    kinds = kinds_at(arguments.draft_temperatures)
     prompts = read_chats(arguments.prompts, arguments.count)
     # Seeds of their own for each temperature: luck shared by both rows would look like a deviation.
     sampling = {
@@ -137,26 +165,27 @@ def main() -> None:
         ]
         for temperature in TEMPERATURES
     }
-    completions = asyncio.run(generate_all(prompts, sampling))
-    print("T    drafting             decided  observed  expected    sd  off by    alpha, full q  on its support")
+    completions = asyncio.run(generate_all(prompts, sampling, kinds))
+    width = max(map(len, kinds))
+    print(f"T    {'drafting':{width}s}  decided  observed  expected    sd  off by    alpha, full q  on its support")
     judge = Judge()
     for (temperature, kind), done in completions.items():
         tally = Tally()
         for prompt, params, completion in zip(prompts, sampling[temperature], done, strict=True):
-            judge.tally(prompt, completion, params, tally)
-        print(f"{temperature:.1f}  {kind:20s} {describe(kind, tally)}", flush=True)
+            judge.tally(prompt, completion, params, kinds[kind], tally)
+        print(f"{temperature:.1f}  {kind:{width}s} {describe(kinds[kind], tally)}", flush=True)
 
 
-def describe(kind: str, tally: Tally) -> str:
+def describe(kind: SpeculationParams, tally: Tally) -> str:
     """Observed and expected chance of acceptance, and alpha with the whole q and with q on its support."""
     n = tally.decided
     alphas = f"{tally.full / n:13.4f}  {tally.truncated / n:14.4f}"
     observed = f"{n:7d}  {tally.accepted / n:8.4f}"
-    if KINDS[kind].rule is Rule.REJECTION:
+    if kind.rule is Rule.REJECTION:
         deviation = tally.variance**0.5
         off = (tally.accepted - tally.truncated) / deviation
         return f"{observed}  {tally.truncated / n:8.4f} {deviation / n:.4f} {off:+5.2f} sd  {alphas}"
-    if KINDS[kind].draft_mode is DraftMode.GREEDY:
+    if kind.draft_mode is DraftMode.GREEDY:
         return f"{observed}  {tally.greedy / n:8.4f}                  {alphas}"
     # At least (1 - d) / (1 + d) for total variation d (Daliri, Musco, Suresh).
     d = 1 - tally.full / n

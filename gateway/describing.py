@@ -155,4 +155,5 @@ def _speculation(defaults: SpeculationParams) -> dict[str, Any]:
         "rule": None if defaults.rule is None else defaults.rule.value,
         "coupled": defaults.draft_mode is DraftMode.COUPLED,
         "lenience": defaults.lenience,
+        "draft_temperature": defaults.draft_temperature,
     }

@@ -146,9 +146,8 @@ def _speculation(body: Mapping[str, Any], defaults: SpeculationParams) -> Specul
         if found.rule is Rule.REJECTION:
             raise refuse("speculation.coupled", "speculation.coupled is true; it must be false under rejection")
         found = replace(found, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED)
-    if asked.get("lenience") is not None:
-        found = replace(found, lenience=asked["lenience"])
-    return found
+    given = {name: asked[name] for name in ("lenience", "draft_temperature") if asked.get(name) is not None}
+    return replace(found, **given)
 
 
 def _one_of(asked: Mapping[str, Any], name: str, kind: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import enum
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -234,6 +234,8 @@ class SpeculationParams:
         are asked for, by lenience or by the draft mode.
     draft_mode: how a draft model draws; None: as goes with the rule.
     lenience: in (0, 1]; accept with min(1, p/(lenience q)). Below 1 the output's distribution is not quite the target's.
+    draft_temperature: above 0, at which a draft model draws in place of the request's temperature; None: the request's.
+        The output's distribution is the target's at the request's temperature all the same.
     """
 
     enabled: bool = True
@@ -242,6 +244,7 @@ class SpeculationParams:
     rule: Rule | None = None
     draft_mode: DraftMode | None = None
     lenience: float = 1.0
+    draft_temperature: float | None = None
 
     def __post_init__(self) -> None:
         require_type(self, bool, "True or False", "enabled")
@@ -258,6 +261,10 @@ class SpeculationParams:
                 "num_draft_tokens", self.num_draft_tokens, f"in [0, {MAX_DRAFT_TOKENS}]",
             )  # fmt: skip
         require(0 < self.lenience <= 1, "lenience", self.lenience, "in (0, 1]")
+        if self.draft_temperature is not None:
+            require_type(self, Real, "a number or None", "draft_temperature")
+            is_positive = 0 < self.draft_temperature < math.inf
+            require(is_positive, "draft_temperature", self.draft_temperature, "a finite number > 0")
 
     def check(self, sampling: SamplingParams) -> None:
         """Raises InvalidArgument where the two sets of parameters do not go together."""
@@ -265,6 +272,16 @@ class SpeculationParams:
         sampled_match = not sampling.is_greedy and self.resolved_rule(sampling) is Rule.MATCH
         # A draft that is not the target's own draw says nothing of how likely it was.
         require(self.lenience == 1 or not sampled_match, "lenience", self.lenience, "1 under match above temperature 0")
+        if self.draft_temperature is not None:
+            has_model = self.drafter in (Drafter.MODEL, Drafter.HYBRID)
+            is_drawn = has_model and self.resolved_draft_mode(sampling) is not DraftMode.GREEDY
+            allowed = "left out where no draft model draws: at temperature 0, with a greedy draft, or another drafter"
+            require(is_drawn, "draft_temperature", self.draft_temperature, allowed)
+
+    def draft_sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """How a draft model draws. Any q leaves the output's distribution as it is, as long as it is the q that drafts
+        are drawn from: so it may be transformed in another way than p (2211.17192, section 6)."""
+        return sampling if self.draft_temperature is None else replace(sampling, temperature=self.draft_temperature)
 
     def resolved_rule(self, sampling: SamplingParams) -> Rule:
         """The rule in force. A draft that is one id and no distribution can only be matched: `rejection`

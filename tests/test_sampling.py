@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidArgument
-from paceline.rpc.messages import sampling_from_message, sampling_to_message
+from paceline.rpc.messages import (
+    sampling_from_message,
+    sampling_to_message,
+    speculation_from_message,
+    speculation_to_message,
+)
 from paceline.sampling import Bounds, Drafter, DraftMode, Rule, SamplingParams, SpeculationParams, parse_draft_length
 
 WARM = SamplingParams(temperature=0.8)
@@ -92,6 +97,44 @@ def test_a_value_of_another_type_names_its_field(fields: dict[str, Any], said: s
 def test_speculation_of_another_type_names_its_field(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^{re.escape(said)}"):
         SpeculationParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"draft_temperature": 0}, "draft_temperature is 0; it must be a finite number > 0"),
+        ({"draft_temperature": math.inf}, "draft_temperature is inf; it must be a finite number > 0"),
+        ({"draft_temperature": math.nan}, "draft_temperature is nan; it must be a finite number > 0"),
+        ({"draft_temperature": "1"}, "draft_temperature is '1'; it must be a number or None"),
+    ],
+)
+def test_a_bad_draft_temperature_is_refused_by_name(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{re.escape(said)}"):
+        SpeculationParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "fields"),
+    [
+        (SamplingParams(), {}),
+        (WARM, {"draft_mode": DraftMode.GREEDY}),
+        *((WARM, {"drafter": drafter}) for drafter in (Drafter.NGRAM, Drafter.SUFFIX, Drafter.CUSTOM)),
+    ],
+)
+def test_a_draft_temperature_is_refused_where_no_draft_model_draws(
+    sampling: SamplingParams, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgument, match=r"^draft_temperature is 0.5; it must be left out where no draft model"):
+        SpeculationParams(draft_temperature=0.5, **fields).check(sampling)
+
+
+@pytest.mark.parametrize("fields", [{}, {"rule": Rule.REJECTION}, {"draft_mode": DraftMode.COUPLED}])
+def test_a_draft_temperature_is_the_drafts_alone(fields: dict[str, Any]) -> None:
+    params = SpeculationParams(draft_temperature=0.5, **fields)
+    params.check(WARM)
+    assert params.draft_sampling(WARM) == dataclasses.replace(WARM, temperature=0.5)
+    assert SpeculationParams(**fields).draft_sampling(WARM) == WARM
+    assert speculation_from_message(speculation_to_message(params), SpeculationParams()) == params
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "four", "10000", "9" * 5000])

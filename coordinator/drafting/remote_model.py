@@ -7,6 +7,7 @@ exceeds the draft model's maximum length, decoding continues without proposals, 
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,12 @@ class RemoteDrafter:
     def __init__(self, link: Link, request: Request, deadline: DraftDeadline) -> None:
         self._link = link
         self._deadline = deadline
-        self._sequence = RemoteSequence(link, request)
-        self._draft_mode = draft_mode_to_message(request.speculation.resolved_draft_mode(request.sampling))
+        speculation, sampling = request.speculation, request.sampling
+        self._sequence = RemoteSequence(link, replace(request, sampling=speculation.draft_sampling(sampling)))
+        self._draft_mode = draft_mode_to_message(speculation.resolved_draft_mode(sampling))
         self._pause_s = FIRST_PAUSE_S
         self._paused_until_s = 0.0
-        length = request.speculation.num_draft_tokens
+        length = speculation.num_draft_tokens
         self._entropy_rule = entropy_rule_to_message(length) if isinstance(length, EntropyAdaptive) else None
         # The entropy rule's state after the decided positions, and after each position of the last round.
         self._ema = 0.0

@@ -41,13 +41,16 @@ def chat(
     draft_tokens: options.DraftTokens = None,
     rule: options.RuleName = None,
     coupled: options.Coupled = False,
+    draft_temperature: options.DraftTemperature = None,
 ) -> None:
     """Talks with the target model. An empty line, Ctrl-D or Ctrl-C ends the conversation."""
     sampling = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
     )  # fmt: skip
-    given = options.given_speculation(speculation, drafter, draft_tokens, rule, coupled)
+    given = options.given_speculation(
+        speculation, drafter, draft_tokens, rule, coupled, draft_temperature=draft_temperature
+    )
     # Not asyncio's: input() and Ctrl-C belong to the main thread.
     key, tls = options.read_key(api_key_file), options.read_tls(tls_ca, tls_cert, tls_key)
     with options.naming_the_flag(), Client(address, key, tls) as client:

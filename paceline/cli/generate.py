@@ -68,6 +68,7 @@ def generate(
     rule: options.RuleName = None,
     coupled: options.Coupled = False,
     lenience: options.Lenience = None,
+    draft_temperature: options.DraftTemperature = None,
     prediction: Annotated[
         Path | None, typer.Option(help="a file with what the output will largely be; drafts are taken from it")
     ] = None,
@@ -96,7 +97,7 @@ def generate(
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty, n=n, logprobs=logprobs,
     )  # fmt: skip
-    given = options.given_speculation(speculation, drafter, draft_tokens, rule, coupled, lenience)
+    given = options.given_speculation(speculation, drafter, draft_tokens, rule, coupled, lenience, draft_temperature)
     if prompt is not None and prompts is not None:
         raise InvalidArgument("PROMPT and --prompts are given; give one of them")
     wanted = [PromptRecord(one_prompt(prompt))] if prompts is None else read_prompts("--prompts", prompts)

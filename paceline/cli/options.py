@@ -94,6 +94,9 @@ Lenience = Annotated[
         help="in (0, 1]: accept with min(1, p/(lenience q)); below 1 the output's law is not quite the target's"
     ),
 ]
+DraftTemperature = Annotated[
+    float | None, typer.Option(help="above 0: at which a draft model draws, without a change of the output's law")
+]
 
 
 def given_speculation(
@@ -103,6 +106,7 @@ def given_speculation(
     rule: str | None,
     coupled: bool,
     lenience: float | None = None,
+    draft_temperature: float | None = None,
 ) -> dict[str, Any]:
     """The SpeculationParams fields that were given. Raises InvalidArgument."""
     given: dict[str, Any] = {}
@@ -116,6 +120,8 @@ def given_speculation(
         given["rule"] = _choice("rule", rule, {member.value: member for member in Rule})
     if lenience is not None:
         given["lenience"] = lenience
+    if draft_temperature is not None:
+        given["draft_temperature"] = draft_temperature
     if coupled:
         if given.get("rule") is Rule.REJECTION:
             raise InvalidArgument("--coupled is a form of --rule match; leave out --rule rejection")

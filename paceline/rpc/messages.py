@@ -74,6 +74,9 @@ def speculation_from_message(message: sampling_pb2.SpeculationParams, defaults: 
         rule=_from_enum(message, "rule", _RULES, defaults.rule),
         draft_mode=_from_enum(message, "draft_mode", _DRAFT_MODES, defaults.draft_mode),
         lenience=message.lenience if message.HasField("lenience") else defaults.lenience,
+        draft_temperature=message.draft_temperature
+        if message.HasField("draft_temperature")
+        else defaults.draft_temperature,
     )
 
 
@@ -86,6 +89,8 @@ def speculation_to_message(params: SpeculationParams) -> sampling_pb2.Speculatio
         if params.draft_mode
         else sampling_pb2.DRAFT_MODE_UNSPECIFIED,
         lenience=params.lenience,
+        # None stays unset.
+        draft_temperature=params.draft_temperature,
     )
     match params.num_draft_tokens:
         case Bounds() as bounds:

@@ -21,6 +21,7 @@ async def test_the_deployment_says_what_is_the_default(http: httpx2.AsyncClient)
     assert found["target"]["name"] == found["draft"]["name"] == "dummy:tiny"
     assert found["defaults"] == {
         "enabled": True, "drafter": "hybrid", "draft_tokens": "adaptive", "rule": None, "coupled": False, "lenience": 1.0,
+        "draft_temperature": None,
     }  # fmt: skip
 
 

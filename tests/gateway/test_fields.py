@@ -123,6 +123,10 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
     "draft_tokens": ({"speculation": {"draft_tokens": 17}}, "draft_tokens", "[0, 16]"),
     "rule": ({"speculation": {"rule": "maybe"}}, "speculation.rule", "match"),
     "lenience": ({"speculation": {"lenience": 0}}, "lenience", "(0, 1]"),
+    "draft_temperature": ({"speculation": {"draft_temperature": 0}}, "draft_temperature", "> 0"),
+    "draft_temperature without draws": (
+        {"temperature": 0, "speculation": {"draft_temperature": 0.5}}, "draft_temperature", "left out",
+    ),
     "coupled under rejection": (
         {"speculation": {"coupled": True, "rule": "rejection"}}, "speculation.coupled", "rejection",
     ),

@@ -213,6 +213,25 @@ def misreporting(change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -
     return type("MisreportingRounds", (Rounds,), {"draft_sampler": staticmethod(lambda: MisreportingSampler(change))})
 
 
+class QAtTheRequestsTemperature(Rounds):
+    """Drafts drawn at the draft's own temperature T are sent with the q of the request's, which is 1: q ** T."""
+
+    def sent(self, tokens: list[int], supports: list[NDArray[np.int64]], probs: list[NDArray[np.float32]]) -> Proposal:
+        assert self.toy.draft_temperature is not None
+        assert self.toy.sampling.temperature == 1
+        flat = [q**self.toy.draft_temperature for q in probs]
+        return super().sent(tokens, supports, [(q / q.sum()).astype(np.float32) for q in flat])
+
+
+class TargetAtTheDraftsTemperature(Rounds):
+    """The draft's own temperature reaches the target too."""
+
+    def open(self, seed: int) -> Generation:
+        generation = super().open(seed)
+        generation.target.options = generation.draft.options
+        return generation
+
+
 class BonusFromDraft(Rounds):
     """The token behind the last draft comes from q."""
 
@@ -304,6 +323,12 @@ BUGS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
     "whole q sent, sampled from the likeliest two": ("banned", misreporting(lambda q: q * (np.arange(len(q)) < 2)), {}),
     "q sent before rounding to quarters": ("spread", misreporting(lambda q: np.round(4 * q) / 4), {}),
     "q sent before temperature": ("spread", misreporting(lambda q: q**4), {}),
+    "q sent at the request's temperature, drawn at a lower one": ("colder draft", QAtTheRequestsTemperature, {}),
+    "q sent at the request's temperature, drawn at a higher one": ("hotter draft", QAtTheRequestsTemperature, {}),
+    "target draws at the draft's temperature": ("hotter draft", TargetAtTheDraftsTemperature, {}),
+    "target draws at the draft's temperature under match": (
+        "hotter draft, coupled", TargetAtTheDraftsTemperature, {},
+    ),
     "bonus token drawn from q": ("truncated", BonusFromDraft, {}),
     "bonus token drawn one position early": ("truncated", BonusOnePositionEarly, {}),
     "q of a mask row is that of the row before": ("parallel", MisreportingMasks, {}),

@@ -12,7 +12,7 @@ import asyncio
 import collections
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -184,6 +184,9 @@ CASES = [
     pytest.param("truncated", COUPLED, id="match, coupled"),
     pytest.param("parallel", REJECTION, id="rejection, parallel drafts"),
     pytest.param("parallel", COUPLED, id="match, coupled, parallel drafts"),
+    pytest.param("truncated", replace(REJECTION, draft_temperature=0.5), id="rejection, draft at 0.5"),
+    pytest.param("full", replace(REJECTION, draft_temperature=1.5), id="rejection, draft at 1.5"),
+    pytest.param("truncated", replace(COUPLED, draft_temperature=0.5), id="match, coupled, draft at 0.5"),
 ]
 
 

@@ -92,6 +92,11 @@ TOYS = {
         *TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, num_draft_tokens=3, least_confidence=0.4
     ),
     "coupled": Toy(*TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED),
+    "colder draft": Toy(*TABLES, SAMPLED, draft_temperature=0.5),
+    "hotter draft": Toy(*TABLES, SAMPLED, draft_temperature=1.5, support=WHOLE),
+    "hotter draft, coupled": Toy(
+        *TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, draft_temperature=1.5
+    ),
     "parallel": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=2, support=WHOLE),
     "parallel, truncated": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=2),
     "parallel, fewer masks than drafts": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=1),

@@ -28,7 +28,7 @@ from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
 from paceline.engine.sampling.confidence import with_confidence
 from paceline.engine.sampling.logprobs import compute_logprobs
 from paceline.engine.scheduling.job import Job
-from paceline.sampling import DraftMode, EntropyAdaptive, Rule, SamplingParams
+from paceline.sampling import DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
 from target_server.verifier import VerifyJob, VerifySpec
 
 # [vocab_size, vocab_size]: the next token's logits by the last token; a draft's may have rows for masks behind them.
@@ -51,6 +51,8 @@ class Toy:
     num_draft_tokens: int = 2
     entropy: EntropyAdaptive | None = None
     least_confidence: float = 0.0
+    # At which the draft draws; None: as the request.
+    draft_temperature: float | None = None
     # The draft's table has rows for so many masks behind those of the tokens: it drafts in one forward.
     num_masks: int = 0
     prompt: tuple[int, ...] = (0,)
@@ -113,7 +115,7 @@ class Rounds:
 
     def play(self, seeds: Iterable[int]) -> NDArray[np.int64]:
         """The output of one generation a seed: [num_seeds, num_tokens]."""
-        toy, generations = self.toy, [self._open(seed) for seed in seeds]
+        toy, generations = self.toy, [self.open(seed) for seed in seeds]
         end = len(toy.prompt) + toy.num_tokens
         while unfinished := [each for each in generations if len(each.tokens) < end]:
             proposals = self.propose(unfinished)
@@ -233,10 +235,16 @@ class Rounds:
                 job.absorb([value for value, _ in mine])
             jobs = [job for job in jobs if not job.is_done]
 
-    def _open(self, seed: int) -> Generation:
+    def open(self, seed: int) -> Generation:
+        """Both caches are empty."""
         toy = self.toy
-        options = SequenceOptions(replace(toy.sampling, seed=seed), len(toy.prompt), toy.eos_token_ids)
-        return Generation(seed, list(toy.prompt), Sequence(options, NO_BLOCKS), Sequence(options, NO_BLOCKS))
+        sampling = replace(toy.sampling, seed=seed)
+        draft_sampling = SpeculationParams(draft_temperature=toy.draft_temperature).draft_sampling(sampling)
+        draft, target = (
+            Sequence(SequenceOptions(each, len(toy.prompt), toy.eos_token_ids), NO_BLOCKS)
+            for each in (draft_sampling, sampling)
+        )
+        return Generation(seed, list(toy.prompt), draft, target)
 
 
 def p_values(toy: Toy, tokens: NDArray[np.int64]) -> dict[str, float]:
