@@ -16,7 +16,7 @@ import grpc.aio
 from paceline.checks import require, require_at_most
 from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.engine import Engine
-from paceline.engine.scheduling.commands import Answer, Command, Open, Opened, Refuse, Release, Truncate
+from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Opened, Refuse, Release, Truncate
 from paceline.engine.scheduling.session import Session as EngineSession
 from paceline.errors import InvalidArgument, NotFound, OutOfRange, PacelineError
 from paceline.observability.logs import with_fields
@@ -179,6 +179,8 @@ class ModelServicer(ABC):
                     options.sampling.check_token_ids(self._engine.model.vocab_size, options.eos_token_ids)
                     _log_opened(message.sequence_id, options)
                     return Open(*ids, options)
+                case "fork":
+                    return Fork(*ids, message.fork.parent_sequence_id, message.fork.length)
                 case "truncate":
                     return Truncate(*ids, message.truncate.length)
                 case "release":

@@ -15,20 +15,22 @@ class DraftRequest(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ...) -> None: ...
 
 class DraftCommand(_message.Message):
-    __slots__ = ("command_id", "sequence_id", "open", "propose", "truncate", "release")
+    __slots__ = ("command_id", "sequence_id", "open", "propose", "truncate", "release", "fork")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
     command_id: int
     sequence_id: int
     open: _model_pb2.Open
     propose: Propose
     truncate: _model_pb2.Truncate
     release: _model_pb2.Release
-    def __init__(self, command_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., open: _Optional[_Union[_model_pb2.Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., truncate: _Optional[_Union[_model_pb2.Truncate, _Mapping]] = ..., release: _Optional[_Union[_model_pb2.Release, _Mapping]] = ...) -> None: ...
+    fork: _model_pb2.Fork
+    def __init__(self, command_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., open: _Optional[_Union[_model_pb2.Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., truncate: _Optional[_Union[_model_pb2.Truncate, _Mapping]] = ..., release: _Optional[_Union[_model_pb2.Release, _Mapping]] = ..., fork: _Optional[_Union[_model_pb2.Fork, _Mapping]] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("position", "tail_tokens", "num_draft_tokens", "draft_mode", "entropy_stop", "least_confidence")

@@ -65,6 +65,14 @@ class Open(_message.Message):
     traceparent: str
     def __init__(self, sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
+class Fork(_message.Message):
+    __slots__ = ("parent_sequence_id", "length")
+    PARENT_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    parent_sequence_id: int
+    length: int
+    def __init__(self, parent_sequence_id: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
 class Truncate(_message.Message):
     __slots__ = ("length",)
     LENGTH_FIELD_NUMBER: _ClassVar[int]

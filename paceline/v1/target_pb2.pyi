@@ -15,20 +15,22 @@ class TargetRequest(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[TargetCommand, _Mapping]]] = ...) -> None: ...
 
 class TargetCommand(_message.Message):
-    __slots__ = ("command_id", "sequence_id", "open", "verify", "truncate", "release")
+    __slots__ = ("command_id", "sequence_id", "open", "verify", "truncate", "release", "fork")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
     command_id: int
     sequence_id: int
     open: _model_pb2.Open
     verify: Verify
     truncate: _model_pb2.Truncate
     release: _model_pb2.Release
-    def __init__(self, command_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., open: _Optional[_Union[_model_pb2.Open, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., truncate: _Optional[_Union[_model_pb2.Truncate, _Mapping]] = ..., release: _Optional[_Union[_model_pb2.Release, _Mapping]] = ...) -> None: ...
+    fork: _model_pb2.Fork
+    def __init__(self, command_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., open: _Optional[_Union[_model_pb2.Open, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., truncate: _Optional[_Union[_model_pb2.Truncate, _Mapping]] = ..., release: _Optional[_Union[_model_pb2.Release, _Mapping]] = ..., fork: _Optional[_Union[_model_pb2.Fork, _Mapping]] = ...) -> None: ...
 
 class Verify(_message.Message):
     __slots__ = ("position", "tail_tokens", "draft_tokens", "support_token_ids", "support_sizes", "rule", "logprobs", "prompt_logprobs", "lenience")

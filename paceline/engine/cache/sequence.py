@@ -72,6 +72,20 @@ class Sequence:
         self.tokens = tokens[: len(self.blocks) * self._pool.block_size]
         return self.length
 
+    def fork(self, parent: "Sequence", length: int) -> None:
+        """Shares the blocks that hold the parent's first `length` tokens, the last of them perhaps filled in part: who
+        writes into it first writes into a copy (see `reserve`).
+
+        The sequence must be empty. Raises OutOfRange, and changes nothing, if the parent's cache holds fewer tokens.
+        """
+        assert not self.blocks, "a sequence is forked before it is fed"
+        if length > parent.length:
+            raise OutOfRange(f"length is {length}, but the parent's cache holds {parent.length} tokens")
+        self.blocks = parent.blocks[: self._pool.blocks_for(length)]
+        self._pool.share(self.blocks)
+        self.tokens = parent.tokens[:length]
+        self._digests = parent._digests[: length // self._pool.block_size]
+
     def confirm(self, length: int) -> None:
         """Indexes the full blocks of the first `length` tokens. These must belong to the context: no drafts."""
         num_known = len(self._digests)

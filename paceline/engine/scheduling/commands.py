@@ -41,6 +41,14 @@ class Start(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class Fork(Command):
+    """Gives the sequence, which is newly opened, the first `length` tokens of another. No answer when it succeeds."""
+
+    parent_id: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Truncate(Command):
     length: int
 

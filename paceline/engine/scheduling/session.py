@@ -4,7 +4,8 @@
 
 Commands of one sequence run in order. Three things do not wait: a Release, a Truncate to a length below the start of
 the running job, and the end of the stream. They drop the queued commands and the running job. After a failure a
-sequence refuses all commands until a Truncate or Release. Everything here runs on the worker's thread.
+sequence refuses all commands until a Truncate or Release. A Fork runs in the order of its parent's commands, and the
+forked sequence's later commands wait for it. Everything here runs on the worker's thread.
 """
 
 import time
@@ -16,7 +17,7 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.scheduling.account import Account, Settle
 from paceline.engine.scheduling.batching_policy import ReturnTime
-from paceline.engine.scheduling.commands import Answer, Command, Open, Opened, Refuse, Release, Start, Truncate
+from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Opened, Refuse, Release, Start, Truncate
 from paceline.engine.scheduling.counts import WorkerCounts
 from paceline.engine.scheduling.job import Job
 from paceline.errors import (
@@ -42,6 +43,8 @@ class SequenceState:
     job: Job | None = None
     job_command_id: int = 0
     failure: PacelineError | None = None
+    # The Fork that the sequence begins with, while it waits in the parent's queue.
+    fork: Fork | None = None
     return_time: ReturnTime = field(default_factory=ReturnTime)
     # Where somebody asks for it.
     account: Account | None = None
@@ -89,6 +92,8 @@ class Session:
             self._fail(command, NotFound(f"sequence {command.sequence_id} is not open"), None)
         elif isinstance(command, Release):
             self._release(state, command.sequence_id)
+        elif isinstance(command, Fork):
+            self._queue_fork(command, state)
         elif isinstance(command, Truncate) and state.job is not None and command.length < state.job.start:
             self._drop_work(state, "dropped by a Truncate")
             self._attempt(command, state)
@@ -141,8 +146,48 @@ class Session:
         return self._states[sequence_id]
 
     def _advance(self, state: SequenceState) -> None:
-        while state.waiting and state.job is None:
-            self._attempt(state.waiting.popleft(), state)
+        """Runs what waits, of the sequence and of those that a Fork of it lets go on."""
+        # A list, for a chain of forks may be longer than a stack.
+        ready = [state]
+        while ready:
+            state = ready.pop()
+            while state.waiting and state.job is None and state.fork is None:
+                command = state.waiting.popleft()
+                if isinstance(command, Fork):
+                    ready += self._fork(command, state)
+                else:
+                    self._attempt(command, state)
+
+    def _queue_fork(self, command: Fork, state: SequenceState) -> None:
+        """Puts a Fork into its parent's order, or a refusal into the order of the sequence itself."""
+        parent = self._states.get(command.parent_id)
+        is_new = not (state.sequence.blocks or state.waiting or state.job or state.fork)
+        if parent is None or parent is state:
+            error = InvalidArgument.field("parent_sequence_id", command.parent_id, "another open sequence")
+        elif not is_new:
+            error = InvalidArgument.field("fork", f"of {command.parent_id}", "a sequence's first command behind Open")
+        else:
+            state.fork = command
+            parent.waiting.append(command)
+            self._advance(parent)
+            return
+        state.waiting.append(Refuse(command.command_id, command.sequence_id, error))
+        self._advance(state)
+
+    def _fork(self, command: Fork, parent: SequenceState) -> list[SequenceState]:
+        """Runs a Fork; all commands of the parent before it have run. Returns the forked sequence's state, if it is there."""
+        state = self._states.get(command.sequence_id)
+        if state is None or state.fork is not command:
+            return []
+        state.fork = None
+        try:
+            for failure in (state.failure, parent.failure):
+                if failure is not None:
+                    raise Aborted(f"an earlier command failed: {failure}")
+            state.sequence.fork(parent.sequence, command.length)
+        except PacelineError as error:
+            self._fail(command, error, state)
+        return [state]
 
     def _attempt(self, command: Command, state: SequenceState | None) -> None:
         """Runs one command; all commands before it have run."""
@@ -206,10 +251,23 @@ class Session:
         if state.job is not None:
             self._fail_id(state.job_command_id, Cancelled(why), state, poison=False)
             state.job = None
+        if state.fork is not None:
+            self._fail_id(state.fork.command_id, Cancelled(why), state, poison=False)
+            state.fork = None
         while state.waiting:
             waiting = state.waiting.popleft()
-            if isinstance(waiting, Start | Refuse):
+            if isinstance(waiting, Fork):
+                self._drop_fork(waiting, why)
+            elif isinstance(waiting, Start | Refuse):
                 self._fail_id(waiting.command_id, Cancelled(why), state, poison=False)
+
+    def _drop_fork(self, command: Fork, why: str) -> None:
+        """A Fork that waited for its parent comes to nothing, and what waits behind it fails."""
+        state = self._states.get(command.sequence_id)
+        if state is not None and state.fork is command:
+            state.fork = None
+            self._fail(command, Cancelled(why), state)
+            self._advance(state)
 
     def _release(self, state: SequenceState, sequence_id: int) -> None:
         if state.job is None:

@@ -77,6 +77,23 @@ class PoolMachine(RuleBasedStateMachine):
         # A job may be dropped halfway: fewer tokens are fed than were reserved.
         self.write(sequence, tokens[: int(len(tokens) * fed)])
 
+    @precondition(lambda self: self.sequences and len(self.sequences) < 4)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from(self.sequences))
+        length = data.draw(st.integers(0, parent.length + 1))
+        before = snapshot(self.pool, self.tables())
+        forked = Sequence(OPTIONS, self.pool)
+        if length > parent.length:
+            with pytest.raises(OutOfRange, match=rf"length is {length}, .* {parent.length} tokens"):
+                forked.fork(parent, length)
+        else:
+            forked.fork(parent, length)
+            assert forked.tokens == parent.tokens[:length]
+            self.sequences.append(forked)
+        # It shares all of its blocks.
+        assert snapshot(self.pool, self.tables())[0] == before[0]
+
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def confirm(self, data: st.DataObject) -> None:
