@@ -42,6 +42,7 @@ class RequestReader:
         if sampling.seed is None:
             sampling = replace(sampling, seed=fresh_seed())
         speculation.check(sampling)
+        require(not message.trace or sampling.beams == 1, "trace", message.trace, "left out with beams")
         self._proposers.check(speculation.drafter)
         prompt = await self.read_prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")

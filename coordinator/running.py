@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
 from coordinator.acceptance import accept
 from coordinator.admission import Admission
+from coordinator.beams.search import search
+from coordinator.beams.target import TargetBeams
 from coordinator.choosing.active_generations import ActiveGenerations
 from coordinator.completion_log import log_generation
 from coordinator.context import Emission, Request
@@ -70,13 +73,7 @@ class Running:
 
     async def _rounds(self, choice: Choice, answer: Answer) -> None:
         request = choice.context.request
-        rounds = generate(
-            choice.context,
-            self.proposers.make(request),
-            RemoteTarget(self.target, request, self.patience_s),
-            choice.stats,
-            self.synthetic or accept,
-        )
+        rounds = self._search(choice) if request.sampling.beams > 1 else self._generate(choice)
         self.active.join(choice)
         last_s = None
         async with contextlib.aclosing(rounds):
@@ -89,6 +86,16 @@ class Running:
                 if request.trace:
                     emission = replace(emission, trace=self._trace(choice, emission))
                 self._hand_over(answer, choice, emission)
+
+    def _generate(self, choice: Choice) -> AsyncGenerator[Emission, None]:
+        request = choice.context.request
+        target = RemoteTarget(self.target, request, self.patience_s)
+        return generate(choice.context, self.proposers.make(request), target, choice.stats, self.synthetic or accept)
+
+    def _search(self, choice: Choice) -> AsyncGenerator[Emission, None]:
+        request = choice.context.request
+        target = TargetBeams(self.target, request, self.patience_s)
+        return search(choice.context, self.proposers.make_for_beams(request), target, choice.stats)
 
     def _hand_over(self, answer: Answer, choice: Choice, emission: Emission | None) -> None:
         # Later in this turn of the event loop: the next round's command goes out before this round's text.
@@ -109,5 +116,7 @@ class Running:
     def _room(self, request: Request) -> int:
         """Tokens of the target's cache that a generation may come to hold, whole blocks of them."""
         assert self.target.card is not None, "a request was read, with the card"
-        block_size = self.target.card.block_size
-        return -(-(len(request.prompt) + request.max_new_tokens) // block_size) * block_size
+        block_size, beams = self.target.card.block_size, request.sampling.beams
+        # Beams share the prompt's blocks, but for the last, which is filled in part.
+        num_tokens = len(request.prompt) + beams * request.max_new_tokens + (beams - 1) * block_size
+        return -(-num_tokens // block_size) * block_size

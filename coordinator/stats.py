@@ -8,6 +8,18 @@ from coordinator.context import Emission
 from coordinator.round import Round
 
 
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """What a round of beam search took, from `started_s` (time.perf_counter) to now."""
+
+    started_s: float
+    draft_us: int
+    target_us: int
+    queued_us: int
+    # Tokens of the context that the target's cache held already.
+    cached_tokens: int
+
+
 @dataclass(slots=True)
 class GenerationStats:
     """Figures of one generation. Times in microseconds unless the name says otherwise."""
@@ -63,10 +75,36 @@ class GenerationStats:
         self.target_us += verdict.computed_us
         self.queued_us += proposal.queued_us + verdict.queued_us
         self.rounds_us += int((now_s - finished.started_s) * 1e6)
-        missing = len(proposal) - len(self.proposed_per_position)
+        self._count_positions(len(proposal), num_accepted)
+
+    def count_beams(self, num_steps: int, num_drafted: int, cost: RoundCost) -> None:
+        """Counts a round of beam search: `num_steps` steps, all but one of them drafted, of `num_drafted` drafted ones."""
+        if self.rounds_us == 0:
+            # The prompt's round, as in `count`.
+            self.cached_prompt_tokens = cost.cached_tokens
+        else:
+            self.rounds += 1
+            self.round_tokens += num_steps
+            self.rounds_by_accepted += [0] * (num_drafted + 1 - len(self.rounds_by_accepted))
+            self.rounds_by_accepted[num_steps - 1] += 1
+        if num_drafted:
+            proposed, accepted = self.by_source.get(DraftedBy.MODEL, (0, 0))
+            self.by_source[DraftedBy.MODEL] = proposed + num_drafted, accepted + num_steps - 1
+        self.draft_us += cost.draft_us
+        self.target_us += cost.target_us
+        self.queued_us += cost.queued_us
+        self.rounds_us += int((time.perf_counter() - cost.started_s) * 1e6)
+        self._count_positions(num_drafted, num_steps - 1)
+
+    def count_first_token(self) -> None:
+        """It goes out now: of beam search with all the others."""
+        self.first_token_us = self.total_us
+
+    def _count_positions(self, num_proposed: int, num_accepted: int) -> None:
+        missing = num_proposed - len(self.proposed_per_position)
         self.proposed_per_position += [0] * missing
         self.accepted_per_position += [0] * missing
-        for index in range(len(proposal)):
+        for index in range(num_proposed):
             self.proposed_per_position[index] += 1
             self.accepted_per_position[index] += index < num_accepted
 

@@ -18,6 +18,7 @@ MAX_SALT_CHARACTERS = 256
 MAX_ID_CHARACTERS = 256
 MAX_SAMPLES = 64
 MAX_LOGPROBS = 20
+MAX_BEAMS = 10
 # The least is 0.01 as a message carries it: rounded to float32, which is a little less.
 MIN_REPETITION_PENALTY = 0.01 * (1 - 2**-24)
 MAX_REPETITION_PENALTY = 100.0
@@ -79,6 +80,8 @@ class SamplingParams:
     n: independent samples of one prompt, 1 to 64.
     logprobs: report each token's log-probability and those of so many likeliest tokens, 0 to 20; None: no report.
     prompt_logprobs: the same for the prompt's tokens from the second on.
+    beams: beam search over so many hypotheses, 1 to 10; above 1 the answer is the best of them, whole at the end.
+    length_penalty: of beams, in [-10, 10]: a hypothesis's score is its log-probability / (its tokens) ^ length_penalty.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -100,6 +103,8 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    beams: int = 1
+    length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -121,6 +126,9 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(self, name)
             require(wanted is None or 0 <= wanted <= MAX_LOGPROBS, name, wanted, f"in [0, {MAX_LOGPROBS}]")
+        require(1 <= self.beams <= MAX_BEAMS, "beams", self.beams, f"in [1, {MAX_BEAMS}]")
+        require(-10 <= self.length_penalty <= 10, "length_penalty", self.length_penalty, "in [-10, 10]")
+        self._check_beams()
 
     @property
     def is_greedy(self) -> bool:
@@ -146,10 +154,15 @@ class SamplingParams:
             banned |= {*self.stop_token_ids, *eos_token_ids}
         drawable = set(self.allowed_token_ids) - banned if self.allowed_token_ids else vocab_size - len(banned)
         require(bool(drawable), "banned_token_ids", "all that could be drawn", "such that a token is left to draw")
+        ends = {*self.stop_token_ids, *eos_token_ids}
+        # A step of beams asks for the likeliest tokens: as many as live, and all that may end the text.
+        fits = self.beams == 1 or self.beams + len(ends) <= MAX_LOGPROBS
+        most = f"at most {MAX_LOGPROBS} together with the {len(ends)} tokens that end the text"
+        require(fits, "beams", self.beams, most)
 
     def _check_types(self) -> None:
-        require_type(self, Integral, "a whole number", "max_tokens", "min_tokens", "top_k", "n")
-        require_type(self, Real, "a number", "temperature", "top_p", "min_p")
+        require_type(self, Integral, "a whole number", "max_tokens", "min_tokens", "top_k", "n", "beams")
+        require_type(self, Real, "a number", "temperature", "top_p", "min_p", "length_penalty")
         require_type(self, Real, "a number", "repetition_penalty", "presence_penalty", "frequency_penalty")
         require_type(self, bool, "True or False", "ignore_eos")
         for name in ("seed", "logprobs", "prompt_logprobs"):
@@ -169,6 +182,18 @@ class SamplingParams:
             is_token_id(token) and isinstance(bias, Real) for token, bias in biases.items()
         )
         require(ok, "logit_bias", biases, "a dict from token ids to numbers")
+
+    def _check_beams(self) -> None:
+        """Beams are the target's likeliest texts: nothing that draws, or changes what is likely, goes with them."""
+        if self.beams == 1:
+            require(self.length_penalty == 1, "length_penalty", self.length_penalty, "1 without beams")
+            return
+        neutral = {"temperature": 0, "min_tokens": 0, "n": 1, "logprobs": None, "prompt_logprobs": None}
+        neutral |= {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+        for name, value in neutral.items():
+            require(getattr(self, name) == value, name, getattr(self, name), f"{value} with beams")
+        for name in ("stop", "logit_bias", "allowed_token_ids", "banned_token_ids"):
+            require(not getattr(self, name), name, getattr(self, name), "empty with beams")
 
     def _check_adjustments(self) -> None:
         """Penalties and bias."""
@@ -269,6 +294,7 @@ class SpeculationParams:
     def check(self, sampling: SamplingParams) -> None:
         """Raises InvalidArgument where the two sets of parameters do not go together."""
         self.resolved_draft_mode(sampling)
+        require(self.lenience == 1 or sampling.beams == 1, "lenience", self.lenience, "1 with beams")
         sampled_match = not sampling.is_greedy and self.resolved_rule(sampling) is Rule.MATCH
         # A draft that is not the target's own draw says nothing of how likely it was.
         require(self.lenience == 1 or not sampled_match, "lenience", self.lenience, "1 under match above temperature 0")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from coordinator.acceptance import DraftedBy
+from coordinator.beams.drafter import BeamDrafter, ModelBeamDrafter, NoBeamDrafter
 from coordinator.choosing import Source
 from coordinator.choosing.chooser import Chooser
 from coordinator.choosing.experience import Experience
@@ -67,6 +68,19 @@ class Proposers:
         # The bound of an entropy rule is the draft model's alone.
         num_predicted = length if isinstance(length, int) else MAX_DRAFT_TOKENS
         return PredictionProposer(PredictionDrafter(request.prediction), num_predicted, proposer)
+
+    def make_for_beams(self, request: Request) -> BeamDrafter:
+        """Makes the drafter of a beam search. Only a draft model knows how likely all that may go on is."""
+        speculation = request.speculation
+        length = speculation.num_draft_tokens
+        if not speculation.enabled or length == 0 or self._draft is None:
+            return NoBeamDrafter()
+        if speculation.drafter not in (DrafterName.MODEL, DrafterName.HYBRID):
+            return NoBeamDrafter()
+        if isinstance(length, int):
+            return ModelBeamDrafter(self._draft, request, self._deadline, length, length)
+        bounds = length if isinstance(length, Bounds) else length.bounds
+        return ModelBeamDrafter(self._draft, request, self._deadline, bounds.min, bounds.max)
 
     def _fixed(self, request: Request, num_draft_tokens: int) -> Proposer:
         match request.speculation.drafter:

@@ -9,6 +9,7 @@ shorter tail. After any surprise the length is corrected, and the command sent a
 """
 
 import asyncio
+import copy
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from coordinator.remote.link import Link
 from coordinator.remote.pending import CacheError
 from paceline.errors import PacelineError, ResourceExhausted, Unavailable
 from paceline.rpc.messages import open_to_message
+from paceline.sampling import SamplingParams
 
 # Corrections of the length in a row before a command is given up.
 MAX_CORRECTIONS = 8
@@ -31,10 +33,11 @@ LAST_TRIAL_S = 1.0
 class RemoteSequence:
     """Mirrors the sequence's length; everything else about it is the server's."""
 
-    def __init__(self, link: Link, request: Request) -> None:
+    def __init__(self, link: Link, request: Request, sampling: SamplingParams | None = None) -> None:
+        """`sampling`: None for the request's own."""
         self.link = link
         self._open = open_to_message(
-            request.sampling, len(request.prompt), _ending_ids(request), request.cache_salt, request.request_id,
+            sampling or request.sampling, len(request.prompt), _ending_ids(request), request.cache_salt, request.request_id,
             request.traceparent,
         )  # fmt: skip
         self._sequence_id = 0
@@ -81,6 +84,20 @@ class RemoteSequence:
         """Keeps at most `length` tokens. No answer is awaited: the stream is ordered."""
         if length < self.length:
             self._correct(length)
+
+    def fork(self, length: int) -> "RemoteSequence":
+        """A new sequence that begins with the first `length` tokens of this one's cache; empty where this one has none.
+
+        No answer is awaited: where the server can't fork, the new sequence's first command is told so, and is sent again
+        with all it needs.
+        """
+        forked = copy.copy(self)
+        forked._epoch, forked.length = 0, 0
+        if self._is_open and min(length, self.length) > 0:
+            forked._ensure_open()
+            forked.length = min(length, self.length)
+            self.link.send(forked._sequence_id, lambda command: _fill_fork(command, self._sequence_id, forked.length))
+        return forked
 
     def release(self) -> None:
         """Frees the server's blocks, and cancels what runs there."""
@@ -134,3 +151,8 @@ def _ending_ids(request: Request) -> tuple[int, ...]:
 def _fill_truncate(command: Any, length: int) -> None:
     command.truncate.SetInParent()
     command.truncate.length = length
+
+
+def _fill_fork(command: Any, parent_id: int, length: int) -> None:
+    command.fork.parent_sequence_id = parent_id
+    command.fork.length = length

@@ -61,6 +61,8 @@ def generate(
     presence_penalty: options.PresencePenalty = 0.0,
     frequency_penalty: options.FrequencyPenalty = 0.0,
     logprobs: options.Logprobs = None,
+    beams: options.Beams = 1,
+    length_penalty: options.LengthPenalty = 1.0,
     raw: Annotated[bool, typer.Option("--raw", help="the prompt as it is, without chat template")] = False,
     speculation: options.SpeculationSwitch = None,
     drafter: options.DrafterName = None,
@@ -96,6 +98,7 @@ def generate(
         seed=seed, stop=tuple(stop or ()), min_tokens=min_tokens, ignore_eos=ignore_eos,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty, n=n, logprobs=logprobs,
+        beams=beams, length_penalty=length_penalty,
     )  # fmt: skip
     given = options.given_speculation(speculation, drafter, draft_tokens, rule, coupled, lenience, draft_temperature)
     if prompt is not None and prompts is not None:

@@ -74,6 +74,10 @@ RepetitionPenalty = Annotated[float, typer.Option(help="above 1: tokens seen bef
 PresencePenalty = Annotated[float, typer.Option(help="taken off the logits of tokens generated before")]
 FrequencyPenalty = Annotated[float, typer.Option(help="taken off for each time a token was generated before")]
 Logprobs = Annotated[int | None, typer.Option(help="with --json: log-probabilities, also of the N likeliest tokens")]
+Beams = Annotated[int, typer.Option(help="beam search over so many hypotheses, 1 to 10; the best comes at the end")]
+LengthPenalty = Annotated[
+    float, typer.Option(help="of beams: above 0 longer texts are better, below 0 shorter ones; in [-10, 10]")
+]
 SpeculationSwitch = Annotated[str | None, typer.Option(help="on or off; default: the coordinator's")]
 DrafterName = Annotated[
     str | None, typer.Option(help="model, ngram, suffix, hybrid or custom; default: the coordinator's")

@@ -45,7 +45,7 @@ _LIST_FIELDS = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids
 # Fields whose absence is not their zero, with what it means.
 _OPTIONAL_FIELDS = {
     "max_tokens": DEFAULT_MAX_TOKENS, "top_p": 1.0, "repetition_penalty": 1.0, "seed": None, "n": 1,
-    "logprobs": None, "prompt_logprobs": None,
+    "logprobs": None, "prompt_logprobs": None, "beams": 1, "length_penalty": 1.0,
 }  # fmt: skip
 
 

@@ -1,0 +1,77 @@
+"""The arithmetic of beam search is transformers', on a tiny random model, for many widths, penalties and ends."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from coordinator.beams.hypotheses import BeamRules, Beams, Tokens
+from coordinator.beams.search import paths_of
+from coordinator.remote.branches import common_length
+from paceline.engine.models.dummy import dummy_config, make_dummy
+from tests.end_to_end.tiny_oracle import one_thread
+
+NAME = "tiny-32-a"
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    model = LlamaForCausalLM(dummy_config(NAME)).float().eval()
+    model.load_state_dict(make_dummy(NAME, torch.float32)[1], strict=False)
+    # None below would mean the configuration's own.
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@torch.inference_mode()
+def ours(model: LlamaForCausalLM, prompt: list[int], rules: BeamRules) -> list[int]:
+    beams = Beams(rules)
+    while not beams.is_over:
+        inputs = torch.tensor([[*prompt, *each.tokens] for each in beams.live])
+        rows = model(inputs).logits[:, -1].log_softmax(-1).numpy()
+        order = np.argsort(-rows, axis=-1, kind="stable")[:, : rules.num_next]
+        beams.step([[(int(token), float(row[token])) for token in best] for row, best in zip(rows, order, strict=True)])
+    return list(beams.best.tokens)
+
+
+@torch.inference_mode()
+def theirs(model: LlamaForCausalLM, prompt: list[int], rules: BeamRules) -> list[int]:
+    ends = sorted(rules.ending_ids)
+    out = model.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), num_beams=rules.width, do_sample=False, length_penalty=rules.length_penalty,
+        max_new_tokens=rules.max_tokens, eos_token_id=ends or None, pad_token_id=31,
+    )  # fmt: skip
+    tokens = out[0, len(prompt) :].tolist()
+    end = next((index + 1 for index, token in enumerate(tokens) if token in rules.ending_ids), len(tokens))
+    return tokens[:end]
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 8])
+@pytest.mark.parametrize("ends", [(), (5,), (3, 9, 17)])
+def test_hypotheses_are_those_of_transformers(model: LlamaForCausalLM, width: int, ends: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(width)
+    lengths = set()
+    with one_thread():
+        for penalty in (-1.0, 0.0, 0.6, 1.0, 2.0):
+            for _ in range(3):
+                prompt = rng.integers(0, 32, 6).tolist()
+                rules = BeamRules(width, penalty, frozenset(ends), 12)
+                found = ours(model, prompt, rules)
+                assert found == theirs(model, prompt, rules), rules
+                lengths.add(len(found))
+    # Where a text can end, some ends are among these.
+    assert (len(lengths) > 1) == bool(ends)
+
+
+def test_paths_are_the_longest_of_live_hypotheses_and_drafts() -> None:
+    live: list[Tokens] = [(1,), (2,), (3,)]
+    levels: list[list[Tokens]] = [[(1, 4), (1, 5), (2, 6)], [(1, 4, 7), (1, 4, 8), (2, 6, 9)]]
+    assert paths_of(live, levels) == [(3,), (1, 5), (1, 4, 7), (1, 4, 8), (2, 6, 9)]
+    assert paths_of(live, []) == live
+
+
+def test_common_length_counts_what_both_begin_with() -> None:
+    for length in range(6):
+        assert common_length((1, 2, 3, 4, 5), (*(1, 2, 3, 4, 5)[:length], 9, 9)) == length
+    assert common_length((), (1,)) == 0
+    assert common_length((1, 2), (1, 2, 3)) == 2

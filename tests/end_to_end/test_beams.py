@@ -1,0 +1,142 @@
+"""Beam search, with and without speculation, gives transformers' tokens, and leaves no block behind."""
+
+import asyncio
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from paceline.client import AsyncClient
+from paceline.engine.models.weights import find_folder
+from paceline.errors import InvalidArgument
+from paceline.rpc.channel import open_channel
+from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.v1 import model_pb2, target_pb2_grpc
+from tests.end_to_end.test_greedy_oracle import MODEL, spread
+from tests.services import Trio
+
+PLAIN = SpeculationParams(enabled=False)
+DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
+
+
+@torch.inference_mode()
+def expected_ids(prompts: list[str], sampling: SamplingParams) -> list[tuple[list[int], list[int]]]:
+    """For each prompt its ids through the chat template, and transformers' best hypothesis, EOS included."""
+    folder = find_folder(MODEL, torch.float32, print)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    pairs = []
+    for prompt in prompts:
+        chat = [{"role": "user", "content": prompt}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        out = model.generate(
+            torch.tensor([ids]), do_sample=False, num_beams=sampling.beams, length_penalty=sampling.length_penalty,
+            max_new_tokens=sampling.max_tokens,
+        )  # fmt: skip
+        pairs.append((ids, out[0, len(ids) :].tolist()))
+    return pairs
+
+
+async def check_same_ids(trio: Trio, num_prompts: int, sampling: SamplingParams) -> None:
+    pairs = await asyncio.to_thread(expected_ids, spread(num_prompts), sampling)
+    async with AsyncClient(trio.address) as client:
+        for speculation in (PLAIN, DRAFTED):
+            accepted = 0
+            for ids, expected in pairs:
+                done = await client.complete(ids, sampling, speculation)
+                assert done.token_ids == expected, speculation
+                assert done.finish is not None
+                assert (done.finish.reason == "stop") == (expected[-1] == 2)
+                accepted += done.finish.speculation.accepted
+            assert (accepted > 0) == speculation.enabled
+
+
+async def free_blocks(address: str) -> tuple[int, int]:
+    """Of a target server: free, and in all."""
+    async with open_channel(address) as channel:
+        card = await target_pb2_grpc.TargetStub(channel).Describe(model_pb2.DescribeModelRequest())
+        return card.free_blocks, card.total_blocks
+
+
+async def wait_until_all_free(trio: Trio) -> None:
+    for _ in range(500):
+        free, total = await free_blocks(trio.target.address)
+        if free == total:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{free} of {total} blocks are free")
+
+
+async def test_beams_are_those_of_transformers(real_trio: Trio) -> None:
+    await check_same_ids(real_trio, 2, SamplingParams(max_tokens=20, beams=4))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("width", [2, 4, 8])
+async def test_beams_are_those_of_transformers_on_40_prompts(real_trio: Trio, width: int) -> None:
+    await check_same_ids(real_trio, 40, SamplingParams(max_tokens=48, beams=width))
+
+
+async def test_drafts_of_another_model_change_no_beam(unlike_trio: Trio) -> None:
+    async with AsyncClient(unlike_trio.address) as client:
+        for width, penalty in ((2, 1.0), (4, 0.0), (8, -1.0)):
+            for prompt in ([1, 2, 3], list(range(30))):
+                sampling = SamplingParams(max_tokens=40, beams=width, length_penalty=penalty, stop_token_ids=(7,))
+                plain = await client.complete(prompt, sampling, PLAIN)
+                for length in (1, 3, 16):
+                    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=length)
+                    drafted = await client.complete(prompt, sampling, speculation)
+                    assert drafted.token_ids == plain.token_ids
+
+
+async def test_an_answer_comes_whole_and_leaves_no_block_behind(tiny_trio: Trio) -> None:
+    sampling = SamplingParams(max_tokens=30, beams=5, ignore_eos=True)
+    async with AsyncClient(tiny_trio.address) as client:
+        pieces = [piece async for piece in client.stream(list(range(50)), sampling)]
+        assert len(pieces) == 1
+        assert len(pieces[0].token_ids) == 30
+        assert pieces[0].finish is not None
+        assert pieces[0].finish.reason == "length"
+        await wait_until_all_free(tiny_trio)
+
+
+async def test_a_cancelled_search_leaves_no_block_behind(tiny_trio: Trio) -> None:
+    sampling = SamplingParams(max_tokens=200, beams=8, ignore_eos=True)
+    async with AsyncClient(tiny_trio.address) as client:
+        for speculation in (PLAIN, DRAFTED):
+            for delay_s in (0.05, 0.3):
+                task = asyncio.create_task(client.complete(list(range(50)), sampling, speculation))
+                await asyncio.sleep(delay_s)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                await wait_until_all_free(tiny_trio)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"beams": 0}, r"beams is 0; it must be in \[1, 10\]"),
+        ({"beams": 11}, r"beams is 11; it must be in \[1, 10\]"),
+        ({"beams": 2, "length_penalty": 10.5}, r"length_penalty is 10.5; it must be in \[-10, 10\]"),
+        ({"length_penalty": 0.5}, "length_penalty is 0.5; it must be 1 without beams"),
+        ({"beams": 2, "temperature": 0.5}, "temperature is 0.5; it must be 0 with beams"),
+        ({"beams": 2, "n": 2}, "n is 2; it must be 1 with beams"),
+        ({"beams": 2, "logprobs": 0}, "logprobs is 0; it must be None with beams"),
+        ({"beams": 2, "stop": ("a",)}, "stop is .*; it must be empty with beams"),
+        ({"beams": 2, "repetition_penalty": 1.5}, "repetition_penalty is 1.5; it must be 1 with beams"),
+    ],
+)
+def test_what_beams_can_not_go_with_is_refused_by_name(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+async def test_too_many_ending_tokens_and_a_trace_are_refused(tiny_trio: Trio) -> None:
+    async with AsyncClient(tiny_trio.address) as client:
+        many = SamplingParams(beams=8, stop_token_ids=tuple(range(20)))
+        with pytest.raises(InvalidArgument, match="beams is 8; it must be at most 20 together with the"):
+            await client.complete([1, 2], many)
+        with pytest.raises(InvalidArgument, match="trace is True; it must be left out with beams"):
+            await client.complete([1, 2], SamplingParams(beams=2), trace=True)
