@@ -1,10 +1,12 @@
 """What speculation is worth in theory: used by `paceline plan` and by adaptive k (`expected_tokens`).
 
 alpha: chance that one proposed token is accepted. k: tokens proposed in a round.
-c: time of a draft step over time of a target forward; wire: a round's messages, in the
-same unit. Leviathan, Kalman, Matias (2211.17192): equation 1, theorems 3.8 and 3.11.
+c: time of a draft step over time of a target forward. wire: a round's messages, in the same unit. verify: what each
+drafted row adds to the time of a target forward, in the same unit; the paper has 0.
+Leviathan, Kalman, Matias (2211.17192): equation 1, theorems 3.8 and 3.11, sections 3.4 and 3.5.
 """
 
+import math
 from collections.abc import Iterator
 
 
@@ -25,9 +27,24 @@ def tokens_per_round(alpha: float, k: int) -> float:
     return tokens
 
 
-def speedup(alpha: float, k: int, c: float, wire: float = 0.0) -> float:
-    """Expected speed over plain decoding (theorem 3.8), with the wire's time added to each round."""
-    return tokens_per_round(alpha, k) / (c * k + 1 + wire)
+def accepted_per_round(alpha: float, k: int) -> float:
+    """Expected drafts that are accepted in a round, 0 to k: equation 1 without the token that is the target's own."""
+    return tokens_per_round(alpha, k) - 1
+
+
+def target_reads(alpha: float, k: int) -> float:
+    """How often the target's weights and cache are read for a token, over plain decoding's once (section 3.4)."""
+    return 1 / tokens_per_round(alpha, k)
+
+
+def round_time(k: int, c: float, wire: float = 0.0, verify: float = 0.0) -> float:
+    """Time of a round with k drafts, in target forwards of one row."""
+    return (c + verify) * k + 1 + wire
+
+
+def speedup(alpha: float, k: int, c: float, wire: float = 0.0, verify: float = 0.0) -> float:
+    """Expected speed over plain decoding (theorem 3.8), with the wire's and the drafted rows' time in each round."""
+    return tokens_per_round(alpha, k) / round_time(k, c, wire, verify)
 
 
 def operations(alpha: float, k: int, c_operations: float) -> float:
@@ -35,9 +52,26 @@ def operations(alpha: float, k: int, c_operations: float) -> float:
     return (c_operations * k + k + 1) / tokens_per_round(alpha, k)
 
 
-def best_k(alpha: float, c: float, wire: float = 0.0, longest: int = 16) -> int:
+def best_k(alpha: float, c: float, wire: float = 0.0, longest: int = 16, verify: float = 0.0) -> int:
     """The number of draft tokens, 0 to `longest`, that is fastest; 0 where speculation does not pay.
 
     Without drafts a round has its wire time too, so k = 0 is compared with it.
     """
-    return max(range(longest + 1), key=lambda k: (speedup(alpha, k, c, wire), -k))
+    tokens = enumerate(expected_tokens(alpha, longest))
+    speeds = [expected / round_time(k, c, wire, verify) for k, expected in tokens]
+    return speeds.index(max(speeds))
+
+
+def oracle_tokens(alpha: float) -> float:
+    """Expected tokens of a round whose k is the number of drafts that will be accepted, however many: 1 / (1 - alpha)
+    (section 3.5); infinite where no draft is ever rejected."""
+    return math.inf if alpha == 1 else 1 / (1 - alpha)
+
+
+def oracle_speedup(alpha: float, c: float, wire: float = 0.0, verify: float = 0.0) -> float:
+    """Expected speed over plain decoding with that k (section 3.5), of which the paper says that it can be some 60 %
+    above the best fixed k. Nothing is drafted in vain, so an accepted token costs a draft step and a row, and the last
+    of a round a target forward and the wire. Where drafts cost more than that, none are made. It may be infinite."""
+    own = 1 + wire
+    time = (1 - alpha) * own + alpha * min(c + verify, own)
+    return math.inf if time == 0 else 1 / time

@@ -49,6 +49,11 @@ class Measured:
     accepted: int
     decided: int
 
+    @property
+    def row_cost(self) -> float:
+        """What each drafted row adds to the time of a target forward, in plain target forwards."""
+        return max(0.0, (self.verify_cost - 1) / self.k)
+
 
 @dataclass(slots=True)
 class Tally:

@@ -1,10 +1,11 @@
 """Speed-up against k as a picture: of characters for a terminal, of pixels for a file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.text import Text
 
-from paceline.theory import best_k, speedup
+from paceline.cli.forecast import Forecast
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 HEIGHT = 10
@@ -37,7 +38,7 @@ def eighths(height: float) -> int:
     return round(8 * min(1.0, max(0.0, height)))
 
 
-def write_png(path: Path, alpha: float, c: float, wire: float, longest: int) -> None:
+def write_png(path: Path, made: Forecast) -> None:
     """Left: speed-up against k, also for alphas nearby. Right: the best k against alpha. Raises OSError."""
     # A second to import, and only pictures need it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -47,7 +48,7 @@ def write_png(path: Path, alpha: float, c: float, wire: float, longest: int) -> 
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    ks = list(range(longest + 1))
+    alpha, ks = made.alpha, list(range(made.longest + 1))
     # Apart in colour and in dashes: a picture may be printed in grey.
     curves = {
         max(0.0, alpha - ALPHA_STEP): {"color": "C1", "linestyle": "--"},
@@ -55,23 +56,20 @@ def write_png(path: Path, alpha: float, c: float, wire: float, longest: int) -> 
         alpha: {"color": "C0", "marker": "o"},
     }
     for nearby in sorted(curves):
-        left.plot(ks, _curve(ks, nearby, c, wire), label=f"alpha {nearby:.2f}", **curves[nearby])
-    best = best_k(alpha, c, wire, longest)
-    left.plot([best], [speedup(alpha, best, c, wire)], "o", color="C2", markersize=12, label=f"best k: {best}")
+        speeds = [replace(made, alpha=nearby).speed(k) for k in ks]
+        left.plot(ks, speeds, label=f"alpha {nearby:.2f}", **curves[nearby])
+    best = made.best
+    left.plot([best], [made.speed(best)], "o", color="C2", markersize=12, label=f"best k: {best}")
     left.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
     left.set(xlabel="k, draft tokens in a round", ylabel="speed over plain decoding", title="What to expect")
     left.set_ylim(bottom=0)
     # Below both pictures, where no curve runs.
     figure.legend(loc="outside lower left", ncols=4, frameon=False)
-    figure.suptitle(f"draft step: {c:.2g} target forwards; wire: {wire:.2g} target forwards a round")
+    figure.suptitle(f"in target forwards: {made.costs}")
     alphas = [step / 200 for step in range(201)]
-    right.step(alphas, [best_k(a, c, wire, longest) for a in alphas], where="post")
+    right.step(alphas, [replace(made, alpha=other).best for other in alphas], where="post")
     right.plot([alpha], [best], "o", color="C2", markersize=12)
     right.set(xlabel="alpha, chance that a draft is accepted", ylabel="best k", title="How far to speculate")
     for axis in (left.xaxis, right.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, format="png", dpi=120)
-
-
-def _curve(ks: list[int], alpha: float, c: float, wire: float) -> list[float]:
-    return [speedup(alpha, k, c, wire) for k in ks]

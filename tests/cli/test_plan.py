@@ -1,5 +1,6 @@
 """`paceline plan` says what the theory says."""
 
+import csv
 import json
 import re
 import subprocess
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.plan import Plan, advice
+from paceline.cli.figures import write_figures
+from paceline.cli.forecast import Forecast, advice
 from paceline.cli.plot import BLOCKS, COLUMN_WIDTH, HEIGHT, terminal_plot
 from tests.cli.conftest import Ran
 
@@ -30,8 +32,8 @@ def test_table_holds_the_theory(paceline: Callable[..., Ran]) -> None:
     for k, row in enumerate(cells):
         speed = summed(k) / (COST * k + 1 + WIRE)
         work = (OPERATIONS_COST * k + k + 1) / summed(k)
-        figures = (f"{summed(k):.2f}", f"{speed:.2f}x", f"{speed * (1 + WIRE):.2f}x", f"{work:.2f}x")
-        assert tuple(row[1:]) == figures
+        figures = f"{summed(k) - 1:.2f}", f"{summed(k):.2f}", f"{speed:.2f}x", f"{speed * (1 + WIRE):.2f}x"
+        assert tuple(row[1:]) == (*figures, f"{work:.2f}x", f"{1 / summed(k):.2f}x")
     assert ran.code == 0
 
 
@@ -64,14 +66,15 @@ def test_advice_names_the_best_k_and_its_speed(paceline: Callable[..., Ran]) -> 
     assert "less than 0.3 target forwards, and it takes 0.4" in said
 
 
+@pytest.mark.parametrize("verify", [0.0, 0.1])
 @pytest.mark.parametrize("wire", [0.0, 0.5])
 @pytest.mark.parametrize("alpha", [0.2, 0.6, 0.9])
-def test_speculation_pays_just_below_the_cost_that_advice_names(alpha: float, wire: float) -> None:
-    named = re.search(r"less than ([\d.]+) target", advice(Plan(alpha, 2.0, wire, 2.0, 16)))
+def test_speculation_pays_just_below_the_cost_that_advice_names(alpha: float, wire: float, verify: float) -> None:
+    named = re.search(r"less than ([\d.]+) target", advice(Forecast(alpha, 2.0, wire, 2.0, 16, verify)))
     assert named is not None
     limit = float(named[1])
-    assert Plan(alpha, limit * 0.99, wire, 1.0, 16).best > 0
-    assert Plan(alpha, limit * 1.01, wire, 1.0, 16).best == 0
+    assert Forecast(alpha, limit * 0.99, wire, 1.0, 16, verify).best > 0
+    assert Forecast(alpha, limit * 1.01, wire, 1.0, 16, verify).best == 0
 
 
 def test_plot_columns_are_as_high_as_the_values() -> None:
@@ -96,6 +99,13 @@ def test_plot_columns_are_as_high_as_the_values() -> None:
         (("--alpha", "0.5", "--draft-cost", "inf"), "--draft-cost is inf; it must be a finite number >= 0"),
         ((*COSTS, "--wire", "-0.5"), "--wire is -0.5; it must be a finite number >= 0"),
         ((*COSTS, "--operations-cost", "nan"), "--operations-cost is nan; it must be a finite number >= 0"),
+        ((*COSTS, "--verify-cost", "-0.1"), "--verify-cost is -0.1; it must be a finite number >= 0"),
+        ((*COSTS, "--verify-cost", "inf"), "--verify-cost is inf; it must be a finite number >= 0"),
+        (
+            (*COSTS, "--figures", "/no/such/folder"),
+            "--figures is '/no/such/folder'; it must be a folder, or a new name",
+        ),
+        ((*COSTS, "--figures", "/etc/hostname"), "--figures is '/etc/hostname'; it must be a folder, or a new name"),
         ((*COSTS, "--max-draft-tokens", "0"), "--max-draft-tokens is 0; it must be in [1, 16]"),
         ((*COSTS, "--max-draft-tokens", "17"), "--max-draft-tokens is 17; it must be in [1, 16]"),
         ((*COSTS, "--png", "/no/such/folder/a.png"), "--png is '/no/such/folder/a.png'; it must be a file in a folder"),
@@ -136,3 +146,126 @@ def test_without_a_picture_matplotlib_stays_unimported() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ran.stdout.endswith("checked\n"), ran.stderr
+
+
+def said_by(paceline: Callable[..., Ran], *flags: object) -> str:
+    ran = paceline("plan", *flags)
+    assert ran.code == 0, ran.err
+    return " ".join(ran.out.split())
+
+
+def test_drafted_rows_that_cost_time_lower_speed_and_k(paceline: Callable[..., Ran]) -> None:
+    free = json.loads(paceline("plan", *COSTS, "--json").out)
+    record = json.loads(paceline("plan", *COSTS, "--verify-cost", 0.1, "--json").out)
+    speeds = [summed(k) / ((COST + 0.1) * k + 1 + WIRE) for k in range(17)]
+    assert [row["speedup"] for row in record["rounds"]] == pytest.approx(speeds)
+    assert record["verify_cost"] == 0.1
+    assert record["best_k"] == speeds.index(max(speeds)) < free["best_k"]
+    # What is counted and not timed stays.
+    for name in ("tokens_per_round", "operations", "target_reads"):
+        assert [row[name] for row in record["rounds"]] == [row[name] for row in free["rounds"]]
+    assert free["verify_cost"] == 0
+
+
+def test_no_row_may_cost_more_than_its_draft_saves(paceline: Callable[..., Ran]) -> None:
+    said = said_by(paceline, "--alpha", 0.3, "--draft-cost", 0, "--verify-cost", 0.31)
+    assert "Do not speculate: with 30% of the drafts accepted, it does not pay however fast the draft is." in said
+    assert "Speculate with 1 draft token " in said_by(
+        paceline, "--alpha", 0.3, "--draft-cost", 0, "--verify-cost", 0.29
+    )
+
+
+@pytest.mark.parametrize(
+    ("alpha", "cost", "said", "unsaid"),
+    [
+        (0.91, 0.1, "More than 90% of the drafts are accepted. Draft far, and try a smaller draft", "Less than"),
+        (0.91, 0.95, "More than 90% of the drafts are accepted. Try a smaller draft", "Draft far"),
+        (0.9, 0.1, "Speculate with", "of the drafts are accepted"),
+        (0.5, 0.1, "Speculate with", "of the drafts are accepted"),
+        (0.49, 0.1, "Less than 50% of the drafts are accepted: the draft agrees too seldom", "More than"),
+        (0.0, 0.1, "paceline distill", "More than"),
+    ],
+)
+def test_a_draft_that_is_too_good_or_too_bad_is_said_to_be_so(
+    paceline: Callable[..., Ran], alpha: float, cost: float, said: str, unsaid: str
+) -> None:
+    text = said_by(paceline, "--alpha", alpha, "--draft-cost", cost)
+    assert said in text
+    assert unsaid not in text
+
+
+def test_the_oracle_is_compared_with_the_best_k(paceline: Callable[..., Ran]) -> None:
+    # 5 tokens in 4 draft steps and a forward, against 3.951424 in 6 and one.
+    oracle, best = 5 / 1.4, 3.951424 / 1.6
+    record = json.loads(paceline("plan", "--alpha", 0.8, "--draft-cost", 0.1, "--json").out)
+    assert record["oracle"] == pytest.approx({"tokens_per_round": 5.0, "speedup": oracle, "over_best_k": oracle / best})
+    said = said_by(paceline, "--alpha", 0.8, "--draft-cost", 0.1)
+    assert "would be 45% faster than k = 6: 3.57x." in said
+
+
+def test_certain_drafts_that_cost_nothing_have_no_bound(paceline: Callable[..., Ran]) -> None:
+    ran = paceline("plan", "--alpha", 1, "--draft-cost", 0, "--json")
+    # No number of JSON is infinite.
+    record = json.loads(ran.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert record["oracle"] == {"tokens_per_round": None, "speedup": None, "over_best_k": None}
+    assert (record["accepted_per_round"], record["target_reads"]) == (16, pytest.approx(1 / 17))
+    assert "more of them are always faster" in said_by(paceline, "--alpha", 1, "--draft-cost", 0)
+
+
+def table_of(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+@pytest.fixture(scope="module")
+def papers_figures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """At `--draft-cost 0`, in a folder that is made for them."""
+    folder = tmp_path_factory.mktemp("figures") / "new"
+    write_figures(folder, Forecast(0.8, 0.0, 0.0, 0.0, 16))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["figure2", "figure3", "figure4"])
+def test_each_figure_is_a_picture_in_two_forms(papers_figures: Path, name: str) -> None:
+    png, svg = ((papers_figures / f"{name}.{form}").read_bytes() for form in ("png", "svg"))
+    assert png.startswith(PNG_SIGNATURE)
+    assert b"<svg" in svg
+    assert svg.endswith(b"</svg>\n")
+    curves = {row["curve"] for row in table_of(papers_figures / f"{name}.csv")}
+    # A dashed line and a place in the legend for each.
+    assert svg.count(b'<g id="line2d_') > 2 * len(curves)
+    assert len(curves) >= 4
+
+
+def test_the_numbers_of_figures_2_and_4_are_table_1s(papers_figures: Path) -> None:
+    tokens = {(row["alpha"], row["curve"]): row for row in table_of(papers_figures / "figure2.csv")}
+    both = {(row["alpha"], row["curve"]): row for row in table_of(papers_figures / "figure4.csv")}
+    for alpha, gamma, operations, speed in [(0.7, 3, 1.58, 2.53), (0.8, 5, 1.63, 3.69), (0.9, 10, 1.60, 6.86)]:
+        at = str(alpha), f"gamma = {gamma}"
+        assert float(tokens[at]["tokens in a run of the target"]) == pytest.approx(speed, abs=0.0051)
+        assert float(both[at]["speed"]) == pytest.approx(speed, abs=0.0051)
+        assert float(both[at]["arithmetic"]) == pytest.approx(operations, abs=0.0051)
+
+
+def test_the_numbers_of_figure_3_are_the_fastest_gammas(papers_figures: Path) -> None:
+    rows = {(row["alpha"], row["curve"]): row for row in table_of(papers_figures / "figure3.csv")}
+    for alpha, c in [(0.5, 0.1), (0.8, 0.1), (0.8, 0.02), (0.99, 0.01)]:
+        speeds = [(1 - alpha ** (gamma + 1)) / (1 - alpha) / (gamma * c + 1) for gamma in range(150)]
+        found = rows[str(alpha), f"c = {c}"]
+        assert float(found["the gamma that is fastest"]) == speeds.index(max(speeds)) < 149
+
+
+def test_figures_have_the_costs_that_were_given(paceline: Callable[..., Ran], tmp_path: Path) -> None:
+    ran = paceline("plan", *COSTS, "--verify-cost", 0.05, "--figures", tmp_path)
+    assert ran.code == 0, ran.err
+    rows = {(row["alpha"], row["curve"]): row for row in table_of(tmp_path / "figure4.csv")}
+    at = rows[str(ALPHA), "gamma = 5"]
+    assert float(at["speed"]) == pytest.approx(summed(5) / ((COST + 0.05) * 5 + 1 + WIRE), rel=1e-5)
+    assert float(at["arithmetic"]) == pytest.approx((OPERATIONS_COST * 5 + 6) / summed(5), rel=1e-5)
+
+
+def test_a_folder_that_cannot_be_written_is_named(paceline: Callable[..., Ran], tmp_path: Path) -> None:
+    (tmp_path / "figure2.csv").mkdir()
+    ran = paceline("plan", *COSTS, "--figures", tmp_path)
+    assert ran.code == 1
+    assert ran.err.startswith(f"error: --figures {tmp_path}: ")

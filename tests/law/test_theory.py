@@ -1,11 +1,22 @@
 """The formulas give the paper's own tables (Leviathan, Kalman, Matias 2211.17192)."""
 
+import math
 from fractions import Fraction
 from itertools import pairwise
 
 import pytest
 
-from paceline.theory import best_k, expected_tokens, operations, speedup, tokens_per_round
+from paceline.theory import (
+    accepted_per_round,
+    best_k,
+    expected_tokens,
+    operations,
+    oracle_speedup,
+    oracle_tokens,
+    speedup,
+    target_reads,
+    tokens_per_round,
+)
 
 # Table 1: alpha, gamma, operations, speed, at c = 0.
 TABLE_1 = [
@@ -119,3 +130,69 @@ def test_speculation_pays_exactly_where_alpha_exceeds_c(c: float) -> None:
 def test_a_bigram_table_as_draft() -> None:
     """Section 3.6: alpha 0.2 for nothing gives 1.25X at gamma 3."""
     assert speedup(0.2, 3, 0.0) == pytest.approx(1.25, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "printed", "by_equation_1"), [(0.5, 0.94, 0.94), (0.7, 2.05, 1.77), (0.9, 3.28, 3.10)]
+)
+def test_accepted_drafts_of_four(alpha: float, printed: float, by_equation_1: float) -> None:
+    """By the sum that akunu's article on n-grams writes down: i drafts and then a rejection, or all four. The article
+    prints `printed`, which is not that sum's value for 0.7 and 0.9."""
+    summed = sum(i * alpha**i * (1 - alpha) for i in range(4)) + 4 * alpha**4
+    assert accepted_per_round(alpha, 4) == pytest.approx(summed, rel=1e-12)
+    assert accepted_per_round(alpha, 4) == pytest.approx(by_equation_1, abs=0.005)
+    assert (abs(accepted_per_round(alpha, 4) - printed) < 0.005) is (alpha == 0.5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+def test_the_target_is_read_once_a_round(alpha: float) -> None:
+    """Section 3.4: reads of weights and cache shrink by equation 1."""
+    for k in range(5):
+        assert target_reads(alpha, k) * sum(alpha**i for i in range(k + 1)) == pytest.approx(1)
+
+
+def test_rows_that_cost_time_slow_a_round_by_their_number() -> None:
+    # A forward of five rows that takes 1.3 times as long as one of one row, as akunu's article has it on Apple Silicon.
+    assert speedup(0.7, 4, 0.0, verify=0.075) == pytest.approx((1 + 0.7 + 0.49 + 0.343 + 0.2401) / 1.3)
+    # A row's time and a draft step's are paid alike.
+    assert speedup(0.8, 5, 0.03, 0.1, verify=0.07) == pytest.approx(speedup(0.8, 5, 0.1, 0.1))
+    assert [best_k(0.8, 0.1, verify=v) for v in (0.0, 0.1, 0.4, 0.8)] == [6, 4, 2, 0]
+
+
+@pytest.mark.parametrize(("alpha", "tokens"), [(0.0, 1.0), (0.5, 2.0), (0.8, 5.0), (1.0, math.inf)])
+def test_an_oracle_has_as_many_tokens_a_round_as_the_text_gives(alpha: float, tokens: float) -> None:
+    """Section 3.5: 1 / (1 - alpha)."""
+    assert oracle_tokens(alpha) == pytest.approx(tokens)
+
+
+def test_an_oracle_pays_for_accepted_drafts_and_the_targets_own_tokens() -> None:
+    # Of five tokens four were drafted: 4 * 0.1 and one forward.
+    assert oracle_speedup(0.8, 0.1) == pytest.approx(5 / 1.4)
+    assert oracle_speedup(0.8, 0.1, wire=0.2, verify=0.05) == pytest.approx(5 / (4 * 0.15 + 1.2))
+    # Of rounds whose number of drafts was known: by chance alpha^n (1 - alpha) it is n.
+    rounds = [(0.8**n * 0.2, n) for n in range(400)]
+    tokens, time = sum(chance * (n + 1) for chance, n in rounds), sum(chance * (0.1 * n + 1) for chance, n in rounds)
+    assert oracle_speedup(0.8, 0.1) == pytest.approx(tokens / time)
+
+
+def test_an_oracle_drafts_nothing_where_drafts_cost_more_than_the_target() -> None:
+    assert oracle_speedup(0.8, 1.5) == pytest.approx(1.0)
+    assert oracle_speedup(1.0, 0.0) == math.inf
+    assert oracle_speedup(0.0, 0.0) == pytest.approx(1.0)
+
+
+def over_the_best_gamma(alpha: float, c: float) -> float:
+    return oracle_speedup(alpha, c) / speedup(alpha, best_k(alpha, c, longest=400), c)
+
+
+def test_an_oracle_is_up_to_60_percent_faster_than_the_best_gamma() -> None:
+    """Section 3.5 has some 60 % "for typical values". It is e/(e - 1), 58 %: the most that there is where a draft is
+    nearly always right and (1 - alpha) / c is e - 2, and less everywhere else."""
+    most = math.e / (math.e - 1)
+    misses, costs = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7), (0.014, 0.02, 0.05, 0.1, 0.3, 0.6)
+    found = {(1 - miss, c): over_the_best_gamma(1 - miss, c) for miss in misses for c in costs}
+    assert all(1 <= ratio < most for ratio in found.values())
+    assert max(found, key=lambda at: found[at]) == (0.99, 0.014)
+    assert found[0.99, 0.014] == pytest.approx(1.58, abs=0.01)
+    # Nothing can be gained where all drafts are accepted, or none.
+    assert over_the_best_gamma(0.01, 0.1) == pytest.approx(1.0, abs=0.02)
