@@ -98,7 +98,7 @@ class ProposeJob(Job):
             # The stop depends only on distributions, never on this sample. Otherwise it would bias the output.
             return
         if self._keep(samples[0]) and len(self._samples) < self._propose_spec.num_draft_tokens:
-            self.pending = [_token(samples[0])]
+            self.pending = [token_of(samples[0])]
 
     def _keep(self, sample: Sample) -> bool:
         """Drafts a token. Returns whether the model is sure enough of all its tokens to draft on.
@@ -114,7 +114,7 @@ class ProposeJob(Job):
         truncated = [sample for sample in self._samples if isinstance(sample, TruncatedSample)]
         entropy = self._propose_spec.entropy
         return ProposeResult(
-            tokens=[_token(sample) for sample in self._samples],
+            tokens=[token_of(sample) for sample in self._samples],
             supports=[sample.support for sample in truncated],
             support_probs=[sample.probs for sample in truncated],
             entropies=entropy.entropies if entropy is not None else [],
@@ -143,7 +143,8 @@ class ProposeJob(Job):
         return SampleTruncated(*common, uniform(key), wanted.support.max_size, wanted.support.min_mass, **extra)
 
 
-def _token(sample: Sample) -> int:
+def token_of(sample: Sample) -> int:
+    """The token of a sample that a draft spec gives."""
     assert isinstance(sample, int | ConfidentSample | TruncatedSample)
     return sample if isinstance(sample, int) else sample.token
 

@@ -6,8 +6,9 @@ import numpy as np
 
 from draft_server.drafter import ProposeJob, ProposeResult, ProposeSpec, Support
 from draft_server.entropy import EntropyStop
+from draft_server.guessed_drafter import GuessedProposeJob, can_check_guesses
 from draft_server.parallel_drafter import ParallelProposeJob, can_draft_in_parallel
-from paceline.checks import require
+from paceline.checks import require, require_at_most
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.engine import Engine
 from paceline.engine.scheduling.commands import Command, Start
@@ -33,6 +34,9 @@ class DraftServicer(ModelServicer):
         require(len(tail) >= 1, "tail_tokens", "empty", "at least one token")
         require(1 <= wanted <= MAX_DRAFT_TOKENS, "num_draft_tokens", wanted, f"in [1, {MAX_DRAFT_TOKENS}]")
         self.check_tokens("tail_tokens", tail)
+        require_at_most(MAX_DRAFT_TOKENS, len(propose.guess_tokens), "guess_tokens", "tokens")
+        guess = list(propose.guess_tokens)
+        self.check_tokens("guess_tokens", guess)
         draft_mode, rule, ema = draft_mode_from_message(propose), None, propose.entropy_stop.entropy_ema
         if propose.HasField("entropy_stop"):
             rule = entropy_rule_from_message(propose.entropy_stop.rule)
@@ -45,6 +49,8 @@ class DraftServicer(ModelServicer):
             spec = ProposeSpec(wanted, draft_mode, self._support, stop, least_confidence)
             if can_draft_in_parallel(len(self._mask_ids), sequence.options.sampling, spec):
                 return ParallelProposeJob(sequence, rest, spec, self._mask_ids)
+            if can_check_guesses(guess, spec):
+                return GuessedProposeJob(sequence, rest, spec, guess)
             return ProposeJob(sequence, rest, spec)
 
         return Start(

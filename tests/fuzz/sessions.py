@@ -64,6 +64,11 @@ def _with_entropy(command: Any) -> None:
     command.propose.least_confidence = 0.2
 
 
+def _with_guesses(command: Any) -> None:
+    propose(4, [6], 16, draft_mode=3)(command)
+    command.propose.guess_tokens.extend([7, 8, 9])
+
+
 def _scored(command: Any) -> None:
     verify(0, [5, 6, 7, 8], [9, 10], support=[1, 2, 3])(command)
     command.verify.logprobs = 4
@@ -79,7 +84,7 @@ def _lenient(command: Any) -> None:
 Message_ = list[tuple[int, Any]]
 SCRIPTS: dict[str, list[list[Message_]]] = {
     "Draft": [
-        [[(1, opening()), (1, propose(0, [3, 4, 5], 4))], [(1, truncate(4)), (1, propose(4, [6], 16, draft_mode=3))], [(1, release)]],
+        [[(1, opening()), (1, propose(0, [3, 4, 5], 4))], [(1, truncate(4)), (1, _with_guesses)], [(1, release)]],
         [[(1, _controlled)], [(1, propose(0, [1] * 5, 3))], [(1, truncate(7)), (1, _with_entropy)]],
         [[(1, opening(0)), (2, opening())], [(1, propose(0, [7] * 100, 2, draft_mode=2)), (2, propose(0, [7] * 100, 2))], [(2, release)]],
         [[(5, opening()), (5, propose(0, [8] * 400, 1)), (5, truncate(3))], [(5, propose(3, [1, 2], 8))]],

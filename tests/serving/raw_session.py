@@ -31,6 +31,8 @@ class RawSession:
         self._command_ids = itertools.count(1)
         self._sequence_ids = itertools.count(1)
         self._answers: dict[int, Any] = {}
+        # Of the server, as it last said.
+        self.engine_steps = 0
 
     def close(self) -> None:
         self._requests.put(None)
@@ -54,7 +56,9 @@ class RawSession:
     def answer(self, command_id: int) -> Any:
         """Waits for the answer to a command."""
         while command_id not in self._answers:
-            for answer in next(self._call).answers:
+            response = next(self._call)
+            self.engine_steps = response.engine_steps
+            for answer in response.answers:
                 self._answers[answer.command_id] = answer
         return self._answers.pop(command_id)
 

@@ -125,6 +125,14 @@ class Sequence:
         del self.blocks[keep:]
         del self._digests[length // self._pool.block_size :]
 
+    def take_back(self, length: int) -> None:
+        """Drops the tokens from `length` on, and keeps their blocks for those that come in their place.
+
+        No dropped token may belong to a confirmed block.
+        """
+        assert len(self._digests) * self._pool.block_size <= length <= self.length, "only drafts are taken back"
+        del self.tokens[length:]
+
     def _shared_index(self) -> int | None:
         """Index of the block that the next token goes into, if this sequence may not write to that block; else None."""
         index = self.length // self._pool.block_size

@@ -1,0 +1,58 @@
+"""The job of a Propose command that brings guesses of the draft's own next tokens: one forward checks them.
+
+A draft for the draft (Leviathan, Kalman, Matias 2211.17192, section 6). Behind the tail stand the guesses:
+
+    row       newest token of the tail | guess 0 | guess 1 | …
+    gives     draft 0                  | draft 1 | draft 2 | …
+
+Each draft is drawn as step by step: from the same distribution, with the noise of its position. It counts while every
+draft before it is the guess that was fed in its place. So the proposal is what the draft model proposes by itself, with the
+q that each token was drawn from, and no guess can change the output.
+"""
+
+from draft_server.drafter import ProposeJob, ProposeSpec, token_of
+from paceline.engine.cache.sequence import Sequence
+from paceline.engine.sampling.specs import Sample, SampleSpec
+
+
+def can_check_guesses(guess: list[int], spec: ProposeSpec) -> bool:
+    """The entropy rule decides before each draft whether there is one: it goes step by step."""
+    return bool(guess) and spec.num_draft_tokens > 1 and spec.entropy is None
+
+
+class GuessedProposeJob(ProposeJob):
+    """Feeds the tail and the guesses. Behind the first wrong guess, or the last, it drafts step by step."""
+
+    def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec, guess: list[int]) -> None:
+        """`guess`: tokens behind the tail. Those that no draft depends on are left out: k drafts feed k - 1 tokens."""
+        super().__init__(sequence, tail, spec)
+        self._guess = guess[: spec.num_draft_tokens - 1]
+        self.pending = [*tail, *self._guess]
+        self._is_checking = True
+
+    def specs(self, num_rows: int) -> list[SampleSpec | None]:
+        if not self._is_checking:
+            return super().specs(num_rows)
+        # The row of draft 0; below 0 once it is fed.
+        first = len(self.pending) - 1 - len(self._guess)
+        return [self._spec(row, row - first) if row >= first else None for row in range(num_rows)]
+
+    def multi_step_specs(self) -> list[SampleSpec]:
+        # The next step may have to feed another row's sample than the last one's.
+        return [] if self._is_checking else super().multi_step_specs()
+
+    def absorb(self, samples: list[Sample]) -> None:
+        if not self._is_checking:
+            super().absorb(samples)
+            return
+        for index, sample in enumerate(samples, start=len(self._samples)):
+            goes_on = self._keep(sample) and index + 1 < self._propose_spec.num_draft_tokens
+            if not goes_on or self._guess[index : index + 1] != [token_of(sample)]:
+                self._end_check([token_of(sample)] if goes_on else [])
+                return
+
+    def _end_check(self, pending: list[int]) -> None:
+        """Leaves the tail and all drafts but the last in the cache, as drafting step by step does."""
+        self._is_checking = False
+        self.sequence.take_back(self._round_start + len(self._samples) - 1)
+        self.pending = pending
