@@ -44,6 +44,7 @@ class DraftedBy(enum.StrEnum):
     SUFFIX = "suffix"
     PREDICTION = "prediction"
     CUSTOM = "custom"
+    HIERARCHICAL = "hierarchical"
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,9 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
         description="most that is kept of answers whose callers do not read, e.g. 256MiB; of one call a quarter of it",
     )
     speculation: bool = Field(True, description="speculate where a request does not say")
-    drafter: Literal["model", "ngram", "suffix", "hybrid", "custom"] = Field(
-        "hybrid", description="who drafts where a request does not say: model, ngram, suffix, hybrid or custom"
+    drafter: Literal["model", "hierarchical", "ngram", "suffix", "hybrid", "custom"] = Field(
+        "hybrid",
+        description="who drafts where a request does not say: model, hierarchical, ngram, suffix, hybrid or custom",
     )
     custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a drafter of your own (docs/drafting.md)")
     draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(

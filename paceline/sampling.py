@@ -32,6 +32,7 @@ class Drafter(enum.Enum):
     HYBRID = "hybrid"
     CUSTOM = "custom"
     SUFFIX = "suffix"
+    HIERARCHICAL = "hierarchical"
 
 
 class DraftMode(enum.Enum):

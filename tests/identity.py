@@ -2,7 +2,7 @@
 
 python -m tests.identity [--prompts FILE.jsonl] [--count 60] [--alone-count 60] [--tokens 64]
                          [--dtypes bfloat16,float32] [--modes greedy,coupled] [--drafts stepwise,parallel] [--threads N]
-                         [--kv-cache-dtype auto]
+                         [--kv-cache-dtype auto] [--variants "off,hierarchical k=4"]
 
 The reference is plain decoding, one prompt at a time. Each variant then runs alone, and all
 variants of all prompts run together, many at once in shuffled order. This is done with each kind of
@@ -49,13 +49,15 @@ VARIANTS = {
     "model k=4": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4),
     "model k=8": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=8),
     "adaptive": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=Bounds(0, 8)),
+    "hierarchical k=4": SpeculationParams(drafter=Drafter.HIERARCHICAL, num_draft_tokens=4),
+    "hierarchical k=8": SpeculationParams(drafter=Drafter.HIERARCHICAL, num_draft_tokens=8),
     "entropy": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=EntropyAdaptive(Bounds(1, 8))),
     "hybrid": SpeculationParams(num_draft_tokens=4, drafter=Drafter.HYBRID),
     "default": SpeculationParams(),
 }
 MODES = ("greedy", "coupled")
 # What asks the draft model.
-ASKING = ("model k=2", "model k=8", "adaptive", "hybrid", "default")
+ASKING = ("model k=2", "model k=8", "hierarchical k=8", "adaptive", "hybrid", "default")
 NUM_MASKS = 7
 
 
@@ -153,13 +155,14 @@ def main() -> None:
     parser.add_argument("--drafts", default="stepwise,parallel")
     parser.add_argument("--threads", type=int, help="CPU threads of each server; default: all cores")
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="some of them")
     arguments = parser.parse_args()
     prompts = [record.text for record in read_prompts("--prompts", arguments.prompts)][: arguments.count]
     flags = ("--kv-cache-dtype", arguments.kv_cache_dtype)
     flags += ("--threads", str(arguments.threads)) if arguments.threads else ()
-    differing = 0
+    differing, chosen = 0, {name: VARIANTS[name] for name in arguments.variants.split(",")}
     for dtype, kind in itertools.product(arguments.dtypes.split(","), arguments.drafts.split(",")):
-        variants = VARIANTS if kind == "stepwise" else {name: VARIANTS[name] for name in ("off", *ASKING)}
+        variants = {name: each for name, each in chosen.items() if kind == "stepwise" or name in ("off", *ASKING)}
         with start_pair(dtype, kind, *flags) as trio:
             for mode in arguments.modes.split(","):
                 title = f"{dtype:9s} {kind:8s} {mode:8s}"

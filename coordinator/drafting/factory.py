@@ -12,6 +12,7 @@ from coordinator.choosing.model import ModelSource, first_model_rate
 from coordinator.context import Request
 from coordinator.drafting import Drafter, NoDrafter
 from coordinator.drafting.deadline import DraftDeadline
+from coordinator.drafting.hierarchical import HierarchicalDrafter
 from coordinator.drafting.hybrid import HybridProposer
 from coordinator.drafting.ngram import NgramDrafter
 from coordinator.drafting.prediction import PredictionDrafter, PredictionProposer
@@ -50,8 +51,10 @@ class Proposers:
         """Raises InvalidArgument for a drafter that this coordinator does not have."""
         require(
             name is not DrafterName.CUSTOM or self._custom is not None,
-            "drafter", name.value, "model, ngram, suffix or hybrid: this coordinator has no --custom-drafter",
-        )  # fmt: skip
+            "drafter",
+            name.value,
+            "model, hierarchical, ngram, suffix or hybrid: this coordinator has no --custom-drafter",
+        )
 
     def make(self, request: Request) -> Proposer:
         """Makes the request's proposer. Without a draft server n-grams replace the draft model: they cost nothing."""
@@ -88,7 +91,7 @@ class Proposers:
                 return FixedProposer(self._make_custom(request), num_draft_tokens)
             case DrafterName.HYBRID:
                 return HybridProposer(NgramDrafter(), self._model_or_ngram(request), num_draft_tokens)
-            case DrafterName.MODEL:
+            case DrafterName.MODEL | DrafterName.HIERARCHICAL:
                 return FixedProposer(self._model_or_ngram(request), num_draft_tokens)
             case DrafterName.NGRAM:
                 return FixedProposer(NgramDrafter(), num_draft_tokens)
@@ -96,9 +99,14 @@ class Proposers:
                 return FixedProposer(self._suffix(request), num_draft_tokens)
 
     def _model_or_ngram(self, request: Request) -> Drafter:
-        if self._draft is None:
-            return NgramDrafter()
-        return StandbyDrafter(RemoteDrafter(self._draft, request, self._deadline), NgramDrafter())
+        ngram = NgramDrafter()
+        return ngram if self._draft is None else StandbyDrafter(self._remote(self._draft, request, ngram), ngram)
+
+    def _remote(self, draft: Link, request: Request, ngram: NgramDrafter) -> RemoteDrafter:
+        """`ngram`: guesses where the request asks for that."""
+        if request.speculation.drafter is DrafterName.HIERARCHICAL:
+            return HierarchicalDrafter(draft, request, self._deadline, ngram)
+        return RemoteDrafter(draft, request, self._deadline)
 
     def _suffix(self, request: Request) -> SuffixDrafter:
         return SuffixDrafter(None if self._recent is None else self._recent.of(request.cache_salt))
@@ -109,7 +117,8 @@ class Proposers:
 
     def _chooser(self, request: Request, bounds: Bounds) -> Chooser:
         name, is_greedy = request.speculation.drafter, request.sampling.is_greedy
-        model = self._model_source(request)
+        ngram = NgramDrafter()
+        model = self._model_source(request, ngram)
         sources: list[Source] = []
         if request.prediction:
             # Right for long stretches: the bound of other drafts does not hold for it.
@@ -121,19 +130,20 @@ class Proposers:
             sources.append(LookUpSource(self._suffix(request), rates, most=MAX_DRAFT_TOKENS))
         if name is not DrafterName.CUSTOM:
             rates = self._experience.rates(DraftedBy.NGRAM, is_greedy, first_look_up_rate)
-            stands_in_for = model if name is DrafterName.MODEL else None
-            sources.append(LookUpSource(NgramDrafter(), rates, stands_in_for=stands_in_for))
+            stands_in_for = model if name in (DrafterName.MODEL, DrafterName.HIERARCHICAL) else None
+            sources.append(LookUpSource(ngram, rates, stands_in_for=stands_in_for))
         if model is not None:
             sources.append(model)
         return Chooser(sources, bounds, self._experience, is_greedy)
 
-    def _model_source(self, request: Request) -> ModelSource | None:
-        """The request's draft model or custom drafter; None without one."""
+    def _model_source(self, request: Request, ngram: NgramDrafter) -> ModelSource | None:
+        """The request's draft model or custom drafter; None without one. `ngram`: guesses where it is asked to."""
         name, is_greedy = request.speculation.drafter, request.sampling.is_greedy
         if name is DrafterName.CUSTOM:
             drafter, by = self._make_custom(request), DraftedBy.CUSTOM
-        elif name in (DrafterName.MODEL, DrafterName.HYBRID) and self._draft is not None:
-            drafter, by = RemoteDrafter(self._draft, request, self._deadline), DraftedBy.MODEL
-        else:
+        elif name in (DrafterName.NGRAM, DrafterName.SUFFIX) or self._draft is None:
             return None
+        else:
+            remote = self._remote(self._draft, request, ngram)
+            drafter, by = remote, remote.drafted_by
         return ModelSource(drafter, by, self._experience.rates(by, is_greedy, first_model_rate), self._experience.costs)

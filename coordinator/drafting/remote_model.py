@@ -7,6 +7,7 @@ exceeds the draft model's maximum length, decoding continues without proposals, 
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,8 @@ MAX_PAUSE_S = 8.0
 
 class RemoteDrafter:
     """One generation's sequence on the draft server."""
+
+    drafted_by = DraftedBy.MODEL
 
     def __init__(self, link: Link, request: Request, deadline: DraftDeadline) -> None:
         self._link = link
@@ -58,6 +61,12 @@ class RemoteDrafter:
     async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
         """`least_confidence`: the model stops behind the token with which its confidence in all its tokens falls below
         this."""
+        return await self._draft(context, num_draft_tokens, least_confidence)
+
+    async def _draft(
+        self, context: Context, num_draft_tokens: int, least_confidence: float, guess: Sequence[int] = ()
+    ) -> Proposal:
+        """`guess`: of the draft model's own next tokens, fewer than `num_draft_tokens`. It checks them in one forward."""
         if num_draft_tokens < 1:
             return Proposal()
         if absence := self.absence(context):
@@ -71,6 +80,7 @@ class RemoteDrafter:
             propose.num_draft_tokens = num_draft_tokens
             propose.draft_mode = self._draft_mode
             propose.least_confidence = least_confidence
+            propose.guess_tokens.extend(guess)
             if self._entropy_rule is not None:
                 propose.entropy_stop.rule.CopyFrom(self._entropy_rule)
                 propose.entropy_stop.entropy_ema = self._ema
@@ -83,7 +93,7 @@ class RemoteDrafter:
             self._deadline.learn(num_tokens, time.monotonic() - started_s)
             num_emas = len(answer.entropy_emas) // 4
             emas = floats_from_bytes(answer.entropy_emas, "entropy_emas", num_emas).tolist()
-            proposal = _proposal(answer, num_tail_tokens)
+            proposal = _proposal(answer, num_tail_tokens, self.drafted_by)
             self._check(proposal, num_draft_tokens)
         except (PacelineError, TimeoutError) as error:
             reason = str(error) or f"no draft came in {time.monotonic() - started_s:.1f} s"
@@ -121,7 +131,7 @@ class RemoteDrafter:
         require(worst < vocab_size, "tokens", worst, f"token ids in [0, {vocab_size})")
 
 
-def _proposal(answer: Any, num_tail_tokens: int) -> Proposal:
+def _proposal(answer: Any, num_tail_tokens: int, drafted_by: DraftedBy) -> Proposal:
     """The proposal of an answer. Raises InvalidArgument if the sizes in the message do not match."""
     supports, probs = [], []
     if answer.support_sizes:
@@ -142,7 +152,7 @@ def _proposal(answer: Any, num_tail_tokens: int) -> Proposal:
         computed_us=answer.computed_us,
         queued_us=answer.queued_us,
         num_tail_tokens=num_tail_tokens,
-        drafter=DraftedBy.MODEL,
+        drafter=drafted_by,
         reason="the draft model is unsure",
         entropies=floats_from_bytes(answer.entropies, "entropies", num_seen).tolist() if num_seen else [],
     )

@@ -21,7 +21,7 @@ export class Controls {
     draft_tokens.value = defaults.draft_tokens;
     rule.value = defaults.rule ?? "";
     coupled.checked = defaults.coupled;
-    drafter.querySelector("[value=model]").disabled = draft === null;
+    for (const name of ["model", "hierarchical"]) drafter.querySelector(`[value=${name}]`).disabled = draft === null;
     this.fields.max_tokens.max = target.max_model_len;
     this.refresh();
   }

@@ -2,6 +2,7 @@
 
 export const DRAFTERS = {
   model: "the draft model",
+  hierarchical: "the draft model, with guesses",
   ngram: "n-grams",
   suffix: "a long match",
   custom: "the custom drafter",

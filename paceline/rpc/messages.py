@@ -30,6 +30,7 @@ _DRAFTERS = {
     sampling_pb2.DRAFTER_HYBRID: Drafter.HYBRID,
     sampling_pb2.DRAFTER_CUSTOM: Drafter.CUSTOM,
     sampling_pb2.DRAFTER_SUFFIX: Drafter.SUFFIX,
+    sampling_pb2.DRAFTER_HIERARCHICAL: Drafter.HIERARCHICAL,
 }
 _DRAFT_MODES = {
     sampling_pb2.DRAFT_MODE_SAMPLED: DraftMode.SAMPLED,

@@ -15,6 +15,7 @@ class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_HYBRID: _ClassVar[Drafter]
     DRAFTER_CUSTOM: _ClassVar[Drafter]
     DRAFTER_SUFFIX: _ClassVar[Drafter]
+    DRAFTER_HIERARCHICAL: _ClassVar[Drafter]
 
 class DraftMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -34,6 +35,7 @@ DRAFTER_NGRAM: Drafter
 DRAFTER_HYBRID: Drafter
 DRAFTER_CUSTOM: Drafter
 DRAFTER_SUFFIX: Drafter
+DRAFTER_HIERARCHICAL: Drafter
 DRAFT_MODE_UNSPECIFIED: DraftMode
 DRAFT_MODE_SAMPLED: DraftMode
 DRAFT_MODE_GREEDY: DraftMode

@@ -25,6 +25,8 @@ class FakeDraft:
 
     def __init__(self, fill: Callable[[Any], None]) -> None:
         self._fill = fill
+        # What was asked for.
+        self.asked: list[Any] = []
 
     async def Describe(self, request: Any, context: Any) -> Any:
         return model_pb2.ModelCard(protocol_version=PROTOCOL_VERSION, max_model_len=512, vocab_size=512)
@@ -34,6 +36,7 @@ class FakeDraft:
         async for request in requests:
             for command in request.commands:
                 if command.WhichOneof("command") == "propose":
+                    self.asked.append(command.propose)
                     response = draft_pb2.DraftResponse()
                     self._fill(response.answers.add(command_id=command.command_id).proposal)
                     yield response

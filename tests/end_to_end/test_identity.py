@@ -34,5 +34,5 @@ async def test_output_is_the_same_with_an_int8_cache(int8_cache_pair: Trio) -> N
 
 async def check_slice(pair: Trio, mode: str) -> None:
     campaign = await run_campaign(pair, mode, PROMPTS, mode, tokens=16, alone_count=1)
-    assert campaign.compared.total() == 2 * 11 + 10
+    assert campaign.compared.total() == 2 * 13 + 12
     assert campaign.differing.total() == 0, campaign.differing
