@@ -47,6 +47,25 @@ def speedup(alpha: float, k: int, c: float, wire: float = 0.0, verify: float = 0
     return tokens_per_round(alpha, k) / round_time(k, c, wire, verify)
 
 
+def guessed_draft_steps(beta: float, num_guesses: int, k: int, wide: float) -> float:
+    """Expected time to draft k tokens where a faster drafter guesses the draft model's own next tokens, in draft steps: the
+    hierarchical version that section 6 proposes.
+
+    beta: chance that a guess behind right ones is the draft model's own token. num_guesses: g, from 0 to k - 1, checked in
+    the first forward. wide: time of that forward, of g + 1 rows, over a draft step's. It brings 1 + beta + … + beta^g of
+    the tokens (equation 1, one level down), and each other token takes a step. So guesses pay where
+    beta + … + beta^g > wide - 1.
+    """
+    return wide + k - tokens_per_round(beta, num_guesses)
+
+
+def hierarchical_speedup(
+    alpha: float, k: int, c: float, beta: float, num_guesses: int, wide: float, wire: float = 0.0
+) -> float:
+    """Expected speed over plain decoding (theorem 3.8), with drafts that take `guessed_draft_steps`."""
+    return tokens_per_round(alpha, k) / (c * guessed_draft_steps(beta, num_guesses, k, wide) + 1 + wire)
+
+
 def operations(alpha: float, k: int, c_operations: float) -> float:
     """Expected arithmetic over plain decoding's (theorem 3.11). `c_operations`: a draft step's over a target row's."""
     return (c_operations * k + k + 1) / tokens_per_round(alpha, k)

@@ -74,7 +74,7 @@ async def test_beams_are_those_of_transformers(real_trio: Trio) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("width", [2, 4, 8])
-async def test_beams_are_those_of_transformers(real_trio: Trio, width: int) -> None:
+async def test_beams_of_each_width_are_those_of_transformers(real_trio: Trio, width: int) -> None:
     """A few prompts: `python -m benchmarks.beams` compares 40."""
     await check_same_ids(real_trio, 4, SamplingParams(max_tokens=32, beams=width))
 

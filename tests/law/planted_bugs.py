@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
+from draft_server.guessed_drafter import GuessedProposeJob
 from draft_server.parallel_drafter import ParallelProposeJob
 from paceline import noise
 from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
@@ -208,6 +209,56 @@ class SharedNoiseOfMasks(Rounds):
             return replace(spec, uniform=first.uniform)
 
 
+class OneHotGuesses(GuessedProposeJob):
+    def _keep(self, sample: Sample) -> bool:
+        assert isinstance(sample, TruncatedSample)
+        index = len(self._samples)
+        if self._is_checking and self._guess[index : index + 1] == [sample.token]:
+            sample = replace(sample, support=np.array([sample.token]), probs=np.ones(1, np.float32))
+        return super()._keep(sample)
+
+
+class QOfTheGuess(Rounds):
+    """A draft that was guessed goes with the guesser's distribution, all of it on the guess, and not the draft model's."""
+
+    guessed_job = OneHotGuesses
+
+
+class KeptGuesses(Rounds):
+    """A guess stays where the draft model drew another token, with the model's q."""
+
+    class guessed_job(GuessedProposeJob):
+        def absorb(self, samples: list[Sample]) -> None:
+            if self._is_checking:
+                kept = zip(samples, [*self._guess, None], strict=False)
+                samples = [as_if_drawn(sample, guess) for sample, guess in kept]
+            super().absorb(samples)
+
+
+def as_if_drawn(sample: Sample, token: int | None) -> Sample:
+    assert isinstance(sample, TruncatedSample)
+    return sample if token is None or token not in sample.support else replace(sample, token=token)
+
+
+class RightGuessesAlone(Rounds):
+    """The proposal ends before the first draft that was guessed wrongly."""
+
+    class guessed_job(GuessedProposeJob):
+        def _end_check(self, pending: list[int]) -> None:
+            super()._end_check([])
+            if pending and len(self._samples) <= len(self._guess):
+                self._samples.pop()
+
+
+class GuessesBehindAWrongOne(Rounds):
+    """Drafts that were drawn behind a wrong guess are sent, each with its own q."""
+
+    class guessed_job(GuessedProposeJob):
+        def absorb(self, samples: list[Sample]) -> None:
+            self._samples = samples
+            self.sequence.take_back(self._round_start)
+
+
 def misreporting(change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> type[Rounds]:
     """A draft server that samples from what `change` makes of the q it sends; likeliest tokens stand first."""
     return type("MisreportingRounds", (Rounds,), {"draft_sampler": staticmethod(lambda: MisreportingSampler(change))})
@@ -333,6 +384,9 @@ BUGS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
     "bonus token drawn one position early": ("truncated", BonusOnePositionEarly, {}),
     "q of a mask row is that of the row before": ("parallel", MisreportingMasks, {}),
     "drafts of one forward drawn with one number": ("parallel", SharedNoiseOfMasks, {}),
+    "q of a right guess is all on the guess": ("guessed", QOfTheGuess, {}),
+    "guess kept where the draft draws another token": ("guessed", KeptGuesses, {}),
+    "draft ends before a wrong guess": ("guessed", RightGuessesAlone, {}),
     "match with the same noise at every position": ("coupled", Rounds, MATCHED_WITHOUT_POSITION),
 }  # fmt: skip
 # Near relatives of the bugs that change no law: what makes each a bug is what it has besides.
@@ -340,5 +394,6 @@ HARMLESS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
     "confidence stop keeps the drawn token": ("truncated", KeepUnsure, {}),
     "carried entropies alone": ("entropy", CarriedEma, {}),
     "noise keyed by position alone": ("entropy", Rounds, KEYED_BY_POSITION_ALONE),
+    "drafts behind a wrong guess are sent": ("guessed", GuessesBehindAWrongOne, {}),
     "draft reads a context with a hole": ("penalties", ShortDraftCache, {}),
 }

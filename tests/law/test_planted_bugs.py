@@ -80,6 +80,8 @@ def moody_toy() -> Toy:
 
 TABLES, WIDE = random_tables(5), random_tables(12)
 PARALLEL = parallel_tables(5, 2)
+# Behind each token the one that the draft is likeliest to draw, but a wrong one behind token 2.
+GUESSES = tuple(int(row.argmin() if last == 2 else row.argmax()) for last, row in enumerate(TABLES[1]))
 LEFT, RIGHT = (np.log([law, law]).astype(np.float32) for law in ([0.6, 0.4], [0.45, 0.55]))
 TOYS = {
     "truncated": Toy(*TABLES, SAMPLED),
@@ -103,6 +105,17 @@ TOYS = {
     "parallel, unsure": Toy(*PARALLEL, SAMPLED, num_draft_tokens=3, num_masks=2, least_confidence=0.4),
     "parallel, coupled": Toy(
         *PARALLEL, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, num_draft_tokens=3, num_masks=2
+    ),
+    "guessed": Toy(
+        *TABLES, replace(SAMPLED, max_tokens=5), num_draft_tokens=3, guesses=GUESSES, support=WHOLE, num_tokens=5
+    ),
+    "guessed, truncated": Toy(*TABLES, SAMPLED, num_draft_tokens=3, guesses=GUESSES),
+    "guessed, unsure": Toy(*TABLES, SAMPLED, num_draft_tokens=3, guesses=GUESSES, least_confidence=0.4),
+    "guessed, penalties": Toy(
+        *TABLES, replace(SAMPLED, presence_penalty=1.0, frequency_penalty=0.8), num_draft_tokens=3, guesses=GUESSES
+    ),
+    "guessed, coupled": Toy(
+        *TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, num_draft_tokens=3, guesses=GUESSES
     ),
     "greedy": Toy(LEFT, RIGHT, SamplingParams(max_tokens=4), rule=Rule.MATCH, draft_mode=DraftMode.GREEDY),
 }

@@ -10,6 +10,8 @@ from paceline.theory import (
     accepted_per_round,
     best_k,
     expected_tokens,
+    guessed_draft_steps,
+    hierarchical_speedup,
     operations,
     oracle_speedup,
     oracle_tokens,
@@ -196,3 +198,25 @@ def test_an_oracle_is_up_to_60_percent_faster_than_the_best_gamma() -> None:
     assert found[0.99, 0.014] == pytest.approx(1.58, abs=0.01)
     # Nothing can be gained where all drafts are accepted, or none.
     assert over_the_best_gamma(0.01, 0.1) == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize(("beta", "num_guesses", "k", "wide"), [(0.6, 3, 4, 1.5), (0.3, 1, 8, 1.2), (0.9, 7, 8, 2.0)])
+def test_guessed_draft_steps_are_the_mean_over_the_number_of_right_guesses(
+    beta: float, num_guesses: int, k: int, wide: float
+) -> None:
+    """Section 6: i right guesses leave k - 1 - i tokens to draft one by one."""
+    chances = [beta**right * (1 - beta) for right in range(num_guesses)] + [beta**num_guesses]
+    mean = sum(chance * (wide + k - 1 - right) for right, chance in enumerate(chances))
+    assert guessed_draft_steps(beta, num_guesses, k, wide) == pytest.approx(mean, rel=1e-12)
+
+
+def test_a_hierarchy_is_faster_exactly_where_its_guesses_save_more_than_their_rows() -> None:
+    alone = speedup(0.7, 4, 0.1)
+    # 0.5 + 0.25 + 0.125 steps saved.
+    assert hierarchical_speedup(0.7, 4, 0.1, beta=0.5, num_guesses=3, wide=1.874) > alone
+    assert hierarchical_speedup(0.7, 4, 0.1, beta=0.5, num_guesses=3, wide=1.876) < alone
+    assert hierarchical_speedup(0.7, 4, 0.1, beta=0.5, num_guesses=0, wide=1.0) == pytest.approx(alone, rel=1e-12)
+
+
+def test_certain_guesses_leave_one_forward() -> None:
+    assert guessed_draft_steps(1.0, 7, 8, 1.4) == pytest.approx(1.4)

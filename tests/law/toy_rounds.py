@@ -21,6 +21,7 @@ from scipy.stats import chi2
 from coordinator.acceptance import Outcome, Proposal, RoundNoise, Verdict, accept
 from draft_server.drafter import ProposeJob, ProposeSpec, Support
 from draft_server.entropy import EntropyStop
+from draft_server.guessed_drafter import GuessedProposeJob
 from draft_server.parallel_drafter import ParallelProposeJob
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
@@ -55,6 +56,8 @@ class Toy:
     draft_temperature: float | None = None
     # The draft's table has rows for so many masks behind those of the tokens: it drafts in one forward.
     num_masks: int = 0
+    # The guess behind each token. The draft checks a chain of them; empty: it drafts without.
+    guesses: tuple[int, ...] = ()
     prompt: tuple[int, ...] = (0,)
     eos_token_ids: tuple[int, ...] = ()
     num_tokens: int = 4
@@ -105,6 +108,7 @@ class Rounds:
 
     propose_job: type[ProposeJob] = ProposeJob
     parallel_job: type[ParallelProposeJob] = ParallelProposeJob
+    guessed_job: type[GuessedProposeJob] = GuessedProposeJob
     verify_job: type[VerifyJob] = VerifyJob
     draft_sampler: Callable[[], CpuSampler] = CpuSampler
     target_sampler: type[CpuSampler] = CpuSampler
@@ -149,10 +153,19 @@ class Rounds:
 
     def make_job(self, generation: Generation, spec: ProposeSpec) -> ProposeJob:
         tail = self.draft_tail(generation)
+        if self.toy.guesses:
+            return self.guessed_job(generation.draft, tail, spec, self.guess(tail[-1], spec.num_draft_tokens - 1))
         if self.toy.num_masks == 0:
             return self.propose_job(generation.draft, tail, spec)
         mask_ids = [self.toy.vocab_size + index for index in range(self.toy.num_masks)]
         return self.parallel_job(generation.draft, tail, spec, mask_ids)
+
+    def guess(self, newest: int, num_guesses: int) -> list[int]:
+        """The chain of guesses behind the newest token."""
+        chain = [newest]
+        for _ in range(num_guesses):
+            chain.append(self.toy.guesses[chain[-1]])
+        return chain[1:]
 
     def sent(self, tokens: list[int], supports: list[NDArray[np.int64]], probs: list[NDArray[np.float32]]) -> Proposal:
         """What the draft server answers once its job is done."""
