@@ -1,0 +1,81 @@
+"""What was measured, a JSON file for each part, so that an interrupted run goes on where it was."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.engine.threads import CORES
+from paceline.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a run is about. A part that was measured with another setup is not mixed with this one's."""
+
+    target: str
+    target_quantization: str
+    draft: str
+    prompts: str
+    # Of the target's own tokens at each temperature, at least.
+    tokens: int
+    seed: int
+
+
+class Parts:
+    """OUT/parts/NAME.json."""
+
+    def __init__(self, out: Path, setup: Setup, again: frozenset[str] | None) -> None:
+        """`again`: parts to measure though they are there; None for all."""
+        self._folder = out / "parts"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._setup = asdict(setup)
+        self._again = again
+        self._seen: dict[str, Any] = {}
+
+    def get(self, name: str, measure: Callable[[], Any]) -> Any:
+        """The part's value, as JSON has it. Raises InvalidArgument where the file is of another setup."""
+        if name not in self._seen:
+            path = self._folder / f"{name}.json"
+            is_wanted = self._again is None or name in self._again
+            self._seen[name] = self._measured(path, measure) if is_wanted or not path.exists() else self._kept(path)
+        return self._seen[name]["value"]
+
+    def about(self, name: str) -> str:
+        """When and where a part that `get` gave was measured."""
+        part = self._seen[name]
+        return f"{part['date']}, {part['machine']}"
+
+    def _measured(self, path: Path, measure: Callable[[], Any]) -> Any:
+        print(f"{path.stem}: measuring", flush=True)
+        started_s = time.perf_counter()
+        part = {"setup": self._setup, "date": time.strftime("%Y-%m-%d"), "machine": machine(), "value": measure()}
+        text = json.dumps(part, ensure_ascii=False, separators=(",", ":"))
+        unfinished = path.with_suffix(".tmp")
+        unfinished.write_text(text + "\n")
+        unfinished.replace(path)
+        print(f"{path.stem}: {time.perf_counter() - started_s:.0f} s", flush=True)
+        # From the text, so that a kept part and a new one are the same to all who read it.
+        return json.loads(text)
+
+    def _kept(self, path: Path) -> Any:
+        part = json.loads(path.read_text())
+        if part["setup"] != self._setup:
+            differs = [key for key, value in self._setup.items() if part["setup"].get(key) != value]
+            raise InvalidArgument(
+                f"{path} was measured with another {', '.join(differs)}: give another --out, or --again {path.stem}"
+            )
+        print(f"{path.stem}: there, of {part['date']}", flush=True)
+        return part
+
+
+def machine() -> str:
+    """The processor and the cores that this process may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'unknown processor'}, {len(CORES)} cores"
