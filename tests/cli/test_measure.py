@@ -37,6 +37,10 @@ def test_figures_are_those_of_rounds_with_drafts_over_plain_forwards() -> None:
     assert found.draft_cost == pytest.approx(0.2)
     assert found.wire == pytest.approx(0.2)
     assert found.verify_cost == pytest.approx(1.2)
+    # Four drafted rows share the fifth that they add.
+    assert found.row_cost == pytest.approx(0.05)
+    plain.target_ms = 2000.0
+    assert conclude(ahead, plain).row_cost == 0
     assert found.speedup == pytest.approx(11.0 / 8.8)
 
 
@@ -86,6 +90,8 @@ def test_measured_alpha_is_the_acceptance_of_decided_drafts(
     assert 0 < record["alpha"] == accepted / decided < 1
     assert record["draft_cost"] == record["measured"]["draft_cost"] > 0
     assert record["wire"] == record["measured"]["wire"] > 0
+    verifying = record["measured"]["verify_cost"]
+    assert record["verify_cost"] == pytest.approx(max(0.0, (verifying - 1) / MEASURED_K))
     assert decided > len(TEXTS) * SHORT_TOKENS
 
 

@@ -1,0 +1,50 @@
+"""How much memory a model's keys and values take: the figures of Llama-3.2's shapes, worked out by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from paceline.engine.models.config import ModelConfig
+
+BFLOAT16_BYTES = 2
+GIB = 2**30
+SHAPES: dict[str, dict[str, Any]] = {
+    "1B": {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "head_dim": 64},
+    "3B": {"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "head_dim": 128},
+}
+SEQUENCES, LENGTH = 8, 4096
+
+
+def llama(name: str) -> LlamaConfig:
+    common = {"intermediate_size": 8192, "num_key_value_heads": 8, "vocab_size": 128_256, "tie_word_embeddings": True}
+    return LlamaConfig(**common, **SHAPES[name])
+
+
+def cache_bytes(name: str) -> int:
+    """Of eight sequences of 4,096 tokens."""
+    config = ModelConfig.from_transformers(llama(name))
+    return SEQUENCES * LENGTH * config.kv_bytes_per_token(BFLOAT16_BYTES)
+
+
+# Keys and values, of layers, of KV heads, of features, in bytes.
+@pytest.mark.parametrize(("name", "expected"), [("1B", 2 * 16 * 8 * 64 * 2), ("3B", 2 * 28 * 8 * 128 * 2)])
+def test_a_token_takes_keys_and_values_of_each_layer_and_kv_head(name: str, expected: int) -> None:
+    assert expected in (32_768, 114_688)
+    assert ModelConfig.from_transformers(llama(name)).kv_bytes_per_token(BFLOAT16_BYTES) == expected
+
+
+def test_eight_sequences_of_both_models_fit_16_gb() -> None:
+    weights = {}
+    for name in SHAPES:
+        # Shapes alone.
+        with torch.device("meta"):
+            weights[name] = BFLOAT16_BYTES * AutoModelForCausalLM.from_config(llama(name)).num_parameters()
+    assert weights["1B"] == pytest.approx(2.5e9, rel=0.02)
+    assert weights["3B"] == pytest.approx(6.5e9, rel=0.02)
+    assert (cache_bytes("1B"), cache_bytes("3B")) == (GIB, 3.5 * GIB)
+    activations = 1.5 * GIB
+    total = sum(weights.values()) + sum(map(cache_bytes, SHAPES)) + activations
+    assert total == pytest.approx(15.0e9, rel=0.03)
+    assert total < 16 * GIB
