@@ -168,7 +168,7 @@ def test_a_model_that_fills_masks_needs_no_guesses(parallel_draft_server: Hosted
 @pytest.mark.parametrize(
     ("guess", "message"),
     [
-        ([1] * 17, "guess_tokens is 17 tokens; it must be at most 16 tokens"),
+        ([1] * 17, "guess_tokens is '17 tokens'; it must be at most 16 tokens"),
         ([1, VOCAB_SIZE], "guess_tokens is 512; it must be token ids in [0, 512)"),
     ],
     ids=["17 guesses", "an id outside the vocabulary"],
