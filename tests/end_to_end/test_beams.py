@@ -73,10 +73,10 @@ async def test_beams_are_those_of_transformers(real_trio: Trio) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("width", [2, 4, 8])
+@pytest.mark.parametrize("width", [2, 8])
 async def test_beams_of_each_width_are_those_of_transformers(real_trio: Trio, width: int) -> None:
     """A few prompts: `python -m benchmarks.beams` compares 40."""
-    await check_same_ids(real_trio, 4, SamplingParams(max_tokens=32, beams=width))
+    await check_same_ids(real_trio, 2, SamplingParams(max_tokens=32, beams=width))
 
 
 async def test_drafts_of_another_model_change_no_beam(unlike_trio: Trio) -> None:
