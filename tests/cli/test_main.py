@@ -71,7 +71,7 @@ def test_the_version_is_told(paceline) -> None:
     [
         (
             ("generate", "x", "--temprature", "1"),
-            "error: No such option: --temprature (Possible options: --temperature",
+            "error: No such option: --temprature (Possible options: --draft-temperature, --temperature",
         ),
         (("generate", "x", "--temperature", "hot"), "error: Invalid value for '--temperature': "),
         (("generate", "x", "y"), "error: Got unexpected extra argument"),
