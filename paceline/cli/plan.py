@@ -21,8 +21,9 @@ from paceline.prompts import read_prompts
 from paceline.sampling import MAX_DRAFT_TOKENS
 
 LEGEND = (
-    "accepted, tokens: expected in a round; speed-up: over plain decoding; operations, target reads: arithmetic, and\n"
-    "reads of the target's weights and cache, for a token, over plain decoding's"
+    "accepted, tokens: expected in a round; speed-up: over plain decoding\n"
+    "operations, target reads: arithmetic, and reads of the target's weights and\n"
+    "cache, for a token, over plain decoding's"
 )
 
 
