@@ -10,14 +10,14 @@ from benchmarks.paper.figures import new_figure, save
 
 GREEN, RED, BLUE = "#1a7f37", "#c62828", "#1f4fbf"
 # Characters of a line, and rounds of a diagram.
-LINE_CHARACTERS, DIAGRAM_MS = 110, 150.0
+LINE_CHARACTERS, DIAGRAM_MS = 118, 150.0
 COLOURS = {"draft step": "#4f81ff", "target run": "#8e5cc2", "messages and waiting": "#d8d8d8"}
 Round = dict[str, Any]
 
 
 def draw_figure_1(folder: Path, rounds: Sequence[Round]) -> None:
     """A line a run of the target: accepted drafts green, the rejected one red, its correction blue."""
-    figure = new_figure(12, 0.24 * len(rounds) + 0.7)
+    figure = new_figure(8, 0.2 * len(rounds) + 0.6)
     axes = figure.subplots()
     axes.set(xlim=(0, LINE_CHARACTERS), ylim=(len(rounds), -1))
     axes.axis("off")

@@ -92,4 +92,6 @@ def test_a_bigram_follows_the_newest_token() -> None:
 def test_look_ups_see_nothing_but_what_came_before() -> None:
     text = [1, 2, 3, 9, 1, 2, 3, 9]
     assert Copy().along(text, 4).tolist() == [-1, -1, 3, 9]
+    # The token to be foreseen is another one than what followed before.
+    assert Copy().along([5, 1, 2, 3, 9, 1, 2, 7], 7).tolist() == [3]
     assert Ngrams().along(text, 4).tolist() == [-1, 2, 3, 9]
