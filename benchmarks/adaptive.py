@@ -17,7 +17,8 @@ from statistics import median
 
 from benchmarks.deployment import embedded_pair
 from paceline.client import AsyncClient
-from paceline.sampling import Bounds, Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, SpeculationParams
 
 KINDS = {
     "repetitive": [

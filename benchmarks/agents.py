@@ -21,7 +21,8 @@ from pathlib import Path
 from benchmarks.deployment import DRAFT, embedded_pair
 from paceline.client import AsyncClient, Completion
 from paceline.loadtest.variants import OFF
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 
 DOCUMENTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "documents").glob("*.txt"))}
 SHOWN_LINES = 5

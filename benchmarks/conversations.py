@@ -17,7 +17,8 @@ from benchmarks.deployment import embedded_pair
 from benchmarks.prompts import first_turns
 from benchmarks.services import OWN_PROMPTS, PLAIN, SPECULATIVE
 from paceline.client import AsyncClient, Completion, Prompt
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 
 # Of the project's prompts: characters a token.
 CHARACTERS_PER_TOKEN = 3.6

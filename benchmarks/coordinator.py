@@ -18,7 +18,8 @@ from typing import Any
 
 from paceline.client import AsyncClient
 from paceline.rpc.server import Server, run, wait_for_signal
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from paceline.v1 import draft_pb2, model_pb2, target_pb2
 from tests.services import running, start_service
 

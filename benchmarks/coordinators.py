@@ -16,7 +16,8 @@ from pathlib import Path
 from benchmarks.deployment import embedded_pair
 from benchmarks.services import PLAIN, SPECULATIVE
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from tests.services import running, start_service
 
 

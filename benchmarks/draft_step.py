@@ -23,7 +23,8 @@ from draft_server.parallel_drafter import ParallelProposeJob  # noqa: E402
 from paceline.engine.cache.sequence import Sequence, SequenceOptions  # noqa: E402
 from paceline.engine.config import DRAFT_ROLE, EngineConfig  # noqa: E402
 from paceline.engine.engine import build_engine  # noqa: E402
-from paceline.sampling import DraftMode, SamplingParams  # noqa: E402
+from paceline.sampling import SamplingParams  # noqa: E402
+from paceline.speculation import DraftMode  # noqa: E402
 
 TAIL = [7]
 COUNTS = (1, 2, 3, 5, 8)

@@ -23,7 +23,8 @@ from benchmarks.services import OWN_PROMPTS
 from benchmarks.slow_network import SlowNetwork
 from paceline.client import AsyncClient
 from paceline.errors import Unavailable
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 
 WAYS = {"plain": SpeculationParams(enabled=False), "default": SpeculationParams()}
 START_S = 300.0

@@ -21,7 +21,8 @@ from paceline.engine.cache.sequence import Sequence, SequenceOptions  # noqa: E4
 from paceline.engine.config import TARGET_ROLE, EngineConfig  # noqa: E402
 from paceline.engine.engine import build_engine  # noqa: E402
 from paceline.engine.scheduling.job import Job  # noqa: E402
-from paceline.sampling import Rule, SamplingParams  # noqa: E402
+from paceline.sampling import SamplingParams  # noqa: E402
+from paceline.speculation import Rule  # noqa: E402
 from target_server.verifier import VerifyJob, VerifySpec  # noqa: E402
 
 ROUNDS = 40

@@ -18,7 +18,8 @@ import numpy as np
 from benchmarks.deployment import embedded_pair
 from benchmarks.services import PLAIN, SPECULATIVE
 from paceline.client import AsyncClient
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 
 VOCAB_SIZE = 49_152
 SHORT_CONTEXT = 128

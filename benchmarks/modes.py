@@ -24,7 +24,8 @@ from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
 from paceline.loadtest.variants import OFF, parse_variants
 from paceline.prompts import PromptRecord
-from paceline.sampling import Drafter, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, Rule, SpeculationParams
 
 # Asks the draft model too.
 READING = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1)

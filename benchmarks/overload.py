@@ -40,7 +40,8 @@ from paceline.loadtest.run import Extent, Runner
 from paceline.loadtest.variants import Variant
 from paceline.rpc.requests import make_request
 from paceline.rpc.status import error_of_call
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2_grpc
 
 VARIANT = Variant("default", SpeculationParams())

@@ -20,7 +20,8 @@ from statistics import median
 
 from benchmarks.deployment import DRAFT, embedded_pair
 from paceline.client import AsyncClient, Completion, Prompt
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 
 FILES = Path(__file__).parents[1] / "tests" / "data"
 BEFORE, AFTER = ((FILES / f"editing_{name}.txt").read_text() for name in ("before", "after"))

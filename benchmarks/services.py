@@ -21,7 +21,8 @@ from benchmarks.prompts import first_turns  # noqa: E402
 from benchmarks.reference import load_reference  # noqa: E402
 from paceline.client import AsyncClient, Completion  # noqa: E402
 from paceline.deployment.services import Services  # noqa: E402
-from paceline.sampling import SamplingParams, SpeculationParams  # noqa: E402
+from paceline.sampling import SamplingParams  # noqa: E402
+from paceline.speculation import SpeculationParams  # noqa: E402
 
 PLAIN = SpeculationParams(enabled=False)
 # What a user gets unasked.

@@ -25,7 +25,8 @@ from paceline.loadtest.loads import ClosedLoop, OpenLoop
 from paceline.loadtest.record import Record
 from paceline.loadtest.run import Extent, Runner, Workload
 from paceline.loadtest.variants import Variant
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 
 SAMPLE_EVERY_S = 5.0
 VARIANT = Variant("default", SpeculationParams())

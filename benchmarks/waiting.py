@@ -18,7 +18,8 @@ from benchmarks.deployment import embedded_pair
 from benchmarks.prompts import first_turns
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 
 POLICIES = {"off": False, "on": True}
 KINDS = {

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from coordinator.logprobs import PositionLogprobs, TokenLogprobs
 from paceline.noise import Purpose, make_key, uniform
-from paceline.sampling import Rule
+from paceline.speculation import Rule
 
 Floats = NDArray[np.floating[Any]]
 

@@ -9,8 +9,8 @@ from paceline.errors import ConfigError
 from paceline.keys import require_keys_or_loopback
 from paceline.rpc.channel import check_address
 from paceline.rpc.settings import GrpcSettings, ServersTlsSettings
-from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 from paceline.settings import ListenAddress, ServiceSettings, as_value_error
+from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 
 MIN_RECENT_TOKENS, MAX_RECENT_TOKENS = 1024, 2**24
 MIN_UNREAD_BYTES = 1 << 20

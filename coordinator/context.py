@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from coordinator.acceptance import Origin, Outcome, RoundNoise
 from coordinator.logprobs import TokenLogprobs
 from coordinator.text import TextStream
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from paceline.trace import RoundTrace
 
 

@@ -11,7 +11,8 @@ from paceline.checks import require, require_at_most
 from paceline.errors import InvalidArgument
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import sampling_from_message, speculation_from_message
-from paceline.sampling import MAX_ID_CHARACTERS, MAX_SALT_CHARACTERS, SpeculationParams
+from paceline.sampling import MAX_ID_CHARACTERS, MAX_SALT_CHARACTERS
+from paceline.speculation import SpeculationParams
 from paceline.v1 import model_pb2
 
 # Far more than tokens have on average: a longer text has too many tokens for the model, whatever they are.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from coordinator.context import Emission
 from coordinator.round import Round
-from paceline.sampling import Rule
+from paceline.speculation import Rule
 from paceline.trace import RoundTrace, TracedDraft
 
 

@@ -20,7 +20,7 @@ from paceline.engine.sampling.specs import (
 )
 from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose, make_key, match_key, uniform
-from paceline.sampling import DraftMode
+from paceline.speculation import DraftMode
 
 
 @dataclass(frozen=True, slots=True)

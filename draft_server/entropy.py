@@ -5,7 +5,7 @@ coordinator keeps the rule's state between rounds and advances it only over deci
 no state of a sequence beside its cache.
 """
 
-from paceline.sampling import EntropyAdaptive
+from paceline.speculation import EntropyAdaptive
 
 
 class EntropyStop:

@@ -13,8 +13,8 @@ from paceline.engine.cache.sequence import Sequence
 from paceline.engine.engine import Engine
 from paceline.engine.scheduling.commands import Command, Start
 from paceline.rpc.messages import draft_mode_from_message, entropy_rule_from_message, floats_to_bytes
-from paceline.sampling import MAX_DRAFT_TOKENS
 from paceline.serving.servicer import ModelServicer
+from paceline.speculation import MAX_DRAFT_TOKENS
 from paceline.v1 import draft_pb2
 
 

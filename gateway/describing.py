@@ -18,7 +18,7 @@ from paceline.client import Prompt
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
 from paceline.rpc.supervision import instance_of
-from paceline.sampling import Bounds, DraftMode, EntropyAdaptive, SpeculationParams
+from paceline.speculation import Bounds, DraftMode, EntropyAdaptive, SpeculationParams
 
 HEALTH_TIMEOUT_S = 1.0
 TOKENIZE = ("model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "return_token_strs")

@@ -10,7 +10,8 @@ from gateway.fields import CHAT, SAMPLING, SPECULATION, STREAM_OPTIONS, TEXT, ch
 from gateway.prompts import messages_of, prompts_of, text_of
 from paceline.client import Prompt
 from paceline.results import Deployment
-from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams, parse_draft_length
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 
 DEFAULT_TEXT_TOKENS = 16
 

@@ -16,7 +16,7 @@ _MODULES = {
     "AsyncClient": "paceline.client",
     "Client": "paceline.client",
     "SamplingParams": "paceline.sampling",
-    "SpeculationParams": "paceline.sampling",
+    "SpeculationParams": "paceline.speculation",
     "Tls": "paceline.rpc.tls",
 }
 

@@ -2,6 +2,6 @@ from paceline.client import AsyncClient as AsyncClient
 from paceline.client import Client as Client
 from paceline.rpc.tls import Tls as Tls
 from paceline.sampling import SamplingParams as SamplingParams
-from paceline.sampling import SpeculationParams as SpeculationParams
+from paceline.speculation import SpeculationParams as SpeculationParams
 
 __version__: str

@@ -45,7 +45,8 @@ from paceline.rpc.requests import (
 from paceline.rpc.status import error_of_call
 from paceline.rpc.tls import Tls, find_tls
 from paceline.rpc.trace_context import trace_metadata
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from paceline.trace import RoundTrace, TracedDraft
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 

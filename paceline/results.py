@@ -4,7 +4,7 @@ no messages."""
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from paceline.sampling import SpeculationParams
+from paceline.speculation import SpeculationParams
 from paceline.trace import RoundTrace
 
 

@@ -13,8 +13,9 @@ from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.scheduling.commands import Command, Start
 from paceline.rpc.channel import SPLIT_BYTES, SPLIT_POSITIONS
 from paceline.rpc.messages import floats_to_bytes, rule_from_message
-from paceline.sampling import MAX_DRAFT_TOKENS, MAX_LISTED_IDS, MAX_LOGPROBS, Rule
+from paceline.sampling import MAX_LISTED_IDS, MAX_LOGPROBS
 from paceline.serving.servicer import ModelServicer
+from paceline.speculation import MAX_DRAFT_TOKENS, Rule
 from paceline.v1 import target_pb2
 from target_server.verifier import VerifyJob, VerifyResult, VerifySpec
 

@@ -21,7 +21,7 @@ from paceline.engine.sampling.specs import (
 )
 from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose, make_key, match_key, uniform
-from paceline.sampling import Rule
+from paceline.speculation import Rule
 
 _NO_SUPPORT: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 

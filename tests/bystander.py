@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 
 ALONE: dict[tuple[str, str], list[int]] = {}
 PLAIN = SpeculationParams(enabled=False)

@@ -31,7 +31,8 @@ from paceline.client import AsyncClient
 from paceline.engine.models.masks import MASK_VECTORS
 from paceline.engine.models.weights import EMBEDDED
 from paceline.prompts import read_prompts
-from paceline.sampling import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from tests.services import Trio, start_trio
 
 OWN_PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"

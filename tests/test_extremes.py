@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.sampling import Drafter, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, Rule, SpeculationParams
 from tests.bystander import undisturbed_bystander
 from tests.services import Trio
 

@@ -135,6 +135,8 @@ def test_leaf_modules_import_at_most_errors() -> None:
     assert violations(("paceline.errors",), ("paceline", *SERVICES)) == []
     leaves = ("paceline.sampling", "paceline.noise", "paceline.theory")
     found = violations(leaves, ("paceline", *SERVICES))
+    beside_sampling = violations(("paceline.speculation",), ("paceline", *SERVICES))
+    found += [line for line in beside_sampling if not line.split()[-1].startswith("paceline.sampling")]
     assert [line for line in found if not line.split()[-1].startswith(("paceline.errors", "paceline.checks"))] == []
 
 

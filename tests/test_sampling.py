@@ -15,7 +15,8 @@ from paceline.rpc.messages import (
     speculation_from_message,
     speculation_to_message,
 )
-from paceline.sampling import Bounds, Drafter, DraftMode, Rule, SamplingParams, SpeculationParams, parse_draft_length
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 
 WARM = SamplingParams(temperature=0.8)
 
@@ -128,7 +129,10 @@ def test_a_draft_temperature_is_refused_where_no_draft_model_draws(
         SpeculationParams(draft_temperature=0.5, **fields).check(sampling)
 
 
-@pytest.mark.parametrize("fields", [{}, {"rule": Rule.REJECTION}, {"draft_mode": DraftMode.COUPLED}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"rule": Rule.REJECTION}, {"draft_mode": DraftMode.COUPLED}, {"drafter": Drafter.HIERARCHICAL}],
+)
 def test_a_draft_temperature_is_the_drafts_alone(fields: dict[str, Any]) -> None:
     params = SpeculationParams(draft_temperature=0.5, **fields)
     params.check(WARM)

@@ -14,7 +14,8 @@ import torch
 
 from paceline.client import AsyncClient
 from paceline.engine.models.weights import find_folder
-from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
 from tests.hosted import Host
 
 # Weights' dtype and quantisation, and the cache's dtype.

@@ -14,7 +14,8 @@ from benchmarks.gpu.options import Options
 from paceline.client import AsyncClient, Completion
 from paceline.deployment.deployment import make_deployment
 from paceline.deployment.services import Services
-from paceline.sampling import Drafter, DraftLength, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, DraftLength, SpeculationParams
 from tests.services import running as running_services
 from tests.services import start_service
 

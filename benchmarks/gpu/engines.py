@@ -20,7 +20,8 @@ from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.engine import build_engine
 from paceline.engine.scheduling.job import Job
-from paceline.sampling import DraftMode, Rule, SamplingParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import DraftMode, Rule
 from target_server.verifier import VerifyJob, VerifySpec
 
 REPEATS = 50

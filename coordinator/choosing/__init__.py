@@ -16,7 +16,7 @@ from coordinator.acceptance import Proposal
 from coordinator.choosing.trial import Way
 from coordinator.context import Context
 from coordinator.round import Round
-from paceline.sampling import Bounds
+from paceline.speculation import Bounds
 
 
 @dataclass(frozen=True, slots=True)

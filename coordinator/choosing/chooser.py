@@ -15,7 +15,7 @@ from coordinator.choosing.trial import Way
 from coordinator.context import Context
 from coordinator.drafting.proposer import Proposer
 from coordinator.round import Round
-from paceline.sampling import Bounds
+from paceline.speculation import Bounds
 
 # Beside others a row is taken to cost this fraction more than was measured: rounds that ended together are counted as one
 # forward, and were not all in it, which makes the measured slope too small.

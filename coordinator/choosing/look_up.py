@@ -10,7 +10,7 @@ from coordinator.choosing.model import ModelSource
 from coordinator.context import Context
 from coordinator.drafting import Drafter
 from coordinator.round import Round
-from paceline.sampling import Bounds
+from paceline.speculation import Bounds
 
 # The first guess for a token of any kind.
 FIRST_RATE = 0.6

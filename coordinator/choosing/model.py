@@ -13,7 +13,7 @@ from coordinator.context import Context
 from coordinator.drafting import Drafter
 from coordinator.drafting.remote_model import RemoteDrafter
 from coordinator.round import Round
-from paceline.sampling import Bounds
+from paceline.speculation import Bounds
 
 # The first guess for a draft behind an accepted one.
 FIRST_RATE = 0.65

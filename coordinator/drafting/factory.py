@@ -23,8 +23,8 @@ from coordinator.drafting.standby import StandbyDrafter
 from coordinator.drafting.suffix import SuffixDrafter
 from coordinator.remote.link import Link
 from paceline.checks import require
-from paceline.sampling import MAX_DRAFT_TOKENS, Bounds
-from paceline.sampling import Drafter as DrafterName
+from paceline.speculation import MAX_DRAFT_TOKENS, Bounds
+from paceline.speculation import Drafter as DrafterName
 
 MakeDrafter = Callable[[Request], Drafter]
 
@@ -76,9 +76,7 @@ class Proposers:
         """Makes the drafter of a beam search. Only a draft model knows how likely all that may go on is."""
         speculation = request.speculation
         length = speculation.num_draft_tokens
-        if not speculation.enabled or length == 0 or self._draft is None:
-            return NoBeamDrafter()
-        if speculation.drafter not in (DrafterName.MODEL, DrafterName.HYBRID):
+        if not (speculation.enabled and speculation.drafter.asks_model) or length == 0 or self._draft is None:
             return NoBeamDrafter()
         if isinstance(length, int):
             return ModelBeamDrafter(self._draft, request, self._deadline, length, length)

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from coordinator.remote.sequence import RemoteSequence
 from paceline.checks import require, require_at_most
 from paceline.errors import PacelineError
 from paceline.rpc.messages import draft_mode_to_message, entropy_rule_to_message, floats_from_bytes
-from paceline.sampling import EntropyAdaptive
+from paceline.speculation import EntropyAdaptive
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class RemoteDrafter:
         self._link = link
         self._deadline = deadline
         speculation, sampling = request.speculation, request.sampling
-        self._sequence = RemoteSequence(link, replace(request, sampling=speculation.draft_sampling(sampling)))
+        self._sequence = RemoteSequence(link, request, speculation.draft_sampling(sampling))
         self._draft_mode = draft_mode_to_message(speculation.resolved_draft_mode(sampling))
         self._pause_s = FIRST_PAUSE_S
         self._paused_until_s = 0.0

@@ -8,7 +8,7 @@ from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence, with_patience
 from paceline.checks import require
 from paceline.rpc.messages import draft_mode_to_message, floats_from_bytes, rule_to_message
-from paceline.sampling import DraftMode, Rule
+from paceline.speculation import DraftMode, Rule
 
 
 @dataclass(frozen=True, slots=True)

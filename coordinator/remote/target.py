@@ -13,7 +13,7 @@ from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence, with_patience
 from paceline.checks import require
 from paceline.rpc.messages import floats_from_bytes, rule_to_message
-from paceline.sampling import Rule
+from paceline.speculation import Rule
 
 
 class RemoteTarget:

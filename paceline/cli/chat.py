@@ -11,7 +11,8 @@ from paceline.cli import options
 from paceline.cli.printing import coloured, legend
 from paceline.client import Client, Completion
 from paceline.errors import InvalidArgument, RequestError
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 
 with contextlib.suppress(ImportError):
     # Gives input() line editing and a history.

@@ -15,7 +15,8 @@ from paceline.cli.report import print_stats, tokens_per_second
 from paceline.client import AsyncClient, Completion
 from paceline.deployment.deployment import make_deployment
 from paceline.deployment.services import Services
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 
 PROMPT = "What is the capital of France, and what is it famous for?"
 # Timed in turns, so that a busy machine hits both alike.

@@ -9,7 +9,7 @@ import typer
 from paceline.checks import require
 from paceline.cli import options
 from paceline.prompts import read_prompts
-from paceline.sampling import MAX_DRAFT_TOKENS
+from paceline.speculation import MAX_DRAFT_TOKENS
 
 MIN_TOKENS = 1000
 DEFAULT_TOKENS = 5_000_000

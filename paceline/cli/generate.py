@@ -17,7 +17,8 @@ from paceline.cli.tracing import TracePrinter, write_record
 from paceline.client import AsyncClient, Piece, Prompt, RequestOptions
 from paceline.errors import InvalidArgument
 from paceline.prompts import PromptRecord, read_prompts
-from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, SpeculationParams
+from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams
+from paceline.speculation import SpeculationParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from paceline.client import AsyncClient, Completion, Prompt
 from paceline.errors import ConfigError
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 
 # Drafts in each measured round.
 MEASURED_K = 4

@@ -17,7 +17,7 @@ from paceline.rpc.channel import check_address
 from paceline.rpc.status import NO_ANSWER, NO_TRUST
 from paceline.rpc.tls import ENVIRONMENT as TLS_ENVIRONMENT
 from paceline.rpc.tls import Names, Tls, find_tls
-from paceline.sampling import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
+from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from paceline.cli.measure import BUILT_IN_PROMPTS, MIN_TOKENS, Measured, measure
 from paceline.client import AsyncClient
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.prompts import read_prompts
-from paceline.sampling import MAX_DRAFT_TOKENS
+from paceline.speculation import MAX_DRAFT_TOKENS
 
 LEGEND = (
     "accepted, tokens: expected in a round; speed-up: over plain decoding\n"

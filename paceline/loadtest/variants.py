@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import InvalidArgument
-from paceline.sampling import MAX_DRAFT_TOKENS, Drafter, SpeculationParams, parse_draft_length
+from paceline.speculation import MAX_DRAFT_TOKENS, Drafter, SpeculationParams, parse_draft_length
 
 DEFAULT = "default"
 OFF = "off"

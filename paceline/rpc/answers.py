@@ -15,7 +15,7 @@ from paceline.results import (
     TokenLogprobs,
 )
 from paceline.rpc.messages import speculation_from_message
-from paceline.sampling import SpeculationParams
+from paceline.speculation import SpeculationParams
 from paceline.trace import RoundTrace, TracedDraft
 from paceline.v1 import generation_pb2, model_pb2
 

@@ -7,18 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import InvalidArgument
-from paceline.sampling import (
-    DEFAULT_MAX_TOKENS,
-    Bounds,
-    Drafter,
-    DraftLength,
-    DraftMode,
-    EntropyAdaptive,
-    Rule,
-    SamplingParams,
-    SpeculationParams,
-    check_lengths,
-)  # fmt: skip
+from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, check_lengths
+from paceline.speculation import Bounds, Drafter, DraftLength, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from paceline.v1 import model_pb2, sampling_pb2
 
 # What both ends of a link must agree on (`ModelCard.protocol_version`).

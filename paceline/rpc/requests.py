@@ -6,7 +6,8 @@ from typing import Any, TypedDict
 from paceline.checks import is_token_id, require
 from paceline.errors import InvalidArgument
 from paceline.rpc.messages import sampling_to_message, speculation_to_message
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2
 
 Prompt = str | list[dict[str, str]] | list[int]

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from paceline.client import Client
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from tests.conftest import TINY
 from tests.services import Trio, start_trio
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from coordinator.config import CoordinatorSettings
 from paceline.cli.demo import TIMED_RUNS, compare, demo
 from paceline.client import AsyncClient
-from paceline.sampling import SpeculationParams
+from paceline.speculation import SpeculationParams
 from tests.services import Trio
 
 

@@ -10,7 +10,8 @@ import pytest
 from paceline.cli.measure import MEASURED_K, SEED, SHORT_TOKENS, Tally, conclude
 from paceline.client import Client
 from paceline.errors import ConfigError
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from tests.cli.conftest import Ran
 from tests.services import Trio
 

@@ -7,7 +7,8 @@ import pytest
 
 from paceline.cli.tracing import line
 from paceline.client import Client, Piece, RoundTrace, TracedDraft
-from paceline.sampling import Drafter, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, Rule, SpeculationParams
 from tests.services import Trio
 
 FLAGS = ("--raw", "--max-tokens", 40, "--ignore-eos", "--draft-tokens", 4, "--drafter", "model")

@@ -15,7 +15,8 @@ import pytest
 from paceline.client import Client
 from paceline.errors import Unauthenticated, Unavailable
 from paceline.keys import make_key
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from tests.certificates import made_as_documented
 from tests.gateway.conftest import free_port
 from tests.observability.collector import Collector

@@ -17,7 +17,8 @@ from paceline.client import AsyncClient, Completion, Tls
 from paceline.errors import PacelineError, Unavailable
 from paceline.rpc.channel import NO_TLS
 from paceline.rpc.status import NO_TRUST
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from tests.certificates import made_as_documented
 from tests.compose.engine import NoEngine, engine
 from tests.compose.stack import Stack, built_stack

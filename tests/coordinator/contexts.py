@@ -5,7 +5,8 @@ from typing import cast
 from coordinator.acceptance import Origin, Outcome
 from coordinator.context import Context, Request
 from coordinator.text import TextStream
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 
 
 class SilentText:

@@ -14,7 +14,7 @@ from scipy.stats import chi2
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict, accept
 from paceline.noise import Purpose, make_key, uniform
-from paceline.sampling import Rule
+from paceline.speculation import Rule
 
 Table = NDArray[np.float64]  # [vocab_size, vocab_size]: next token's law by the last token
 NUM_DRAWS = 65_536

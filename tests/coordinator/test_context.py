@@ -11,7 +11,8 @@ from coordinator.stats import GenerationStats
 from coordinator.text import Tokenizer
 from paceline.client import AsyncClient
 from paceline.engine.models.dummy import dummy_tokenizer_files
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from tests.services import Trio
 
 PROMPT = [9, 8, 7]

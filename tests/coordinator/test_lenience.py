@@ -15,7 +15,8 @@ from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdic
 from paceline.client import AsyncClient, Completion
 from paceline.errors import InvalidArgument
 from paceline.noise import Purpose, make_key, uniform
-from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
 from tests.end_to_end.tiny_oracle import oracle_logprobs
 from tests.services import Trio
 

@@ -6,7 +6,8 @@ from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdic
 from coordinator.synthetic import SyntheticAcceptance
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument
-from paceline.sampling import Drafter, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, Rule, SpeculationParams
 from tests.conftest import TINY
 from tests.hosted import Host
 from tests.services import Trio

@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.client import AsyncClient
 from paceline.engine.models.weights import load_model
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from tests.services import start_trio
 
 PACELINE = "from paceline.cli import main; main()"

@@ -3,42 +3,23 @@
 import asyncio
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.client import AsyncClient
-from paceline.engine.models.weights import find_folder
 from paceline.errors import InvalidArgument
 from paceline.rpc.channel import open_channel
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from paceline.v1 import model_pb2, target_pb2_grpc
-from tests.end_to_end.test_greedy_oracle import MODEL, spread
+from tests.end_to_end.test_greedy_oracle import expected_ids, spread
 from tests.services import Trio
 
 PLAIN = SpeculationParams(enabled=False)
 DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
 
 
-@torch.inference_mode()
-def expected_ids(prompts: list[str], sampling: SamplingParams) -> list[tuple[list[int], list[int]]]:
-    """For each prompt its ids through the chat template, and transformers' best hypothesis, EOS included."""
-    folder = find_folder(MODEL, torch.float32, print)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    pairs = []
-    for prompt in prompts:
-        chat = [{"role": "user", "content": prompt}]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        out = model.generate(
-            torch.tensor([ids]), do_sample=False, num_beams=sampling.beams, length_penalty=sampling.length_penalty,
-            max_new_tokens=sampling.max_tokens,
-        )  # fmt: skip
-        pairs.append((ids, out[0, len(ids) :].tolist()))
-    return pairs
-
-
 async def check_same_ids(trio: Trio, num_prompts: int, sampling: SamplingParams) -> None:
-    pairs = await asyncio.to_thread(expected_ids, spread(num_prompts), sampling)
+    settings = {"num_beams": sampling.beams, "length_penalty": sampling.length_penalty}
+    pairs = await asyncio.to_thread(expected_ids, spread(num_prompts), sampling.max_tokens, **settings)
     async with AsyncClient(trio.address) as client:
         for speculation in (PLAIN, DRAFTED):
             accepted = 0

@@ -14,7 +14,8 @@ from scipy.stats import chi2
 
 from paceline.client import AsyncClient, Completion
 from paceline.noise import derive_seed
-from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
 from tests.end_to_end.tiny_oracle import adjusted, adjusted_after, model_logits, oracle_ids
 from tests.services import Trio, free_and_total_blocks, wait_until_free
 from tests.slices import slice_of

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.sampling import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from tests.conftest import TINY
 from tests.hosted import Host
 from tests.services import Trio, running, start_service

@@ -1,7 +1,8 @@
 """The draft that comes with Paceline: it serves by name, is accepted often, and changes no output."""
 
 from paceline.client import AsyncClient
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from tests.services import Trio
 
 PLAIN = SpeculationParams(enabled=False)

@@ -10,7 +10,8 @@ from scipy.special import softmax
 
 from draft_server.entropy import EntropyStop
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from tests.end_to_end.tiny_oracle import adjusted_after, oracle_ids
 from tests.services import Trio
 from tests.slices import slice_of

@@ -9,7 +9,8 @@ import pytest
 
 from paceline.client import AsyncClient, Completion
 from paceline.errors import Unavailable
-from paceline.sampling import Drafter, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, Rule, SpeculationParams
 from tests.conftest import TINY
 from tests.services import Trio, restart, running, start_service, start_trio, wait_until_free
 

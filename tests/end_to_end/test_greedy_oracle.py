@@ -7,6 +7,7 @@ import asyncio
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from paceline.client import AsyncClient
 from paceline.engine.models.weights import find_folder
 from paceline.prompts import read_prompts
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from tests.services import Trio
 
 MODEL = "smollm2-135m"
@@ -37,8 +39,9 @@ def spread(count: int) -> list[str]:
 
 
 @torch.inference_mode()
-def expected_ids(prompts: list[str], max_tokens: int) -> list[tuple[list[int], list[int]]]:
-    """For each prompt its ids through the chat template, and transformers' greedy continuation, EOS included."""
+def expected_ids(prompts: list[str], max_tokens: int, **settings: Any) -> list[tuple[list[int], list[int]]]:
+    """For each prompt its ids through the chat template, and transformers' continuation, EOS included: greedy, or with
+    other settings of `generate`."""
     folder = find_folder(MODEL, torch.float32, print)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -46,7 +49,7 @@ def expected_ids(prompts: list[str], max_tokens: int) -> list[tuple[list[int], l
     for prompt in prompts:
         chat = [{"role": "user", "content": prompt}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        out = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=max_tokens)
+        out = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=max_tokens, **settings)
         pairs.append((ids, out[0, len(ids) :].tolist()))
     return pairs
 

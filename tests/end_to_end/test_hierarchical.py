@@ -3,7 +3,8 @@
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import Bounds, Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, DraftMode, Rule, SpeculationParams
 from tests.conftest import TINY
 from tests.hosted import Host
 from tests.services import Trio

@@ -7,7 +7,8 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.errors import ResourceExhausted
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from tests.conftest import TINY
 from tests.hosted import Host
 from tests.services import Trio, wait_until_free

@@ -7,7 +7,8 @@ import pytest
 from scipy.special import log_softmax
 
 from paceline.client import AsyncClient, Completion, TokenLogprobs
-from paceline.sampling import Drafter, DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.end_to_end.tiny_oracle import model_logits, oracle_logprobs
 from tests.hosted import Host

@@ -9,7 +9,8 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.rpc.channel import CLIENT_OPTIONS
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 from tests.bystander import undisturbed_bystander
 from tests.conftest import SMALL_FLAGS

@@ -6,7 +6,8 @@ import pytest
 
 from paceline.client import AsyncClient, Completion
 from paceline.engine.models.dummy import NUM_MASKS
-from paceline.sampling import Bounds, Drafter, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
 from tests.services import Trio
 from tests.slices import slice_of
 

@@ -9,7 +9,8 @@ from scipy.special import softmax
 from scipy.stats import chi2
 
 from paceline.client import AsyncClient, Client, Completion, Speculation
-from paceline.sampling import Bounds, Drafter, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
 from tests.end_to_end.tiny_oracle import model_logits, oracle_ids
 from tests.services import Trio
 from tests.slices import slice_of

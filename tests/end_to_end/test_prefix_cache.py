@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from tests.conftest import TINY
 from tests.end_to_end.test_load import token_prompts
 from tests.hosted import Host

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import Bounds, Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, SpeculationParams
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.hosted import Host
 from tests.services import Trio

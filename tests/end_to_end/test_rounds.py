@@ -9,7 +9,8 @@ import asyncio
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.hosted import Host
 from tests.services import Trio

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.sampling import Bounds, Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, DraftMode, Rule, SpeculationParams
 from tests.services import Trio
 
 PROMPT = [3, 14, 15, 9, 2, 6]

@@ -11,7 +11,8 @@ from coordinator.drafting.deadline import LEAST_S
 from coordinator.remote.link import STALL_S
 from paceline.client import AsyncClient, Completion
 from paceline.engine.scheduling.compute_lock import PATIENCE_S
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from tests.conftest import TINY
 from tests.services import Service, Trio, start_trio
 

@@ -9,7 +9,8 @@ import pytest
 from paceline.client import AsyncClient, Client, Completion, Piece, RoundTrace, TracedDraft
 from paceline.rpc.channel import open_channel
 from paceline.rpc.requests import make_request
-from paceline.sampling import Bounds, Drafter, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
 from paceline.theory import tokens_per_round
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET

@@ -10,7 +10,8 @@ import httpx2
 import orjson
 
 from paceline.client import AsyncClient
-from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
 
 OFF = SpeculationParams(enabled=False)
 # For clients over gRPC, and the same in a body; None: what nobody asks for. The first always has the draft model draft.

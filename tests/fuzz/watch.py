@@ -9,7 +9,8 @@ import grpc.aio
 
 from paceline.client import AsyncClient
 from paceline.rpc.channel import open_channel
-from paceline.sampling import Drafter, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, Rule, SpeculationParams
 from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
 
 PROMPT = [3, 14, 15, 92, 65]

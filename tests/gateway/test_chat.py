@@ -6,7 +6,8 @@ import openai
 import pytest
 
 from paceline.client import Client
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from tests.gateway.conftest import Door
 from tests.slices import slice_of
 

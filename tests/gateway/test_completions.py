@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.client import Client
 from paceline.engine.models.weights import find_folder
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from tests.gateway.conftest import Door
 
 PLAIN = SpeculationParams(enabled=False)

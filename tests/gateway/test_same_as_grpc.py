@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from paceline.client import AsyncClient, Completion
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from tests.end_to_end.test_greedy_oracle import spread
 from tests.gateway.conftest import Door
 

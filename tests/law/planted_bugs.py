@@ -25,7 +25,8 @@ from paceline.engine.sampling.specs import (
 )
 from paceline.engine.scheduling.job import Job
 from paceline.noise import Purpose
-from paceline.sampling import DraftMode, Rule, SamplingParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import DraftMode, Rule
 from target_server.verifier import VerifyJob
 from tests.law.toy_rounds import Generation, Rounds, Table, Toy
 

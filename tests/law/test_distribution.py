@@ -24,7 +24,8 @@ from transformers import LlamaForCausalLM
 
 from paceline.client import AsyncClient
 from paceline.engine.models.dummy import dummy_config, make_dummy
-from paceline.sampling import Drafter, DraftMode, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
 from tests.conftest import PARALLEL_DRAFT, UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.hosted import Host
 from tests.services import Trio

@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from draft_server.drafter import Support
-from paceline.sampling import Bounds, DraftMode, EntropyAdaptive, Rule, SamplingParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, DraftMode, EntropyAdaptive, Rule
 from tests.law.planted_bugs import (
     BUGS,
     HARMLESS,

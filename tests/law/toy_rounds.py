@@ -29,7 +29,8 @@ from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
 from paceline.engine.sampling.confidence import with_confidence
 from paceline.engine.sampling.logprobs import compute_logprobs
 from paceline.engine.scheduling.job import Job
-from paceline.sampling import DraftMode, EntropyAdaptive, Rule, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from target_server.verifier import VerifyJob, VerifySpec
 
 # [vocab_size, vocab_size]: the next token's logits by the last token; a draft's may have rows for masks behind them.

@@ -11,7 +11,7 @@ from paceline.loadtest.arrivals import poisson_arrivals
 from paceline.loadtest.loads import ClosedLoop, OpenLoop, parse_sweep
 from paceline.loadtest.slices import blocks
 from paceline.loadtest.variants import parse_variants
-from paceline.sampling import Bounds, Drafter, EntropyAdaptive
+from paceline.speculation import Bounds, Drafter, EntropyAdaptive
 
 RATE, COUNT = 4.0, 4000
 

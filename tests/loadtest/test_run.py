@@ -15,7 +15,8 @@ from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop
 from paceline.loadtest.record import Record
 from paceline.loadtest.run import Extent, Runner, Workload
 from paceline.loadtest.variants import Variant
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 
 VARIANTS = [Variant("off", SpeculationParams(enabled=False)), Variant("default")]

@@ -12,7 +12,8 @@ import pytest
 from paceline.client import AsyncClient
 from paceline.deployment.http_health import instance_at
 from paceline.keys import make_key
-from paceline.sampling import Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.gateway.conftest import free_port
 from tests.observability.collector import Collector

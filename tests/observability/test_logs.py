@@ -11,7 +11,8 @@ import pytest
 
 from paceline.errors import InvalidArgument
 from paceline.observability.logs import JsonFormatter, TextFormatter, request_id, with_fields
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from tests.observability.conftest import BY_MODEL, PROMPT, SAMPLED, SECRET, SERVICES, Watched
 
 ID = "of-a-test 1"

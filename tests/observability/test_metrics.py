@@ -15,7 +15,8 @@ from gateway.guard import COUNTED_PATHS
 from gateway.vllm_names import VLLM_NAMES
 from paceline.errors import InvalidArgument, Unauthenticated
 from paceline.results import Completion
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from tests.observability.conftest import BY_MODEL, BY_NGRAM, PROMPT, SAMPLED, SERVICES, Watched
 from tests.observability.scrapes import Scrape, scrape
 from tests.services import restart

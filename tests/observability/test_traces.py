@@ -18,7 +18,8 @@ from paceline.errors import InvalidArgument, Unavailable
 from paceline.observability.traces import traced
 from paceline.rpc.channel import open_channel
 from paceline.rpc.requests import make_request
-from paceline.sampling import SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2_grpc
 from tests.observability.collector import Collector, Received
 from tests.observability.conftest import BY_MODEL, PROMPT, SAMPLED, SECRET, Watched

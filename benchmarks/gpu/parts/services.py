@@ -9,7 +9,7 @@ from benchmarks.gpu.options import Options
 from benchmarks.gpu.plot import plot
 from benchmarks.gpu.results import Results
 from paceline.client import AsyncClient
-from paceline.sampling import Bounds, DraftLength
+from paceline.speculation import Bounds, DraftLength
 from paceline.theory import speedup
 
 ADAPTIVE = Bounds()

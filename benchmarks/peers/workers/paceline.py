@@ -9,7 +9,8 @@ from benchmarks.peers.protocol import Settings, serve
 from paceline.client import AsyncClient
 from paceline.deployment.deployment import make_deployment
 from paceline.deployment.services import Services
-from paceline.sampling import Bounds, Drafter, SamplingParams, SpeculationParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, SpeculationParams
 
 MODES = {
     "plain": SpeculationParams(enabled=False),

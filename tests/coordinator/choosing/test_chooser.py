@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.acceptance import Origin, Outcome, Verdict
 from coordinator.round import Round
-from paceline.sampling import Bounds
+from paceline.speculation import Bounds
 from paceline.theory import best_k, speedup
 from tests.coordinator.choosing.world import Crowd, World, begin, make_chooser
 from tests.coordinator.contexts import make_context

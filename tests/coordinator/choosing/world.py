@@ -12,7 +12,7 @@ from coordinator.choosing.model import ModelSource, first_model_rate
 from coordinator.context import Context
 from coordinator.drafting.ngram import NgramDrafter
 from coordinator.round import Round
-from paceline.sampling import Bounds
+from paceline.speculation import Bounds
 from tests.coordinator.contexts import make_context
 
 

@@ -13,7 +13,7 @@ from coordinator.drafting.factory import Proposers
 from coordinator.drafting.ngram import NgramDrafter
 from coordinator.drafting.prediction import PredictionDrafter, PredictionProposer
 from coordinator.drafting.proposer import FixedProposer
-from paceline.sampling import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
+from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
 from tests.coordinator.contexts import decide, make_context
 
 PROMPT = [900, 901]

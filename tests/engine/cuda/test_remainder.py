@@ -6,7 +6,8 @@ import torch
 
 from paceline.engine.cuda.sampling import remainder
 from paceline.engine.sampling.logprobs import compute_logprobs
-from paceline.sampling import Rule, SamplingParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Rule
 from target_server.verifier import VerifyJob, VerifyResult, VerifySpec
 from tests.engine.cuda.test_runner import TOKENS, Engine, make_cpu, make_gpu
 

@@ -15,7 +15,8 @@ from paceline.engine.cuda.forward_plan import ForwardShape
 from paceline.engine.cuda.graphs.shapes import GraphShapes
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.scheduling.job import Job
-from paceline.sampling import DraftMode, Rule, SamplingParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import DraftMode, Rule
 from target_server.verifier import VerifyJob, VerifySpec
 from tests.engine.cuda.device import DEVICE
 from tests.engine.cuda.feeding import GpuFeeder

@@ -13,7 +13,8 @@ from paceline.engine.config import TARGET_ROLE, EngineConfig
 from paceline.engine.engine import Engine, build_engine
 from paceline.engine.scheduling.commands import Answer, Command, Open, Start
 from paceline.engine.scheduling.compute_lock import LAST_LEASE
-from paceline.sampling import Rule, SamplingParams
+from paceline.sampling import SamplingParams
+from paceline.speculation import Rule
 from target_server.verifier import VerifyJob, VerifySpec
 
 

@@ -1,0 +1,168 @@
+"""Whether, how and how far a request speculates, as validated values. No torch, no messages."""
+
+import enum
+import math
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
+
+from paceline.checks import require, require_type
+from paceline.sampling import SamplingParams
+
+MAX_DRAFT_TOKENS = 16
+
+
+class Drafter(enum.Enum):
+    """Where proposals come from."""
+
+    MODEL = "model"
+    NGRAM = "ngram"
+    HYBRID = "hybrid"
+    CUSTOM = "custom"
+    SUFFIX = "suffix"
+    HIERARCHICAL = "hierarchical"
+
+    @property
+    def asks_model(self) -> bool:
+        """Whether a draft model drafts, if there is one."""
+        return self in (Drafter.MODEL, Drafter.HYBRID, Drafter.HIERARCHICAL)
+
+
+class DraftMode(enum.Enum):
+    """How a draft model draws its tokens."""
+
+    SAMPLED = "sampled"
+    GREEDY = "greedy"
+    COUPLED = "coupled"
+
+
+class Rule(enum.Enum):
+    """How drafts are checked."""
+
+    MATCH = "match"
+    REJECTION = "rejection"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """As many draft tokens as maximise expected tokens per second, from `min` to `max`."""
+
+    min: int = 0
+    max: int = 8
+
+    def __post_init__(self) -> None:
+        require(1 <= self.max <= MAX_DRAFT_TOKENS, "length.max", self.max, f"in [1, {MAX_DRAFT_TOKENS}]")
+        require(0 <= self.min <= self.max, "length.min", self.min, "in [0, length.max]")
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyAdaptive:
+    """Fewer draft tokens where the draft model is unsure."""
+
+    bounds: Bounds = field(default_factory=Bounds)
+    # Weight of the past in the smoothed entropy.
+    ema_beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(0 <= self.ema_beta < 1, "length.entropy.ema_beta", self.ema_beta, "in [0, 1)")
+
+
+# A number, or the rule that chooses it in each round.
+DraftLength = int | Bounds | EntropyAdaptive
+
+
+def parse_draft_length(text: str) -> DraftLength:
+    """From what a user types. Raises InvalidArgument."""
+    if text == "adaptive":
+        return Bounds()
+    if text == "entropy":
+        return EntropyAdaptive()
+    allowed = f"a number in [0, {MAX_DRAFT_TOKENS}], adaptive or entropy"
+    # int() refuses thousands of digits in words of its own.
+    is_short = text.isdecimal() and len(text) < 10
+    require(is_short and int(text) <= MAX_DRAFT_TOKENS, "draft_tokens", text[:40], allowed)
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """Whether, how and how far to speculate. Raises InvalidArgument on construction.
+
+    enabled: speculate at all.
+    drafter: where proposals come from.
+    num_draft_tokens: proposed in a round: a number from 0 to 16, or the rule that chooses it, Bounds (adaptive) or
+        EntropyAdaptive.
+    rule: how drafts are checked above temperature 0; at 0 they must be the target's own tokens. None: `match`, so that a
+        seed repeats its text whatever is drafted, and however many tokens; `rejection` where the draft's probabilities
+        are asked for, by lenience or by the draft mode.
+    draft_mode: how a draft model draws; None: as goes with the rule.
+    lenience: in (0, 1]; accept with min(1, p/(lenience q)). Below 1 the output's distribution is not quite the target's.
+    draft_temperature: above 0, at which a draft model draws in place of the request's temperature; None: the request's.
+        The output's distribution is the target's at the request's temperature all the same.
+    """
+
+    enabled: bool = True
+    drafter: Drafter = Drafter.HYBRID
+    num_draft_tokens: DraftLength = field(default_factory=Bounds)
+    rule: Rule | None = None
+    draft_mode: DraftMode | None = None
+    lenience: float = 1.0
+    draft_temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        require_type(self, bool, "True or False", "enabled")
+        require_type(self, Drafter, "a Drafter", "drafter")
+        if self.rule is not None:
+            require_type(self, Rule, "a Rule or None", "rule")
+        if self.draft_mode is not None:
+            require_type(self, DraftMode, "a DraftMode or None", "draft_mode")
+        require_type(self, Real, "a number", "lenience")
+        if not isinstance(self.num_draft_tokens, Bounds | EntropyAdaptive):
+            require_type(self, Integral, "a whole number, Bounds or EntropyAdaptive", "num_draft_tokens")
+            require(
+                0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS,
+                "num_draft_tokens", self.num_draft_tokens, f"in [0, {MAX_DRAFT_TOKENS}]",
+            )  # fmt: skip
+        require(0 < self.lenience <= 1, "lenience", self.lenience, "in (0, 1]")
+        if self.draft_temperature is not None:
+            require_type(self, Real, "a number or None", "draft_temperature")
+            is_positive = 0 < self.draft_temperature < math.inf
+            require(is_positive, "draft_temperature", self.draft_temperature, "a finite number > 0")
+
+    def check(self, sampling: SamplingParams) -> None:
+        """Raises InvalidArgument where the two sets of parameters do not go together."""
+        self.resolved_draft_mode(sampling)
+        require(self.lenience == 1 or sampling.beams == 1, "lenience", self.lenience, "1 with beams")
+        sampled_match = not sampling.is_greedy and self.resolved_rule(sampling) is Rule.MATCH
+        # A draft that is not the target's own draw says nothing of how likely it was.
+        require(self.lenience == 1 or not sampled_match, "lenience", self.lenience, "1 under match above temperature 0")
+        if self.draft_temperature is not None:
+            is_drawn = self.drafter.asks_model and self.resolved_draft_mode(sampling) is not DraftMode.GREEDY
+            allowed = "left out where no draft model draws: at temperature 0, with a greedy draft, or another drafter"
+            require(is_drawn, "draft_temperature", self.draft_temperature, allowed)
+
+    def draft_sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """How a draft model draws. Any q leaves the output's distribution as it is, as long as it is the q that drafts
+        are drawn from: so it may be transformed in another way than p (2211.17192, section 6)."""
+        return sampling if self.draft_temperature is None else replace(sampling, temperature=self.draft_temperature)
+
+    def resolved_rule(self, sampling: SamplingParams) -> Rule:
+        """The rule in force. A draft that is one id and no distribution can only be matched: `rejection`
+        with a one-hot q is the same law."""
+        only_ids = self.drafter in (Drafter.NGRAM, Drafter.SUFFIX) or self.draft_mode in (
+            DraftMode.GREEDY,
+            DraftMode.COUPLED,
+        )
+        if sampling.is_greedy or only_ids:
+            return Rule.MATCH
+        needs_probabilities = self.lenience < 1 or self.draft_mode is DraftMode.SAMPLED
+        return self.rule or (Rule.REJECTION if needs_probabilities else Rule.MATCH)
+
+    def resolved_draft_mode(self, sampling: SamplingParams) -> DraftMode:
+        """How the draft model draws, where the request leaves it open. Raises InvalidArgument."""
+        if sampling.is_greedy:
+            return DraftMode.GREEDY
+        if self.resolved_rule(sampling) is Rule.REJECTION:
+            return DraftMode.SAMPLED
+        # Drawn with noise of its own, a draft would match the target's choice only by luck.
+        require(self.draft_mode is not DraftMode.SAMPLED, "draft_mode", "sampled", "greedy or coupled under match")
+        return self.draft_mode or DraftMode.COUPLED
