@@ -1,7 +1,7 @@
 """Beam search beside transformers, token by token, and plain beams against drafted ones in tokens/s.
 
 python -m benchmarks.beams [--count 40] [--widths 2,4,8] [--tokens 48] [--prompts FILE]
-python -m benchmarks.beams --speed [--count 8] [--widths 4] [--tokens 48] [--lengths 1,2,4,adaptive] [--draft MODEL]
+python -m benchmarks.beams --speed [--count 8] [--widths 4] [--tokens 48] [--lengths 1,2,4] [--draft MODEL]
 
 The first compares at float32 with `generate(num_beams=N, do_sample=False)` on the same weights; drafts come from the same
 model. The second times the default pair, one request at a time, plain and drafted in turns.
@@ -87,7 +87,7 @@ async def main() -> None:
     parser.add_argument("--count", type=int)
     parser.add_argument("--widths", default="")
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--lengths", default="1,2,4,adaptive")
+    parser.add_argument("--lengths", default="1,2,4")
     parser.add_argument("--draft", default=DRAFT)
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS)
     arguments = parser.parse_args()

@@ -37,10 +37,6 @@ class BeamDrafter(Protocol):
         """Hypotheses that may live after one step, two steps, …; empty for none."""
         ...
 
-    def learn(self, num_steps: int) -> None:
-        """So many of the drafted steps were accepted."""
-        ...
-
     def release(self) -> None:
         """The search is over."""
         ...
@@ -54,9 +50,6 @@ class NoBeamDrafter:
     async def draft(self, beams: Beams) -> list[list[Tokens]]:
         return []
 
-    def learn(self, num_steps: int) -> None:
-        pass
-
     def release(self) -> None:
         pass
 
@@ -64,14 +57,13 @@ class NoBeamDrafter:
 class ModelBeamDrafter:
     """Searches with the draft server's model. After a fault of the draft server the search goes on without drafts."""
 
-    def __init__(self, link: Link, request: Request, deadline: DraftDeadline, fewest: int, most: int) -> None:
-        """From `fewest` to `most` steps are drafted: one more than were accepted of those before."""
+    def __init__(self, link: Link, request: Request, deadline: DraftDeadline, num_steps: int) -> None:
+        """Drafts `num_steps` steps in each round."""
         # At temperature 1 it tells how likely its tokens are.
         sampling = SamplingParams(temperature=1.0, seed=request.seed, ignore_eos=True)
         self._branches = Branches(RemoteSequence(link, request, sampling), len(request.prompt))
         self._link, self._deadline, self._prompt = link, deadline, request.prompt
-        self._fewest, self._most = fewest, most
-        self._num_steps = max(fewest, 1)
+        self._num_steps = num_steps
         self._is_well = True
         self.computed_us = self.queued_us = 0
 
@@ -105,9 +97,6 @@ class ModelBeamDrafter:
         self.computed_us += max(each.computed_us for each in scored)
         self.queued_us += max(each.queued_us for each in scored)
         return [each.next_tokens[0] for each in scored]
-
-    def learn(self, num_steps: int) -> None:
-        self._num_steps = max(self._fewest, min(self._most, num_steps + 1))
 
     def release(self) -> None:
         self._branches.release()

@@ -35,7 +35,6 @@ async def search(
             known |= verified.next_tokens
             num_steps = take_steps(beams, known)
             known = {tokens: known[tokens] for tokens in known if len(tokens) >= num_decided + num_steps}
-            drafter.learn(num_steps - 1)
             stats.count_beams(num_steps, len(levels), RoundCost(
                 started_s, drafter.computed_us, verified.computed_us, drafter.queued_us + verified.queued_us,
                 verified.cached_tokens,
