@@ -137,8 +137,8 @@ def _agreement(speeds: Sequence[Speed]) -> list[str]:
     return [
         f"Of {len(speeds)} rows theorem 3.8 is within two standard errors of the measured speed in {within('expected')}, and "
         f"with the measured times in {within('expected_here')}. Measured is {ratio:.2f} of expected on average: a run with "
-        f"drafts takes {verify:.2f} of a plain run in place of 1, and the rest of a round {rest:.2f} in place of 0. What "
-        "then differs is that acceptances are not independent of one another (section 3.1), and the machine's noise."
+        f"drafts takes {verify:.2f} of a plain run in place of 1, and the rest of a round {rest:.2f} in place of 0. "
+        "Theory also takes acceptances for independent of one another (section 3.1)."
     ]
 
 
