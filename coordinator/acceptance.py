@@ -63,8 +63,12 @@ class Proposal:
     reason: str = ""
     # Tokens that the drafter was asked for.
     num_asked: int = 0
-    # With the entropy rule: entropy over ln(vocabulary) at each position where it looked.
+    # With the entropy rule, for each position where it looked: entropy over ln(vocabulary), ...
     entropies: list[float] = field(default_factory=list)
+    # ... smoothed over the positions up to it, ...
+    smoothed_entropies: list[float] = field(default_factory=list)
+    # ... and the drafts that this allows in the round.
+    allowed_draft_tokens: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -20,6 +20,8 @@ def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Call
         proposed=_trace_drafts(finished, len(emission.tokens), lambda token: bytes_of(token).decode(errors="replace")),
         num_accepted=min(finished.outcome.num_accepted, len(emission.tokens)),
         entropies=proposal.entropies,
+        smoothed_entropies=proposal.smoothed_entropies,
+        allowed_draft_tokens=proposal.allowed_draft_tokens,
         draft_us=proposal.computed_us,
         target_us=verdict.computed_us,
         queued_us=queued_us,

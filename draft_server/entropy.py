@@ -5,11 +5,13 @@ coordinator keeps the rule's state between rounds and advances it only over deci
 no state of a sequence beside its cache.
 """
 
+import numpy as np
+
 from paceline.speculation import EntropyAdaptive
 
 
 class EntropyStop:
-    """k = round(max - (max - min) * H), with H the smoothed entropy divided by ln(vocab_size)."""
+    """The rule along the positions of one round."""
 
     def __init__(self, rule: EntropyAdaptive, ema: float) -> None:
         """`ema`: the smoothed entropy so far, in [0, 1]."""
@@ -21,11 +23,11 @@ class EntropyStop:
     def see(self, entropy: float) -> None:
         """Takes the entropy at the next position, in [0, 1]."""
         beta = self._rule.ema_beta
-        self._ema = beta * self._ema + (1 - beta) * entropy
+        # To float32, as messages hold it: so k is the same wherever it is computed from what was reported.
+        self._ema = float(np.float32(beta * self._ema + (1 - beta) * entropy))
         self.entropies.append(entropy)
         self.emas.append(self._ema)
 
     def allows(self, num_drafted: int) -> bool:
         """Whether the rule allows one more token after `num_drafted` tokens."""
-        bounds = self._rule.bounds
-        return num_drafted < round(bounds.max - (bounds.max - bounds.min) * self._ema)
+        return num_drafted < self._rule.allowed_draft_tokens(self._ema)

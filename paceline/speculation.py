@@ -65,6 +65,10 @@ class EntropyAdaptive:
     def __post_init__(self) -> None:
         require(0 <= self.ema_beta < 1, "length.entropy.ema_beta", self.ema_beta, "in [0, 1)")
 
+    def allowed_draft_tokens(self, smoothed_entropy: float) -> int:
+        """k = round(max - (max - min) * H), with H the smoothed entropy over ln(vocabulary)."""
+        return round(self.bounds.max - (self.bounds.max - self.bounds.min) * smoothed_entropy)
+
 
 # A number, or the rule that chooses it in each round.
 DraftLength = int | Bounds | EntropyAdaptive

@@ -38,6 +38,10 @@ class RoundTrace:
     num_accepted: int
     # Under the entropy rule: the draft's entropy over ln(vocabulary) at each position where it looked.
     entropies: list[float]
+    # The same, smoothed with those of decided positions before.
+    smoothed_entropies: list[float]
+    # By each of these: the draft tokens that the rule allows in this round.
+    allowed_draft_tokens: list[int]
     draft_us: int
     target_us: int
     # Waiting for a device on either server.

@@ -42,7 +42,7 @@ class RemoteDrafter:
         self._pause_s = FIRST_PAUSE_S
         self._paused_until_s = 0.0
         length = speculation.num_draft_tokens
-        self._entropy_rule = entropy_rule_to_message(length) if isinstance(length, EntropyAdaptive) else None
+        self._entropy_rule = length if isinstance(length, EntropyAdaptive) else None
         # The entropy rule's state after the decided positions, and after each position of the last round.
         self._ema = 0.0
         self._round_emas: list[float] = []
@@ -81,7 +81,7 @@ class RemoteDrafter:
             propose.least_confidence = least_confidence
             propose.guess_tokens.extend(guess)
             if self._entropy_rule is not None:
-                propose.entropy_stop.rule.CopyFrom(self._entropy_rule)
+                propose.entropy_stop.rule.CopyFrom(entropy_rule_to_message(self._entropy_rule))
                 propose.entropy_stop.entropy_ema = self._ema
 
         num_tail_tokens = len(context) - self._sequence.length
@@ -90,9 +90,7 @@ class RemoteDrafter:
             async with asyncio.timeout(self._deadline.seconds(num_tokens)):
                 answer = await self._sequence.feed(context.tokens, fill, lambda answer: answer.num_fed_drafts)
             self._deadline.learn(num_tokens, time.monotonic() - started_s)
-            num_emas = len(answer.entropy_emas) // 4
-            emas = floats_from_bytes(answer.entropy_emas, "entropy_emas", num_emas).tolist()
-            proposal = _proposal(answer, num_tail_tokens, self.drafted_by)
+            proposal = _proposal(answer, num_tail_tokens, self.drafted_by, self._entropy_rule)
             self._check(proposal, num_draft_tokens)
         except (PacelineError, TimeoutError) as error:
             reason = str(error) or f"no draft came in {time.monotonic() - started_s:.1f} s"
@@ -102,7 +100,7 @@ class RemoteDrafter:
             return Proposal(reason="draft server in trouble")
         self._pause_s = FIRST_PAUSE_S
         self._round_start = len(context)
-        self._round_emas = emas
+        self._round_emas = proposal.smoothed_entropies
         return proposal
 
     def truncate(self, length: int) -> None:
@@ -130,7 +128,9 @@ class RemoteDrafter:
         require(worst < vocab_size, "tokens", worst, f"token ids in [0, {vocab_size})")
 
 
-def _proposal(answer: Any, num_tail_tokens: int, drafted_by: DraftedBy) -> Proposal:
+def _proposal(
+    answer: Any, num_tail_tokens: int, drafted_by: DraftedBy, entropy_rule: EntropyAdaptive | None
+) -> Proposal:
     """The proposal of an answer. Raises InvalidArgument if the sizes in the message do not match."""
     supports, probs = [], []
     if answer.support_sizes:
@@ -143,7 +143,7 @@ def _proposal(answer: Any, num_tail_tokens: int, drafted_by: DraftedBy) -> Propo
         ends = np.cumsum(sizes)[:-1]
         supports = np.split(np.array(answer.support_token_ids, dtype=np.int64), ends)
         probs = np.split(floats_from_bytes(answer.support_probs, "support_probs", sum(sizes)), ends)
-    num_seen = len(answer.entropies) // 4
+    entropies, smoothed = _entropies(answer) if entropy_rule is not None else ([], [])
     return Proposal(
         tokens=list(answer.tokens),
         supports=supports,
@@ -153,5 +153,23 @@ def _proposal(answer: Any, num_tail_tokens: int, drafted_by: DraftedBy) -> Propo
         num_tail_tokens=num_tail_tokens,
         drafter=drafted_by,
         reason="the draft model is unsure",
-        entropies=floats_from_bytes(answer.entropies, "entropies", num_seen).tolist() if num_seen else [],
+        entropies=entropies,
+        smoothed_entropies=smoothed,
+        allowed_draft_tokens=[entropy_rule.allowed_draft_tokens(each) for each in smoothed] if entropy_rule else [],
     )
+
+
+def _entropies(answer: Any) -> tuple[list[float], list[float]]:
+    """Of an answer under the entropy rule: entropies, and smoothed ones. Raises InvalidArgument, as a value outside of
+    [0, 1] is no length of a draft, and no state that a server would take."""
+    found: list[list[float]] = []
+    for name in ("entropies", "entropy_emas"):
+        packed: bytes = getattr(answer, name)
+        values = floats_from_bytes(packed, name, len(packed) // 4).tolist()
+        outside = next((each for each in values if not 0 <= each <= 1), None)
+        require(outside is None, name, outside, "in [0, 1]")
+        found.append(values)
+    entropies, smoothed = found
+    allowed = f"one for each of {len(entropies)} entropies"
+    require(len(smoothed) == len(entropies), "entropy_emas", f"{len(smoothed)} values", allowed)
+    return entropies, smoothed

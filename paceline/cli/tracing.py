@@ -41,7 +41,8 @@ def line(piece: Piece) -> Text:
     done = [draft for draft in trace.proposed if draft.p is not None]
     figures = [f"{name} {_row([getattr(draft, name) for draft in done])}" for name in ("q", "p", "r") if done]
     if trace.entropies:
-        figures.append(f"H {_row(trace.entropies)}")
+        allowed = " ".join(map(str, trace.allowed_draft_tokens))
+        figures.append(f"H {_row(trace.entropies)} | smoothed {_row(trace.smoothed_entropies)} | allows {allowed}")
     times = {"draft": trace.draft_us, "target": trace.target_us, "queued": trace.queued_us, "wire": trace.wire_us}
     figures.append(", ".join(f"{name} {us / 1e3:.1f}" for name, us in times.items()) + " ms")
     who = trace.drafter if trace.proposed else trace.reason

@@ -69,9 +69,10 @@ def _logprobs(message: generation_pb2.TokenLogprobs) -> TokenLogprobs:
 def _trace(message: generation_pb2.RoundTrace) -> RoundTrace:
     # The dataclass has the message's fields, under the same names.
     fields: dict[str, Any] = {field.name: getattr(message, field.name) for field in dataclasses.fields(RoundTrace)}
-    return RoundTrace(
-        **fields | {"proposed": list(map(_draft, message.proposed)), "entropies": list(message.entropies)}
-    )
+    lists: dict[str, Any] = {
+        name: list(fields[name]) for name in ("entropies", "smoothed_entropies", "allowed_draft_tokens")
+    }
+    return RoundTrace(**fields | lists | {"proposed": list(map(_draft, message.proposed))})
 
 
 def _draft(message: generation_pb2.TracedDraft) -> TracedDraft:

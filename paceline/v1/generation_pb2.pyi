@@ -102,7 +102,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., text: _Optional[str] = ..., text_lengths: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., trace: _Optional[_Union[RoundTrace, _Mapping]] = ...) -> None: ...
 
 class RoundTrace(_message.Message):
-    __slots__ = ("round", "drafter", "reason", "draft_tokens", "proposed", "num_accepted", "entropies", "draft_us", "target_us", "queued_us", "wire_us")
+    __slots__ = ("round", "drafter", "reason", "draft_tokens", "proposed", "num_accepted", "entropies", "draft_us", "target_us", "queued_us", "wire_us", "smoothed_entropies", "allowed_draft_tokens")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,8 @@ class RoundTrace(_message.Message):
     TARGET_US_FIELD_NUMBER: _ClassVar[int]
     QUEUED_US_FIELD_NUMBER: _ClassVar[int]
     WIRE_US_FIELD_NUMBER: _ClassVar[int]
+    SMOOTHED_ENTROPIES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     round: int
     drafter: str
     reason: str
@@ -125,7 +127,9 @@ class RoundTrace(_message.Message):
     target_us: int
     queued_us: int
     wire_us: int
-    def __init__(self, round: _Optional[int] = ..., drafter: _Optional[str] = ..., reason: _Optional[str] = ..., draft_tokens: _Optional[int] = ..., proposed: _Optional[_Iterable[_Union[TracedDraft, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., entropies: _Optional[_Iterable[float]] = ..., draft_us: _Optional[int] = ..., target_us: _Optional[int] = ..., queued_us: _Optional[int] = ..., wire_us: _Optional[int] = ...) -> None: ...
+    smoothed_entropies: _containers.RepeatedScalarFieldContainer[float]
+    allowed_draft_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., drafter: _Optional[str] = ..., reason: _Optional[str] = ..., draft_tokens: _Optional[int] = ..., proposed: _Optional[_Iterable[_Union[TracedDraft, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., entropies: _Optional[_Iterable[float]] = ..., draft_us: _Optional[int] = ..., target_us: _Optional[int] = ..., queued_us: _Optional[int] = ..., wire_us: _Optional[int] = ..., smoothed_entropies: _Optional[_Iterable[float]] = ..., allowed_draft_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TracedDraft(_message.Message):
     __slots__ = ("token_id", "text", "accepted", "q", "p", "r", "target_id", "target_text")

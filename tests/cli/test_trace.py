@@ -15,7 +15,7 @@ FLAGS = ("--raw", "--max-tokens", 40, "--ignore-eos", "--draft-tokens", 4, "--dr
 
 
 def trace(*proposed: TracedDraft, num_accepted: int = 0, drafter: str = "model", reason: str = "") -> RoundTrace:
-    return RoundTrace(7, drafter, reason, 4, list(proposed), num_accepted, [0.25], 3100, 20400, 100, 600)
+    return RoundTrace(7, drafter, reason, 4, list(proposed), num_accepted, [0.25], [0.125], [7], 3100, 20400, 100, 600)
 
 
 def drafted(text: str, accepted: bool, *numbers: float) -> TracedDraft:
@@ -36,8 +36,8 @@ REJECTING = Piece(
 
 def test_a_round_is_a_line_of_tokens_numbers_and_times() -> None:
     assert line(REJECTING).plain == (
-        "   7 | k 4  model | +·the -·sea\\n >·sky ~. | q 0.50 0.80 | p 0.75 0.10 | r 0.90 0.60 | H 0.25 | "
-        "draft 3.1, target 20.4, queued 0.1, wire 0.6 ms"
+        "   7 | k 4  model | +·the -·sea\\n >·sky ~. | q 0.50 0.80 | p 0.75 0.10 | r 0.90 0.60 | "
+        "H 0.25 | smoothed 0.12 | allows 7 | draft 3.1, target 20.4, queued 0.1, wire 0.6 ms"
     )
 
 
@@ -108,7 +108,7 @@ def test_trace_json_writes_an_object_for_each_round_of_each_sample(paceline, unl
         assert "".join(record["text"] for record in own) == sample["text"]
     assert set(records[0]) == {
         "index", "choice", "round", "drafter", "reason", "draft_tokens", "proposed", "num_accepted", "entropies",
-        "draft_us", "target_us", "queued_us", "wire_us", "token_ids", "text",
+        "smoothed_entropies", "allowed_draft_tokens", "draft_us", "target_us", "queued_us", "wire_us", "token_ids", "text",
     }  # fmt: skip
 
 

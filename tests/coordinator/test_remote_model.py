@@ -5,9 +5,11 @@ The server is a fake, because a real one never sends such proposals.
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coordinator.__main__ import DRAFT
@@ -16,8 +18,11 @@ from coordinator.drafting.remote_model import RemoteDrafter
 from coordinator.remote.link import Link
 from paceline.rpc.messages import PROTOCOL_VERSION
 from paceline.rpc.server import Server
+from paceline.speculation import Drafter, EntropyAdaptive, SpeculationParams
 from paceline.v1 import draft_pb2, model_pb2
 from tests.coordinator.contexts import make_context
+
+BY_ENTROPY = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=EntropyAdaptive())
 
 
 class FakeDraft:
@@ -68,6 +73,10 @@ def fill_with(**fields: Any) -> Callable[[Any], None]:
 
 MISFITS = {
     "a part of a float": fill_with(tokens=[1], entropy_emas=b"12345"),
+    "a smoothed entropy without its entropy": fill_with(tokens=[1], entropy_emas=bytes(4)),
+    "an entropy below 0": fill_with(tokens=[1], entropies=b"\0\0\x80\xbf", entropy_emas=bytes(4)),
+    "a smoothed entropy that is no number": fill_with(tokens=[1], entropies=bytes(4), entropy_emas=b"\0\0\xc0\x7f"),
+    "a smoothed entropy above 1": fill_with(tokens=[1], entropies=bytes(4), entropy_emas=b"\0\0\0\x40"),
     "supports without probabilities": fill_with(tokens=[1], support_sizes=[2], support_token_ids=[1, 2]),
     "fewer ids than sizes say": fill_with(
         tokens=[1, 2], support_sizes=[2, 2], support_token_ids=[1, 2], support_probs=bytes(16)
@@ -88,7 +97,7 @@ MISFITS = {
 async def test_a_misfit_proposal_is_no_proposal_and_drafting_pauses(name: str, tmp_path: Path) -> None:
     async with linked(FakeDraft(MISFITS[name]), tmp_path) as link:
         context = make_context([3, 14, 15])
-        drafter = RemoteDrafter(link, context.request, DraftDeadline())
+        drafter = RemoteDrafter(link, replace(context.request, speculation=BY_ENTROPY), DraftDeadline())
         proposal = await drafter.propose(context, 4)
         assert len(proposal) == 0
         assert drafter.absence(context)
@@ -100,6 +109,19 @@ async def test_a_proposal_that_fits_is_taken(tmp_path: Path) -> None:
         drafter = RemoteDrafter(link, context.request, DraftDeadline())
         assert (await drafter.propose(context, 4)).tokens == [1, 2, 3, 4]
         assert not drafter.absence(context)
+
+
+async def test_entropies_are_those_of_the_rule_that_was_asked_for(tmp_path: Path) -> None:
+    halves = np.array([0.5, 0.25], dtype="<f4").tobytes()
+    fake = FakeDraft(fill_with(tokens=[1, 2], entropies=halves, entropy_emas=halves))
+    async with linked(fake, tmp_path) as link:
+        context = make_context([3, 14, 15])
+        request = replace(context.request, speculation=BY_ENTROPY)
+        asked = await RemoteDrafter(link, request, DraftDeadline()).propose(context, 4)
+        assert (asked.entropies, asked.smoothed_entropies) == ([0.5, 0.25], [0.5, 0.25])
+        assert asked.allowed_draft_tokens == [4, 6]
+        unasked = await RemoteDrafter(link, context.request, DraftDeadline()).propose(context, 4)
+        assert (unasked.entropies, unasked.smoothed_entropies, unasked.allowed_draft_tokens) == ([], [], [])
 
 
 async def test_a_silent_server_is_asked_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

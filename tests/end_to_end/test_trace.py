@@ -1,6 +1,7 @@
 """Traces through the real services: what they say agrees with what came out, and they cost nothing unasked."""
 
 import time
+from itertools import accumulate
 from statistics import fmean
 
 import numpy as np
@@ -165,6 +166,24 @@ async def test_entropies_are_there_where_the_entropy_rule_looked(unlike_trio: Tr
         for trace in looked:
             assert len(trace.proposed) <= len(trace.entropies) <= len(trace.proposed) + 1
             assert all(0 <= value <= 1 for value in trace.entropies)
+
+
+async def test_entropies_become_smoothed_ones_and_these_the_length_of_each_round(unlike_trio: Trio) -> None:
+    bounds, beta, smoothed = Bounds(1, 6), 0.7, 0.0
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=EntropyAdaptive(bounds, beta))
+    lengths = []
+    for trace in (await traces_of(unlike_trio, SAMPLED, speculation))[1:]:
+        expected = list(accumulate(trace.entropies, lambda old, new: beta * old + (1 - beta) * new, initial=smoothed))
+        assert trace.smoothed_entropies == pytest.approx(expected[1:], abs=1e-6)
+        ks = [round(bounds.max - (bounds.max - bounds.min) * each) for each in trace.smoothed_entropies]
+        assert trace.allowed_draft_tokens == ks
+        # Up to the first position that allows no more than there are before it; fewer at the end of the text.
+        most = min(trace.draft_tokens, next((i for i, k in enumerate(ks) if i >= k), len(ks)))
+        assert len(trace.proposed) == most
+        lengths.append(most)
+        # Over decided positions: those accepted, and the one behind them.
+        smoothed = trace.smoothed_entropies[: trace.num_accepted + 1][-1] if trace.entropies else smoothed
+    assert len(set(lengths)) > 2, lengths
 
 
 @pytest.fixture(scope="module")
