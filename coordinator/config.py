@@ -5,12 +5,20 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ByteSize, Field, field_validator, model_validator
 from pydantic_settings import CliToggleFlag, SettingsConfigDict
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, InvalidArgument
 from paceline.keys import require_keys_or_loopback
 from paceline.rpc.channel import check_address
 from paceline.rpc.settings import GrpcSettings, ServersTlsSettings
 from paceline.settings import ListenAddress, ServiceSettings, as_value_error
-from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
+from paceline.speculation import (
+    MAX_DRAFT_TOKENS,
+    Drafter,
+    DraftLength,
+    DraftMode,
+    Rule,
+    SpeculationParams,
+    parse_draft_length,
+)
 
 MIN_RECENT_TOKENS, MAX_RECENT_TOKENS = 1024, 2**24
 MIN_UNREAD_BYTES = 1 << 20
@@ -65,6 +73,15 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
     draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
         "adaptive", description="tokens proposed in a round where a request does not say: 0 to 16, adaptive or entropy"
     )
+    draft_min: int | None = Field(
+        None, description="with adaptive or entropy: fewest tokens, 0 to draft_max; default: 0"
+    )
+    draft_max: int | None = Field(
+        None, description=f"with adaptive or entropy: most tokens, 1 to {MAX_DRAFT_TOKENS}; default: 8"
+    )
+    entropy_beta: float | None = Field(
+        None, description="with entropy: weight of the past in the smoothed entropy, in [0, 1); default: 0.5"
+    )
     recent_tokens: int = Field(
         262_144, description="tokens of recent answers that drafts may come from, for each cache_salt; 0: none"
     )
@@ -84,6 +101,14 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
         if not (tokens == 0 or MIN_RECENT_TOKENS <= tokens <= MAX_RECENT_TOKENS):
             raise ValueError(f"it must be 0, or in [{MIN_RECENT_TOKENS}, {MAX_RECENT_TOKENS}]")
         return tokens
+
+    @model_validator(mode="after")
+    def _has_a_draft_length(self) -> "CoordinatorSettings":
+        try:
+            _ = self._draft_length
+        except InvalidArgument as error:
+            raise ValueError(str(error)) from error
+        return self
 
     @model_validator(mode="after")
     def _has_what_it_drafts_with(self) -> "CoordinatorSettings":
@@ -106,8 +131,14 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
         return SpeculationParams(
             enabled=self.speculation,
             drafter=Drafter(self.drafter),
-            num_draft_tokens=parse_draft_length(self.draft_tokens),
+            num_draft_tokens=self._draft_length,
             rule=Rule.MATCH if self.coupled else None if self.rule == "auto" else Rule(self.rule),
             draft_mode=DraftMode.COUPLED if self.coupled else None,
             lenience=self.lenience,
+        )
+
+    @property
+    def _draft_length(self) -> DraftLength:
+        return parse_draft_length(
+            self.draft_tokens, draft_min=self.draft_min, draft_max=self.draft_max, entropy_beta=self.entropy_beta
         )

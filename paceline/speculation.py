@@ -9,6 +9,7 @@ from paceline.checks import require, require_type
 from paceline.sampling import SamplingParams
 
 MAX_DRAFT_TOKENS = 16
+_ALLOWED_LENGTHS = f"a number in [0, {MAX_DRAFT_TOKENS}], adaptive or entropy"
 
 
 class Drafter(enum.Enum):
@@ -50,8 +51,7 @@ class Bounds:
     max: int = 8
 
     def __post_init__(self) -> None:
-        require(1 <= self.max <= MAX_DRAFT_TOKENS, "length.max", self.max, f"in [1, {MAX_DRAFT_TOKENS}]")
-        require(0 <= self.min <= self.max, "length.min", self.min, "in [0, length.max]")
+        _check_bounds(self.min, self.max, "length.min", "length.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class EntropyAdaptive:
     ema_beta: float = 0.5
 
     def __post_init__(self) -> None:
-        require(0 <= self.ema_beta < 1, "length.entropy.ema_beta", self.ema_beta, "in [0, 1)")
+        _check_beta(self.ema_beta, "length.entropy.ema_beta")
 
     def allowed_draft_tokens(self, smoothed_entropy: float) -> int:
         """k = round(max - (max - min) * H), with H the smoothed entropy over ln(vocabulary)."""
@@ -74,17 +74,52 @@ class EntropyAdaptive:
 DraftLength = int | Bounds | EntropyAdaptive
 
 
-def parse_draft_length(text: str) -> DraftLength:
-    """From what a user types. Raises InvalidArgument."""
-    if text == "adaptive":
-        return Bounds()
-    if text == "entropy":
-        return EntropyAdaptive()
-    allowed = f"a number in [0, {MAX_DRAFT_TOKENS}], adaptive or entropy"
+def parse_draft_length(
+    text: str | None, *, draft_min: int | None = None, draft_max: int | None = None, entropy_beta: float | None = None
+) -> DraftLength:
+    """From what a user types.
+
+    text: `adaptive`, `entropy` or a number; None is none of them.
+    draft_min, draft_max: bounds of `adaptive` and `entropy`; None: those of Bounds().
+    entropy_beta: of `entropy`, its ema_beta; None: that of EntropyAdaptive().
+
+    Raises InvalidArgument, where `text` is called draft_tokens.
+    """
+    number = None if text in (None, "adaptive", "entropy") else _parse_number(text)
+    for name, bound in (("draft_min", draft_min), ("draft_max", draft_max)):
+        fits = bound is None or text in ("adaptive", "entropy")
+        require(fits, name, bound, "left out unless draft_tokens is adaptive or entropy")
+    fits = entropy_beta is None or text == "entropy"
+    require(fits, "entropy_beta", entropy_beta, "left out unless draft_tokens is entropy")
+    if number is not None:
+        return number
+    require(text is not None, "draft_tokens", text, _ALLOWED_LENGTHS)
+    default = EntropyAdaptive()
+    least = default.bounds.min if draft_min is None else draft_min
+    most = default.bounds.max if draft_max is None else draft_max
+    beta = default.ema_beta if entropy_beta is None else entropy_beta
+    _check_bounds(least, most, "draft_min", "draft_max")
+    _check_beta(beta, "entropy_beta")
+    return Bounds(least, most) if text == "adaptive" else EntropyAdaptive(Bounds(least, most), beta)
+
+
+def _parse_number(text: str) -> int:
     # int() refuses thousands of digits in words of its own.
     is_short = text.isdecimal() and len(text) < 10
-    require(is_short and int(text) <= MAX_DRAFT_TOKENS, "draft_tokens", text[:40], allowed)
+    require(is_short and int(text) <= MAX_DRAFT_TOKENS, "draft_tokens", text[:40], _ALLOWED_LENGTHS)
     return int(text)
+
+
+def _check_bounds(least: int, most: int, least_name: str, most_name: str) -> None:
+    for name, bound in ((least_name, least), (most_name, most)):
+        require(isinstance(bound, Integral) and not isinstance(bound, bool), name, bound, "a whole number")
+    require(1 <= most <= MAX_DRAFT_TOKENS, most_name, most, f"in [1, {MAX_DRAFT_TOKENS}]")
+    require(0 <= least <= most, least_name, least, f"in [0, {most_name}], which is {most}")
+
+
+def _check_beta(beta: float, name: str) -> None:
+    require(isinstance(beta, Real) and not isinstance(beta, bool), name, beta, "a number")
+    require(0 <= beta < 1, name, beta, "in [0, 1)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,15 @@ from paceline.rpc.messages import (
     speculation_to_message,
 )
 from paceline.sampling import SamplingParams
-from paceline.speculation import Bounds, Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
+from paceline.speculation import (
+    Bounds,
+    Drafter,
+    DraftMode,
+    EntropyAdaptive,
+    Rule,
+    SpeculationParams,
+    parse_draft_length,
+)
 
 WARM = SamplingParams(temperature=0.8)
 
@@ -146,6 +154,39 @@ def test_a_draft_length_that_is_none_is_refused_by_name(text: str) -> None:
     assert (parse_draft_length("4"), parse_draft_length("adaptive")) == (4, Bounds())
     with pytest.raises(InvalidArgument, match=r"^draft_tokens is .*; it must be a number in \[0, \d+\], adaptive or"):
         parse_draft_length(text)
+
+
+def test_bounds_and_beta_are_those_given_and_else_the_rules_own() -> None:
+    assert parse_draft_length("adaptive", draft_min=9, draft_max=12) == Bounds(9, 12)
+    assert parse_draft_length("entropy", draft_max=6, entropy_beta=0.0) == EntropyAdaptive(Bounds(0, 6), 0.0)
+    assert parse_draft_length("entropy", draft_min=2) == EntropyAdaptive(Bounds(2, 8), 0.5)
+    assert parse_draft_length("entropy") == EntropyAdaptive()
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "said"),
+    [
+        ("4", {"draft_min": 0}, "draft_min is 0; it must be left out unless draft_tokens is adaptive or entropy"),
+        (None, {"draft_max": 4}, "draft_max is 4; it must be left out unless draft_tokens is adaptive or entropy"),
+        ("4", {"entropy_beta": 0.0}, "entropy_beta is 0.0; it must be left out unless draft_tokens is entropy"),
+        ("adaptive", {"entropy_beta": 0.5}, "entropy_beta is 0.5; it must be left out unless draft_tokens is entropy"),
+        ("17", {"draft_max": 4}, "draft_tokens is '17'; it must be a number in [0, 16], adaptive or entropy"),
+        ("adaptive", {"draft_max": 17}, "draft_max is 17; it must be in [1, 16]"),
+        ("adaptive", {"draft_max": 0}, "draft_max is 0; it must be in [1, 16]"),
+        ("adaptive", {"draft_min": 9}, "draft_min is 9; it must be in [0, draft_max], which is 8"),
+        ("entropy", {"draft_min": -1}, "draft_min is -1; it must be in [0, draft_max], which is 8"),
+        ("entropy", {"draft_max": 4.0}, "draft_max is 4.0; it must be a whole number"),
+        ("entropy", {"draft_min": True}, "draft_min is True; it must be a whole number"),
+        ("entropy", {"entropy_beta": 1}, "entropy_beta is 1; it must be in [0, 1)"),
+        ("entropy", {"entropy_beta": math.nan}, "entropy_beta is nan; it must be in [0, 1)"),
+        ("entropy", {"entropy_beta": "0.5"}, "entropy_beta is '0.5'; it must be a number"),
+    ],
+)
+def test_bounds_and_beta_out_of_place_or_range_are_refused_by_name(
+    text: str | None, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{re.escape(said)}$"):
+        parse_draft_length(text, **fields)
 
 
 def test_numbers_of_numpy_and_lists_are_taken() -> None:

@@ -40,6 +40,9 @@ def chat(
     speculation: options.SpeculationSwitch = None,
     drafter: options.DrafterName = None,
     draft_tokens: options.DraftTokens = None,
+    draft_min: options.DraftMin = None,
+    draft_max: options.DraftMax = None,
+    entropy_beta: options.EntropyBeta = None,
     rule: options.RuleName = None,
     coupled: options.Coupled = False,
     draft_temperature: options.DraftTemperature = None,
@@ -49,9 +52,8 @@ def chat(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
     )  # fmt: skip
-    given = options.given_speculation(
-        speculation, drafter, draft_tokens, rule, coupled, draft_temperature=draft_temperature
-    )
+    length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
+    given = options.given_speculation(speculation, drafter, length, rule, coupled, draft_temperature=draft_temperature)
     # Not asyncio's: input() and Ctrl-C belong to the main thread.
     key, tls = options.read_key(api_key_file), options.read_tls(tls_ca, tls_cert, tls_key)
     with options.naming_the_flag(), Client(address, key, tls) as client:

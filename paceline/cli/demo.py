@@ -29,10 +29,14 @@ def demo(
     draft_tokens: Annotated[
         str, typer.Option(help="tokens proposed in a round: 1 to 16, adaptive or entropy")
     ] = "adaptive",
+    draft_min: options.DraftMin = None,
+    draft_max: options.DraftMax = None,
+    entropy_beta: options.EntropyBeta = None,
     drafter: Annotated[str, typer.Option(help="model, ngram or hybrid")] = "hybrid",
 ) -> None:
     """Starts the three services, answers a prompt in colour by origin, compares speeds, and stops them."""
-    given = options.given_speculation(None, drafter, draft_tokens, rule=None, coupled=False)
+    length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
+    given = options.given_speculation(None, drafter, length, rule=None, coupled=False)
     speculative = SpeculationParams(**given)
     require(
         speculative.num_draft_tokens != 0,

@@ -68,6 +68,9 @@ def generate(
     speculation: options.SpeculationSwitch = None,
     drafter: options.DrafterName = None,
     draft_tokens: options.DraftTokens = None,
+    draft_min: options.DraftMin = None,
+    draft_max: options.DraftMax = None,
+    entropy_beta: options.EntropyBeta = None,
     rule: options.RuleName = None,
     coupled: options.Coupled = False,
     lenience: options.Lenience = None,
@@ -101,7 +104,8 @@ def generate(
         frequency_penalty=frequency_penalty, n=n, logprobs=logprobs,
         beams=beams, length_penalty=length_penalty,
     )  # fmt: skip
-    given = options.given_speculation(speculation, drafter, draft_tokens, rule, coupled, lenience, draft_temperature)
+    length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
+    given = options.given_speculation(speculation, drafter, length, rule, coupled, lenience, draft_temperature)
     if prompt is not None and prompts is not None:
         raise InvalidArgument("PROMPT and --prompts are given; give one of them")
     wanted = [PromptRecord(one_prompt(prompt))] if prompts is None else read_prompts("--prompts", prompts)

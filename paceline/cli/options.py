@@ -17,7 +17,15 @@ from paceline.rpc.channel import check_address
 from paceline.rpc.status import NO_ANSWER, NO_TRUST
 from paceline.rpc.tls import ENVIRONMENT as TLS_ENVIRONMENT
 from paceline.rpc.tls import Names, Tls, find_tls
-from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
+from paceline.speculation import (
+    MAX_DRAFT_TOKENS,
+    Drafter,
+    DraftLength,
+    DraftMode,
+    Rule,
+    SpeculationParams,
+    parse_draft_length,
+)
 
 T = TypeVar("T")
 
@@ -86,6 +94,19 @@ DraftTokens = Annotated[
     str | None,
     typer.Option(help="tokens proposed in a round: 0 to 16, adaptive or entropy; default: the coordinator's"),
 ]
+DraftMin = Annotated[
+    int | None, typer.Option(help="with --draft-tokens adaptive or entropy: the fewest, 0 to --draft-max; default: 0")
+]
+DraftMax = Annotated[
+    int | None,
+    typer.Option(help=f"with --draft-tokens adaptive or entropy: the most, 1 to {MAX_DRAFT_TOKENS}; default: 8"),
+]
+EntropyBeta = Annotated[
+    float | None,
+    typer.Option(
+        help="with --draft-tokens entropy: weight of the past in the smoothed entropy, in [0, 1); default: 0.5"
+    ),
+]
 RuleName = Annotated[
     str | None, typer.Option(help="match or rejection, above temperature 0; default: the coordinator's")
 ]
@@ -103,10 +124,19 @@ DraftTemperature = Annotated[
 ]
 
 
+def given_length(
+    draft_tokens: str | None, draft_min: int | None, draft_max: int | None, entropy_beta: float | None
+) -> DraftLength | None:
+    """What --draft-tokens and the flags that go with it say; None where none was given. Raises InvalidArgument."""
+    if all(each is None for each in (draft_tokens, draft_min, draft_max, entropy_beta)):
+        return None
+    return parse_draft_length(draft_tokens, draft_min=draft_min, draft_max=draft_max, entropy_beta=entropy_beta)
+
+
 def given_speculation(
     speculation: str | None,
     drafter: str | None,
-    draft_tokens: str | None,
+    length: DraftLength | None,
     rule: str | None,
     coupled: bool,
     lenience: float | None = None,
@@ -118,8 +148,8 @@ def given_speculation(
         given["enabled"] = _choice("speculation", speculation, {"on": True, "off": False})
     if drafter is not None:
         given["drafter"] = _choice("drafter", drafter, {member.value: member for member in Drafter})
-    if draft_tokens is not None:
-        given["num_draft_tokens"] = parse_draft_length(draft_tokens)
+    if length is not None:
+        given["num_draft_tokens"] = length
     if rule is not None:
         given["rule"] = _choice("rule", rule, {member.value: member for member in Rule})
     if lenience is not None:

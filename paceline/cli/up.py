@@ -64,6 +64,9 @@ def up(
     drafter: Annotated[str | None, _setting(CoordinatorSettings, "drafter")] = None,
     custom_drafter: Annotated[str | None, _setting(CoordinatorSettings, "custom_drafter")] = None,
     draft_tokens: Annotated[str | None, _setting(CoordinatorSettings, "draft_tokens")] = None,
+    draft_min: Annotated[int | None, _setting(CoordinatorSettings, "draft_min")] = None,
+    draft_max: Annotated[int | None, _setting(CoordinatorSettings, "draft_max")] = None,
+    entropy_beta: Annotated[float | None, _setting(CoordinatorSettings, "entropy_beta")] = None,
     rule: Annotated[str | None, _setting(CoordinatorSettings, "rule", ": match or rejection")] = None,
     coupled: Annotated[bool | None, _setting(CoordinatorSettings, "coupled")] = None,
     lenience: Annotated[float | None, _setting(CoordinatorSettings, "lenience")] = None,
@@ -85,8 +88,8 @@ def up(
         draft=_given(model=draft_model, quantization=draft_quantization, **both),
         coordinator=_given(
             listen=listen, **shared, speculation=speculation, drafter=drafter,
-            custom_drafter=custom_drafter, draft_tokens=draft_tokens, rule=rule, coupled=coupled, lenience=lenience,
-            max_running=max_running,
+            custom_drafter=custom_drafter, draft_tokens=draft_tokens, draft_min=draft_min, draft_max=draft_max,
+            entropy_beta=entropy_beta, rule=rule, coupled=coupled, lenience=lenience, max_running=max_running,
         ),
         gateway=None if http == "none" else _given(
             listen=http, **shared, servers_tls_ca=calling.ca, servers_tls_cert=calling.cert, servers_tls_key=calling.key

@@ -19,6 +19,11 @@ def test_bad_draft_tokens_are_named(paceline, value: str, said: str) -> None:
     assert (ran.code, f"draft_tokens is '{value}'" in ran.err, said in ran.err) == (2, True, True), ran.err
 
 
+def test_a_bound_without_a_rule_is_named(paceline) -> None:
+    ran = paceline("demo", "--draft-tokens", 4, "--draft-max", 6)
+    assert (ran.code, "draft_max is 6; it must be left out unless" in ran.err) == (2, True), ran.err
+
+
 async def test_table_and_comparison_tell_the_same_speed(tiny_trio: Trio, capsys: pytest.CaptureFixture[str]) -> None:
     async with AsyncClient(tiny_trio.address) as client:
         await compare(Console(width=100), client, "one two", 20, SpeculationParams())

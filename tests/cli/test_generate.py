@@ -84,6 +84,12 @@ def test_text_goes_to_stdout_and_figures_to_stderr(paceline, tiny_trio: Trio) ->
         (("--rule", "rejection", "--coupled"), "--coupled is a form of --rule match; leave out --rule rejection"),
         (("--n", 0), "n is 0; it must be in [1, 64]"),
         (("--drafter", "oracle"), "drafter"),
+        (("--draft-max", 6), "draft_max is 6; it must be left out unless draft_tokens is adaptive or entropy"),
+        (
+            ("--draft-tokens", 4, "--draft-min", 2),
+            "draft_min is 2; it must be left out unless draft_tokens is adaptive",
+        ),
+        (("--draft-tokens", "adaptive", "--entropy-beta", 0.5), "it must be left out unless draft_tokens is entropy"),
         (("--prompts", "nowhere.jsonl"), "PROMPT and --prompts are given; give one of them"),
     ],
 )

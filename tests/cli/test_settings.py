@@ -9,6 +9,7 @@ from draft_server.config import DraftSettings
 from paceline.deployment.deployment import make_deployment
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.settings import as_flags, parse_settings
+from paceline.speculation import Bounds, EntropyAdaptive
 from target_server.config import TargetSettings
 
 
@@ -38,6 +39,14 @@ def test_each_source_overrules_those_behind_it(monkeypatch: pytest.MonkeyPatch) 
 def test_the_default_is_hybrid_and_adaptive() -> None:
     settings = CoordinatorSettings()
     assert (settings.drafter, settings.draft_tokens) == ("hybrid", "adaptive")
+
+
+def test_each_source_may_say_a_part_of_the_draft_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse(monkeypatch, "--draft-max", "12").speculation_defaults.num_draft_tokens == Bounds(0, 12)
+    write_toml('[coordinator]\ndraft_tokens = "entropy"\ndraft_min = 1\n')
+    monkeypatch.setenv("PACELINE_COORDINATOR_DRAFT_MAX", "6")
+    found = parse(monkeypatch, "--entropy-beta", "0.7").speculation_defaults.num_draft_tokens
+    assert found == EntropyAdaptive(Bounds(1, 6), 0.7)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +106,12 @@ def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
         ({"coordinator": {"api_keys": "keys", "no_keys": True}}, ["--api-keys and --no-keys", "one of them"]),
         ({"coordinator": {"drafter": "custom"}}, ["--drafter custom", "--custom-drafter"]),
         ({"coordinator": {"draft_tokens": "17"}}, ["--draft-tokens", "[0, 16]"]),
+        (
+            {"coordinator": {"draft_tokens": "4", "draft_max": 6}},
+            ["draft_max is 6", "draft_tokens is adaptive or entropy"],
+        ),
+        ({"coordinator": {"entropy_beta": 0.5}}, ["entropy_beta is 0.5", "unless draft_tokens is entropy"]),
+        ({"coordinator": {"draft_min": 9}}, ["draft_min is 9", "[0, draft_max], which is 8"]),
         ({"coordinator": {"traces": "collector"}}, ["--traces", "'collector'", "https://HOST:PORT"]),
         ({"target": {"traces": "ftp://collector:4317"}}, ["--traces", "HOST:PORT"]),
         ({"draft": {"traces": "unix:/collector"}}, ["--traces", "HOST:PORT"]),

@@ -112,6 +112,31 @@ def test_trace_json_writes_an_object_for_each_round_of_each_sample(paceline, unl
     }  # fmt: skip
 
 
+def test_flags_of_the_entropy_rule_say_how_it_smooths_and_what_it_allows(
+    paceline, unlike_trio: Trio, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    rule = ("--draft-tokens", "entropy", "--draft-min", 1, "--draft-max", 6, "--entropy-beta", 0.75)
+    ran = paceline(
+        "generate", "t3 t1", "--address", unlike_trio.address, *FLAGS, *rule, "--trace", "--trace-json", file
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    records = [json.loads(each) for each in file.read_text().splitlines()]
+    lines = [each for each in ran.out.splitlines() if " | allows " in each]
+    looked = [record for record in records if record["entropies"]]
+    assert looked
+    smoothed = 0.0
+    for record, shown in zip(looked, lines, strict=True):
+        # Over decided positions: those accepted, and the one behind them.
+        for entropy, found in zip(record["entropies"], record["smoothed_entropies"], strict=True):
+            smoothed = 0.75 * smoothed + 0.25 * entropy
+            assert found == pytest.approx(smoothed, abs=1e-6)
+        allowed = [round(6 - 5 * each) for each in record["smoothed_entropies"]]
+        assert record["allowed_draft_tokens"] == allowed
+        assert f" | allows {' '.join(map(str, allowed))} | " in shown
+        smoothed = record["smoothed_entropies"][: record["num_accepted"] + 1][-1]
+
+
 def test_what_does_not_go_together_is_refused(paceline, tmp_path: Path) -> None:
     both = paceline("generate", "hi", "--trace", "--json")
     assert both.code != 0

@@ -92,7 +92,7 @@ BAD_REQUESTS = {
     "21 of the prompt": (request(prompt_logprobs=21), "prompt_logprobs is 21", "in [0, 20]"),
     "lenience 0": (speculating(lenience=0.0), "lenience is 0.0", "in (0, 1]"),
     "a custom drafter that is not there": (speculating(drafter=4), "drafter is 'custom'", "model, hierarchical, ngram, suffix or hybrid"),
-    "bounds upside down": (speculating(adaptive={"min": 5, "max": 3}), "length.min is 5", "[0, length.max]"),
+    "bounds upside down": (speculating(adaptive={"min": 5, "max": 3}), "length.min is 5", "[0, length.max], which is 3"),
     "an entropy memory of 1": (speculating(entropy={"bounds": {"max": 4}, "ema_beta": 1.0}), "ema_beta is 1.0", "in [0, 1)"),
     "17 draft tokens": (speculating(num_draft_tokens=17), "num_draft_tokens is 17", "in [0, 16]"),
     "template options that are no JSON": (chat_of("{no"), "chat.template_options is '{no'", "a JSON object"),
