@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from gateway.bodies import flag, get, read_body
 from gateway.errors import HttpError, refuse
+from gateway.fields import DRAFT_LENGTH
 from gateway.gateway import Gateway, key_of
 from gateway.json_response import JsonResponse
 from gateway.prompts import messages_of
@@ -18,7 +19,7 @@ from paceline.client import Prompt
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
 from paceline.rpc.supervision import instance_of
-from paceline.speculation import Bounds, DraftMode, EntropyAdaptive, SpeculationParams
+from paceline.speculation import Bounds, DraftLength, DraftMode, EntropyAdaptive, SpeculationParams
 
 HEALTH_TIMEOUT_S = 1.0
 TOKENIZE = ("model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "return_token_strs")
@@ -143,17 +144,24 @@ class Describing:
 
 def _speculation(defaults: SpeculationParams) -> dict[str, Any]:
     """As the field `speculation` of a request takes it."""
-    length = defaults.num_draft_tokens
     return {
         "enabled": defaults.enabled,
         "drafter": defaults.drafter.value,
-        "draft_tokens": "adaptive"
-        if isinstance(length, Bounds)
-        else "entropy"
-        if isinstance(length, EntropyAdaptive)
-        else length,
+        **fields_of_length(defaults.num_draft_tokens),
         "rule": None if defaults.rule is None else defaults.rule.value,
         "coupled": defaults.draft_mode is DraftMode.COUPLED,
         "lenience": defaults.lenience,
         "draft_temperature": defaults.draft_temperature,
     }
+
+
+def fields_of_length(length: DraftLength) -> dict[str, Any]:
+    """The fields from which parse_draft_length makes this length; None: left out."""
+    match length:
+        case Bounds() as bounds:
+            text, beta = "adaptive", None
+        case EntropyAdaptive(bounds, beta):
+            text = "entropy"
+        case number:
+            return dict.fromkeys(DRAFT_LENGTH) | {"draft_tokens": number}
+    return dict(zip(DRAFT_LENGTH, (text, bounds.min, bounds.max, beta), strict=True))

@@ -36,7 +36,8 @@ COMMON = {
     "stream": "server-sent events",
     "stream_options": "include_usage, continuous_usage_stats; include_obfuscation is ignored",
     "max_tokens": "most tokens to generate",
-    "speculation": "enabled, drafter, draft_tokens, rule, coupled, lenience, draft_temperature (docs/drafting.md)",
+    "speculation": "enabled, drafter, draft_tokens, draft_min, draft_max, entropy_beta, rule, coupled, lenience, "
+    "draft_temperature (docs/drafting.md)",
     "prediction": "predicted output: drafts come from it (docs/drafting.md)",
     "trace": "each chunk says what its round did (docs/trace.md)",
     "request_id": "for logs",
@@ -109,7 +110,9 @@ IGNORED = {
     "priority": "first come, first served",
 }
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
-SPECULATION = ("enabled", "drafter", "draft_tokens", "rule", "coupled", "lenience", "draft_temperature")
+# Of `speculation`, those that go together.
+DRAFT_LENGTH = ("draft_tokens", "draft_min", "draft_max", "entropy_beta")
+SPECULATION = ("enabled", "drafter", *DRAFT_LENGTH, "rule", "coupled", "lenience", "draft_temperature")
 
 
 def check_fields(body: Mapping[str, Any], own: Mapping[str, str]) -> None:

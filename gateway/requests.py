@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.bodies import flag, get
 from gateway.errors import refuse
-from gateway.fields import CHAT, SAMPLING, SPECULATION, STREAM_OPTIONS, TEXT, check_fields
+from gateway.fields import CHAT, DRAFT_LENGTH, SAMPLING, SPECULATION, STREAM_OPTIONS, TEXT, check_fields
 from gateway.prompts import messages_of, prompts_of, text_of
 from paceline.client import Prompt
 from paceline.results import Deployment
@@ -139,8 +139,10 @@ def _speculation(body: Mapping[str, Any], defaults: SpeculationParams) -> Specul
     found = replace(defaults, enabled=flag(asked, "enabled", True, "speculation."))
     if asked.get("drafter") is not None:
         found = replace(found, drafter=_one_of(asked, "drafter", Drafter))
-    if asked.get("draft_tokens") is not None:
-        found = replace(found, num_draft_tokens=parse_draft_length(str(asked["draft_tokens"])))
+    length = {name: asked[name] for name in DRAFT_LENGTH if asked.get(name) is not None}
+    if length:
+        text = str(length.pop("draft_tokens")) if "draft_tokens" in length else None
+        found = replace(found, num_draft_tokens=parse_draft_length(text, **length))
     if asked.get("rule") is not None:
         found = replace(found, rule=_one_of(asked, "rule", Rule), draft_mode=None)
     if flag(asked, "coupled", where="speculation."):

@@ -7,6 +7,7 @@ export class Controls {
   constructor(form) {
     this.fields = form.elements;
     this.form = form;
+    this.defaultLength = {};
     for (let count = 1; count <= MAX_DRAFT_TOKENS; count++) this.fields.draft_tokens.add(new Option(count, count));
     form.addEventListener("change", () => this.refresh());
     form.addEventListener("submit", (event) => event.preventDefault());
@@ -19,6 +20,7 @@ export class Controls {
     drafter.value = defaults.drafter;
     if (Number(defaults.draft_tokens) === 0) draft_tokens.add(new Option(0, 0));
     draft_tokens.value = defaults.draft_tokens;
+    this.defaultLength = defaults;
     rule.value = defaults.rule ?? "";
     coupled.checked = defaults.coupled;
     for (const name of ["model", "hierarchical"]) drafter.querySelector(`[value=${name}]`).disabled = draft === null;
@@ -71,11 +73,16 @@ export class Controls {
     if (!enabled) return { enabled: false };
     const { drafter, draft_tokens, rule, coupled } = this.fields;
     const length = draft_tokens.value;
+    const isRule = Number.isNaN(Number(length));
+    // The page has no fields for a rule's bounds: the server's own rule keeps those that it has there.
+    const { draft_min, draft_max, entropy_beta } = this.defaultLength;
+    const isServers = isRule && length === this.defaultLength.draft_tokens;
     const chosen = coupled.checked ? "match" : rule.value;
     return {
       enabled: true,
       drafter: drafter.value,
-      draft_tokens: Number.isNaN(Number(length)) ? length : Number(length),
+      draft_tokens: isRule ? length : Number(length),
+      ...(isServers && { draft_min, draft_max, entropy_beta }),
       ...(chosen && { rule: chosen }),
       coupled: coupled.checked,
     };

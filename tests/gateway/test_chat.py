@@ -162,6 +162,17 @@ def test_what_speculation_did_is_in_the_last_chunk(client: openai.OpenAI) -> Non
     assert many["metrics"] == {"speculative_decoding": None}
 
 
+def test_bounds_and_beta_of_the_entropy_rule_are_the_requests(client: openai.OpenAI) -> None:
+    length = {"draft_tokens": "entropy", "draft_min": 3, "draft_max": 5, "entropy_beta": 0.75}
+    extra = {"trace": True, "ignore_eos": True, "speculation": {"drafter": "model", **length}}
+    asked: Any = {"model": "dummy:tiny", "messages": MESSAGES, "max_tokens": 9, "temperature": 0, "extra_body": extra}
+    chunks = [chunk.to_dict() for chunk in client.chat.completions.create(**asked, stream=True)]
+    trace: Any = chunks[2]["choices"][0]["paceline"]  # type: ignore[index]
+    assert trace["draft_tokens"] == 5
+    assert trace["smoothed_entropies"][0] == pytest.approx(0.25 * trace["entropies"][0])
+    assert trace["allowed_draft_tokens"] == [round(5 - 2 * each) for each in trace["smoothed_entropies"]]
+
+
 def test_trace_says_what_each_round_did(client: openai.OpenAI) -> None:
     extra = {"trace": True, "ignore_eos": True, "speculation": {"drafter": "model", "draft_tokens": 3}}
     chunks = [

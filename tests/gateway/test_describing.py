@@ -4,9 +4,13 @@ from typing import Any
 
 import httpx2
 import openai
+import pytest
 from transformers import AutoTokenizer
 
+from gateway.describing import fields_of_length
+from gateway.fields import DRAFT_LENGTH
 from paceline.engine.models.weights import find_folder
+from paceline.speculation import Bounds, DraftLength, EntropyAdaptive, parse_draft_length
 from tests.gateway.conftest import Door
 
 
@@ -20,9 +24,16 @@ async def test_the_deployment_says_what_is_the_default(http: httpx2.AsyncClient)
     found = (await http.get("/v1/deployment")).json()
     assert found["target"]["name"] == found["draft"]["name"] == "dummy:tiny"
     assert found["defaults"] == {
-        "enabled": True, "drafter": "hybrid", "draft_tokens": "adaptive", "rule": None, "coupled": False, "lenience": 1.0,
-        "draft_temperature": None,
+        "enabled": True, "drafter": "hybrid", "draft_tokens": "adaptive", "draft_min": 0, "draft_max": 8,
+        "entropy_beta": None, "rule": None, "coupled": False, "lenience": 1.0, "draft_temperature": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [4, Bounds(1, 6), EntropyAdaptive(Bounds(2, 5), 0.25)], ids=str)
+def test_a_draft_length_is_described_as_a_request_says_it(length: DraftLength) -> None:
+    fields = fields_of_length(length)
+    assert tuple(fields) == DRAFT_LENGTH
+    assert parse_draft_length(str(fields.pop("draft_tokens")), **fields) == length
 
 
 async def test_the_tokenizer_is_the_models_own(real_door: Door) -> None:

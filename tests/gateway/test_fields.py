@@ -123,6 +123,16 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
     "draft_tokens": ({"speculation": {"draft_tokens": 17}}, "draft_tokens", "[0, 16]"),
     "rule": ({"speculation": {"rule": "maybe"}}, "speculation.rule", "match"),
     "lenience": ({"speculation": {"lenience": 0}}, "lenience", "(0, 1]"),
+    "draft_min": ({"speculation": {"draft_tokens": "adaptive", "draft_min": 9}}, "draft_min", "[0, draft_max], which is 8"),
+    "draft_min beside a number": (
+        {"speculation": {"draft_tokens": 4, "draft_min": 2}}, "draft_min", "unless draft_tokens is adaptive or entropy",
+    ),
+    "draft_max as a text": ({"speculation": {"draft_tokens": "entropy", "draft_max": "6"}}, "draft_max", "a whole number"),
+    "draft_max alone": ({"speculation": {"draft_max": 6}}, "draft_max", "unless draft_tokens is adaptive or entropy"),
+    "entropy_beta": ({"speculation": {"draft_tokens": "entropy", "entropy_beta": 1}}, "entropy_beta", "[0, 1)"),
+    "entropy_beta without entropy": (
+        {"speculation": {"draft_tokens": "adaptive", "entropy_beta": 0.5}}, "entropy_beta", "unless draft_tokens is entropy",
+    ),
     "draft_temperature": ({"speculation": {"draft_temperature": 0}}, "draft_temperature", "> 0"),
     "draft_temperature without draws": (
         {"temperature": 0, "speculation": {"draft_temperature": 0.5}}, "draft_temperature", "left out",

@@ -188,6 +188,11 @@ def test_controls_send_what_they_say(page: Page) -> None:
     send(page)
     expected = {**speculation, "draft_tokens": "entropy", "rule": "match", "coupled": True}
     assert bodies[1]["speculation"] == expected
+    # The server's own rule, as the server has it.
+    choose(page, draft_tokens="adaptive")
+    send(page)
+    bounds = {"draft_min": 0, "draft_max": 8, "entropy_beta": None}
+    assert bodies[2]["speculation"] == {**expected, "draft_tokens": "adaptive", **bounds}
 
 
 def test_a_chat_remembers_and_forgets(page: Page) -> None:
