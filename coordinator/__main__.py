@@ -73,7 +73,7 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
         active = ActiveGenerations()
         custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
         recent = RecentAnswers(settings.recent_tokens) if settings.recent_tokens else None
-        proposers = Proposers(draft, custom, Experience(active), recent)
+        proposers = Proposers(draft, custom, Experience(active), recent, settings.ngram_shape)
         proposers.check(defaults.drafter)
         synthetic = None
         if settings.synthetic_acceptance is not None:

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ByteSize, Field, field_validator, model_validator
+from pydantic import AfterValidator, ByteSize, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import CliToggleFlag, SettingsConfigDict
 
+from coordinator.ngram_shape import NgramShape, parse_orders
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.keys import require_keys_or_loopback
 from paceline.rpc.channel import check_address
@@ -32,6 +33,11 @@ def _check_server(address: str) -> str:
 
 def _check_draft_tokens(text: str) -> str:
     as_value_error(lambda: parse_draft_length(text))
+    return text
+
+
+def _check_orders(text: str) -> str:
+    as_value_error(lambda: parse_orders(text))
     return text
 
 
@@ -85,6 +91,12 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
     recent_tokens: int = Field(
         262_144, description="tokens of recent answers that drafts may come from, for each cache_salt; 0: none"
     )
+    # Before the window, which must hold the longest of them.
+    ngram_orders: Annotated[str, AfterValidator(_check_orders)] = Field(
+        "4,3,2",
+        description="lengths of the n-grams that are counted, their last token included; the longest one decides",
+    )
+    ngram_window: int = Field(4096, description="newest tokens of prompt and completion whose n-grams are counted")
     rule: Literal["auto", "match", "rejection"] = Field(
         "auto",
         description="verification rule above temperature 0; auto: match, or rejection where lenience asks for it",
@@ -100,6 +112,14 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
     def _is_none_or_many(cls, tokens: int) -> int:
         if not (tokens == 0 or MIN_RECENT_TOKENS <= tokens <= MAX_RECENT_TOKENS):
             raise ValueError(f"it must be 0, or in [{MIN_RECENT_TOKENS}, {MAX_RECENT_TOKENS}]")
+        return tokens
+
+    @field_validator("ngram_window")
+    @classmethod
+    def _holds_an_ngram(cls, tokens: int, others: ValidationInfo) -> int:
+        orders = others.data.get("ngram_orders")
+        if orders is not None:
+            as_value_error(lambda: NgramShape(tokens, parse_orders(orders)))
         return tokens
 
     @model_validator(mode="after")
@@ -125,6 +145,10 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self
+
+    @property
+    def ngram_shape(self) -> NgramShape:
+        return NgramShape(self.ngram_window, parse_orders(self.ngram_orders))
 
     @property
     def speculation_defaults(self) -> SpeculationParams:

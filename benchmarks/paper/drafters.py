@@ -11,7 +11,8 @@ from typing import Protocol
 
 import torch
 
-from coordinator.drafting.ngram import LONGEST_MATCH, NgramTable
+from coordinator.drafting.ngram_table import NgramTable
+from coordinator.ngram_shape import DEFAULT_SHAPE
 
 # What a unigram adds to every token's count, so that q > 0.
 UNIGRAM_SMOOTHING = 0.01
@@ -83,10 +84,10 @@ class Ngrams:
     """The coordinator's n-gram table over the text so far."""
 
     def along(self, tokens: Sequence[int], first: int) -> torch.Tensor:
-        table, proposed = NgramTable(), []
+        table, proposed = NgramTable(DEFAULT_SHAPE), []
         for position, token in enumerate(tokens):
             if position >= first:
-                found = table.predict(tokens[max(0, position - LONGEST_MATCH) : position])
+                found = table.predict(tokens[max(0, position - DEFAULT_SHAPE.longest_match) : position])
                 proposed.append(-1 if found is None else found.token)
             table.add(token)
         return torch.tensor(proposed)

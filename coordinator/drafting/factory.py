@@ -21,6 +21,7 @@ from coordinator.drafting.recent_answers import RecentAnswers
 from coordinator.drafting.remote_model import RemoteDrafter
 from coordinator.drafting.standby import StandbyDrafter
 from coordinator.drafting.suffix import SuffixDrafter
+from coordinator.ngram_shape import DEFAULT_SHAPE, NgramShape
 from coordinator.remote.link import Link
 from paceline.checks import require
 from paceline.speculation import MAX_DRAFT_TOKENS, Bounds
@@ -38,14 +39,16 @@ class Proposers:
         custom: MakeDrafter | None,
         experience: Experience,
         recent: RecentAnswers | None = None,
+        ngram_shape: NgramShape = DEFAULT_SHAPE,
     ) -> None:
         """`draft`: None without a draft server; `custom`: None without --custom-drafter; `recent`: None without
-        answers to look up."""
+        answers to look up; `ngram_shape`: of all n-grams, whoever asks for them."""
         self._draft = draft
         self._deadline = DraftDeadline()
         self._custom = custom
         self._experience = experience
         self._recent = recent
+        self._ngram_shape = ngram_shape
 
     def check(self, name: DrafterName) -> None:
         """Raises InvalidArgument for a drafter that this coordinator does not have."""
@@ -90,17 +93,20 @@ class Proposers:
             case DrafterName.CUSTOM:
                 return FixedProposer(self._make_custom(request), num_draft_tokens)
             case DrafterName.HYBRID:
-                return HybridProposer(NgramDrafter(), self._model_or_ngram(request), num_draft_tokens)
+                return HybridProposer(self._ngram(), self._model_or_ngram(request), num_draft_tokens)
             case DrafterName.MODEL | DrafterName.HIERARCHICAL:
                 return FixedProposer(self._model_or_ngram(request), num_draft_tokens)
             case DrafterName.NGRAM:
-                return FixedProposer(NgramDrafter(), num_draft_tokens)
+                return FixedProposer(self._ngram(), num_draft_tokens)
             case DrafterName.SUFFIX:
                 return FixedProposer(self._suffix(request), num_draft_tokens)
 
     def _model_or_ngram(self, request: Request) -> Drafter:
-        ngram = NgramDrafter()
+        ngram = self._ngram()
         return ngram if self._draft is None else StandbyDrafter(self._remote(self._draft, request, ngram), ngram)
+
+    def _ngram(self) -> NgramDrafter:
+        return NgramDrafter(self._ngram_shape)
 
     def _remote(self, draft: Link, request: Request, ngram: NgramDrafter) -> RemoteDrafter:
         """`ngram`: guesses where the request asks for that."""
@@ -117,7 +123,7 @@ class Proposers:
 
     def _chooser(self, request: Request, bounds: Bounds) -> Chooser:
         name, is_greedy = request.speculation.drafter, request.sampling.is_greedy
-        ngram = NgramDrafter()
+        ngram = self._ngram()
         model = self._model_source(request, ngram)
         sources: list[Source] = []
         if request.prediction:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.drafting.ngram import NgramDrafter
+from coordinator.ngram_shape import NgramShape
 from paceline.client import AsyncClient
 from paceline.sampling import SamplingParams
 from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from tests.conftest import TINY
+from tests.coordinator.contexts import decide, make_context
 from tests.hosted import Host
 from tests.services import Trio, running, start_service
 from tests.slices import slice_of
@@ -87,3 +90,26 @@ async def test_a_drafter_that_costs_nothing_takes_no_time_of_the_draft_server(tr
     assert done.finish is not None
     assert done.finish.timing.draft_ms == 0
     assert done.finish.speculation.proposed > 0
+
+
+async def test_ngrams_of_another_shape_change_no_output(host: Host) -> None:
+    shape = NgramShape(12, (3,))
+    servers = host.trio(TINY, TINY)
+    flags = ("--ngram-orders", "3", "--ngram-window", "12")
+    coordinator = host.start("coordinator", "--draft", "none", "--target", servers.target.address, *flags)
+    speculation = SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM)
+    async with AsyncClient(coordinator.address) as client:
+        plain = await client.complete(PROMPT, GREEDY, SpeculationParams(enabled=False))
+        drafted = await client.complete(PROMPT, GREEDY, speculation, trace=True)
+    coordinator.stop()
+    assert drafted.token_ids == plain.token_ids
+    # Every round proposed what n-grams of this shape propose, and not what others would.
+    context, others = make_context(PROMPT), 0
+    for trace in drafted.traces:
+        proposed = [draft.token_id for draft in trace.proposed]
+        if context.num_generated > 0 and trace.drafter == "ngram":
+            expected = await NgramDrafter(shape).propose(context, 4)
+            assert proposed == expected.tokens[: len(proposed)]
+            others += (await NgramDrafter().propose(context, 4)).tokens[: len(proposed)] != proposed
+        decide(context, drafted.token_ids[context.num_generated :][: trace.num_accepted + 1])
+    assert others > 0
