@@ -5,7 +5,7 @@ python -m benchmarks.paper [--out docs/paper] [--target smollm2-135m] [--draft s
                            [--again PART ...] [--only PART ...]
 
 Each part is kept in OUT/parts and not measured again; `--again` without a name measures all anew. Parts: texts, alpha-0,
-alpha-1, walltime, walltime-int8, traces. The target has numbers of its dtype (`--target-quantization none`), so that
+alpha-1, ngram-memory, traces, walltime, walltime-int8. The target has numbers of its dtype (`--target-quantization none`), so that
 the target in int8 is another model than it.
 """
 

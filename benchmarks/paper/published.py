@@ -88,3 +88,5 @@ AKUNU_KINDS = {
     "medium, 0.4 to 0.7": "natural language with common phrases",
     "low, below 0.3": "creative text, proofs, varied conversation",
 }
+# Memory of its tables.
+AKUNU_TABLES = "about 1 MB"

@@ -7,13 +7,14 @@ from typing import Any
 
 from benchmarks.paper import figures, more_tables, tables, trace_figures
 from benchmarks.paper.alpha import measure_alpha, write_texts
+from benchmarks.paper.ngram_memory import measure_ngram_memory, ngram_memory
 from benchmarks.paper.results import Parts, Setup
 from benchmarks.paper.speeds import Speed, speeds_of
 from benchmarks.paper.table import Table
 from benchmarks.paper.walltime import measure_traces, measure_walltime, measure_walltime_int8
 
 # Walltimes last: they are what a busy machine disturbs.
-PARTS = ("texts", "alpha-0", "alpha-1", "traces", "walltime", "walltime-int8")
+PARTS = ("texts", "alpha-0", "alpha-1", "ngram-memory", "traces", "walltime", "walltime-int8")
 
 
 def write_report(
@@ -28,6 +29,7 @@ def write_report(
         "texts": lambda: write_texts(setup),
         "alpha-0": lambda: measure_alpha(setup, texts(), 0),
         "alpha-1": lambda: measure_alpha(setup, texts(), 1),
+        "ngram-memory": lambda: measure_ngram_memory(texts()),
         "traces": lambda: measure_traces(setup),
         "walltime": lambda: measure_walltime(setup, count, walltime_tokens),
         "walltime-int8": lambda: measure_walltime_int8(setup, count, walltime_tokens),
@@ -37,6 +39,8 @@ def write_report(
     timed = [found[name] for name in ("walltime", "walltime-int8") if name in found]
     speeds = speeds_of(*timed)
     made = make_tables(alphas, speeds, found.get("traces"))
+    if "ngram-memory" in found:
+        made.append(ngram_memory(found["ngram-memory"]))
     for table in made:
         table.write_csv(out)
     as_json = [{"name": t.name, "title": t.title, "columns": t.columns, "rows": t.rows} for t in made]
