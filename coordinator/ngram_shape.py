@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.checks import require, require_type
 
 MIN_ORDER, MAX_ORDER = 2, 8
-# Three orders take up to 1.5 kB for each token: 190 MB at the most, for each generation.
+# Three orders take up to 1.5 kB for each token, seven 3.5 kB: 200 and 460 MB at the most, for each table.
 MAX_WINDOW_TOKENS = 2**17
 ORDERS_ALLOWED = f"different whole numbers in [{MIN_ORDER}, {MAX_ORDER}] with commas between them, such as 4,3,2"
 
