@@ -185,12 +185,16 @@ class MisreportingSampler(CpuSampler):
 
 class QOfTheRowBefore(ParallelProposeJob):
     def absorb(self, samples: list[Sample]) -> None:
-        sent = samples[:1]
-        for before, drawn in itertools.pairwise(samples):
-            assert isinstance(before, TruncatedSample)
-            assert isinstance(drawn, TruncatedSample)
-            sent.append(replace(drawn, support=before.support, probs=before.probs))
-        super().absorb(sent)
+        super().absorb(with_q_of_the_row_before(samples))
+
+
+def with_q_of_the_row_before(samples: list[Sample]) -> list[Sample]:
+    sent = samples[:1]
+    for before, drawn in itertools.pairwise(samples):
+        assert isinstance(before, TruncatedSample)
+        assert isinstance(drawn, TruncatedSample)
+        sent.append(replace(drawn, support=before.support, probs=before.probs))
+    return sent
 
 
 class MisreportingMasks(Rounds):
@@ -223,6 +227,17 @@ class QOfTheGuess(Rounds):
     """A draft that was guessed goes with the guesser's distribution, all of it on the guess, and not the draft model's."""
 
     guessed_job = OneHotGuesses
+
+
+class QOfTheRowAbove(GuessedProposeJob):
+    def absorb(self, samples: list[Sample]) -> None:
+        super().absorb(with_q_of_the_row_before(samples) if self._is_checking else samples)
+
+
+class MisreportingGuesses(Rounds):
+    """With a draft that was drawn behind a guess goes the q of the row before it."""
+
+    guessed_job = QOfTheRowAbove
 
 
 class KeptGuesses(Rounds):
@@ -386,6 +401,7 @@ BUGS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
     "q of a mask row is that of the row before": ("parallel", MisreportingMasks, {}),
     "drafts of one forward drawn with one number": ("parallel", SharedNoiseOfMasks, {}),
     "q of a right guess is all on the guess": ("guessed", QOfTheGuess, {}),
+    "q behind a guess is that of the row before": ("guessed, unlike rows", MisreportingGuesses, {}),
     "guess kept where the draft draws another token": ("guessed", KeptGuesses, {}),
     "draft ends before a wrong guess": ("guessed", RightGuessesAlone, {}),
     "match with the same noise at every position": ("coupled", Rounds, MATCHED_WITHOUT_POSITION),

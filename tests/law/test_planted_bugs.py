@@ -56,6 +56,16 @@ def spread_tables() -> tuple[Table, Table]:
     return rows[0].astype(np.float32), rows[1].astype(np.float32)
 
 
+def unlike_rows() -> tuple[Table, Table]:
+    """Each row of the draft has most of its mass on a token of its own, the next one; the target's rows have not.
+
+    So a draft that goes with another row's q is taken for an unlikely one.
+    """
+    target, draft = [0.2, 0.2, 0.2, 0.1, 0.3], [0.1, 0.6, 0.1, 0.1, 0.1]
+    rows = [np.log([np.roll(law, last) for last in range(5)]) for law in (target, draft)]
+    return rows[0].astype(np.float32), rows[1].astype(np.float32)
+
+
 def towards(rows: dict[int, int], vocab_size: int, logit: float) -> Table:
     """Uniform, but in some rows nearly sure of one token."""
     table = np.zeros((vocab_size, vocab_size), dtype=np.float32)
@@ -110,6 +120,7 @@ TOYS = {
     "guessed": Toy(
         *TABLES, replace(SAMPLED, max_tokens=5), num_draft_tokens=3, guesses=GUESSES, support=WHOLE, num_tokens=5
     ),
+    "guessed, unlike rows": Toy(*unlike_rows(), SAMPLED, num_draft_tokens=3, guesses=(1, 2, 3, 4, 0), support=WHOLE),
     "guessed, truncated": Toy(*TABLES, SAMPLED, num_draft_tokens=3, guesses=GUESSES),
     "guessed, unsure": Toy(*TABLES, SAMPLED, num_draft_tokens=3, guesses=GUESSES, least_confidence=0.4),
     "guessed, penalties": Toy(
