@@ -23,6 +23,11 @@ _TINY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 512, "eos_token_id": 0,
 }  # fmt: skip
+# The original length is so short that a few hundred tokens are far beyond it, where Llama-3.2 needs 8,192.
+_TINY_LLAMA_32: dict[str, Any] = _TINY | {
+    "vocab_size": 32, "max_position_embeddings": 1024,
+    "rope_parameters": _LLAMA3_ROPE | {"original_max_position_embeddings": 64},
+}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": _LLAMA_32 | {
         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -41,6 +46,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny": _TINY | {"vocab_size": 512},
     "tiny-32-a": _TINY | {"vocab_size": 32},
     "tiny-32-b": _TINY | {"vocab_size": 32, "num_hidden_layers": 1},
+    # Heads, their sharing and the rotary scaling of Llama-3.2 1B and 3B in models as small.
+    "tiny-llama-3.2-1b": _TINY_LLAMA_32 | {"num_attention_heads": 8, "head_dim": 64},
+    "tiny-llama-3.2-3b": _TINY_LLAMA_32 | {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 128},
 }  # fmt: skip
 # Behind a shape's name: the same model, with vectors for so many masks (see `masks`).
 MASKS_SUFFIX, NUM_MASKS = "-masks", 4

@@ -34,6 +34,10 @@ LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 16.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
+LLAMA_32: dict[str, Any] = SHAPE | {
+    "tie_word_embeddings": True,
+    "rope_parameters": LLAMA3_ROPE | {"rope_theta": 500000.0, "factor": 32.0},
+}
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 CONFIGS: dict[str, PreTrainedConfig] = {
@@ -41,6 +45,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama untied": LlamaConfig(**SHAPE, tie_word_embeddings=False),
     "llama biased": LlamaConfig(**SHAPE, tie_word_embeddings=False, attention_bias=True, mlp_bias=True),
     "llama llama3 rope": LlamaConfig(**SHAPE, tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE),
+    "llama 3.2 1B": LlamaConfig(**LLAMA_32 | {"head_dim": 64, "num_attention_heads": 8}),
+    "llama 3.2 3B": LlamaConfig(**LLAMA_32 | {"head_dim": 128, "num_attention_heads": 6}),
     "llama yarn rope": LlamaConfig(**SHAPE, tie_word_embeddings=True, rope_parameters=YARN_ROPE),
     "llama linear rope": LlamaConfig(**SHAPE, tie_word_embeddings=True, rope_parameters=LINEAR_ROPE),
     "mistral": MistralConfig(**SHAPE, tie_word_embeddings=False, head_dim=24, sliding_window=512),
