@@ -120,6 +120,7 @@ def prompts() -> list[str]:
 # Files that start the services over SmolLM2 go to one worker of xdist, which starts them once.
 SMOLLM2 = {
     "tests/cli/test_measure.py",
+    "tests/end_to_end/test_beams.py",
     "tests/end_to_end/test_embedded_draft.py",
     "tests/end_to_end/test_greedy_oracle.py",
     "tests/end_to_end/test_identity.py",

@@ -6,12 +6,10 @@ import pytest
 
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument
-from paceline.rpc.channel import open_channel
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
-from paceline.v1 import model_pb2, target_pb2_grpc
 from tests.end_to_end.test_greedy_oracle import expected_ids, spread
-from tests.services import Trio
+from tests.services import Trio, wait_until_free
 
 PLAIN = SpeculationParams(enabled=False)
 DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
@@ -30,22 +28,6 @@ async def check_same_ids(trio: Trio, num_prompts: int, sampling: SamplingParams)
                 assert (done.finish.reason == "stop") == (expected[-1] == 2)
                 accepted += done.finish.speculation.accepted
             assert (accepted > 0) == speculation.enabled
-
-
-async def free_blocks(address: str) -> tuple[int, int]:
-    """Of a target server: free, and in all."""
-    async with open_channel(address) as channel:
-        card = await target_pb2_grpc.TargetStub(channel).Describe(model_pb2.DescribeModelRequest())
-        return card.free_blocks, card.total_blocks
-
-
-async def wait_until_all_free(trio: Trio) -> None:
-    for _ in range(500):
-        free, total = await free_blocks(trio.target.address)
-        if free == total:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"{free} of {total} blocks are free")
 
 
 async def test_beams_are_those_of_transformers(real_trio: Trio) -> None:
@@ -80,7 +62,7 @@ async def test_an_answer_comes_whole_and_leaves_no_block_behind(tiny_trio: Trio)
         assert len(pieces[0].token_ids) == 30
         assert pieces[0].finish is not None
         assert pieces[0].finish.reason == "length"
-        await wait_until_all_free(tiny_trio)
+        await wait_until_free(tiny_trio.target)
 
 
 async def test_a_cancelled_search_leaves_no_block_behind(tiny_trio: Trio) -> None:
@@ -93,7 +75,8 @@ async def test_a_cancelled_search_leaves_no_block_behind(tiny_trio: Trio) -> Non
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-                await wait_until_all_free(tiny_trio)
+                await wait_until_free(tiny_trio.target)
+                await wait_until_free(tiny_trio.draft)
 
 
 @pytest.mark.parametrize(
@@ -115,10 +98,13 @@ def test_what_beams_can_not_go_with_is_refused_by_name(fields: dict[str, object]
         SamplingParams(**fields)  # type: ignore[arg-type]
 
 
-async def test_too_many_ending_tokens_and_a_trace_are_refused(tiny_trio: Trio) -> None:
+async def test_too_many_ending_tokens_a_trace_and_lenience_are_refused(tiny_trio: Trio) -> None:
     async with AsyncClient(tiny_trio.address) as client:
         many = SamplingParams(beams=8, stop_token_ids=tuple(range(20)))
         with pytest.raises(InvalidArgument, match="beams is 8; it must be at most 20 together with the"):
             await client.complete([1, 2], many)
         with pytest.raises(InvalidArgument, match="trace is True; it must be left out with beams"):
             await client.complete([1, 2], SamplingParams(beams=2), trace=True)
+        lenient = SpeculationParams(drafter=Drafter.MODEL, lenience=0.5)
+        with pytest.raises(InvalidArgument, match=r"lenience is 0\.5; it must be 1 with beams"):
+            await client.complete([1, 2], SamplingParams(beams=2), lenient)
