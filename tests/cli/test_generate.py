@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,20 @@ def test_penalties_and_logprobs_are_those_of_the_client(paceline, tiny_trio: Tri
     assert line["token_ids"] == expected.token_ids != plain.token_ids
     assert [each["logprob"] for each in line["logprobs"]] == pytest.approx([e.logprob for e in expected.logprobs])
     assert all(len(each["top_token_ids"]) == 2 for each in line["logprobs"])
+
+
+def test_beams_and_their_length_penalty_are_those_of_the_client(paceline, unlike_trio: Trio) -> None:
+    flags = ("--raw", "--max-tokens", 40, "--json")
+    ran = paceline("generate", "t3 t9", "--address", unlike_trio.address, *flags, "--beams", 4, "--length-penalty", -10)
+    assert ran.code == 0, ran.err
+    asked = SamplingParams(max_tokens=40, beams=4, length_penalty=-10.0)
+    with Client(unlike_trio.address) as client:
+        expected, longer, greedy = [
+            client.complete("t3 t9", each, raw=True).token_ids
+            for each in (asked, replace(asked, length_penalty=10.0), SamplingParams(max_tokens=40))
+        ]
+    assert json.loads(ran.out)["token_ids"] == expected
+    assert expected not in (longer, greedy)
 
 
 def test_text_goes_to_stdout_and_figures_to_stderr(paceline, tiny_trio: Trio) -> None:

@@ -12,7 +12,7 @@ from paceline.errors import Unavailable
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, Rule, SpeculationParams
 from tests.conftest import TINY
-from tests.services import Trio, restart, running, start_service, start_trio, wait_until_free
+from tests.services import Trio, free_and_total_blocks, restart, running, start_service, start_trio, wait_until_free
 
 PROMPTS = [[3, 14, 15, 92, 65, number] for number in range(8)]
 GREEDY = SamplingParams(max_tokens=300, ignore_eos=True)
@@ -88,6 +88,26 @@ async def test_a_model_server_that_dies_and_returns_changes_no_output(
         await asyncio.gather(*following)
     assert contents(disturbed) == expected
     assert all(completion.finish is not None for completion in disturbed)
+
+
+async def test_a_beam_search_outlives_its_target(trio: Trio, processes: tuple[Trio, contextlib.ExitStack]) -> None:
+    """Its hypotheses are the coordinator's: each is read anew by the target that comes back."""
+    sampling = SamplingParams(max_tokens=300, beams=4, ignore_eos=True)
+    drafted = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
+    async with AsyncClient(trio.address) as client:
+        expected = await client.complete(PROMPTS[0], sampling, PLAIN)
+        searching = [asyncio.create_task(client.complete(PROMPTS[0], sampling, way)) for way in (PLAIN, drafted)]
+        free, total = await free_and_total_blocks(trio.target)
+        while total - free < 40:
+            assert not any(each.done() for each in searching), "too late to disturb anything"
+            await asyncio.sleep(0.01)
+            free, total = await free_and_total_blocks(trio.target)
+        trio.target.kill()
+        trio.target = await asyncio.to_thread(restart, trio.target)
+        processes[1].enter_context(running(trio.target))
+        done = await asyncio.gather(*searching)
+        await wait_until_free(trio.target)
+    assert [each.token_ids for each in done] == [expected.token_ids] * 2
 
 
 async def test_speculation_comes_back_with_the_draft_server(trio: Trio) -> None:
