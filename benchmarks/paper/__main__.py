@@ -4,7 +4,8 @@ python -m benchmarks.paper [--out docs/paper] [--target smollm2-135m] [--draft s
                            [--prompts FILE.jsonl] [--tokens 10000] [--count 4] [--walltime-tokens 40]
                            [--again PART ...] [--only PART ...]
 
-Each part is kept in OUT/parts and not measured again; `--again` without a name measures all anew. Parts: texts, alpha-0,
+Each part is kept in OUT/parts and not measured again; `--again` without a name measures all anew, and `--only` measures no
+other part. Parts: texts, alpha-0,
 alpha-1, ngram-memory, traces, walltime, walltime-int8. The target has numbers of its dtype (`--target-quantization none`), so that
 the target in int8 is another model than it.
 """
@@ -38,7 +39,9 @@ def main() -> None:
     parser.add_argument("--walltime-tokens", type=int, default=40, help="tokens of each of their answers")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--again", nargs="*", choices=PARTS, metavar="PART")
-    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help="no other part; others must be there")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help="measure no other; those there are used"
+    )
     arguments = parser.parse_args()
     try:
         for name in ("tokens", "count"):
@@ -48,7 +51,7 @@ def main() -> None:
             arguments.target, arguments.target_quantization, arguments.draft, str(arguments.prompts),
             arguments.tokens, arguments.seed,
         )  # fmt: skip
-        again = frozenset() if arguments.again is None else frozenset(arguments.again) or None
+        again = () if arguments.again is None else arguments.again or arguments.only
         parts = Parts(arguments.out, setup, again)
         write_report(arguments.out, parts, setup, arguments.count, arguments.walltime_tokens, arguments.only)
     except PacelineError as error:

@@ -1,7 +1,7 @@
 """The parts in order, then tables, figures and the page that holds them."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ PARTS = ("texts", "alpha-0", "alpha-1", "ngram-memory", "traces", "walltime", "w
 
 
 def write_report(
-    out: Path, parts: Parts, setup: Setup, count: int, walltime_tokens: int, only: Sequence[str] | None
+    out: Path, parts: Parts, setup: Setup, count: int, walltime_tokens: int, only: Collection[str]
 ) -> None:
-    """Measures what is missing, and writes README.md, a CSV file a table, tables.json and the figures into `out`."""
+    """Measures what is missing of `only`, and writes README.md, a CSV file a table, tables.json and the figures into `out`:
+    with all parts that are there."""
 
     def texts() -> dict[str, Any]:
         return parts.get("texts", lambda: write_texts(setup))
@@ -34,7 +35,7 @@ def write_report(
         "walltime": lambda: measure_walltime(setup, count, walltime_tokens),
         "walltime-int8": lambda: measure_walltime_int8(setup, count, walltime_tokens),
     }
-    found = {name: parts.get(name, measures[name]) for name in PARTS if only is None or name in only}
+    found = {name: parts.get(name, measures[name]) for name in PARTS if name in only or parts.has(name)}
     alphas = {temperature: found[f"alpha-{temperature}"] for temperature in (0, 1) if f"alpha-{temperature}" in found}
     timed = [found[name] for name in ("walltime", "walltime-int8") if name in found]
     speeds = speeds_of(*timed)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ class Setup:
 class Parts:
     """OUT/parts/NAME.json."""
 
-    def __init__(self, out: Path, setup: Setup, again: frozenset[str] | None) -> None:
-        """`again`: parts to measure though they are there; None for all."""
+    def __init__(self, out: Path, setup: Setup, again: Collection[str]) -> None:
+        """`again`: parts to measure though they are there."""
         self._folder = out / "parts"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._setup = asdict(setup)
@@ -38,15 +38,22 @@ class Parts:
     def get(self, name: str, measure: Callable[[], Any]) -> Any:
         """The part's value, as JSON has it. Raises InvalidArgument where the file is of another setup."""
         if name not in self._seen:
-            path = self._folder / f"{name}.json"
-            is_wanted = self._again is None or name in self._again
-            self._seen[name] = self._measured(path, measure) if is_wanted or not path.exists() else self._kept(path)
+            path = self._path(name)
+            is_due = name in self._again or not path.exists()
+            self._seen[name] = self._measured(path, measure) if is_due else self._kept(path)
         return self._seen[name]["value"]
+
+    def has(self, name: str) -> bool:
+        """Whether the part was measured, now or earlier."""
+        return self._path(name).exists()
 
     def about(self, name: str) -> str:
         """When and where a part that `get` gave was measured."""
         part = self._seen[name]
         return f"{part['date']}, {part['machine']}"
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
 
     def _measured(self, path: Path, measure: Callable[[], Any]) -> Any:
         print(f"{path.stem}: measuring", flush=True)
