@@ -54,15 +54,20 @@ async def test_drafts_of_another_model_change_no_beam(unlike_trio: Trio) -> None
                     assert drafted.token_ids == plain.token_ids
 
 
-async def test_an_answer_comes_whole_and_leaves_no_block_behind(tiny_trio: Trio) -> None:
+@pytest.mark.parametrize("speculation", [PLAIN, DRAFTED], ids=["plain", "drafted"])
+async def test_an_answer_comes_whole_and_leaves_no_block_behind(
+    tiny_trio: Trio, speculation: SpeculationParams
+) -> None:
     sampling = SamplingParams(max_tokens=30, beams=5, ignore_eos=True)
     async with AsyncClient(tiny_trio.address) as client:
-        pieces = [piece async for piece in client.stream(list(range(50)), sampling)]
+        pieces = [piece async for piece in client.stream(list(range(50)), sampling, speculation)]
         assert len(pieces) == 1
         assert len(pieces[0].token_ids) == 30
         assert pieces[0].finish is not None
         assert pieces[0].finish.reason == "length"
+        # A cancelled command gives its own sequence back. Here none is on its way: the search must.
         await wait_until_free(tiny_trio.target)
+        await wait_until_free(tiny_trio.draft)
 
 
 async def test_a_cancelled_search_leaves_no_block_behind(tiny_trio: Trio) -> None:
