@@ -34,7 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 # What a list of commands says, short enough for 80 columns.
-app.command(name="up", short_help="Starts the three services on this machine.")(up.up)
+app.command(name="up", short_help="Starts the services on this machine.")(up.up)
 app.command(name="generate", short_help="Streams text: one PROMPT, or a file of them.")(generate.generate)
 app.command(name="chat", short_help="Talks with the target model.")(chat.chat)
 app.command(name="demo", short_help="Shows and times speculation, from nothing.")(demo.demo)
@@ -67,7 +67,7 @@ def root(
 
 
 # Tables of paceline.toml that are a process's own, not a command's.
-SERVICE_TABLES = ("draft", "target", "coordinator")
+SERVICE_TABLES = ("draft", "target", "coordinator", "gateway")
 
 
 def default_map(group: Any, tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -80,7 +80,7 @@ def default_map(group: Any, tables: dict[str, dict[str, Any]]) -> dict[str, dict
             known = ", ".join((*SERVICE_TABLES, *group.commands))
             raise ConfigError(f"{TOML_FILE}: there is no table [{table}]; there are {known}")
         names = {
-            option.lstrip("-").replace("-", "_"): parameter.name
+            field_of(option): parameter.name
             for parameter in group.commands[table].params
             for option in (*parameter.opts, *parameter.secondary_opts)
             if option.startswith("--")
@@ -92,6 +92,19 @@ def default_map(group: Any, tables: dict[str, dict[str, Any]]) -> dict[str, dict
     return defaults
 
 
+def name_variables(group: Any) -> None:
+    """Names each option's environment variable after its flag; without this it bears the name of the parameter."""
+    for name, command in group.commands.items():
+        for parameter in command.params:
+            if flags := [option for option in parameter.opts if option.startswith("--")]:
+                parameter.envvar = parameter.envvar or f"PACELINE_{name}_{field_of(flags[0])}".upper()
+
+
+def field_of(flag: str) -> str:
+    """`--max-tokens` as paceline.toml writes it: `max_tokens`."""
+    return flag.lstrip("-").replace("-", "_")
+
+
 def main() -> None:
     """Runs the command line: exit 2 for bad usage, 1 for a failed run, 130 on Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
@@ -100,6 +113,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         command: Any = typer.main.get_command(app)
+        name_variables(command)
         defaults = default_map(command, read_toml())
         status = command(auto_envvar_prefix="PACELINE", default_map=defaults, standalone_mode=False)
     except TyperException as error:

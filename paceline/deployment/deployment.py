@@ -1,4 +1,4 @@
-"""What `paceline up` runs: the flags of three processes, checked before any of them starts."""
+"""What `paceline up` runs: the flags of each process, checked before any of them starts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -157,7 +157,8 @@ def test_settings_are_frozen() -> None:
 
 
 def test_a_commands_defaults_come_from_its_table(paceline) -> None:
-    write_toml('[plan]\nalpha = 0.8\ndraft-cost = 0.2\njson = true\n[target]\nmodel = "dummy:tiny"\n')
+    services = "".join(f'[{service}]\nlog_level = "error"\n' for service in ("target", "draft", "coordinator", "gateway"))
+    write_toml(f"[plan]\nalpha = 0.8\ndraft-cost = 0.2\njson = true\n{services}")
     ran = paceline("plan")
     assert (ran.code, '"alpha": 0.8' in ran.out) == (0, True), ran.err
     ran = paceline("plan", "--alpha", "0.9")
@@ -168,6 +169,12 @@ def test_the_environment_overrules_a_commands_table(paceline, monkeypatch: pytes
     write_toml("[plan]\nalpha = 0.8\ndraft_cost = 0.2\njson = true\n")
     monkeypatch.setenv("PACELINE_PLAN_ALPHA", "0.7")
     assert '"alpha": 0.7' in paceline("plan").out
+
+
+def test_a_variable_bears_the_name_of_its_flag(paceline, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The parameter behind --json has another name: `json` is a module.
+    monkeypatch.setenv("PACELINE_PLAN_JSON", "1")
+    assert '"alpha": 0.8' in paceline("plan", "--alpha", "0.8", "--draft-cost", "0.2").out
 
 
 @pytest.mark.parametrize(
