@@ -8,9 +8,9 @@ a variant's share of a block is a slice. The next block begins with the next var
     block 2   ngram 16-23 off 16-23     model 16-23
 
 So a machine that slows down, or a neighbour that comes and goes, hits all variants alike, and none is
-always the first: who comes later may find the prompts in a server's prefix cache. A slice ends when its last request is answered: no variant runs beside another's
-leftovers. That end, where fewer than all clients are busy, costs each variant the same throughput; only
-figures of one run with --compare should be compared with one another.
+always the first. A slice ends when its last request is answered: no variant runs beside another's leftovers.
+That end, where fewer than all clients are busy, costs each variant the same throughput; only figures of one
+run with --compare should be compared with one another.
 """
 
 from collections.abc import Iterator
