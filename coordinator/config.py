@@ -105,7 +105,12 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
     synthetic_acceptance: float | None = Field(
         None, ge=0, le=1, description="for benchmarks: accept drafts with this chance; what comes out is no real text"
     )
-    lenience: float = Field(1.0, gt=0, le=1, description="below 1 the output's law is not quite the target's")
+    lenience: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="below 1, where a request can be lenient, the output's law is not quite the target's",
+    )
 
     @field_validator("recent_tokens")
     @classmethod
@@ -128,6 +133,12 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
             _ = self._draft_length
         except InvalidArgument as error:
             raise ValueError(str(error)) from error
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_rule(self) -> "CoordinatorSettings":
+        if self.coupled and self.rule == "rejection":
+            raise ValueError("--coupled is a form of --rule match; leave out --rule rejection")
         return self
 
     @model_validator(mode="after")

@@ -39,7 +39,7 @@ class RequestReader:
         sampling = sampling_from_message(message.sampling)
         eos_token_ids = () if sampling.ignore_eos else tuple(card.eos_token_ids)
         sampling.check_token_ids(card.vocab_size, eos_token_ids)
-        speculation = speculation_from_message(message.speculation, self._defaults)
+        speculation = self._defaults.overruled_by(speculation_from_message(message.speculation), sampling)
         if sampling.seed is None:
             sampling = replace(sampling, seed=fresh_seed())
         speculation.check(sampling)

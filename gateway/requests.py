@@ -81,7 +81,7 @@ def _request(
     is_stream = flag(body, "stream")
     if options and not is_stream:
         raise refuse("stream_options", "stream_options needs stream to be true")
-    speculation = _speculation(body, deployment.defaults)
+    speculation = _speculation(body, deployment.defaults, sampling)
     if speculation is not None:
         speculation.check(sampling)
     return HttpRequest(
@@ -122,13 +122,15 @@ def _token_id(name: str) -> int:
     return int(name)
 
 
-def _speculation(body: Mapping[str, Any], defaults: SpeculationParams) -> SpeculationParams | None:
+def _speculation(
+    body: Mapping[str, Any], defaults: SpeculationParams, sampling: SamplingParams
+) -> SpeculationParams | None:
     """The coordinator's defaults, with what the request says in their place; None: nothing was said."""
     asked = body.get("speculation")
     if asked is None:
         return None
     if isinstance(asked, bool):
-        return replace(defaults, enabled=asked)
+        return defaults.overruled_by({"enabled": asked}, sampling)
     asked = get(body, "speculation", dict, "an object, true or false")
     for name in asked:
         if name not in SPECULATION:
@@ -136,21 +138,23 @@ def _speculation(body: Mapping[str, Any], defaults: SpeculationParams) -> Specul
                 f"speculation.{name[:100]}",
                 f"there is no field speculation.{name[:100]}; there are {', '.join(SPECULATION)}",
             )
-    found = replace(defaults, enabled=flag(asked, "enabled", True, "speculation."))
+    given: dict[str, Any] = {
+        name: asked[name] for name in ("lenience", "draft_temperature") if asked.get(name) is not None
+    }
+    given["enabled"] = flag(asked, "enabled", True, "speculation.")
     if asked.get("drafter") is not None:
-        found = replace(found, drafter=_one_of(asked, "drafter", Drafter))
+        given["drafter"] = _one_of(asked, "drafter", Drafter)
     length = {name: asked[name] for name in DRAFT_LENGTH if asked.get(name) is not None}
     if length:
         text = str(length.pop("draft_tokens")) if "draft_tokens" in length else None
-        found = replace(found, num_draft_tokens=parse_draft_length(text, **length))
+        given["num_draft_tokens"] = parse_draft_length(text, **length)
     if asked.get("rule") is not None:
-        found = replace(found, rule=_one_of(asked, "rule", Rule), draft_mode=None)
+        given["rule"] = _one_of(asked, "rule", Rule)
     if flag(asked, "coupled", where="speculation."):
-        if found.rule is Rule.REJECTION:
+        if given.get("rule") is Rule.REJECTION:
             raise refuse("speculation.coupled", "speculation.coupled is true; it must be false under rejection")
-        found = replace(found, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED)
-    given = {name: asked[name] for name in ("lenience", "draft_temperature") if asked.get(name) is not None}
-    return replace(found, **given)
+        given |= {"rule": Rule.MATCH, "draft_mode": DraftMode.COUPLED}
+    return defaults.overruled_by(given, sampling)
 
 
 def _one_of(asked: Mapping[str, Any], name: str, kind: Any) -> Any:

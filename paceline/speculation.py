@@ -2,8 +2,10 @@
 
 import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
+from typing import Any
 
 from paceline.checks import require, require_type
 from paceline.sampling import SamplingParams
@@ -167,13 +169,29 @@ class SpeculationParams:
             is_positive = 0 < self.draft_temperature < math.inf
             require(is_positive, "draft_temperature", self.draft_temperature, "a finite number > 0")
 
+    def overruled_by(self, asked: Mapping[str, Any], sampling: SamplingParams) -> "SpeculationParams":
+        """These defaults, with the fields that a request asks for in their place.
+
+        A default gives way where it does not go with what was asked: the draft mode to another rule, the rule to another
+        draft mode, lenience to what can't be lenient. Nobody is refused for what he did not say.
+
+        Raises InvalidArgument.
+        """
+        found = replace(self, **asked)
+        if "rule" in asked and "draft_mode" not in asked:
+            found = replace(found, draft_mode=None)
+        if "draft_mode" in asked and "rule" not in asked:
+            found = replace(found, rule=None)
+        if "lenience" not in asked and (sampling.beams > 1 or found._matches_draws(sampling)):
+            found = replace(found, lenience=1.0)
+        return found
+
     def check(self, sampling: SamplingParams) -> None:
         """Raises InvalidArgument where the two sets of parameters do not go together."""
         self.resolved_draft_mode(sampling)
         require(self.lenience == 1 or sampling.beams == 1, "lenience", self.lenience, "1 with beams")
-        sampled_match = not sampling.is_greedy and self.resolved_rule(sampling) is Rule.MATCH
-        # A draft that is not the target's own draw says nothing of how likely it was.
-        require(self.lenience == 1 or not sampled_match, "lenience", self.lenience, "1 under match above temperature 0")
+        fits = self.lenience == 1 or not self._matches_draws(sampling)
+        require(fits, "lenience", self.lenience, "1 under match above temperature 0")
         if self.draft_temperature is not None:
             is_drawn = self.drafter.asks_model and self.resolved_draft_mode(sampling) is not DraftMode.GREEDY
             allowed = "left out where no draft model draws: at temperature 0, with a greedy draft, or another drafter"
@@ -183,6 +201,10 @@ class SpeculationParams:
         """How a draft model draws. Any q leaves the output's distribution as it is, as long as it is the q that drafts
         are drawn from: so it may be transformed in another way than p (2211.17192, section 6)."""
         return sampling if self.draft_temperature is None else replace(sampling, temperature=self.draft_temperature)
+
+    def _matches_draws(self, sampling: SamplingParams) -> bool:
+        """Whether drafts must be what the target draws. Such a draft says nothing of how likely it was."""
+        return not sampling.is_greedy and self.resolved_rule(sampling) is Rule.MATCH
 
     def resolved_rule(self, sampling: SamplingParams) -> Rule:
         """The rule in force. A draft that is one id and no distribution can only be matched: `rejection`

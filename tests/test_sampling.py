@@ -146,7 +146,39 @@ def test_a_draft_temperature_is_the_drafts_alone(fields: dict[str, Any]) -> None
     params.check(WARM)
     assert params.draft_sampling(WARM) == dataclasses.replace(WARM, temperature=0.5)
     assert SpeculationParams(**fields).draft_sampling(WARM) == WARM
-    assert speculation_from_message(speculation_to_message(params), SpeculationParams()) == params
+    assert SpeculationParams(**speculation_from_message(speculation_to_message(params))) == params
+
+
+LENIENT = SpeculationParams(lenience=0.9)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "asked", "sampling", "rule", "lenience"),
+    [
+        (LENIENT, {}, WARM, Rule.REJECTION, 0.9),
+        (LENIENT, {"drafter": Drafter.MODEL}, WARM, Rule.REJECTION, 0.9),
+        (LENIENT, {"drafter": Drafter.NGRAM}, WARM, Rule.MATCH, 1),
+        (LENIENT, {"drafter": Drafter.NGRAM}, SamplingParams(), Rule.MATCH, 0.9),
+        (LENIENT, {"rule": Rule.MATCH}, WARM, Rule.MATCH, 1),
+        (LENIENT, {"draft_mode": DraftMode.COUPLED}, WARM, Rule.MATCH, 1),
+        (LENIENT, {}, SamplingParams(beams=2), Rule.MATCH, 1),
+        (SpeculationParams(rule=Rule.REJECTION), {"draft_mode": DraftMode.COUPLED}, WARM, Rule.MATCH, 1),
+        (SpeculationParams(draft_mode=DraftMode.COUPLED), {"rule": Rule.REJECTION}, WARM, Rule.REJECTION, 1),
+        (SpeculationParams(rule=Rule.MATCH), {"draft_mode": DraftMode.SAMPLED}, WARM, Rule.REJECTION, 1),
+    ],
+)
+def test_a_default_gives_way_where_it_does_not_go_with_what_was_asked(
+    defaults: SpeculationParams, asked: dict[str, Any], sampling: SamplingParams, rule: Rule, lenience: float
+) -> None:
+    params = defaults.overruled_by(asked, sampling)
+    params.check(sampling)
+    assert {name: getattr(params, name) for name in asked} == asked
+    assert (params.resolved_rule(sampling), params.lenience) == (rule, lenience)
+
+
+def test_what_was_asked_never_gives_way() -> None:
+    with pytest.raises(InvalidArgument, match="^lenience is 0.9; it must be 1 under match"):
+        SpeculationParams().overruled_by({"lenience": 0.9, "rule": Rule.MATCH}, WARM).check(WARM)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "four", "10000", "9" * 5000])

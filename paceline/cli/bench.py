@@ -161,7 +161,8 @@ async def measure(plan: BenchPlan, settings: dict[str, str], key: str | None = N
         clients = [await stack.enter_async_context(AsyncClient(each, key, tls)) for each in plan.addresses]
         cards = [await client.describe() for client in clients]
         variants = [
-            Variant(name, await options.resolve_speculation(clients[0], given)) for name, given in plan.variants.items()
+            Variant(name, await options.resolve_speculation(clients[0], given, plan.sampling))
+            for name, given in plan.variants.items()
         ]
         began = datetime.now().astimezone().isoformat(timespec="seconds")
         counted = plan.extent.requests + plan.extent.warmup

@@ -59,7 +59,8 @@ def chat(
     with options.naming_the_flag(), Client(address, key, tls) as client:
         # A coordinator that is away is told before the user writes anything.
         description = client.describe()
-        conversation = Conversation(client, system, sampling, options.merged(description.defaults, given))
+        asked = description.defaults.overruled_by(given, sampling) if given else None
+        conversation = Conversation(client, system, sampling, asked)
         conversation.banner(description.target.name)
         while question := ask():
             conversation.answer(question)

@@ -151,7 +151,7 @@ def read_text(name: str, path: Path) -> str:
 
 async def _run(job: Job, printer: Printer) -> None:
     async with job.connect() as client:
-        speculation = await options.resolve_speculation(client, job.given)
+        speculation = await options.resolve_speculation(client, job.given, job.sampling)
         places = asyncio.Semaphore(job.concurrency)
         # For each prompt a queue a sample.
         queues: list[list[asyncio.Queue[Any]]] = [[asyncio.Queue() for _ in range(job.sampling.n)] for _ in job.records]

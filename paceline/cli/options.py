@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -17,6 +16,7 @@ from paceline.rpc.channel import check_address
 from paceline.rpc.status import NO_ANSWER, NO_TRUST
 from paceline.rpc.tls import ENVIRONMENT as TLS_ENVIRONMENT
 from paceline.rpc.tls import Names, Tls, find_tls
+from paceline.sampling import SamplingParams
 from paceline.speculation import (
     MAX_DRAFT_TOKENS,
     Drafter,
@@ -163,14 +163,11 @@ def given_speculation(
     return given
 
 
-def merged(defaults: SpeculationParams, given: dict[str, Any]) -> SpeculationParams | None:
-    """What was given over `defaults`, the coordinator's own; None where nothing was."""
-    return dataclasses.replace(defaults, **given) if given else None
-
-
-async def resolve_speculation(client: AsyncClient, given: dict[str, Any]) -> SpeculationParams | None:
-    """What was given over the coordinator's own defaults; None where nothing was."""
-    return merged((await client.describe()).defaults, given) if given else None
+async def resolve_speculation(
+    client: AsyncClient, given: dict[str, Any], sampling: SamplingParams
+) -> SpeculationParams | None:
+    """What was given over the coordinator's own defaults; None where nothing was. Raises InvalidArgument."""
+    return (await client.describe()).defaults.overruled_by(given, sampling) if given else None
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -46,7 +46,7 @@ def deployment_from_message(response: generation_pb2.DescribeResponse) -> Deploy
     return Deployment(
         target=_model(response.target),
         draft=_model(response.draft) if response.HasField("draft") else None,
-        defaults=speculation_from_message(response.defaults, SpeculationParams()),
+        defaults=SpeculationParams(**speculation_from_message(response.defaults)),
         running=response.running,
         max_running=response.max_running,
         version=response.version,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import InvalidArgument
 from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, check_lengths
-from paceline.speculation import Bounds, Drafter, DraftLength, DraftMode, EntropyAdaptive, Rule, SpeculationParams
+from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from paceline.v1 import model_pb2, sampling_pb2
 
 # What both ends of a link must agree on (`ModelCard.protocol_version`).
@@ -56,19 +56,22 @@ def sampling_to_message(params: SamplingParams) -> sampling_pb2.SamplingParams:
     return sampling_pb2.SamplingParams(**{name: getattr(params, name) for name in names})
 
 
-def speculation_from_message(message: sampling_pb2.SpeculationParams, defaults: SpeculationParams) -> SpeculationParams:
-    """Unset fields are the coordinator's. Raises InvalidArgument."""
-    return SpeculationParams(
-        enabled=message.enabled if message.HasField("enabled") else defaults.enabled,
-        drafter=_from_enum(message, "drafter", _DRAFTERS, defaults.drafter),
-        num_draft_tokens=_length_from_message(message, defaults.num_draft_tokens),
-        rule=_from_enum(message, "rule", _RULES, defaults.rule),
-        draft_mode=_from_enum(message, "draft_mode", _DRAFT_MODES, defaults.draft_mode),
-        lenience=message.lenience if message.HasField("lenience") else defaults.lenience,
-        draft_temperature=message.draft_temperature
-        if message.HasField("draft_temperature")
-        else defaults.draft_temperature,
-    )
+def speculation_from_message(message: sampling_pb2.SpeculationParams) -> dict[str, Any]:
+    """The fields of SpeculationParams that the message has. Raises InvalidArgument."""
+    plain = ("enabled", "lenience", "draft_temperature")
+    fields: dict[str, Any] = {name: getattr(message, name) for name in plain if message.HasField(name)}
+    for name, known in (("drafter", _DRAFTERS), ("rule", _RULES), ("draft_mode", _DRAFT_MODES)):
+        # 0: unspecified.
+        if getattr(message, name) != 0:
+            fields[name] = _required_enum(message, name, known)
+    match message.WhichOneof("length"):
+        case "num_draft_tokens":
+            fields["num_draft_tokens"] = message.num_draft_tokens
+        case "adaptive":
+            fields["num_draft_tokens"] = Bounds(message.adaptive.min, message.adaptive.max)
+        case "entropy":
+            fields["num_draft_tokens"] = entropy_rule_from_message(message.entropy)
+    return fields
 
 
 def speculation_to_message(params: SpeculationParams) -> sampling_pb2.SpeculationParams:
@@ -104,18 +107,6 @@ def entropy_rule_from_message(message: sampling_pb2.EntropyAdaptive) -> EntropyA
 
 def _bounds_to_message(bounds: Bounds) -> sampling_pb2.Bounds:
     return sampling_pb2.Bounds(min=bounds.min, max=bounds.max)
-
-
-def _length_from_message(message: sampling_pb2.SpeculationParams, default: DraftLength) -> DraftLength:
-    match message.WhichOneof("length"):
-        case "num_draft_tokens":
-            return message.num_draft_tokens
-        case "adaptive":
-            return Bounds(message.adaptive.min, message.adaptive.max)
-        case "entropy":
-            return entropy_rule_from_message(message.entropy)
-        case _:
-            return default
 
 
 def rule_to_message(rule: Rule) -> Any:
@@ -164,11 +155,6 @@ def floats_from_bytes(data: bytes, name: str, count: int, dtype: str = "<f4") ->
     if values is None:
         raise InvalidArgument.field(name, f"{len(data)} bytes", f"{count} values of {np.dtype(dtype).itemsize} bytes")
     return values
-
-
-def _from_enum(message: Any, name: str, known: dict[Any, Any], default: Any) -> Any:
-    """An enum field's domain value; 0 means the default."""
-    return default if getattr(message, name) == 0 else _required_enum(message, name, known)
 
 
 def _required_enum(message: Any, name: str, known: dict[Any, Any]) -> Any:

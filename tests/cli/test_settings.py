@@ -54,6 +54,7 @@ def test_each_source_may_say_a_part_of_the_draft_length(monkeypatch: pytest.Monk
     [
         ("[coordinator]\nspeed = 11\n", ["paceline.toml, table [coordinator]", "'speed'"]),
         ("[coordinator]\nmax_running = 0\n", ["--max-running", "greater than or equal to 1"]),
+        ('[coordinator]\ncoupled = true\nrule = "rejection"\n', ["--coupled is a form of --rule match"]),
         ("[coordinator\n", ["paceline.toml"]),
         ("speed = 11\n", ["paceline.toml", "'speed'", "[target]"]),
     ],
@@ -157,7 +158,9 @@ def test_settings_are_frozen() -> None:
 
 
 def test_a_commands_defaults_come_from_its_table(paceline) -> None:
-    services = "".join(f'[{service}]\nlog_level = "error"\n' for service in ("target", "draft", "coordinator", "gateway"))
+    services = "".join(
+        f'[{service}]\nlog_level = "error"\n' for service in ("target", "draft", "coordinator", "gateway")
+    )
     write_toml(f"[plan]\nalpha = 0.8\ndraft-cost = 0.2\njson = true\n{services}")
     ran = paceline("plan")
     assert (ran.code, '"alpha": 0.8' in ran.out) == (0, True), ran.err
