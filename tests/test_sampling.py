@@ -177,7 +177,7 @@ def test_a_default_gives_way_where_it_does_not_go_with_what_was_asked(
 
 
 def test_what_was_asked_never_gives_way() -> None:
-    with pytest.raises(InvalidArgument, match="^lenience is 0.9; it must be 1 under match"):
+    with pytest.raises(InvalidArgument, match=r"^lenience is 0\.9; it must be 1 under match"):
         SpeculationParams().overruled_by({"lenience": 0.9, "rule": Rule.MATCH}, WARM).check(WARM)
 
 

@@ -102,7 +102,8 @@ class ModelSource:
 
     def reading_price_s(self, context: Context) -> float:
         """Seconds to read what the drafter has missed."""
-        return self._costs.reading_s(len(context) - self._num_read)
+        num_read = self._num_read if self._remote is None else min(self._num_read, self._remote.num_read)
+        return self._costs.reading_s(len(context) - num_read)
 
     @property
     def probe_s(self) -> float:

@@ -4,7 +4,6 @@ A fault of the draft server never fails a request. If the server is away, too sl
 exceeds the draft model's maximum length, decoding continues without proposals, and the drafter tries again later.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import numpy as np
 
 from coordinator.acceptance import DraftedBy, Proposal
 from coordinator.context import Context, Request
-from coordinator.drafting.deadline import DraftDeadline
+from coordinator.drafting.deadline import DraftDeadline, DraftWait
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence
 from paceline.checks import require, require_at_most
@@ -71,8 +70,10 @@ class RemoteDrafter:
         if absence := self.absence(context):
             return Proposal(reason=absence)
         num_draft_tokens = min(num_draft_tokens, self._room(context))
+        wait = DraftWait(self._deadline)
 
         def fill(command: Any, position: int, tail: list[int]) -> None:
+            wait.begin(len(tail), num_draft_tokens)
             propose = command.propose
             propose.position = position
             propose.tail_tokens.extend(tail)
@@ -84,16 +85,14 @@ class RemoteDrafter:
                 propose.entropy_stop.rule.CopyFrom(entropy_rule_to_message(self._entropy_rule))
                 propose.entropy_stop.entropy_ema = self._ema
 
-        num_tail_tokens = len(context) - self._sequence.length
-        num_tokens, started_s = num_tail_tokens + num_draft_tokens, time.monotonic()
         try:
-            async with asyncio.timeout(self._deadline.seconds(num_tokens)):
+            async with wait.limit:
                 answer = await self._sequence.feed(context.tokens, fill, lambda answer: answer.num_fed_drafts)
-            self._deadline.learn(num_tokens, time.monotonic() - started_s)
-            proposal = _proposal(answer, num_tail_tokens, self.drafted_by, self._entropy_rule)
+            wait.learn()
+            proposal = _proposal(answer, wait.num_tail_tokens, self.drafted_by, self._entropy_rule)
             self._check(proposal, num_draft_tokens)
         except (PacelineError, TimeoutError) as error:
-            reason = str(error) or f"no draft came in {time.monotonic() - started_s:.1f} s"
+            reason = str(error) or f"no draft came in {wait.seconds:.1f} s"
             log.info("drafting pauses for %.2f s: %s", self._pause_s, reason)
             self._paused_until_s = time.monotonic() + self._pause_s
             self._pause_s = min(MAX_PAUSE_S, self._pause_s * 2)
@@ -102,6 +101,11 @@ class RemoteDrafter:
         self._round_start = len(context)
         self._round_emas = proposal.smoothed_entropies
         return proposal
+
+    @property
+    def num_read(self) -> int:
+        """Context tokens in the draft server's cache, as far as is known."""
+        return self._sequence.length
 
     def truncate(self, length: int) -> None:
         self._sequence.truncate(length)

@@ -42,7 +42,12 @@ class RemoteSequence:
         )  # fmt: skip
         self._sequence_id = 0
         self._epoch = 0
-        self.length = 0
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens in the server's cache, as far as is known here; 0 where the server's end of the stream is a new one."""
+        return self._length if self._is_open else 0
 
     async def feed(
         self,
@@ -76,13 +81,13 @@ class RemoteSequence:
             except asyncio.CancelledError:
                 self.release()
                 raise
-            self.length = position + len(tail) + count_drafts(answer)
+            self._length = position + len(tail) + count_drafts(answer)
             return answer
         raise Unavailable(f"the {self.link.kind.name} server's cache can't be brought in line: {last_error}")
 
     def truncate(self, length: int) -> None:
         """Keeps at most `length` tokens. No answer is awaited: the stream is ordered."""
-        if length < self.length:
+        if length < self._length:
             self._correct(length)
 
     def fork(self, length: int) -> "RemoteSequence":
@@ -92,10 +97,10 @@ class RemoteSequence:
         with all it needs.
         """
         forked = copy.copy(self)
-        forked._epoch, forked.length = 0, 0
-        if self._is_open and min(length, self.length) > 0:
+        forked._epoch, forked._length = 0, 0
+        if min(length, self.length) > 0:
             forked._ensure_open()
-            forked.length = min(length, self.length)
+            forked._length = min(length, self.length)
             self.link.send(forked._sequence_id, lambda command: _fill_fork(command, self._sequence_id, forked.length))
         return forked
 
@@ -103,7 +108,7 @@ class RemoteSequence:
         """Frees the server's blocks, and cancels what runs there."""
         if self._is_open:
             self.link.send(self._sequence_id, lambda command: command.release.SetInParent())
-        self._epoch, self.length = 0, 0
+        self._epoch, self._length = 0, 0
 
     @property
     def _is_open(self) -> bool:
@@ -114,14 +119,14 @@ class RemoteSequence:
         if self._is_open:
             return
         self._sequence_id = self.link.new_sequence_id()
-        self._epoch, self.length = self.link.epoch, 0
+        self._epoch, self._length = self.link.epoch, 0
         # Not awaited: it travels with the command behind it, which fails if this does.
         self.link.send(self._sequence_id, lambda command: command.open.CopyFrom(self._open))
 
     def _correct(self, length: int) -> None:
         if self._is_open:
             self.link.send(self._sequence_id, lambda command: _fill_truncate(command, length))
-        self.length = length
+        self._length = length
 
 
 async def with_patience(link: Link, timeout_s: float, attempt: Callable[[], Any]) -> Any:

@@ -3,12 +3,14 @@
 The server is a fake, because a real one never sends such proposals.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -136,3 +138,47 @@ async def test_a_silent_server_is_asked_for_nothing(tmp_path: Path, monkeypatch:
         assert drafter.absence(context)
         assert link.is_up
         assert not asked
+
+
+class WaitedFor(DraftDeadline):
+    """Keeps for how many tokens each wait was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def seconds(self, num_tokens: int) -> float:
+        self.asked.append(num_tokens)
+        return super().seconds(num_tokens)
+
+
+async def test_a_draft_that_needs_the_context_read_anew_is_waited_for_so_long(tmp_path: Path) -> None:
+    fits = fill_with(tokens=[1, 2, 3, 4], num_fed_drafts=3)
+
+    class Forgetful(FakeDraft):
+        """Loses its cache before the second proposal, and its stream before the fourth."""
+
+        async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            async for response in super().Session(requests, context):
+                if len(self.asked) == 2:
+                    (answer,) = response.answers
+                    answer.failure.code, answer.failure.cache_length = grpc.StatusCode.OUT_OF_RANGE.value[0], 0
+                yield response
+                if len(self.asked) == 3 and response.answers:
+                    return
+
+    async with linked(Forgetful(fits), tmp_path) as link:
+        context, deadline = make_context(list(range(40))), WaitedFor()
+        drafter = RemoteDrafter(link, context.request, deadline)
+        assert (await drafter.propose(context, 4)).num_tail_tokens == 40
+        drafter.truncate(39)
+        # One token, and then all of them.
+        assert (await drafter.propose(context, 4)).num_tail_tokens == 40
+        drafter.truncate(39)
+        assert [each for each in deadline.asked if each] == [44, 5, 44]
+        while link.is_up:
+            await asyncio.sleep(0.01)
+        await link.wait_up(20)
+        assert drafter.num_read == 0
+        assert (await drafter.propose(context, 4)).num_tail_tokens == 40
+        assert deadline.asked[-1] == 44
