@@ -38,5 +38,7 @@ async def generate(
             stats.count(finished, emission)
             yield emission
     finally:
+        # Drafts of a round that was cut off are undecided, and a server may offer what it keeps to other requests.
+        proposer.truncate(len(context) - 1)
         proposer.release()
         target.release()

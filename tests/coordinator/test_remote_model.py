@@ -8,21 +8,25 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
 import pytest
 
 from coordinator.__main__ import DRAFT
+from coordinator.decoding import generate
 from coordinator.drafting.deadline import DraftDeadline
+from coordinator.drafting.proposer import FixedProposer
 from coordinator.drafting.remote_model import RemoteDrafter
 from coordinator.remote.link import Link
+from coordinator.remote.target import RemoteTarget
+from coordinator.stats import GenerationStats
 from paceline.rpc.messages import PROTOCOL_VERSION
 from paceline.rpc.server import Server
 from paceline.speculation import Drafter, EntropyAdaptive, SpeculationParams
 from paceline.v1 import draft_pb2, model_pb2
-from tests.coordinator.contexts import make_context
+from tests.coordinator.contexts import decide, make_context
 
 BY_ENTROPY = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=EntropyAdaptive())
 
@@ -32,8 +36,9 @@ class FakeDraft:
 
     def __init__(self, fill: Callable[[Any], None]) -> None:
         self._fill = fill
-        # What was asked for.
+        # What was asked for, and all commands.
         self.asked: list[Any] = []
+        self.commands: list[Any] = []
 
     async def Describe(self, request: Any, context: Any) -> Any:
         return model_pb2.ModelCard(protocol_version=PROTOCOL_VERSION, max_model_len=512, vocab_size=512)
@@ -42,6 +47,7 @@ class FakeDraft:
         yield draft_pb2.DraftResponse(hello=model_pb2.Hello(session_id="fake"))
         async for request in requests:
             for command in request.commands:
+                self.commands.append(command)
                 if command.WhichOneof("command") == "propose":
                     self.asked.append(command.propose)
                     response = draft_pb2.DraftResponse()
@@ -182,3 +188,37 @@ async def test_a_draft_that_needs_the_context_read_anew_is_waited_for_so_long(tm
         assert drafter.num_read == 0
         assert (await drafter.propose(context, 4)).num_tail_tokens == 40
         assert deadline.asked[-1] == 44
+
+
+async def test_a_round_that_is_cut_off_leaves_no_draft_behind(tmp_path: Path) -> None:
+    """What a server keeps of a released sequence, other requests may find."""
+
+    class Stuck:
+        """A target that is asked and never answers."""
+
+        def __init__(self) -> None:
+            self.is_asked = asyncio.Event()
+
+        async def verify(self, context: Any, proposal: Any) -> Any:
+            self.is_asked.set()
+            await asyncio.Event().wait()
+
+        def release(self) -> None:
+            pass
+
+    fake = FakeDraft(fill_with(tokens=[1, 2, 3, 4], num_fed_drafts=3))
+    async with linked(fake, tmp_path) as link:
+        context, target = make_context([3, 14, 15]), Stuck()
+        decide(context, [9])
+        proposer = FixedProposer(RemoteDrafter(link, context.request, DraftDeadline()), 4)
+        rounds = generate(context, proposer, cast(RemoteTarget, target), GenerationStats())
+        running = asyncio.ensure_future(anext(rounds))
+        await target.is_asked.wait()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        async with asyncio.timeout(20):
+            while fake.commands[-1].WhichOneof("command") != "release":
+                await asyncio.sleep(0.01)
+        kinds = [command.WhichOneof("command") for command in fake.commands]
+        assert (kinds, fake.commands[2].truncate.length) == (["open", "propose", "truncate", "release"], 3)
