@@ -142,10 +142,11 @@ def _proposal(
         require(
             len(sizes) == num_drafts, "support_sizes", f"{len(sizes)} sizes", f"one for each of {num_drafts} drafts"
         )
-        require(all(sizes), "support_sizes", 0, ">= 1: a draft is in its own support")
         require(sum(sizes) == num_ids, "support_token_ids", f"{num_ids} ids", f"{sum(sizes)} ids")
         ends = np.cumsum(sizes)[:-1]
         supports = np.split(np.array(answer.support_token_ids, dtype=np.int64), ends)
+        for token, support in zip(answer.tokens, supports, strict=True):
+            require(bool((support == token).any()), "tokens", token, "in its own support")
         probs = np.split(floats_from_bytes(answer.support_probs, "support_probs", sum(sizes)), ends)
     entropies, smoothed = _entropies(answer) if entropy_rule is not None else ([], [])
     return Proposal(

@@ -1,6 +1,7 @@
 """Verdicts from the target server, waited for with patience: without the target there is no output."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +59,7 @@ class RemoteTarget:
             self._patience_s,
             lambda: self._sequence.feed(context.tokens, fill, lambda answer: len(proposal), parts.append),
         )
-        verdict = _verdict(answer, proposal, rule, self._lenience)
+        verdict = verdict_from_answer(answer, proposal, rule, self._lenience)
         if not self._scores:
             return verdict
         logprobs: list[PositionLogprobs] = []
@@ -90,19 +91,24 @@ class RemoteTarget:
         self._sequence.release()
 
 
-def _verdict(answer: Any, proposal: Proposal, rule: Rule, lenience: float) -> Verdict:
-    """Raises InvalidArgument if the message's parts do not fit together."""
-    tokens = list(answer.tokens)
-    if rule is Rule.MATCH or not proposal.tokens:
+def verdict_from_answer(answer: Any, proposal: Proposal, rule: Rule, lenience: float) -> Verdict:
+    """The verdict in a target_pb2.Verdict. Raises InvalidArgument if the message's parts do not fit together."""
+    tokens, num_drafts = list(answer.tokens), len(proposal.tokens)
+    if rule is Rule.MATCH or num_drafts == 0:
+        _require_count("tokens", tokens, num_drafts + 1)
+        accepts = list(answer.lenient_accepts)
+        _require_count("lenient_accepts", accepts, num_drafts if accepts else 0)
         return Verdict(
             tokens,
-            lenient_accepts=list(answer.lenient_accepts),
+            lenient_accepts=accepts,
             cached_tokens=answer.cached_tokens,
             computed_us=answer.computed_us,
             queued_us=answer.queued_us,
             rule=rule,
             lenience=lenience,
         )
+    _require_count("tokens", tokens, 1)
+    _require_count("outside_tokens", answer.outside_tokens, num_drafts)
     sizes = [len(support) for support in proposal.supports]
     probs = floats_from_bytes(answer.support_probs, "support_probs", sum(sizes))
     masses = floats_from_bytes(answer.outside_masses, "outside_masses", len(sizes), "<f8")
@@ -116,6 +122,10 @@ def _verdict(answer: Any, proposal: Proposal, rule: Rule, lenience: float) -> Ve
         rule=rule,
         lenience=lenience,
     )
+
+
+def _require_count(name: str, values: Sequence[Any], count: int) -> None:
+    require(len(values) == count, name, f"{len(values)} values", f"{count} values")
 
 
 def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[int]]:

@@ -96,6 +96,9 @@ MISFITS = {
         tokens=[1, 2], support_sizes=[0, 2], support_token_ids=[1, 2], support_probs=bytes(8)
     ),
     "an id that is none": fill_with(tokens=[1], support_sizes=[2], support_token_ids=[1, 512], support_probs=bytes(8)),
+    "a draft outside of its support": fill_with(
+        tokens=[1, 2], support_sizes=[2, 2], support_token_ids=[1, 2, 1, 3], support_probs=bytes(16)
+    ),
     "more drafts than asked for": fill_with(tokens=[1] * 9),
     "a token that is none": fill_with(tokens=[1, 512]),
 }

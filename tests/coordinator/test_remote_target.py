@@ -1,0 +1,44 @@
+"""A verdict whose parts do not fit together is refused by name. No real target server sends one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.acceptance import Proposal
+from coordinator.remote.target import verdict_from_answer
+from paceline.errors import InvalidArgument
+from paceline.speculation import Rule
+from paceline.v1 import target_pb2
+
+SUPPORT = np.array([5, 6])
+DRAFTS = Proposal([5, 6], [SUPPORT, SUPPORT], [np.full(2, 0.5, np.float32)] * 2)
+# Of a verdict on two drafts.
+MATCHED: dict[str, Any] = {"tokens": [5, 6, 7]}
+WEIGHED: dict[str, Any] = {
+    "tokens": [7], "support_probs": bytes(16), "outside_masses": bytes(16), "outside_tokens": [8, 9]
+}  # fmt: skip
+
+
+def test_verdicts_that_fit_are_taken() -> None:
+    assert verdict_from_answer(target_pb2.Verdict(**MATCHED), DRAFTS, Rule.MATCH, 1).tokens == [5, 6, 7]
+    assert verdict_from_answer(target_pb2.Verdict(**WEIGHED), DRAFTS, Rule.REJECTION, 1).outside_tokens == [8, 9]
+    # Without drafts there is nothing to weigh.
+    assert verdict_from_answer(target_pb2.Verdict(tokens=[5]), Proposal(), Rule.REJECTION, 1).tokens == [5]
+
+
+@pytest.mark.parametrize(
+    ("rule", "fields", "name"),
+    [
+        (Rule.MATCH, {"tokens": [5, 6]}, "tokens"),
+        (Rule.MATCH, {"tokens": [5, 6, 7, 8]}, "tokens"),
+        (Rule.MATCH, {**MATCHED, "lenient_accepts": [True]}, "lenient_accepts"),
+        (Rule.REJECTION, {**WEIGHED, "tokens": []}, "tokens"),
+        (Rule.REJECTION, {**WEIGHED, "support_probs": bytes(12)}, "support_probs"),
+        (Rule.REJECTION, {**WEIGHED, "outside_masses": bytes(8)}, "outside_masses"),
+        (Rule.REJECTION, {**WEIGHED, "outside_tokens": [8]}, "outside_tokens"),
+    ],
+)
+def test_a_part_of_another_size_is_named(rule: Rule, fields: dict[str, Any], name: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"^{name} is .*; it must be \d values"):
+        verdict_from_answer(target_pb2.Verdict(**fields), DRAFTS, rule, 1)
