@@ -1,4 +1,4 @@
-"""A finished round, as statistics and draft length rules see it."""
+"""A finished round, as statistics see it, and proposers that learn."""
 
 import time
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ taken: does what OpenAI's reference, or the server that invented it, says of it.
 refused: it would change the answer and can't be served; values that ask for nothing special are let through.
 ignored: it changes no answer.
 
-A field that is in no table is refused by its name. docs/http.md prints these tables.
+A field that is in no table is refused by its name. docs/http.md has these tables for readers.
 """
 
 from collections.abc import Mapping

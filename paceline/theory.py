@@ -59,13 +59,6 @@ def guessed_draft_steps(beta: float, num_guesses: int, k: int, wide: float) -> f
     return wide + k - tokens_per_round(beta, num_guesses)
 
 
-def hierarchical_speedup(
-    alpha: float, k: int, c: float, beta: float, num_guesses: int, wide: float, wire: float = 0.0
-) -> float:
-    """Expected speed over plain decoding (theorem 3.8), with drafts that take `guessed_draft_steps`."""
-    return tokens_per_round(alpha, k) / (c * guessed_draft_steps(beta, num_guesses, k, wide) + 1 + wire)
-
-
 def operations(alpha: float, k: int, c_operations: float) -> float:
     """Expected arithmetic over plain decoding's (theorem 3.11). `c_operations`: a draft step's over a target row's."""
     return (c_operations * k + k + 1) / tokens_per_round(alpha, k)

@@ -10,8 +10,6 @@ from benchmarks.paper.speeds import Speed
 from benchmarks.paper.table import Cell, Table
 from paceline.theory import best_k, operations, speedup
 
-# Beyond this a counted figure does not agree with its expectation.
-AGREEING_DEVIATIONS = 3.0
 LONGEST_GAMMA = 16
 
 

@@ -1,4 +1,4 @@
-"""The source of drafts that cost nothing to make: n-grams and predictions."""
+"""The source of drafts that cost nothing to make: n-grams, earlier texts and predictions."""
 
 from collections.abc import Hashable, Sequence
 from typing import Protocol

@@ -12,7 +12,7 @@ from coordinator.context import Context
 
 
 class Drafter(Protocol):
-    """One generation's drafter, as the decoding loop uses it."""
+    """One generation's drafter, as proposers use it."""
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         """Proposes up to `num_draft_tokens` tokens after the context."""

@@ -1,4 +1,4 @@
-"""The hybrid proposer: n-grams if the newest tokens have a long match, otherwise the draft model."""
+"""The hybrid proposer of a fixed number of tokens: n-grams if the newest tokens have a long match, otherwise the draft model."""
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context

@@ -1,4 +1,12 @@
-"""The proposer: makes a round's proposal, or leaves the round without one."""
+"""The proposer: makes a round's proposal, or leaves the round without one. It asks drafters, which make drafts in one way each.
+
+    FixedProposer                             one drafter, always for the same number of tokens
+    HybridProposer (`hybrid`)                 n-grams or the draft model, always for the same number of tokens
+    PredictionProposer (`prediction`)         the text that the client expects; else another proposer
+    Chooser (`coordinator.choosing.chooser`)  the default: whichever drafter gains most, for as many tokens as pay
+
+`factory` chooses among them for a request.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import replace

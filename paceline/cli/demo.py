@@ -32,7 +32,7 @@ def demo(
     draft_min: options.DraftMin = None,
     draft_max: options.DraftMax = None,
     entropy_beta: options.EntropyBeta = None,
-    drafter: Annotated[str, typer.Option(help="model, ngram or hybrid")] = "hybrid",
+    drafter: Annotated[str, typer.Option(help="model, hierarchical, ngram, suffix or hybrid")] = "hybrid",
 ) -> None:
     """Starts the three services, answers a prompt in colour by origin, compares speeds, and stops them."""
     length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
