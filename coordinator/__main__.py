@@ -50,41 +50,22 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
     ring = KeyRing(settings.api_keys) if settings.api_keys is not None else None
     require_free_address(settings.listen)
     target = Link(TARGET, settings.target, SameModel(settings.target).check, settings.servers_tls)
-    target.start()
     links = [target]
     try:
         tokenizer, card = await _wait_for_target(target, settings.connect_timeout)
-        draft = None
-        if settings.draft != "none":
-            draft = Link(
-                DRAFT,
-                settings.draft,
-                lambda draft_card: check_same_tokenizer(draft_card, card),
-                settings.servers_tls,
-            )
+        draft = _draft_link(settings, card)
+        if draft is not None:
             links.append(draft)
-            draft.start()
             await _wait_for_draft(draft, settings.connect_timeout)
-        admission = Admission(settings.max_running, settings.max_waiting, card.total_blocks * card.block_size)
-        defaults = settings.speculation_defaults
         metrics = CoordinatorMetrics(registry)
+        running = _running(settings, target, draft, tokenizer, card, metrics)
+        registry.register(CoordinatorState(running.admission, links, running.unread))
+        defaults = settings.speculation_defaults
+        running.proposers.check(defaults.drafter)
+        reader = RequestReader(tokenizer, running.proposers, defaults)
         interceptors = [] if ring is None else [KeyCheck(ring, metrics.count_unauthenticated)]
         server = Server(settings.listen, interceptors, settings.tls, settings.reflection)
-        active = ActiveGenerations()
-        custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
-        recent = RecentAnswers(settings.recent_tokens) if settings.recent_tokens else None
-        proposers = Proposers(draft, custom, Experience(active), recent, settings.ngram_shape)
-        proposers.check(defaults.drafter)
-        synthetic = None
-        if settings.synthetic_acceptance is not None:
-            synthetic = SyntheticAcceptance(settings.synthetic_acceptance)
-            log.warning("coordinator: drafts are accepted with a chance of %g: this is no real text", synthetic.chance)
-        unread = UnreadAnswers(settings.max_unread_memory)
-        registry.register(CoordinatorState(admission, links, unread))
-        running = Running(
-            target, tokenizer, admission, proposers, settings.patience, active, metrics, unread, synthetic, recent
-        )
-        servicer = GenerationServicer(draft, RequestReader(tokenizer, proposers, defaults), running, defaults, spans)
+        servicer = GenerationServicer(draft, reader, running, defaults, spans)
         server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
         asked = "nobody for a key" if ring is None else f"for one of {len(ring)} API keys"
         log.info("coordinator: listening on %s (%s); asks %s", await server.start(), settings.tls.said, asked)
@@ -96,6 +77,39 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
     finally:
         for link in links:
             await link.stop()
+
+
+def _draft_link(settings: CoordinatorSettings, target: model_pb2.ModelCard) -> Link | None:
+    """None: work without a draft server."""
+    if settings.draft == "none":
+        return None
+    return Link(DRAFT, settings.draft, lambda card: check_same_tokenizer(card, target), settings.servers_tls)
+
+
+def _running(
+    settings: CoordinatorSettings, target: Link, draft: Link | None, tokenizer: Tokenizer, card: model_pb2.ModelCard,
+    metrics: CoordinatorMetrics,
+) -> Running:  # fmt: skip
+    """What generations share. `card`: the target's. Raises ConfigError for a custom drafter that can't be loaded."""
+    active = ActiveGenerations()
+    custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
+    recent = RecentAnswers(settings.recent_tokens) if settings.recent_tokens else None
+    synthetic = None
+    if settings.synthetic_acceptance is not None:
+        synthetic = SyntheticAcceptance(settings.synthetic_acceptance)
+        log.warning("coordinator: drafts are accepted with a chance of %g: this is no real text", synthetic.chance)
+    return Running(
+        target=target,
+        tokenizer=tokenizer,
+        admission=Admission(settings.max_running, settings.max_waiting, card.total_blocks * card.block_size),
+        proposers=Proposers(draft, custom, Experience(active), recent, settings.ngram_shape),
+        patience_s=settings.patience,
+        active=active,
+        metrics=metrics,
+        unread=UnreadAnswers(settings.max_unread_memory),
+        synthetic=synthetic,
+        recent=recent,
+    )
 
 
 async def _follow(target: Link, server: Server) -> None:
@@ -119,6 +133,8 @@ def check_same_tokenizer(draft: model_pb2.ModelCard, target: model_pb2.ModelCard
 
 
 async def _wait_for_target(target: Link, timeout_s: float) -> tuple[Tokenizer, model_pb2.ModelCard]:
+    """Raises ConfigError if there is none."""
+    target.start()
     try:
         await target.wait_usable(timeout_s)
     except Unavailable as error:
@@ -133,6 +149,7 @@ async def _wait_for_target(target: Link, timeout_s: float) -> tuple[Tokenizer, m
 
 async def _wait_for_draft(draft: Link, timeout_s: float) -> None:
     """Raises ConfigError if the draft can't be used at all; waits for one that is only slow to come."""
+    draft.start()
     try:
         await draft.wait_usable(timeout_s)
     except Unavailable as error:

@@ -102,6 +102,14 @@ class Trained:
     held_out: list[Agreement]
 
 
+def hold_out(records: list[Record]) -> list[Record]:
+    """Takes every so many-th record out of the list, for evaluation."""
+    end = min(HELD_OUT, int(HELD_OUT_SHARE * len(records))) * HELD_OUT_EVERY
+    held_out = [record.answer for record in records[:end:HELD_OUT_EVERY]]
+    del records[:end:HELD_OUT_EVERY]
+    return held_out
+
+
 @dataclass(slots=True)
 class Distillation:
     """The distillation in one folder."""
@@ -154,27 +162,14 @@ class Distillation:
 
         Raises ConfigError if the corpus has too few conversations.
         """
-        config = self.config
         records = [record for shard in self.corpus.shards for record in read_shard(shard)]
         if len(records) < MIN_CONVERSATIONS:
             raise ConfigError(
                 f"{len(records)} conversations are too few to learn from; let the target write more tokens"
             )
-        num_held_out = min(HELD_OUT, int(HELD_OUT_SHARE * len(records)))
-        end = num_held_out * HELD_OUT_EVERY
-        held_out = [record.answer for record in records[:end:HELD_OUT_EVERY]]
-        del records[:end:HELD_OUT_EVERY]
-        vocab_size = self.target.config.vocab_size
+        held_out = hold_out(records)
         head_ids = self._head_ids(records)
-        tensors = self._lender.tensors
-        name = "lm_head.weight" if "lm_head.weight" in tensors else "model.embed_tokens.weight"
-        head = tensors[name].to(torch.bfloat16)
-        backbone = make_backbone(
-            self.beginning.config.source, self.beginning.tensors, config.num_layers, config.num_masks
-        )
-        backbone = backbone.to(config.device)
-        frozen = FrozenHead(head[torch.from_numpy(head_ids)].to(config.device))
-        trainer = Trainer(backbone, frozen, self._lesson(HeadIndex(head_ids, vocab_size)), config.plan, config.device)
+        trainer = self._trainer(head_ids)
         checkpoint, curve = self.folder / "checkpoint.pt", Curve(self.folder)
         if checkpoint.exists():
             trainer.load(checkpoint)
@@ -199,6 +194,17 @@ class Distillation:
         trainer.save(checkpoint)
         save_draft(self.folder / "draft", trainer.backbone, self._lender.name, torch.from_numpy(head_ids))
         return Trained(trainer, evaluate())
+
+    def _trainer(self, head_ids: NDArray[np.int64]) -> Trainer:
+        """At its beginning: layers of the model that lends them, and its head for the ids [len(head_ids)], frozen."""
+        config, tensors = self.config, self._lender.tensors
+        backbone = make_backbone(
+            self.beginning.config.source, self.beginning.tensors, config.num_layers, config.num_masks
+        ).to(config.device)
+        name = "lm_head.weight" if "lm_head.weight" in tensors else "model.embed_tokens.weight"
+        head = tensors[name].to(torch.bfloat16)[torch.from_numpy(head_ids)]
+        lesson = self._lesson(HeadIndex(head_ids, self.target.config.vocab_size))
+        return Trainer(backbone, FrozenHead(head.to(config.device)), lesson, config.plan, config.device)
 
     def evaluate(
         self, trained: Trained, questions: Sequence[str], categories: Sequence[str]

@@ -51,33 +51,17 @@ async def _serve(
     spans: Spans,
 ) -> None:
     prepare_process()
-    from paceline.engine.engine import Engine, build_engine
-    from paceline.serving.metrics import EngineState, StepMetrics
-    from paceline.serving.spans import SequenceSpans
     from paceline.serving.watchdog import end_after, watch
 
     name = role.name
     require_free_address(settings.listen)
     # Loading before listening: an address that answers is an address that serves.
-    loop = asyncio.get_running_loop()
     device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
-
-    def build() -> Engine:
-        return build_engine(settings, role, loop, lambda text: log.info("%s: %s", name, text))
-
-    engine = await loop.run_in_executor(device_thread, build)
-    if engine.batch_variant_parts and role.batch_invariant:
-        log.warning(
-            "rows depend on the rows beside them (%s): output may differ with and without speculation",
-            ", ".join(engine.batch_variant_parts),
-        )
+    engine = await _load(settings, role, device_thread)
     server = Server(settings.listen, tls=settings.tls, reflects=settings.reflection)
     servicer = make_servicer(engine)
     server.add_service(descriptor, servicer)
-    registry.register(EngineState(engine))
-    engine.worker.observe = StepMetrics(registry).count_step
-    if spans.are_kept:
-        engine.worker.settle = SequenceSpans(spans, settings.model).settle
+    _observe(engine, registry, spans, settings.model)
     engine.worker.start(device_thread, settings.check_integrity)
     watchdog = asyncio.create_task(watch(engine.worker, settings.step_timeout))
     try:
@@ -98,6 +82,35 @@ async def _serve(
         watchdog.cancel()
         engine.worker.stop()
     last_resort.cancel()
+
+
+async def _load(settings: ModelServerSettings, role: ModelRole, device_thread: ThreadPoolExecutor) -> Any:
+    """The engine, built on the device thread."""
+    from paceline.engine.engine import Engine, build_engine
+
+    loop = asyncio.get_running_loop()
+
+    def build() -> Engine:
+        return build_engine(settings, role, loop, lambda text: log.info("%s: %s", role.name, text))
+
+    engine = await loop.run_in_executor(device_thread, build)
+    if engine.batch_variant_parts and role.batch_invariant:
+        log.warning(
+            "rows depend on the rows beside them (%s): output may differ with and without speculation",
+            ", ".join(engine.batch_variant_parts),
+        )
+    return engine
+
+
+def _observe(engine: Any, registry: CollectorRegistry, spans: Spans, model: str) -> None:
+    """What the worker does becomes metrics and spans."""
+    from paceline.serving.metrics import EngineState, StepMetrics
+    from paceline.serving.spans import SequenceSpans
+
+    registry.register(EngineState(engine))
+    engine.worker.observe = StepMetrics(registry).count_step
+    if spans.are_kept:
+        engine.worker.settle = SequenceSpans(spans, model).settle
 
 
 async def _wait_for_end(stopped: Coroutine[Any, Any, None]) -> None:

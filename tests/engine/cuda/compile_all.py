@@ -87,7 +87,7 @@ def compile_sampling() -> None:
     )  # fmt: skip
 
 
-def main() -> None:
+def compile_attention() -> None:
     half, whole, index = "*bf16", "*fp32", "*i32"
     for head_dim, group in SHAPES:
         for tile_rows, tile_queries in ((8, 32), (16, 64)):
@@ -108,6 +108,11 @@ def main() -> None:
             {"mixed": whole, "peaks": whole, "totals": whole, "tiles": index, "out": half, "num_parts": "i32"},
             {"HEAD_DIM": 128, "NUM_HEADS": 24, "TILE_ROWS": tile_rows, "PART": PART_TOKENS},
         )
+
+
+def compile_rows() -> None:
+    """Norm, rotation and gate."""
+    half, whole, index = "*bf16", "*fp32", "*i32"
     for flag in (True, False):
         compile_for_hopper(
             rows._norm,
@@ -123,6 +128,10 @@ def main() -> None:
             {"NUM_HEADS": 24, "KV_HEADS": 8, "HEAD_DIM": 128, "HAS_NORMS": flag},
         )  # fmt: skip
     compile_for_hopper(rows._gate, {"gate_up": half, "out": half, "width": "i32"}, {"BLOCK": 1024})
+
+
+def compile_products() -> None:
+    half, whole = "*bf16", "*fp32"
     for weight, in_one in ((half, True), (half, False), ("*i8", True), ("*i8", False)):
         compile_for_hopper(
             products._multiply,
@@ -143,6 +152,12 @@ def main() -> None:
         },
         {"HAS_SCALE": True, "HAS_BIAS": True, "BLOCK": products.SUM_FEATURES},
     )  # fmt: skip
+
+
+def main() -> None:
+    compile_attention()
+    compile_rows()
+    compile_products()
     compile_sampling()
 
 
