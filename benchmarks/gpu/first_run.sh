@@ -4,7 +4,7 @@
 #   benchmarks/gpu/first_run.sh fetch [PYTHON_VERSION]    with a network: packages for the GPU's machine into .wheels
 #   benchmarks/gpu/first_run.sh [TOTAL_S] [OPTION...]     on the GPU's machine: TOTAL_S seconds (540), no network needed
 #
-# PYTHON: an interpreter with torch, Triton, transformers and Numba (python3). OUT: the folder for results
+# PYTHON: an interpreter with torch, Triton, transformers, Numba, Matplotlib and pytest (python3). OUT: the folder for results
 # (gpu_results). OPTIONs: python -m benchmarks.gpu.first_run --help.
 # Ends with 0 if all parts finished, 3 if there is no GPU, else 1.
 set -euo pipefail

@@ -19,13 +19,20 @@ class Results:
         """Adds figures. They are in the file when this returns."""
         everything = self._read()
         everything.setdefault(self._part, {}).update(figures)
-        draft = self._path.with_suffix(".new")
-        draft.write_text(json.dumps(everything, indent=1) + "\n")
-        os.replace(draft, self._path)
+        self._write(everything)
+
+    def forget(self) -> None:
+        """Drops what the part found in an earlier run."""
+        self._write({part: figures for part, figures in self._read().items() if part != self._part})
 
     def of(self, part: str) -> dict[str, Any]:
         """What another part has found so far."""
         return dict(self._read().get(part, {}))
+
+    def _write(self, everything: dict[str, Any]) -> None:
+        draft = self._path.with_suffix(".new")
+        draft.write_text(json.dumps(everything, indent=1) + "\n")
+        os.replace(draft, self._path)
 
     def _read(self) -> dict[str, Any]:
         return dict(json.loads(self._path.read_text())) if self._path.exists() else {}

@@ -14,6 +14,7 @@ from paceline.engine.cuda.graphs.shapes import GraphShapes
 from paceline.engine.cuda.largest_step import run_largest_step
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention, tiles_at_once
+from paceline.engine.cuda.products import FEW_ROWS
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.dtypes import DTYPES
 from paceline.engine.models.weights import LoadedModel
@@ -32,7 +33,7 @@ class Memory(Protocol):
     total: int
 
     def used(self) -> int:
-        """Bytes that this process's tensors take at this moment."""
+        """Bytes that this process has taken from the device at this moment."""
         ...
 
     def peak_of(self, run: Callable[[], object]) -> int:
@@ -48,10 +49,12 @@ class CudaMemory:
         self.total = torch.cuda.get_device_properties(device).total_memory
 
     def used(self) -> int:
-        return torch.cuda.memory_allocated(self._device)
+        # What a fraction is a fraction of: with the gaps between tensors, which loading leaves behind.
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(self._device)
 
     def peak_of(self, run: Callable[[], object]) -> int:
-        before = self.used()
+        before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         run()
         peak = torch.cuda.max_memory_allocated(self._device) - before
@@ -128,13 +131,14 @@ def _fit(
     trial = _cache(model, num_blocks + 1, block_size, DTYPES[config.dtype], device)
     activations = memory.peak_of(lambda: run_largest_step(model, trial, num_rows, batch_invariant, device))
     largest, _ = next(graph_shapes.shapes())
+    widened_bytes = model.widened_bytes if largest.num_rows > FEW_ROWS else 0
     _, result_bytes = tiles_at_once(largest, model.config.num_heads, model.config.head_dim)
     return Budget.fit(
         total=memory.total,
         fraction=config.gpu_memory_fraction,
         weights=weights,
         activations=activations,
-        graphs=graph_shapes.bytes(model.config.vocab_size) + result_bytes,
+        graphs=graph_shapes.bytes(model.config.vocab_size) + result_bytes + widened_bytes,
         block=block_size * model.config.kv_bytes_per_token(DTYPES[config.dtype].itemsize),
         cache=config.kv_cache_memory,
     )

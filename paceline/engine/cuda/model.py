@@ -78,8 +78,17 @@ class CudaLlama:
     @property
     def num_bytes(self) -> int:
         """Bytes of weights that a forward reads."""
-        products = [each for layer in self.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return sum(each.num_bytes for each in (*products, self._head))
+        return sum(each.num_bytes for each in self._products)
+
+    @property
+    def widened_bytes(self) -> int:
+        """The most bytes that a product of many rows takes for a copy of its weight."""
+        return max(each.widened_bytes for each in self._products)
+
+    @property
+    def _products(self) -> list[CudaLinear]:
+        of_layers = [each for layer in self.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return [*of_layers, self._head]
 
     def forward(self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor) -> torch.Tensor:
         """Feeds the plan's rows into the cache.

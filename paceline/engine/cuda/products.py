@@ -33,6 +33,8 @@ class CudaLinear(Protocol):
 
     # Bytes of weights that a product reads.
     num_bytes: int
+    # The most bytes that a product of more than FEW_ROWS rows takes for a copy of the weight.
+    widened_bytes: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -43,7 +45,7 @@ class LibraryLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight  # [out_features, in_features]
         self._bias = bias
-        self.num_bytes = weight.nbytes
+        self.num_bytes, self.widened_bytes = weight.nbytes, 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self._weight, self._bias)
@@ -125,7 +127,7 @@ class TiledLinear:
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None) -> None:
         """weight: [out_features, in_features]; scale: [out_features] float32, only for int8 weights."""
         self._weight, self._scale, self._bias = weight, scale, bias
-        self.num_bytes = weight.nbytes
+        self.num_bytes, self.widened_bytes = weight.nbytes, 0
         wanted = spans_of(*weight.shape)
         self._span = TILE_DEPTH * triton.cdiv(weight.shape[1], wanted * TILE_DEPTH)
         self._num_spans = triton.cdiv(weight.shape[1], self._span)
@@ -163,6 +165,8 @@ class Int8Linear:
         self._weight, self._scale, self._bias = weight, scale, bias
         self._tiled = TiledLinear(weight, scale, bias)
         self.num_bytes = weight.nbytes
+        # With its scales and without, in bfloat16.
+        self.widened_bytes = 0 if batch_invariant else 2 * 2 * weight.numel()
         self._batch_invariant = batch_invariant
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

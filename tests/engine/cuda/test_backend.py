@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from paceline.engine.config import EngineConfig, ModelRole
+from paceline.engine.cuda import backend
 from paceline.engine.cuda.backend import build_on
 from paceline.engine.cuda.budget import MIB
 from paceline.engine.cuda.sampling import remainder
@@ -77,3 +78,25 @@ def test_activations_are_those_of_a_step_whose_rows_all_want_log_probabilities(m
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no room for two blocks .* budget: weights 3 MiB"):
         build_on(CONFIG, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(6 * MIB))
+
+
+@pytest.mark.parametrize(("graph_rows", "deterministic", "copies"), [(64, False, 0), (65, False, 2), (65, True, 0)])
+def test_graphs_of_many_rows_have_room_for_the_largest_weight_as_bfloat16(
+    graph_rows: int, deterministic: bool, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an int8 model: with its scales and without, where a library multiplies."""
+    asked: list[int] = []
+
+    def spy(*, graphs: int, **sizes: object) -> None:
+        asked.append(graphs)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(backend.Budget, "fit", spy)
+    for quantization in ("int8", "none"):
+        config = CONFIG.model_copy(
+            update={"quantization": quantization, "deterministic": deterministic, "graph_rows": graph_rows}
+        )
+        with pytest.raises(ConfigError, match="enough"):
+            build_on(config, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(1024 * MIB))
+    largest = 512 * load().config.hidden_size
+    assert asked[0] - asked[1] == copies * 2 * largest

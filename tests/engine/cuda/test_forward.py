@@ -50,6 +50,12 @@ def test_logits_are_the_cpu_engines(
         done += size
 
 
+def test_library_products_give_the_same_logits(expected: torch.Tensor) -> None:
+    """cuBLAS, which a server takes that was not told to be batch invariant."""
+    [logits] = GpuFeeder("dummy:tiny", torch.float32, batch_invariant=False).feed(Rows(TOKENS[:20], 0, BLOCKS))
+    close(logits, expected[:20])
+
+
 @pytest.mark.parametrize("start", [14, pytest.param(254, marks=pytest.mark.slow)])
 def test_a_row_has_the_bits_it_has_alone(feeder: GpuFeeder, start: int) -> None:
     """Whatever is beside it: other rows of a round, other sequences, padding, a longer table."""

@@ -173,6 +173,17 @@ def test_verdicts_are_the_cpu_engines(names: list[str]) -> None:
             np.testing.assert_allclose(one.top, other.top, rtol=1e-4)
 
 
+def test_a_prompt_may_be_read_in_parts() -> None:
+    """The first of them wants no logits, and is longer than any graph."""
+    verdicts = []
+    for engine in (make_gpu(), make_cpu()):
+        sequence = engine.sequence(SAMPLED, TOKENS[:5])
+        job = VerifyJob(sequence, TOKENS[5:20], VerifySpec([], [], Rule.MATCH))
+        engine.runner.step([(job, 10)])
+        verdicts.append(engine.run([job])[0].tokens)
+    assert verdicts[0] == verdicts[1]
+
+
 def test_shapes_are_rounded_up() -> None:
     """So that a few graphs serve all rounds: those of 7 rows and of 8 rows run in one program."""
     engine = make_gpu()

@@ -50,7 +50,8 @@ class Program:
         self._supports = _Pair((steps, wanted, MOST), torch.int32, device)
         # For each wanted row the index of its sequence, and the number of next steps that it takes part in.
         self._continuations = _Pair((2, wanted), torch.int32, device)
-        self.logits = logits[: steps * wanted].view(steps, wanted, -1)
+        # Without a -1, which torch refuses where no row is wanted.
+        self.logits = logits[: steps * wanted].view(steps, wanted, logits.shape[1])
         self._samples = (
             _Pair((steps, wanted, len(Found)), torch.float64, device),
             _Pair((steps, wanted, MOST), torch.int32, device),

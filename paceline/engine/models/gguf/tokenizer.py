@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
-from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
 from paceline.engine.models.gguf.header import Header
@@ -27,6 +26,9 @@ def tokenizer_files(header: Header, config: PreTrainedConfig) -> dict[str, bytes
 
     Raises ConfigError if transformers can't make a tokenizer of the vocabulary.
     """
+    # Here and not above: older releases of transformers have them elsewhere, and other models do without.
+    from transformers.integrations.gguf import convert_gguf_tokenizer
+
     known = TOKENIZER_MAPPING_NAMES.get(config.model_type)
     kind = PreTrainedTokenizerFast if known is None else tokenizer_class_from_name(known)
     try:
@@ -54,5 +56,7 @@ def _settings(header: Header) -> dict[str, Any]:
 
 def _entries(header: Header, group: str) -> dict[str, Any]:
     """The metadata in one group of transformers' table, under transformers' names."""
+    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING
+
     names = {f"tokenizer.{key}": name for key, name in GGUF_TOKENIZER_MAPPING[group].items()}
     return {name: header.metadata[key] for key, name in names.items() if key in header.metadata}
