@@ -1,4 +1,4 @@
-"""`paceline distill` from a target's name to a draft that serves, in about two minutes."""
+"""`paceline distill` from a target's name to a draft that serves, in about a minute."""
 
 import csv
 import shutil
@@ -18,8 +18,8 @@ from tests.services import start_trio
 
 PACELINE = "from paceline.cli import main; main()"
 TARGET = "smollm2-135m"
-# Few tokens, seen often: two minutes are enough to tell learning from none, not to make a good draft.
-SMALL = ("--layers", "2", "--tokens", "100000", "--corpus-tokens", "25000", "--head-size", "8192", "--at-once", "64")
+# Few tokens, seen often: a minute is enough to tell learning from none, not to make a good draft.
+SMALL = ("--layers", "2", "--tokens", "60000", "--corpus-tokens", "15000", "--head-size", "8192", "--at-once", "64")
 
 
 # A model of its own, of another width than the target: it keeps its embedding and head, as long as rows of a trained model
