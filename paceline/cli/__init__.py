@@ -93,11 +93,12 @@ def default_map(group: Any, tables: dict[str, dict[str, Any]]) -> dict[str, dict
 
 
 def name_variables(group: Any) -> None:
-    """Names each option's environment variable after its flag; without this it bears the name of the parameter."""
+    """Names an option's environment variable after its flag, where it would bear another name of the parameter."""
     for name, command in group.commands.items():
         for parameter in command.params:
-            if flags := [option for option in parameter.opts if option.startswith("--")]:
-                parameter.envvar = parameter.envvar or f"PACELINE_{name}_{field_of(flags[0])}".upper()
+            fields = [field_of(option) for option in parameter.opts if option.startswith("--")]
+            if fields and fields[0] != parameter.name:
+                parameter.envvar = f"PACELINE_{name}_{fields[0]}".upper()
 
 
 def field_of(flag: str) -> str:
