@@ -36,6 +36,8 @@ class Request:
     max_length: int
     # Tokens of what the output will largely be, as the client says; empty if it does not.
     prediction: list[int] = field(default_factory=list)
+    # Whether the completion is an answer in a chat, whose text begins anew; else it goes on with the prompt's.
+    is_chat: bool = False
     # Requests with the same one share cached prompts and recent answers.
     cache_salt: str = ""
     # The client wants to know how each round came about.

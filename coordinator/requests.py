@@ -56,6 +56,7 @@ class RequestReader:
             eos_token_ids=tuple(card.eos_token_ids),
             max_length=card.max_model_len,
             prediction=await self._read_prediction(message, card),
+            is_chat=message.WhichOneof("prompt") == "chat",
             cache_salt=message.cache_salt,
             trace=message.trace,
         )

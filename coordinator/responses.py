@@ -30,7 +30,8 @@ class Choice:
 
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:
         self.index = index
-        self.context = Context(request, tokenizer.stream(request.sampling.stop))
+        behind = [] if request.is_chat else request.prompt
+        self.context = Context(request, tokenizer.stream(request.sampling.stop, behind))
         self.stats = GenerationStats()
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,10 @@ from paceline.errors import ConfigError, InvalidArgument
 
 T = TypeVar("T")
 
+# So many tokens of a prompt say how its text goes on.
+CONTEXT_TOKENS = 8
+# What bytes that make no character become.
+BROKEN = "\ufffd"
 # A text of as many characters is tokenized in a few milliseconds.
 LONG_CHARACTERS = 10_000
 # What a request can't say of its chat template: these say how Paceline uses it.
@@ -97,8 +101,13 @@ class Tokenizer:
         """What the token alone stands for: perhaps a part of a character. Of a special token its name."""
         return self._token_bytes.of(token)
 
-    def stream(self, stop: tuple[str, ...]) -> "TextStream":
-        return TextStream(self, stop)
+    def is_byte(self, token: int) -> bool:
+        """Whether the token is named for a byte: such tokens become text together with their neighbours."""
+        return self._token_bytes.is_byte(token)
+
+    def stream(self, stop: tuple[str, ...], behind: Sequence[int] = ()) -> "TextStream":
+        """`behind`: tokens whose text goes on with the stream's; none for a text that begins anew."""
+        return TextStream(self, stop, behind)
 
 
 class TextStream:
@@ -107,15 +116,13 @@ class TextStream:
     Holds back bytes that are not yet a character, and text that may become a stop string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], behind: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._decoder = DecodeStream(skip_special_tokens=True)
         self._stop = stop
-        self._ids: list[int] = []
-        # Characters decoded so far, and those of them not given out yet.
-        self._num_decoded = 0
+        # Text that is not given out yet.
         self._held = ""
         self.is_stopped = False
+        self._begin(list(behind[-CONTEXT_TOKENS:]))
 
     def push(self, token: int, is_end: bool = False, may_stop: bool = True) -> str:
         """Text that became certain with `token`. A token that ends the text adds none of its own."""
@@ -133,6 +140,15 @@ class TextStream:
         held, self._held = self._held, ""
         return text + held
 
+    def _begin(self, context: list[int]) -> None:
+        """What comes is decoded as if behind these tokens: some tokenizers take the space from a text's first word."""
+        text = self._tokenizer.decode(context)
+        if text.endswith(BROKEN):
+            context, text = [], ""
+        self._decoder = DecodeStream(ids=context, skip_special_tokens=True)
+        # All tokens of the decoder, and the characters decoded so far.
+        self._ids, self._num_decoded = context, len(text)
+
     def _decode(self, token: int) -> str:
         backend = self._tokenizer.backend
         try:
@@ -141,7 +157,7 @@ class TextStream:
             # tokenizers raises bare Exception where a byte that makes no character changes what those before it stood for. That
             # text is given out: what comes now is decoded by itself.
             before = self._rest()
-            self._decoder, self._ids, self._num_decoded = DecodeStream(skip_special_tokens=True), [], 0
+            self._begin([each for each in self._ids if not self._tokenizer.is_byte(each)][-1:])
             chunk = self._decoder.step(backend, token) or ""
         else:
             before = ""

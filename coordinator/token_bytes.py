@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-_BYTE_NAME = re.compile(r"<0x([0-9A-F]{2})>")
+_BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -46,11 +46,16 @@ class TokenBytes:
             return b""
         if self._alphabet is not None:
             return bytes(self._alphabet[character] for character in written)
-        if self._has_byte_names and (name := _BYTE_NAME.fullmatch(written)):
-            return bytes([int(name[1], 16)])
+        if self.is_byte(token):
+            return bytes.fromhex(written[len("<0x") : -1])
         for pattern, content in self._replacements:
             written = written.replace(pattern, content)
         return str(written).encode()
+
+    def is_byte(self, token: int) -> bool:
+        """Whether the token is named for a byte."""
+        written = self._tokenizer.id_to_token(token)
+        return self._has_byte_names and written is not None and _BYTE_NAME.fullmatch(written) is not None
 
 
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from coordinator.text import LONG_CHARACTERS, TextStream, Tokenizer
@@ -214,3 +214,20 @@ def test_no_tokens_break_a_stream_or_lose_a_word(byte_fallback: Tokenizer, ids: 
         at = text.index(word, at) + len(word)
     # Nothing was amiss.
     assert text == whole or BROKEN in whole
+
+
+@given(prompt=st.lists(st.integers(1, 511), max_size=12), ids=st.lists(st.integers(3, 511), max_size=12))
+def test_a_text_goes_on_with_the_prompts(byte_fallback: Tokenizer, prompt: list[int], ids: list[int]) -> None:
+    """Llama 2's tokenizer takes the space from a text's first word, and from no other."""
+    before, whole = byte_fallback.decode(prompt), byte_fallback.decode([*prompt, *ids])
+    assume(BROKEN not in before + whole)
+    stream = byte_fallback.stream((), prompt)
+    text = "".join([*(stream.push(token) for token in ids), stream.finish()])
+    assert before + text == whole
+
+
+def test_a_word_behind_a_broken_character_keeps_its_space(byte_fallback: Tokenizer) -> None:
+    known = byte_fallback.backend.token_to_id
+    ids = [known(piece) for piece in ("\u2581t1", "<0x0A>", "<0xF0>", "\u2581t2")]
+    stream = byte_fallback.stream(())
+    assert "".join([*map(stream.push, ids), stream.finish()]) == f"t1\n{BROKEN} t2"
