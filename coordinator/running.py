@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from coordinator.acceptance import accept
 from coordinator.admission import Admission
@@ -95,7 +96,8 @@ class Running:
     def _search(self, choice: Choice) -> AsyncGenerator[Emission, None]:
         request = choice.context.request
         target = TargetBeams(self.target, request, self.patience_s)
-        return search(choice.context, self.proposers.make_for_beams(request), target, choice.stats)
+        has_read = partial(self.active.has_read, choice)
+        return search(choice.context, self.proposers.make_for_beams(request), target, choice.stats, has_read)
 
     def _hand_over(self, answer: Answer, choice: Choice, emission: Emission | None) -> None:
         # Later in this turn of the event loop: the next round's command goes out before this round's text.

@@ -7,7 +7,7 @@ without drafts, so the answer is too: drafts change how many steps a round gives
 """
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from coordinator.acceptance import Origin, Outcome
@@ -19,9 +19,12 @@ from coordinator.stats import GenerationStats, RoundCost
 
 
 async def search(
-    context: Context, drafter: BeamDrafter, target: TargetBeams, stats: GenerationStats
+    context: Context, drafter: BeamDrafter, target: TargetBeams, stats: GenerationStats, has_read: Callable[[], None]
 ) -> AsyncGenerator[Emission, None]:
-    """Yields the best hypothesis, whole, at the end. Closing it early frees all caches."""
+    """Yields the best hypothesis, whole, at the end. Closing it early frees all caches.
+
+    has_read: is called when the target has read the prompt, long before there is anything to yield.
+    """
     beams = Beams(rules_of(context.request))
     known: dict[Tokens, NextTokens] = {}
     try:
@@ -32,6 +35,7 @@ async def search(
             paths = paths_of([each.tokens for each in beams.live], levels)
             wanted = {path for path in paths if any(path[:n] not in known for n in range(num_decided, len(path) + 1))}
             verified = await target.verify(paths, num_decided, wanted, beams.rules.num_next)
+            has_read()
             known |= verified.next_tokens
             num_steps = take_steps(beams, known)
             known = {tokens: known[tokens] for tokens in known if len(tokens) >= num_decided + num_steps}

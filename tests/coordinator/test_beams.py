@@ -1,14 +1,22 @@
 """The arithmetic of beam search is transformers', on a tiny random model, for many widths, penalties and ends."""
 
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from coordinator.beams.drafter import NoBeamDrafter
 from coordinator.beams.hypotheses import BeamRules, Beams, Tokens
-from coordinator.beams.search import paths_of
+from coordinator.beams.search import paths_of, search
+from coordinator.beams.target import TargetBeams, Verified
 from coordinator.remote.branches import common_length
+from coordinator.stats import GenerationStats
 from paceline.engine.models.dummy import dummy_config, make_dummy
+from tests.coordinator.contexts import make_context
 from tests.end_to_end.tiny_oracle import one_thread
 
 NAME = "tiny-32-a"
@@ -75,3 +83,29 @@ def test_common_length_counts_what_both_begin_with() -> None:
         assert common_length((1, 2, 3, 4, 5), (*(1, 2, 3, 4, 5)[:length], 9, 9)) == length
     assert common_length((), (1,)) == 0
     assert common_length((1, 2), (1, 2, 3)) == 2
+
+
+class ByTable:
+    """A target that finds the same tokens likeliest behind every hypothesis, and keeps what happened in order."""
+
+    def __init__(self, happened: list[str]) -> None:
+        self._happened = happened
+
+    async def verify(
+        self, paths: Sequence[Tokens], num_decided: int, wanted: Collection[Tokens], num_next: int
+    ) -> Verified:
+        self._happened.append("verified")
+        return Verified({path: [(token, -1.0 - token) for token in range(num_next)] for path in paths}, 0, 0, 0)
+
+    def release(self) -> None:
+        pass
+
+
+async def test_a_prompt_counts_as_read_long_before_the_search_ends() -> None:
+    """Beside a prompt that is being read, others measure nothing."""
+    context, happened = make_context([1, 2], max_tokens=3), list[str]()
+    context.request = replace(context.request, sampling=replace(context.request.sampling, beams=2))
+    target = cast(TargetBeams, ByTable(happened))
+    rounds = search(context, NoBeamDrafter(), target, GenerationStats(), lambda: happened.append("read"))
+    assert len([emission async for emission in rounds]) == 1
+    assert happened == ["verified", "read"] * 3
