@@ -31,12 +31,33 @@ READING_OUTLIER = 3.0
 MOST_SKIPPED = 64
 
 
+class Reading:
+    """What it takes a draft model to read context that it missed: a recent mean, by the token."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def __call__(self, num_tokens: int) -> float:
+        """Expected seconds; 0 until measured."""
+        if num_tokens <= NORMAL_TAIL or self._tokens == 0:
+            return 0.0
+        return self._seconds / self._tokens * num_tokens
+
+    def learn(self, num_tokens: int, seconds: float) -> None:
+        if self._tokens > 0:
+            seconds = min(seconds, READING_OUTLIER * self(num_tokens))
+        self._tokens = self._tokens * READING_MEMORY + num_tokens
+        self._seconds = self._seconds * READING_MEMORY + max(0.0, seconds)
+
+
 @dataclass(slots=True)
 class Level:
-    """Times at a number of active generations: the target's by its drafts, each drafter's by its drafts."""
+    """Times at a number of active generations: the target's by its drafts, each drafter's by its drafts, a reading's by its
+    tokens."""
 
     verify: Line = field(default_factory=lambda: Line(GUESSED_ROW))
     propose: dict[DraftedBy, Line] = field(default_factory=dict)
+    reading: Reading = field(default_factory=Reading)
     trial: Trial = field(default_factory=Trial)
 
     def drafting(self, drafter: DraftedBy) -> Line:
@@ -45,7 +66,8 @@ class Level:
     def guess(self, ratio: float) -> "Level":
         """A first estimate for `ratio` times as many generations: each one's draft brings the forward `ratio` rows.
 
-        What drafting takes there is not known: a time measured in a crowd would keep a model from drafting alone.
+        What drafting and reading take there is not known: a time measured in a crowd, where one waits for the others,
+        would keep a model from drafting alone.
         """
         return Level(self.verify.guess(ratio))
 
@@ -66,7 +88,6 @@ class Costs:
         self._last, self._last_active = Level(), 1
         # Rounds that other rounds may still run beside.
         self._recent: list[Round] = []
-        self._read_tokens = self._read_s = 0.0
         # When the last round ended, and the last with a draft model's tokens (time.perf_counter).
         self.now_s = self.drafted_s = 0.0
 
@@ -90,9 +111,7 @@ class Costs:
 
     def reading_s(self, num_tokens: int) -> float:
         """Expected seconds for a draft model to read context that it missed; 0 until measured."""
-        if num_tokens <= NORMAL_TAIL or self._read_tokens == 0:
-            return 0.0
-        return self._read_s / self._read_tokens * num_tokens
+        return self.level.reading(num_tokens)
 
     def learn(self, finished: Round) -> None:
         self.now_s = finished.verified_s
@@ -120,13 +139,7 @@ class Costs:
         if proposal.num_tail_tokens <= NORMAL_TAIL:
             line.learn(len(proposal), finished.propose_s)
         else:
-            self._learn_reading(proposal.num_tail_tokens, finished.propose_s - line(len(proposal)))
-
-    def _learn_reading(self, num_tokens: int, seconds: float) -> None:
-        if self._read_tokens > 0:
-            seconds = min(seconds, READING_OUTLIER * self.reading_s(num_tokens))
-        self._read_tokens = self._read_tokens * READING_MEMORY + num_tokens
-        self._read_s = self._read_s * READING_MEMORY + max(0.0, seconds)
+            self.level.reading.learn(proposal.num_tail_tokens, finished.propose_s - line(len(proposal)))
 
     def was_beside_a_prompt(self, *rounds: Round) -> bool:
         """Whether a prompt was being read while they ran."""

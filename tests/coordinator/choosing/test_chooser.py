@@ -182,3 +182,31 @@ async def test_look_ups_learn_from_tokens_that_they_did_not_propose() -> None:
     await world.play(chooser, len(misleading) - context.num_generated + 60, coin, context)
     tokens, seconds = await world.play(chooser, 99_000, coin, context)
     assert tokens / seconds > 2 / world.verify_s
+
+
+async def test_what_reading_takes_in_a_crowd_says_nothing_of_one_alone() -> None:
+    """There each waits while the draft model reads the prompts of the others."""
+    world, coin = World(alpha=0.8, draft_s=0.002, read_s=0.0002), random.Random(14)
+    others = [object() for _ in range(15)]
+    for other in others:
+        world.active.join(other)
+        world.active.has_read(other)
+    world.read_s *= 16
+    for _ in range(16):
+        await world.play(make_chooser(world.experience, Bounds(2, 4)), 20, coin, begin([0] * 1000))
+    world.read_s /= 16
+    for other in others:
+        world.active.leave(other)
+    tokens, seconds = 0, 0.0
+    for _ in range(5):
+        num_tokens, took_s = await world.play(make_chooser(world.experience), 100, coin, begin([0] * 1000))
+        tokens, seconds = tokens + num_tokens, seconds + took_s
+    assert tokens / seconds > 1.5 / world.verify_s
+
+
+async def test_where_prompts_are_always_read_ways_are_tried_all_the_same() -> None:
+    crowd = Crowd([0.8] * 3, random.Random(15))
+    crowd.each_draft_s = 0.0002
+    crowd.active.join("always another prompt")
+    await crowd.play(1000)
+    assert await crowd.play(1000) > 2 * crowd.plain
