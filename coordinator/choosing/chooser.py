@@ -11,7 +11,7 @@ from coordinator.choosing.experience import Experience
 from coordinator.choosing.model import ModelSource
 from coordinator.choosing.pace import Pace
 from coordinator.choosing.probe import PROBE_ROUNDS, Probe
-from coordinator.choosing.trial import Way
+from coordinator.choosing.trial import Trial, Way
 from coordinator.context import Context
 from coordinator.drafting.proposer import Proposer
 from coordinator.round import Round
@@ -39,18 +39,19 @@ class Chooser(Proposer):
         self._asked: tuple[Source, Plan] | None = None
         # When this generation last had a model's drafts; before that, when its first round ended.
         self._drafted_s = math.inf
-        # Who might draft in the round that runs.
+        # Who might draft in the round that runs, and the trial that said so; None: nobody asked.
         self._way = Way.ALL
+        self._trial: Trial | None = None
         self._probe = experience.probe
         self._probe_rounds = 0
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
-        self._has_begun, self._asked = True, None
+        self._has_begun, self._asked, self._trial = True, None, None
         if context.draft_room < 1:
             return Proposal(reason="one token is left to generate")
         most = min(self._bounds.max, context.draft_room)
         bounds, prices = Bounds(min(self._bounds.min, most), most), self._prices()
-        self._way = prices.way
+        self._way, self._trial = prices.way, self._costs.level.trial
         if self._way is Way.NOBODY and bounds.min == 0:
             # Not even looked up: that takes time too.
             return Proposal(reason=f"does not pay at {self._costs.num_active} at once")
@@ -70,15 +71,7 @@ class Chooser(Proposer):
         if not self._has_begun:
             return
         self._costs.learn(finished)
-        if self._costs.num_active > 1 and not self._costs.was_beside_a_prompt(finished):
-            self._costs.level.trial.learn(
-                self._way,
-                self._costs.num_active,
-                len(finished.outcome.tokens),
-                finished.started_s,
-                finished.verified_s,
-                min(finished.propose_s, self._costs.reading_s(finished.proposal.num_tail_tokens)),
-            )
+        self._learn_way(finished)
         plain_s = self._costs.level.verify(0)
         if plain_s > 0:
             plain_rounds = (finished.propose_s + finished.verify_s) / plain_s
@@ -91,6 +84,16 @@ class Chooser(Proposer):
             source.learn(plan, finished)
             if isinstance(source, ModelSource):
                 self._drafted_s = finished.verified_s
+
+    def _learn_way(self, finished: Round) -> None:
+        """What the round says of its way; nothing where generations have come or gone and another trial counts now."""
+        trial, num_active = self._costs.level.trial, self._costs.num_active
+        if num_active == 1 or trial is not self._trial:
+            return
+        if trial.counts(num_active, self._costs.was_beside_a_prompt(finished)):
+            once_s = min(finished.propose_s, self._costs.reading_s(finished.proposal.num_tail_tokens))
+            num_tokens = len(finished.outcome.tokens)
+            trial.learn(self._way, num_active, num_tokens, finished.started_s, finished.verified_s, once_s)
 
     def _prices(self) -> Prices:
         verify, num_active = self._costs.level.verify, self._costs.num_active

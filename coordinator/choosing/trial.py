@@ -21,6 +21,11 @@ RETRY = 50 * ENOUGH
 SHARE = 0.01
 # A way that drafts more must be faster by this factor: less is chance, for each way has its own texts.
 MARGIN = 1.05
+# A round counts as at most so many plain rounds, besides what later ones share: a target that was away for a minute says
+# nothing of who drafted.
+LONGEST = 8.0
+# After so many rounds of each generation beside a prompt, all in a row, such rounds count too: there may be no others.
+MOST_SKIPPED = 64
 # After a change of the way, rounds count that began so many times their own length later.
 SETTLING = 0.9
 # The first guess of what one generation more adds to a round, as a fraction of the round's time over their number.
@@ -77,6 +82,8 @@ class Trial:
         self._plain_s = Line(GUESSED_SHARE)
         # The way that is being taken, and since when.
         self._taken, self._taken_since_s = Way.NOBODY, -math.inf
+        # Rounds in a row that ran beside a prompt.
+        self._num_skipped = 0
 
     @property
     def way(self) -> Way:
@@ -85,6 +92,11 @@ class Trial:
             if self._speeds[way].num_rounds < ENOUGH:
                 return way
         return self._fastest()
+
+    def counts(self, num_active: int, is_beside_a_prompt: bool) -> bool:
+        """Whether to learn from a round: not from one beside a prompt, where a forward has as many rows as it may have."""
+        self._num_skipped = self._num_skipped + 1 if is_beside_a_prompt else 0
+        return not is_beside_a_prompt or self._num_skipped > MOST_SKIPPED * num_active
 
     def learn(
         self, way: Way, num_active: int, num_tokens: int, started_s: float, ended_s: float, once_s: float = 0.0
@@ -99,10 +111,12 @@ class Trial:
         if way is Way.NOBODY:
             self._plain_s.learn(num_active, seconds)
         plain_s = self._plain_s(num_active)
-        self._speeds[way].learn(num_tokens, seconds / plain_s, once_s / plain_s)
+        once = once_s / plain_s
+        rounds = once + min(seconds / plain_s - once, LONGEST)
+        self._speeds[way].learn(num_tokens, rounds, once)
         for each in Way:
             if each is not way:
-                self._speeds[each].wait(seconds / plain_s)
+                self._speeds[each].wait(rounds)
         fastest = self._fastest()
         if self.way is fastest:
             due = [each for each in Way if each is not fastest and self._speeds[each].is_due(self._speeds[fastest])]

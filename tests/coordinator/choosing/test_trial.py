@@ -104,3 +104,20 @@ def test_a_round_that_waited_for_rows_of_another_way_does_not_count() -> None:
     for _ in range(16):
         world.trial.learn(Way.NOBODY, 8, 1, 0.639, 0.7)
     assert world.play(2000, 100, 90, 80)[Way.LOOK_UPS] == TRIED
+
+
+def test_a_target_that_was_away_says_nothing_of_the_way_that_was_taken() -> None:
+    world = World()
+    world.play(2000, 80, 90, 200)
+    assert world.trial.way is Way.ALL
+    # For a minute, in the round of each of four generations; then all is as before.
+    world.play(4, 80, 90, 1 / 60)
+    assert world.play(2000, 80, 90, 200)[Way.ALL] > 1900
+
+
+def test_a_round_counts_for_the_trial_that_was_asked_and_not_beside_a_prompt() -> None:
+    trial = Trial()
+    assert trial.counts(2, is_beside_a_prompt=False)
+    assert [trial.counts(2, is_beside_a_prompt=True) for _ in range(130)] == [False] * 128 + [True] * 2
+    assert trial.counts(2, is_beside_a_prompt=False)
+    assert not trial.counts(2, is_beside_a_prompt=True)
