@@ -65,8 +65,11 @@ class GenerationServicer:
                     await tasks.pop(choice.index)
             finally:
                 _cancel(tasks)
-                await asyncio.gather(*tasks.values(), return_exceptions=True)
-                answer.close()
+                try:
+                    await asyncio.gather(*tasks.values(), return_exceptions=True)
+                finally:
+                    # Also where the caller leaves now: what is not read any more would count for ever.
+                    answer.close()
 
     async def Describe(self, message: Any, context: grpc.aio.ServicerContext) -> Any:
         return generation_pb2.DescribeResponse(

@@ -173,14 +173,16 @@ class SpeculationParams:
         """These defaults, with the fields that a request asks for in their place.
 
         A default gives way where it does not go with what was asked: the draft mode to another rule, the rule to another
-        draft mode, lenience to what can't be lenient. Nobody is refused for what he did not say.
+        draft mode, both to lenience, and lenience to what can't be lenient. The drafter stays.
 
         Raises InvalidArgument.
         """
         found = replace(self, **asked)
-        if "rule" in asked and "draft_mode" not in asked:
+        asks_rule, asks_mode = "rule" in asked, "draft_mode" in asked
+        asks_lenience = asked.get("lenience", 1) < 1
+        if (asks_rule or asks_lenience) and not asks_mode:
             found = replace(found, draft_mode=None)
-        if "draft_mode" in asked and "rule" not in asked:
+        if (asks_mode or asks_lenience) and not asks_rule:
             found = replace(found, rule=None)
         if "lenience" not in asked and (sampling.beams > 1 or found._matches_draws(sampling)):
             found = replace(found, lenience=1.0)

@@ -165,6 +165,8 @@ LENIENT = SpeculationParams(lenience=0.9)
         (SpeculationParams(rule=Rule.REJECTION), {"draft_mode": DraftMode.COUPLED}, WARM, Rule.MATCH, 1),
         (SpeculationParams(draft_mode=DraftMode.COUPLED), {"rule": Rule.REJECTION}, WARM, Rule.REJECTION, 1),
         (SpeculationParams(rule=Rule.MATCH), {"draft_mode": DraftMode.SAMPLED}, WARM, Rule.REJECTION, 1),
+        (SpeculationParams(rule=Rule.MATCH), {"lenience": 0.5}, WARM, Rule.REJECTION, 0.5),
+        (SpeculationParams(draft_mode=DraftMode.COUPLED), {"lenience": 0.5}, WARM, Rule.REJECTION, 0.5),
     ],
 )
 def test_a_default_gives_way_where_it_does_not_go_with_what_was_asked(
