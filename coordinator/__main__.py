@@ -12,11 +12,11 @@ from coordinator.config import CoordinatorSettings
 from coordinator.drafting.custom import load_drafter
 from coordinator.drafting.factory import Proposers
 from coordinator.drafting.recent_answers import RecentAnswers
+from coordinator.generations import Generations
 from coordinator.metrics import CoordinatorMetrics, CoordinatorState
 from coordinator.remote.link import Link, LinkKind
 from coordinator.remote.same_model import SameModel
 from coordinator.requests import RequestReader
-from coordinator.running import Running
 from coordinator.servicer import GenerationServicer
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer
@@ -58,14 +58,14 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
             links.append(draft)
             await _wait_for_draft(draft, settings.connect_timeout)
         metrics = CoordinatorMetrics(registry)
-        running = _running(settings, target, draft, tokenizer, card, metrics)
-        registry.register(CoordinatorState(running.admission, links, running.unread))
+        generations = _generations(settings, target, draft, tokenizer, card, metrics)
+        registry.register(CoordinatorState(generations.admission, links, generations.unread))
         defaults = settings.speculation_defaults
-        running.proposers.check(defaults.drafter)
-        reader = RequestReader(tokenizer, running.proposers, defaults)
+        generations.proposers.check(defaults.drafter)
+        reader = RequestReader(tokenizer, generations.proposers, defaults)
         interceptors = [] if ring is None else [KeyCheck(ring, metrics.count_unauthenticated)]
         server = Server(settings.listen, interceptors, settings.tls, settings.reflection)
-        servicer = GenerationServicer(draft, reader, running, defaults, spans)
+        servicer = GenerationServicer(draft, reader, generations, defaults, spans)
         server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
         asked = "nobody for a key" if ring is None else f"for one of {len(ring)} API keys"
         log.info("coordinator: listening on %s (%s); asks %s", await server.start(), settings.tls.said, asked)
@@ -86,10 +86,10 @@ def _draft_link(settings: CoordinatorSettings, target: model_pb2.ModelCard) -> L
     return Link(DRAFT, settings.draft, lambda card: check_same_tokenizer(card, target), settings.servers_tls)
 
 
-def _running(
+def _generations(
     settings: CoordinatorSettings, target: Link, draft: Link | None, tokenizer: Tokenizer, card: model_pb2.ModelCard,
     metrics: CoordinatorMetrics,
-) -> Running:  # fmt: skip
+) -> Generations:  # fmt: skip
     """What generations share. `card`: the target's. Raises ConfigError for a custom drafter that can't be loaded."""
     active = ActiveGenerations()
     custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
@@ -98,7 +98,7 @@ def _running(
     if settings.synthetic_acceptance is not None:
         synthetic = SyntheticAcceptance(settings.synthetic_acceptance)
         log.warning("coordinator: drafts are accepted with a chance of %g: this is no real text", synthetic.chance)
-    return Running(
+    return Generations(
         target=target,
         tokenizer=tokenizer,
         admission=Admission(settings.max_running, settings.max_waiting, card.total_blocks * card.block_size),

@@ -11,10 +11,10 @@ import grpc.aio
 import paceline
 from coordinator.completion_log import log_refusal
 from coordinator.context import Request
+from coordinator.generations import Answer, Generations
 from coordinator.remote.link import Link
 from coordinator.requests import RequestReader, requests_of_choices
 from coordinator.responses import Choice
-from coordinator.running import Answer, Running
 from coordinator.spans import RequestSpan
 from coordinator.unread import UnreadAnswer
 from paceline.errors import PacelineError, Unavailable
@@ -31,30 +31,35 @@ class GenerationServicer:
     """One task a generation; its messages are kept, so a slow reader does not hold the caches (see `unread`)."""
 
     def __init__(
-        self, draft: Link | None, requests: RequestReader, running: Running, defaults: SpeculationParams, spans: Spans
+        self,
+        draft: Link | None,
+        requests: RequestReader,
+        generations: Generations,
+        defaults: SpeculationParams,
+        spans: Spans,
     ) -> None:
         """`draft`: for what the deployment says of itself; `defaults`: of what a request does not say; `spans`: of
         requests."""
         self._draft = draft
         self._requests = requests
-        self._running = running
+        self._generations = generations
         self._defaults = defaults
         self._spans = spans
-        self._target = running.target
-        self._tokenizer = running.tokenizer
+        self._target = generations.target
+        self._tokenizer = generations.tokenizer
 
     async def Generate(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         message.request_id = message.request_id or secrets.token_hex(8)
         name, parent = message.request_id[:MAX_ID_CHARACTERS], traceparent_of(context.invocation_metadata())
         request_id.set(name)
-        with self._running.metrics.request(), RequestSpan(self._spans, parent, name) as span:
+        with self._generations.metrics.request(), RequestSpan(self._spans, parent, name) as span:
             request = replace(await self._read(message), traceparent=span.traceparent)
             span.describe(request, message.HasField("chat"), self._card.name)
             tasks: dict[int, asyncio.Task[None]] = {}
-            answer: Answer = UnreadAnswer(self._running.unread, lambda: _cancel(tasks))
+            answer: Answer = UnreadAnswer(self._generations.unread, lambda: _cancel(tasks))
             for index, each in enumerate(requests_of_choices(request)):
                 choice = Choice(index, each, self._tokenizer)
-                tasks[index] = asyncio.create_task(self._running.run(choice, answer, span))
+                tasks[index] = asyncio.create_task(self._generations.run(choice, answer, span))
             try:
                 while tasks:
                     choice, encoded = await answer.get()
@@ -76,8 +81,8 @@ class GenerationServicer:
             target=self._card,
             draft=self._draft.card if self._draft is not None else None,
             defaults=speculation_to_message(self._defaults),
-            running=self._running.admission.running,
-            max_running=self._running.admission.max_running,
+            running=self._generations.admission.running,
+            max_running=self._generations.admission.max_running,
             version=paceline.__version__,
             # A field that is None stays unset.
             tokenizer=generation_pb2.TokenizerInfo(

@@ -33,8 +33,8 @@ Answer = UnreadAnswer[Choice]
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """What all generations share.
+class Generations:
+    """All generations of the coordinator: what they share, and the way of each.
 
     `patience_s`: how long one waits for a target that went away; `synthetic`: for benchmarks, in place of the rule that
     decides; `recent`: remembers what is answered.
