@@ -122,8 +122,9 @@ class Session:
         self._advance(state)
 
     def truncate_now(self, sequence_id: int, length: int) -> int:
-        """The unary Truncate: returns the cache's length. Raises NotFound, OutOfRange."""
+        """The unary Truncate: returns the cache's length. Raises NotFound, OutOfRange; then it drops nothing."""
         state = self._require(sequence_id)
+        state.sequence.require_holds(length)
         self._drop_work(state, "dropped by a Truncate")
         state.sequence.truncate(length)
         state.failure = None
@@ -251,6 +252,8 @@ class Session:
         if state.job is not None:
             self._fail_id(state.job_command_id, Cancelled(why), state, poison=False)
             state.job = None
+            # Gives back the blocks that were reserved for tokens not fed.
+            state.sequence.truncate(state.sequence.length)
         if state.fork is not None:
             self._fail_id(state.fork.command_id, Cancelled(why), state, poison=False)
             state.fork = None

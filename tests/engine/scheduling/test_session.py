@@ -1,0 +1,97 @@
+"""One stream's commands: what runs in order, what overtakes, and what a failure leaves behind."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.sequence import SequenceOptions
+from paceline.engine.sampling.logprobs import RowLogprobs
+from paceline.engine.sampling.specs import Sample, SampleSpec
+from paceline.engine.scheduling.commands import Command, Open, Start
+from paceline.engine.scheduling.counts import WorkerCounts
+from paceline.engine.scheduling.eviction import reserve
+from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.session import SequenceState, Session
+from paceline.errors import OutOfRange
+from paceline.sampling import SamplingParams
+
+NUM_BLOCKS, BLOCK_SIZE = 20, 8
+OPTIONS = SequenceOptions(SamplingParams(temperature=0, seed=1), 2, ())
+
+
+class ReadingJob(Job):
+    """Only feeds its tokens. Its result is what the cache then holds."""
+
+    def specs(self, num_rows: int) -> list[SampleSpec | None]:
+        return [None] * num_rows
+
+    def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
+        pass
+
+    def absorb(self, samples: list[Sample]) -> None:
+        pass
+
+    @property
+    def result(self) -> list[int]:
+        return list(self.sequence.tokens)
+
+
+class Stream:
+    """A session without a model: `feed` stands for the engine's steps."""
+
+    def __init__(self, caches_prefixes: bool = True) -> None:
+        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, lambda sources, destinations: None, caches_prefixes)
+        self.session = Session(self.pool, 512, self._make_room, itertools.count().__next__, WorkerCounts())
+
+    def _make_room(self, state: SequenceState, length: int) -> None:
+        reserve(self.pool, state, length, self.session.states)
+
+    def send(self, *commands: Command) -> None:
+        for command in commands:
+            self.session.execute(command)
+
+    def feed(self, num_rows: int | None = None) -> None:
+        """Feeds up to `num_rows` pending rows of each job, or all."""
+        for state in self.session.states:
+            if state.job is not None:
+                state.sequence.tokens += state.job.pending[:num_rows]
+                state.job.pending = state.job.pending[num_rows:] if num_rows is not None else []
+                if state.job.is_done:
+                    self.session.finish_job(state)
+
+    @property
+    def results(self) -> dict[int, Any]:
+        """By command id, but not that a sequence was opened."""
+        return {answer.command_id: answer.result for answer in self.session.answers}
+
+
+def opening(sequence_id: int) -> Open:
+    """Its command id is that of the sequence, the thousands before it."""
+    return Open(1000 * sequence_id, sequence_id, OPTIONS)
+
+
+def start(command_id: int, sequence_id: int, tokens: list[int], position: int = 0) -> Start:
+    return Start(command_id, sequence_id, position, tokens, 0, len(tokens) - 1, ReadingJob)
+
+
+@pytest.mark.parametrize("num_fed", [0, 10])
+def test_a_unary_truncate_beyond_the_end_is_refused_and_drops_nothing(num_fed: int) -> None:
+    stream, tokens = Stream(), list(range(100))
+    stream.send(opening(1), start(1, 1, tokens))
+    stream.feed(num_fed)
+    with pytest.raises(OutOfRange, match=f"length is 50, but the cache holds {num_fed} tokens"):
+        stream.session.truncate_now(1, 50)
+    stream.feed()
+    assert stream.results[1] == tokens
+
+
+def test_a_unary_truncate_of_what_is_not_fed_yet_lets_the_sequence_begin_anew() -> None:
+    stream = Stream()
+    stream.send(opening(1), start(1, 1, list(range(100))))
+    assert stream.session.truncate_now(1, 0) == 0
+    assert stream.pool.num_free == NUM_BLOCKS
+    stream.send(start(2, 1, [1, 2, 3]))
+    stream.feed()
+    assert stream.results[2] == [1, 2, 3]
