@@ -44,10 +44,7 @@ def _victims(
         for other in everyone
         if other.job is None
         and other.sequence.blocks
-        and (
-            other.opened_order > state.opened_order
-            or (other is not state and other.return_time.is_longer(LONG_S, now_s))
-        )
+        and (other.opened_order > state.opened_order or (other is not state and now_s - other.idle_since_s > LONG_S))
     ]
     idle.sort(key=lambda other: other.opened_order, reverse=True)
     victims: list[SequenceState] = []

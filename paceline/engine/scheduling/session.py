@@ -46,8 +46,15 @@ class SequenceState:
     # The Fork that the sequence begins with, while it waits in the parent's queue.
     fork: Fork | None = None
     return_time: ReturnTime = field(default_factory=ReturnTime)
+    # When it last got its blocks or ended a job, however that ended.
+    idle_since_s: float = field(default_factory=time.perf_counter)
     # Where somebody asks for it.
     account: Account | None = None
+
+    def end_job(self) -> None:
+        """The job is done, failed or dropped."""
+        self.job = None
+        self.idle_since_s = time.perf_counter()
 
 
 class Session:
@@ -107,8 +114,8 @@ class Session:
         self.answers.append(Answer(state.job_command_id, state.job.result))
         if state.account is not None:
             state.account.count(state.job)
-        state.job = None
-        state.return_time.leave(time.perf_counter())
+        state.end_job()
+        state.return_time.leave(state.idle_since_s)
         self._advance(state)
 
     def fail_job(self, state: SequenceState, error: PacelineError) -> None:
@@ -117,7 +124,7 @@ class Session:
         state.sequence.truncate(min(state.job.start, state.sequence.length))
         if state.account is not None:
             state.account.failure = error
-        state.job = None
+        state.end_job()
         self._fail_id(state.job_command_id, error, state)
         self._advance(state)
 
@@ -186,6 +193,7 @@ class Session:
                 if failure is not None:
                     raise Aborted(f"an earlier command failed: {failure}")
             state.sequence.fork(parent.sequence, command.length)
+            state.idle_since_s = time.perf_counter()
         except PacelineError as error:
             self._fail(command, error, state)
         return [state]
@@ -251,7 +259,7 @@ class Session:
         """Cancels the queued commands and the running job. The cache keeps the tokens that the job has fed."""
         if state.job is not None:
             self._fail_id(state.job_command_id, Cancelled(why), state, poison=False)
-            state.job = None
+            state.end_job()
             # Gives back the blocks that were reserved for tokens not fed.
             state.sequence.truncate(state.sequence.length)
         if state.fork is not None:

@@ -1,6 +1,7 @@
 """One stream's commands: what runs in order, what overtakes, and what a failure leaves behind."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,12 +10,13 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec
-from paceline.engine.scheduling.commands import Command, Open, Start
+from paceline.engine.scheduling import eviction
+from paceline.engine.scheduling.commands import Command, Fork, Open, Release, Start, Truncate
 from paceline.engine.scheduling.counts import WorkerCounts
 from paceline.engine.scheduling.eviction import reserve
 from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.session import SequenceState, Session
-from paceline.errors import OutOfRange
+from paceline.errors import InternalError, OutOfRange, ResourceExhausted
 from paceline.sampling import SamplingParams
 
 NUM_BLOCKS, BLOCK_SIZE = 20, 8
@@ -95,3 +97,33 @@ def test_a_unary_truncate_of_what_is_not_fed_yet_lets_the_sequence_begin_anew() 
     stream.send(start(2, 1, [1, 2, 3]))
     stream.feed()
     assert stream.results[2] == [1, 2, 3]
+
+
+def end_by_a_fork(stream: Stream) -> None:
+    stream.send(opening(2), Fork(2, 2, 1, 100), Release(3, 1))
+
+
+def end_by_a_dropped_job(stream: Stream) -> None:
+    stream.send(start(2, 1, [7], position=100), Truncate(3, 1, 99))
+
+
+def end_by_a_failed_job(stream: Stream) -> None:
+    stream.send(start(2, 1, [7], position=100))
+    stream.session.fail_job(stream.session.states[0], InternalError("a fault"))
+
+
+@pytest.mark.parametrize("end", [end_by_a_fork, end_by_a_dropped_job, end_by_a_failed_job])
+def test_however_a_sequence_became_idle_it_gives_way_when_it_was_so_for_long(
+    end: Callable[[Stream], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream()
+    stream.send(opening(1), start(1, 1, list(range(100))))
+    stream.feed()
+    stream.session.states[0].idle_since_s -= 2 * eviction.LONG_S
+    end(stream)
+    stream.send(opening(3), start(4, 3, [9] * 100))
+    assert isinstance(stream.results[4], ResourceExhausted)
+    monkeypatch.setattr(eviction, "LONG_S", -1.0)
+    stream.send(Truncate(5, 3, 0), start(6, 3, [9] * 100))
+    stream.feed()
+    assert stream.results[6] == [9] * 100
