@@ -250,6 +250,7 @@ class Session:
             sequence.truncate(command.position)
             raise
         state.job = command.make_job(sequence, command.tail[num_cached:])
+        state.job.start = command.position
         state.job.num_cached_tokens = num_cached
         state.job.arrived_s = command.arrived_s
         state.job_command_id = command.command_id

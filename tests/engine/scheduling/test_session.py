@@ -11,6 +11,7 @@ from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.scheduling import eviction
+from paceline.engine.scheduling.account import Account, Settle
 from paceline.engine.scheduling.commands import Command, Fork, Open, Release, Start, Truncate
 from paceline.engine.scheduling.counts import WorkerCounts
 from paceline.engine.scheduling.eviction import reserve
@@ -20,7 +21,7 @@ from paceline.errors import InternalError, OutOfRange, ResourceExhausted
 from paceline.sampling import SamplingParams
 
 NUM_BLOCKS, BLOCK_SIZE = 20, 8
-OPTIONS = SequenceOptions(SamplingParams(temperature=0, seed=1), 2, ())
+OPTIONS = SequenceOptions(SamplingParams(temperature=0, seed=1), 2, (), traceparent="of some trace")
 
 
 class ReadingJob(Job):
@@ -43,9 +44,9 @@ class ReadingJob(Job):
 class Stream:
     """A session without a model: `feed` stands for the engine's steps."""
 
-    def __init__(self, caches_prefixes: bool = True) -> None:
+    def __init__(self, caches_prefixes: bool = True, settle: Settle | None = None) -> None:
         self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, lambda sources, destinations: None, caches_prefixes)
-        self.session = Session(self.pool, 512, self._make_room, itertools.count().__next__, WorkerCounts())
+        self.session = Session(self.pool, 512, self._make_room, itertools.count().__next__, WorkerCounts(), settle)
 
     def _make_room(self, state: SequenceState, length: int) -> None:
         reserve(self.pool, state, length, self.session.states)
@@ -127,3 +128,37 @@ def test_however_a_sequence_became_idle_it_gives_way_when_it_was_so_for_long(
     stream.send(Truncate(5, 3, 0), start(6, 3, [9] * 100))
     stream.feed()
     assert stream.results[6] == [9] * 100
+
+
+@pytest.mark.parametrize("caches_prefixes", [True, False])
+def test_what_the_cache_held_before_decides_no_order(caches_prefixes: bool) -> None:
+    stream, tokens = Stream(caches_prefixes), list(range(40))
+    stream.send(opening(1), start(1, 1, tokens))
+    stream.feed()
+    stream.send(Release(2, 1), opening(2), start(3, 2, tokens), Truncate(4, 2, 20))
+    stream.feed()
+    assert stream.results[3] == tokens
+    assert stream.session.states[0].sequence.length == 20
+
+
+def test_a_failed_job_leaves_nothing_of_what_it_took_over() -> None:
+    stream, tokens = Stream(), list(range(40))
+    stream.send(opening(1), start(1, 1, tokens))
+    stream.feed()
+    stream.send(Release(2, 1), opening(2), start(3, 2, tokens))
+    [state] = stream.session.states
+    assert state.job is not None
+    assert state.job.num_cached_tokens == 32
+    stream.session.fail_job(state, InternalError("a fault"))
+    assert stream.session.answers[-1].cache_length == 0
+    assert stream.pool.num_free == NUM_BLOCKS
+
+
+def test_an_account_tells_what_was_read_from_what_was_held() -> None:
+    accounts: list[Account] = []
+    stream = Stream(settle=lambda options, account: accounts.append(account))
+    for sequence_id in (1, 2):
+        stream.send(opening(sequence_id), start(2 * sequence_id, sequence_id, list(range(40))))
+        stream.feed()
+        stream.send(Release(2 * sequence_id + 1, sequence_id))
+    assert [(account.read_tokens, account.cached_tokens) for account in accounts] == [(40, 0), (8, 32)]
