@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.scheduling.session import SequenceState
+from paceline.engine.scheduling.sequence_state import SequenceState
 from paceline.errors import ResourceExhausted
 
 # A sequence that is idle for longer than this may be evicted for a younger one.

@@ -9,17 +9,14 @@ forked sequence's later commands wait for it. Everything here runs on the worker
 """
 
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.scheduling.account import Account, Settle
-from paceline.engine.scheduling.batching_policy import ReturnTime
 from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Opened, Refuse, Release, Start, Truncate
 from paceline.engine.scheduling.counts import WorkerCounts
-from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.sequence_state import SequenceState
 from paceline.errors import (
     Aborted,
     Cancelled,
@@ -30,31 +27,6 @@ from paceline.errors import (
     PositionMismatch,
     ResourceExhausted,
 )
-
-
-@dataclass(slots=True, eq=False)
-class SequenceState:
-    """A sequence with its queued commands and its running job."""
-
-    sequence: Sequence
-    # Order of Open across all streams. The youngest sequence is evicted first.
-    opened_order: int
-    waiting: deque[Command] = field(default_factory=deque)
-    job: Job | None = None
-    job_command_id: int = 0
-    failure: PacelineError | None = None
-    # The Fork that the sequence begins with, while it waits in the parent's queue.
-    fork: Fork | None = None
-    return_time: ReturnTime = field(default_factory=ReturnTime)
-    # When it last got its blocks or ended a job, however that ended.
-    idle_since_s: float = field(default_factory=time.perf_counter)
-    # Where somebody asks for it.
-    account: Account | None = None
-
-    def end_job(self) -> None:
-        """The job is done, failed or dropped."""
-        self.job = None
-        self.idle_since_s = time.perf_counter()
 
 
 class Session:

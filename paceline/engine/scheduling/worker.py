@@ -25,7 +25,8 @@ from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
 from paceline.engine.scheduling.counts import WorkerCounts
 from paceline.engine.scheduling.eviction import reserve
-from paceline.engine.scheduling.session import SequenceState, Session
+from paceline.engine.scheduling.sequence_state import SequenceState
+from paceline.engine.scheduling.session import Session
 from paceline.engine.scheduling.stepping import run_step
 from paceline.engine.scheduling.token_budget import share_budget
 

@@ -16,7 +16,8 @@ from paceline.engine.scheduling.commands import Command, Fork, Open, Release, St
 from paceline.engine.scheduling.counts import WorkerCounts
 from paceline.engine.scheduling.eviction import reserve
 from paceline.engine.scheduling.job import Job
-from paceline.engine.scheduling.session import SequenceState, Session
+from paceline.engine.scheduling.sequence_state import SequenceState
+from paceline.engine.scheduling.session import Session
 from paceline.errors import InternalError, OutOfRange, ResourceExhausted
 from paceline.sampling import SamplingParams
 
