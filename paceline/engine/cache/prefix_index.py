@@ -12,7 +12,9 @@ from collections.abc import Collection
 
 def first_digest(salt: str) -> bytes:
     """Digest of no tokens. Contexts with different salts have different digests, and share no blocks."""
-    return hashlib.blake2b(salt.encode(), digest_size=16).digest() if salt else b""
+    # The person keeps salts apart from tokens: else a salt could spell a block's tokens, and its contexts would be found
+    # by those that begin with these.
+    return hashlib.blake2b(salt.encode(), digest_size=16, person=b"salt").digest() if salt else b""
 
 
 def extend_digest(before: bytes, tokens: list[int]) -> bytes:

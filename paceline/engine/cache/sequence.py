@@ -112,13 +112,17 @@ class Sequence:
             self.blocks[index] = copy
         self.blocks += taken
 
+    def require_holds(self, length: int) -> None:
+        """Raises OutOfRange if the cache holds fewer than `length` tokens."""
+        if length > self.length:
+            raise OutOfRange(f"length is {length}, but the cache holds {self.length} tokens")
+
     def truncate(self, length: int) -> None:
         """Keeps the first `length` tokens and releases the blocks that hold none of these.
 
         Raises OutOfRange if the cache holds fewer tokens.
         """
-        if length > self.length:
-            raise OutOfRange(f"length is {length}, but the cache holds {self.length} tokens")
+        self.require_holds(length)
         del self.tokens[length:]
         keep = self._pool.blocks_for(length)
         self._pool.release(self.blocks[keep:])

@@ -27,7 +27,7 @@ class Account:
     def count(self, job: Job) -> None:
         """A job that is done, before the sequence's next command runs."""
         self.jobs += 1
-        self.read_tokens += job.sequence.length - job.start
+        self.read_tokens += job.sequence.length - job.start - job.num_cached_tokens
         self.cached_tokens += job.num_cached_tokens
         self.computed_us += job.computed_us
         self.queued_us += job.queued_us

@@ -51,10 +51,6 @@ class ReturnTime:
             self._usual_s = away_s if self._usual_s is None else self._usual_s + SMOOTHING * (away_s - self._usual_s)
         self._left_s = None
 
-    def is_longer(self, seconds: float, now_s: float) -> bool:
-        """Whether the sequence was answered and is away for more than `seconds`."""
-        return self._left_s is not None and now_s - self._left_s > seconds
-
     def expected_s(self, now_s: float) -> float | None:
         """When the sequence should come back; None if it is not away, has no history, or is overdue."""
         if self._left_s is None or self._usual_s is None:

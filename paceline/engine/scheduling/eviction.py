@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.scheduling.session import SequenceState
+from paceline.engine.scheduling.sequence_state import SequenceState
 from paceline.errors import ResourceExhausted
 
 # A sequence that is idle for longer than this may be evicted for a younger one.
@@ -44,10 +44,7 @@ def _victims(
         for other in everyone
         if other.job is None
         and other.sequence.blocks
-        and (
-            other.opened_order > state.opened_order
-            or (other is not state and other.return_time.is_longer(LONG_S, now_s))
-        )
+        and (other.opened_order > state.opened_order or (other is not state and now_s - other.idle_since_s > LONG_S))
     ]
     idle.sort(key=lambda other: other.opened_order, reverse=True)
     victims: list[SequenceState] = []

@@ -9,17 +9,14 @@ forked sequence's later commands wait for it. Everything here runs on the worker
 """
 
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.scheduling.account import Account, Settle
-from paceline.engine.scheduling.batching_policy import ReturnTime
 from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Opened, Refuse, Release, Start, Truncate
 from paceline.engine.scheduling.counts import WorkerCounts
-from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.sequence_state import SequenceState
 from paceline.errors import (
     Aborted,
     Cancelled,
@@ -30,24 +27,6 @@ from paceline.errors import (
     PositionMismatch,
     ResourceExhausted,
 )
-
-
-@dataclass(slots=True, eq=False)
-class SequenceState:
-    """A sequence with its queued commands and its running job."""
-
-    sequence: Sequence
-    # Order of Open across all streams. The youngest sequence is evicted first.
-    opened_order: int
-    waiting: deque[Command] = field(default_factory=deque)
-    job: Job | None = None
-    job_command_id: int = 0
-    failure: PacelineError | None = None
-    # The Fork that the sequence begins with, while it waits in the parent's queue.
-    fork: Fork | None = None
-    return_time: ReturnTime = field(default_factory=ReturnTime)
-    # Where somebody asks for it.
-    account: Account | None = None
 
 
 class Session:
@@ -107,8 +86,8 @@ class Session:
         self.answers.append(Answer(state.job_command_id, state.job.result))
         if state.account is not None:
             state.account.count(state.job)
-        state.job = None
-        state.return_time.leave(time.perf_counter())
+        state.end_job()
+        state.return_time.leave(state.idle_since_s)
         self._advance(state)
 
     def fail_job(self, state: SequenceState, error: PacelineError) -> None:
@@ -117,13 +96,14 @@ class Session:
         state.sequence.truncate(min(state.job.start, state.sequence.length))
         if state.account is not None:
             state.account.failure = error
-        state.job = None
+        state.end_job()
         self._fail_id(state.job_command_id, error, state)
         self._advance(state)
 
     def truncate_now(self, sequence_id: int, length: int) -> int:
-        """The unary Truncate: returns the cache's length. Raises NotFound, OutOfRange."""
+        """The unary Truncate: returns the cache's length. Raises NotFound, OutOfRange; then it drops nothing."""
         state = self._require(sequence_id)
+        state.sequence.require_holds(length)
         self._drop_work(state, "dropped by a Truncate")
         state.sequence.truncate(length)
         state.failure = None
@@ -185,6 +165,7 @@ class Session:
                 if failure is not None:
                     raise Aborted(f"an earlier command failed: {failure}")
             state.sequence.fork(parent.sequence, command.length)
+            state.idle_since_s = time.perf_counter()
         except PacelineError as error:
             self._fail(command, error, state)
         return [state]
@@ -241,6 +222,7 @@ class Session:
             sequence.truncate(command.position)
             raise
         state.job = command.make_job(sequence, command.tail[num_cached:])
+        state.job.start = command.position
         state.job.num_cached_tokens = num_cached
         state.job.arrived_s = command.arrived_s
         state.job_command_id = command.command_id
@@ -250,7 +232,9 @@ class Session:
         """Cancels the queued commands and the running job. The cache keeps the tokens that the job has fed."""
         if state.job is not None:
             self._fail_id(state.job_command_id, Cancelled(why), state, poison=False)
-            state.job = None
+            state.end_job()
+            # Gives back the blocks that were reserved for tokens not fed.
+            state.sequence.truncate(state.sequence.length)
         if state.fork is not None:
             self._fail_id(state.fork.command_id, Cancelled(why), state, poison=False)
             state.fork = None

@@ -5,8 +5,7 @@
         └───────────────── one call_soon_threadsafe a step ◀── answers ◀───────┘
 
 A batch has the jobs that wait when the model is free (continuous batching), and those that are worth waiting for
-(`batching_policy`). A long prompt is fed in chunks: each step it gets the part of the token budget that the shorter
-jobs leave.
+(`batching_policy`). A long prompt is fed in chunks: its part of each step's token budget (`token_budget`).
 """
 
 import asyncio
@@ -26,8 +25,10 @@ from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
 from paceline.engine.scheduling.counts import WorkerCounts
 from paceline.engine.scheduling.eviction import reserve
-from paceline.engine.scheduling.session import SequenceState, Session
+from paceline.engine.scheduling.sequence_state import SequenceState
+from paceline.engine.scheduling.session import Session
 from paceline.engine.scheduling.stepping import run_step
+from paceline.engine.scheduling.token_budget import share_budget
 
 T = TypeVar("T")
 # Called on the device thread after a step: its seconds, jobs, rows and failed jobs.
@@ -68,7 +69,6 @@ class Worker:
         self.observe: Observe = lambda duration_s, num_jobs, num_rows, num_failed: None
         # For those who want accounts of sequences; set it before `start`.
         self.settle: Settle | None = None
-        self._rotation = 0
         self._checks_integrity = False
         self._running: Future[None] | None = None
         # When the step that runs began (time.monotonic). Other threads read it.
@@ -187,7 +187,8 @@ class Worker:
             return_times = [
                 state.return_time for session in self._clients for state in session.states if state.job is None
             ]
-            num_rows = min(sum(map(_pending_rows, active)), self._max_batch_tokens)
+            num_pending = sum(len(state.job.pending) for _, state in active if state.job is not None)
+            num_rows = min(num_pending, self._max_batch_tokens)
             wait_s = self._batching_policy.wait_s(ready_s, len(active), num_rows, return_times)
             if wait_s == 0:
                 break
@@ -223,46 +224,30 @@ class Worker:
 
     def _step(self) -> int:
         """Runs one forward. Returns the number of finished jobs whose sequence has its next job with the peer."""
-        if not (active := self._active()):
+        owners = {state.job: (session, state) for session, state in self._active() if state.job is not None}
+        if not owners:
             return 0
         started_s = time.perf_counter()
-        shares = self._share_budget(active)
-        jobs = [(state.job, num_rows) for (_, state), num_rows in shares if state.job is not None]
+        shares = share_budget(list(owners), self._max_batch_tokens, self.num_steps)
         self._step_began_s = time.monotonic()
-        failed = run_step(self._runner, jobs)
+        failed = run_step(self._runner, shares)
         self._step_began_s = None
         self.num_steps += 1
         duration_s = time.perf_counter() - started_s
-        num_rows = sum(num_rows for _, num_rows in jobs)
+        num_rows = sum(num_rows for _, num_rows in shares)
         self._batching_policy.count_step(duration_s, num_rows)
-        self.observe(duration_s, len(jobs), num_rows, len(failed))
-        for job, _ in jobs:
+        self.observe(duration_s, len(shares), num_rows, len(failed))
+        for job, _ in shares:
             job.count_step(duration_s)
         num_handed_over = 0
-        for (session, state), _ in shares:
-            assert state.job is not None
-            if (error := failed.get(state.job)) is not None:
+        for job, _ in shares:
+            session, state = owners[job]
+            if (error := failed.get(job)) is not None:
                 session.fail_job(state, error)
-            elif state.job.is_done:
-                num_handed_over += state.job.expects_peer_work
+            elif job.is_done:
+                num_handed_over += job.expects_peer_work
                 session.finish_job(state)
         return num_handed_over
-
-    def _share_budget(
-        self, active: list[tuple[Session, SequenceState]]
-    ) -> list[tuple[tuple[Session, SequenceState], int]]:
-        """How many rows each job gets: jobs with the fewest pending rows first. Equal jobs rotate from step to step."""
-        self._rotation += 1
-        first = self._rotation % len(active)
-        budget = self._max_batch_tokens
-        shares = []
-        for entry in sorted(active[first:] + active[:first], key=_pending_rows):
-            num_rows = min(_pending_rows(entry), budget)
-            if num_rows == 0:
-                break
-            shares.append((entry, num_rows))
-            budget -= num_rows
-        return shares
 
     def _make_room(self, state: SequenceState, length: int) -> None:
         everyone = (other for session in self._clients for other in session.states)
@@ -277,11 +262,6 @@ class Worker:
                 ready.append((client.deliver, answers))
         if ready:
             self._loop.call_soon_threadsafe(_hand_over, ready, self.num_steps)
-
-
-def _pending_rows(entry: tuple[Session, SequenceState]) -> int:
-    job = entry[1].job
-    return len(job.pending) if job is not None else 0
 
 
 def _hand_over(ready: list[tuple[Deliver, list[Answer]]], steps: int) -> None:

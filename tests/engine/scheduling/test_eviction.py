@@ -1,13 +1,11 @@
 """Who gives way when the cache is full."""
 
-import time
-
 import pytest
 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.scheduling.eviction import LONG_S, reserve
-from paceline.engine.scheduling.session import SequenceState
+from paceline.engine.scheduling.sequence_state import SequenceState
 from paceline.errors import ResourceExhausted
 from paceline.sampling import SamplingParams
 
@@ -25,7 +23,6 @@ class Cache:
             state = SequenceState(Sequence(options, self.pool), opened_order)
             state.sequence.reserve(count * BLOCK_SIZE)
             state.sequence.tokens = [1] * (count * BLOCK_SIZE)
-            state.return_time.leave(time.perf_counter())
             self.states.append(state)
 
     def grow(self, number: int, num_blocks: int) -> None:
@@ -53,7 +50,7 @@ def test_the_young_take_nothing_from_the_old() -> None:
 
 def test_who_has_been_away_for_long_gives_way_to_anyone() -> None:
     cache = Cache(3, 3, 2)
-    cache.states[0].return_time.leave(time.perf_counter() - 2 * LONG_S)
+    cache.states[0].idle_since_s -= 2 * LONG_S
     cache.grow(2, 4)
     assert cache.held == [0, 3, 4]
 

@@ -1,0 +1,165 @@
+"""One stream's commands: what runs in order, what overtakes, and what a failure leaves behind."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.sequence import SequenceOptions
+from paceline.engine.sampling.logprobs import RowLogprobs
+from paceline.engine.sampling.specs import Sample, SampleSpec
+from paceline.engine.scheduling import eviction
+from paceline.engine.scheduling.account import Account, Settle
+from paceline.engine.scheduling.commands import Command, Fork, Open, Release, Start, Truncate
+from paceline.engine.scheduling.counts import WorkerCounts
+from paceline.engine.scheduling.eviction import reserve
+from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.sequence_state import SequenceState
+from paceline.engine.scheduling.session import Session
+from paceline.errors import InternalError, OutOfRange, ResourceExhausted
+from paceline.sampling import SamplingParams
+
+NUM_BLOCKS, BLOCK_SIZE = 20, 8
+OPTIONS = SequenceOptions(SamplingParams(temperature=0, seed=1), 2, (), traceparent="of some trace")
+
+
+class ReadingJob(Job):
+    """Only feeds its tokens. Its result is what the cache then holds."""
+
+    def specs(self, num_rows: int) -> list[SampleSpec | None]:
+        return [None] * num_rows
+
+    def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
+        pass
+
+    def absorb(self, samples: list[Sample]) -> None:
+        pass
+
+    @property
+    def result(self) -> list[int]:
+        return list(self.sequence.tokens)
+
+
+class Stream:
+    """A session without a model: `feed` stands for the engine's steps."""
+
+    def __init__(self, caches_prefixes: bool = True, settle: Settle | None = None) -> None:
+        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, lambda sources, destinations: None, caches_prefixes)
+        self.session = Session(self.pool, 512, self._make_room, itertools.count().__next__, WorkerCounts(), settle)
+
+    def _make_room(self, state: SequenceState, length: int) -> None:
+        reserve(self.pool, state, length, self.session.states)
+
+    def send(self, *commands: Command) -> None:
+        for command in commands:
+            self.session.execute(command)
+
+    def feed(self, num_rows: int | None = None) -> None:
+        """Feeds up to `num_rows` pending rows of each job, or all."""
+        for state in self.session.states:
+            if state.job is not None:
+                state.sequence.tokens += state.job.pending[:num_rows]
+                state.job.pending = state.job.pending[num_rows:] if num_rows is not None else []
+                if state.job.is_done:
+                    self.session.finish_job(state)
+
+    @property
+    def results(self) -> dict[int, Any]:
+        """By command id, but not that a sequence was opened."""
+        return {answer.command_id: answer.result for answer in self.session.answers}
+
+
+def opening(sequence_id: int) -> Open:
+    """Its command id is that of the sequence, the thousands before it."""
+    return Open(1000 * sequence_id, sequence_id, OPTIONS)
+
+
+def start(command_id: int, sequence_id: int, tokens: list[int], position: int = 0) -> Start:
+    return Start(command_id, sequence_id, position, tokens, 0, len(tokens) - 1, ReadingJob)
+
+
+@pytest.mark.parametrize("num_fed", [0, 10])
+def test_a_unary_truncate_beyond_the_end_is_refused_and_drops_nothing(num_fed: int) -> None:
+    stream, tokens = Stream(), list(range(100))
+    stream.send(opening(1), start(1, 1, tokens))
+    stream.feed(num_fed)
+    with pytest.raises(OutOfRange, match=f"length is 50, but the cache holds {num_fed} tokens"):
+        stream.session.truncate_now(1, 50)
+    stream.feed()
+    assert stream.results[1] == tokens
+
+
+def test_a_unary_truncate_of_what_is_not_fed_yet_lets_the_sequence_begin_anew() -> None:
+    stream = Stream()
+    stream.send(opening(1), start(1, 1, list(range(100))))
+    assert stream.session.truncate_now(1, 0) == 0
+    assert stream.pool.num_free == NUM_BLOCKS
+    stream.send(start(2, 1, [1, 2, 3]))
+    stream.feed()
+    assert stream.results[2] == [1, 2, 3]
+
+
+def end_by_a_fork(stream: Stream) -> None:
+    stream.send(opening(2), Fork(2, 2, 1, 100), Release(3, 1))
+
+
+def end_by_a_dropped_job(stream: Stream) -> None:
+    stream.send(start(2, 1, [7], position=100), Truncate(3, 1, 99))
+
+
+def end_by_a_failed_job(stream: Stream) -> None:
+    stream.send(start(2, 1, [7], position=100))
+    stream.session.fail_job(stream.session.states[0], InternalError("a fault"))
+
+
+@pytest.mark.parametrize("end", [end_by_a_fork, end_by_a_dropped_job, end_by_a_failed_job])
+def test_however_a_sequence_became_idle_it_gives_way_when_it_was_so_for_long(
+    end: Callable[[Stream], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream()
+    stream.send(opening(1), start(1, 1, list(range(100))))
+    stream.feed()
+    stream.session.states[0].idle_since_s -= 2 * eviction.LONG_S
+    end(stream)
+    stream.send(opening(3), start(4, 3, [9] * 100))
+    assert isinstance(stream.results[4], ResourceExhausted)
+    monkeypatch.setattr(eviction, "LONG_S", -1.0)
+    stream.send(Truncate(5, 3, 0), start(6, 3, [9] * 100))
+    stream.feed()
+    assert stream.results[6] == [9] * 100
+
+
+@pytest.mark.parametrize("caches_prefixes", [True, False])
+def test_what_the_cache_held_before_decides_no_order(caches_prefixes: bool) -> None:
+    stream, tokens = Stream(caches_prefixes), list(range(40))
+    stream.send(opening(1), start(1, 1, tokens))
+    stream.feed()
+    stream.send(Release(2, 1), opening(2), start(3, 2, tokens), Truncate(4, 2, 20))
+    stream.feed()
+    assert stream.results[3] == tokens
+    assert stream.session.states[0].sequence.length == 20
+
+
+def test_a_failed_job_leaves_nothing_of_what_it_took_over() -> None:
+    stream, tokens = Stream(), list(range(40))
+    stream.send(opening(1), start(1, 1, tokens))
+    stream.feed()
+    stream.send(Release(2, 1), opening(2), start(3, 2, tokens))
+    [state] = stream.session.states
+    assert state.job is not None
+    assert state.job.num_cached_tokens == 32
+    stream.session.fail_job(state, InternalError("a fault"))
+    assert stream.session.answers[-1].cache_length == 0
+    assert stream.pool.num_free == NUM_BLOCKS
+
+
+def test_an_account_tells_what_was_read_from_what_was_held() -> None:
+    accounts: list[Account] = []
+    stream = Stream(settle=lambda options, account: accounts.append(account))
+    for sequence_id in (1, 2):
+        stream.send(opening(sequence_id), start(2 * sequence_id, sequence_id, list(range(40))))
+        stream.feed()
+        stream.send(Release(2 * sequence_id + 1, sequence_id))
+    assert [(account.read_tokens, account.cached_tokens) for account in accounts] == [(40, 0), (8, 32)]
