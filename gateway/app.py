@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 from gateway.config import GatewaySettings
 from gateway.describing import Describing
-from gateway.errors import HttpError, internal, of_paceline, refuse
+from gateway.errors import HttpError, of_paceline, refuse
 from gateway.forms import ChatForm, TextForm
 from gateway.gateway import Gateway
 from gateway.generating import Generating
@@ -63,7 +63,7 @@ def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
     ]
     handlers: dict[Any, Any] = {
         HttpError: on_http_error, PacelineError: on_paceline_error, HTTPException: on_framework_error,
-        RecursionError: on_depth, Exception: on_fault,
+        RecursionError: on_depth,
     }  # fmt: skip
     middleware = make_middleware(settings, gateway.metrics, spans)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
@@ -113,8 +113,3 @@ async def on_framework_error(request: Request, error: Exception) -> Response:
 async def on_depth(request: Request, error: Exception) -> Response:
     """Whoever looked into the body ran out of depth."""
     return error_response(refuse("body", "the body is nested too deeply"))
-
-
-async def on_fault(request: Request, error: Exception) -> Response:
-    """Starlette has logged it by the time this answers."""
-    return error_response(internal())

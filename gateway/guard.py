@@ -6,11 +6,11 @@ import logging
 import time
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import request_ids
-from gateway.errors import HttpError, too_many, unauthorized
+from gateway.errors import HttpError, internal, too_many, unauthorized
 from gateway.json_response import error_response
 from gateway.metrics import GatewayMetrics
 from paceline.keys import KeyRing
@@ -32,7 +32,8 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Guard:
-    """In front of the application. Puts the caller's key and its owner's name into the request's state."""
+    """In front of the application: whatever it raises becomes an answer here. Puts the caller's key into the request's
+    state."""
 
     def __init__(
         self, app: ASGIApp, keys: KeyRing | None, max_open: int, loopback_only: bool, metrics: GatewayMetrics
@@ -71,8 +72,15 @@ class Guard:
             name = self._admit(scope["path"], headers, key)
             await self._app(scope, receive, send_noted)
         except HttpError as error:
-            response: Response = error_response(error)
-            await response(scope, receive, send_noted)
+            await error_response(error)(scope, receive, send_noted)
+        except ClientDisconnect:
+            # It went away while it sent its body: there is nobody to answer.
+            pass
+        except Exception as error:
+            if status:
+                raise
+            log.exception("a request failed", exc_info=error)
+            await error_response(internal())(scope, receive, send_noted)
         finally:
             self.num_open -= 1
             self._metrics.count_open(-1)
