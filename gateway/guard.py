@@ -3,6 +3,7 @@
 import base64
 import binascii
 import logging
+import re
 import time
 
 from starlette.datastructures import Headers
@@ -13,7 +14,7 @@ from gateway import request_ids
 from gateway.errors import HttpError, internal, too_many, unauthorized
 from gateway.json_response import error_response
 from gateway.metrics import GatewayMetrics
-from paceline.keys import KeyRing
+from paceline.keys import KeyRing, is_loopback
 from paceline.observability.logs import with_fields
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,8 @@ COUNTED_PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/deployment", "/tokenize", "/detokenize", "/tokenizer_info",
     *QUIET_PATHS, "/",
 )  # fmt: skip
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+# A Host header: a name or an address, IPv6 in brackets, and perhaps a port.
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
 
 
 class Guard:
@@ -98,7 +100,7 @@ class Guard:
     def _admit(self, path: str, headers: Headers, key: str | None) -> str | None:
         """The name of the key's owner. Raises HttpError."""
         host = headers.get("host", "localhost")
-        if self._loopback_only and not _is_loopback(host):
+        if self._loopback_only and not is_loopback(_host_in(host)):
             raise HttpError(403, "this gateway answers on loopback only", "permission_error", code="wrong_host")
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return None
@@ -113,9 +115,10 @@ class Guard:
         return name
 
 
-def _is_loopback(host: str) -> bool:
-    """Of a Host header, with or without a port."""
-    return host in LOOPBACK_HOSTS or host.rpartition(":")[0] in LOOPBACK_HOSTS
+def _host_in(header: str) -> str:
+    """Of a Host header, with or without a port; "" for what is none."""
+    found = _HOST.fullmatch(header)
+    return found[1] if found else ""
 
 
 def _key_of(headers: Headers) -> str | None:

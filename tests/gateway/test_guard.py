@@ -78,10 +78,22 @@ async def test_unknown_paths_and_methods_are_told_in_openais_shape(
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_a_page_whose_name_points_here_is_not_served(http: httpx2.AsyncClient) -> None:
-    response = await http.get("/v1/models", headers={"host": "evil.example:8000"})
+@pytest.mark.parametrize(
+    "named",
+    ["evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example:80", "unix:80", "127.1", "0.0.0.0", "[::]:80",
+     "[127.0.0.1:80", "localhost:80@evil.example", "localhost:80:80", "192.168.0.1", ""],
+)  # fmt: skip
+async def test_a_page_whose_name_points_here_is_not_served(http: httpx2.AsyncClient, named: str) -> None:
+    response = await http.get("/v1/models", headers={"host": named})
     assert response.status_code == 403
     assert response.json()["error"]["code"] == "wrong_host"
+
+
+@pytest.mark.parametrize(
+    "named", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.2:8178", "127.8.8.8", "[::1]", "[::1]:8000"]
+)
+async def test_all_of_loopback_is_served(http: httpx2.AsyncClient, named: str) -> None:
+    assert (await http.get("/v1/models", headers={"host": named})).status_code == 200
 
 
 async def test_an_unknown_model_is_not_found_and_names_the_one_that_is(client: openai.OpenAI) -> None:
