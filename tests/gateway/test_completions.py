@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 import torch
@@ -113,3 +114,17 @@ def test_tokens_of_half_a_character_do_not_overwrite_one_another(real_client: op
     assert found is not None
     assert any(text.startswith("bytes:\\x") for text in found.tokens or [])
     assert all(len(each) >= 5 for each in (found.top_logprobs or [])[1:])
+
+
+async def test_tokens_that_could_not_come_have_the_lowest_log_probability(http: httpx2.AsyncClient) -> None:
+    asked = {"max_tokens": 2, "allowed_token_ids": [5, 6]}
+    response = await http.post("/v1/completions", json={"prompt": "t1", "logprobs": 4, **asked})
+    of_text = response.json()["choices"][0]["logprobs"]
+    messages = [{"role": "user", "content": "x"}]
+    response = await http.post(
+        "/v1/chat/completions", json={"messages": messages, "logprobs": True, "top_logprobs": 4, **asked}
+    )
+    of_chat = response.json()["choices"][0]["logprobs"]["content"]
+    likeliest = [list(each.values()) for each in of_text["top_logprobs"]]
+    likeliest += [[other["logprob"] for other in each["top_logprobs"]] for each in of_chat]
+    assert [logprobs[2:] for logprobs in likeliest] == [[-9999.0] * 2] * 4
