@@ -107,7 +107,10 @@ async def on_framework_error(request: Request, error: Exception) -> Response:
     """No such path, or not by this method."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:100]}: {error.detail}"
-    return error_response(HttpError(error.status_code, message, "invalid_request_error"))
+    response = error_response(HttpError(error.status_code, message, "invalid_request_error"))
+    # Which methods there are: the files of the page are silent about theirs.
+    response.headers.update(error.headers or ({"allow": "GET, HEAD"} if error.status_code == 405 else {}))
+    return response
 
 
 async def on_depth(request: Request, error: Exception) -> Response:

@@ -67,15 +67,18 @@ async def test_a_body_that_is_nested_too_deeply_is_refused(http: httpx2.AsyncCli
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405)],
-)
+    ("method", "path", "status", "allowed"),
+    [("GET", "/v1/nothing", 404, None), ("GET", "/static/nothing", 404, None), ("GET", "/v1/completions", 405, {"POST"}),
+     ("POST", "/health", 405, {"GET", "HEAD"}), ("POST", "/static/page.js", 405, {"GET", "HEAD"})],
+)  # fmt: skip
 async def test_unknown_paths_and_methods_are_told_in_openais_shape(
-    http: httpx2.AsyncClient, method: str, path: str, status: int
+    http: httpx2.AsyncClient, method: str, path: str, status: int, allowed: set[str] | None
 ) -> None:
     response = await http.request(method, path)
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert ("allow" in response.headers) == (allowed is not None)
+    assert set(response.headers.get("allow", "").split(", ")) == (allowed or {""})
 
 
 @pytest.mark.parametrize(
