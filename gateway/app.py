@@ -18,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 from gateway.config import GatewaySettings
 from gateway.describing import Describing
 from gateway.errors import HttpError, of_paceline, refuse
+from gateway.fields import names_at
 from gateway.forms import ChatForm, TextForm
 from gateway.gateway import Gateway
 from gateway.generating import Generating
@@ -100,7 +101,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 async def on_paceline_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PacelineError)
     note_failure(error)
-    return error_response(of_paceline(error))
+    return error_response(of_paceline(error, names_at(request.scope["path"])))
 
 
 async def on_framework_error(request: Request, error: Exception) -> Response:

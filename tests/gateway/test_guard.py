@@ -58,12 +58,15 @@ async def test_what_is_no_json_object_is_refused(
     assert response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("depth", [900, 1000])
 @pytest.mark.parametrize("name", ["temperature", "chat_template_kwargs", "stop"])
-async def test_a_body_that_is_nested_too_deeply_is_refused(http: httpx2.AsyncClient, name: str) -> None:
-    value = '{"a":' * 900 + "1" + "}" * 900
+async def test_a_body_that_is_nested_too_deeply_is_refused(http: httpx2.AsyncClient, name: str, depth: int) -> None:
+    value = '{"a":' * depth + "1" + "}" * depth
     content = f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1, "{name}": {value}}}'
     response = await http.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] in ("body", name, "messages"), error
 
 
 @pytest.mark.parametrize(
