@@ -17,7 +17,8 @@ from starlette.staticfiles import StaticFiles
 
 from gateway.config import GatewaySettings
 from gateway.describing import Describing
-from gateway.errors import HttpError, internal, of_paceline, refuse
+from gateway.errors import HttpError, of_paceline, refuse
+from gateway.fields import names_at
 from gateway.forms import ChatForm, TextForm
 from gateway.gateway import Gateway
 from gateway.generating import Generating
@@ -63,7 +64,7 @@ def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
     ]
     handlers: dict[Any, Any] = {
         HttpError: on_http_error, PacelineError: on_paceline_error, HTTPException: on_framework_error,
-        RecursionError: on_depth, Exception: on_fault,
+        RecursionError: on_depth,
     }  # fmt: skip
     middleware = make_middleware(settings, gateway.metrics, spans)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
@@ -100,21 +101,19 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 async def on_paceline_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PacelineError)
     note_failure(error)
-    return error_response(of_paceline(error))
+    return error_response(of_paceline(error, names_at(request.scope["path"])))
 
 
 async def on_framework_error(request: Request, error: Exception) -> Response:
     """No such path, or not by this method."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:100]}: {error.detail}"
-    return error_response(HttpError(error.status_code, message, "invalid_request_error"))
+    response = error_response(HttpError(error.status_code, message, "invalid_request_error"))
+    # Which methods there are: the files of the page are silent about theirs.
+    response.headers.update(error.headers or ({"allow": "GET, HEAD"} if error.status_code == 405 else {}))
+    return response
 
 
 async def on_depth(request: Request, error: Exception) -> Response:
     """Whoever looked into the body ran out of depth."""
     return error_response(refuse("body", "the body is nested too deeply"))
-
-
-async def on_fault(request: Request, error: Exception) -> Response:
-    """Starlette has logged it by the time this answers."""
-    return error_response(internal())

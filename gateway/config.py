@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import CliToggleFlag, SettingsConfigDict
 
 from paceline.errors import ConfigError
-from paceline.keys import require_keys_or_loopback
+from paceline.keys import find_key, require_keys_or_loopback
 from paceline.rpc.channel import check_address
 from paceline.rpc.settings import ServersTlsSettings, TlsSettings
 from paceline.settings import ListenAddress, ServiceSettings, as_value_error
@@ -54,6 +54,11 @@ class GatewaySettings(TlsSettings, ServersTlsSettings, ServiceSettings):
             )
         except ConfigError as error:
             raise ValueError(str(error)) from error
+        return self
+
+    @model_validator(mode="after")
+    def _can_send_its_own_key(self) -> "GatewaySettings":
+        as_value_error(lambda: find_key(None))
         return self
 
     @property

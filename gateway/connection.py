@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import HttpError
@@ -15,7 +16,7 @@ HEADERS_TIMEOUT_S = 20.0
 
 
 class Connection(HttpToolsProtocol):
-    """Closed when headers are too many or too slow: neither httptools nor uvicorn bounds them."""
+    """Closed when headers are too many or too slow: neither httptools nor uvicorn bounds them. Speaks HTTP/1.1 alone."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -32,7 +33,13 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         was_waiting = self._timer is not None
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._timer is None:
             # The rest is a body, which has bounds of its own.
             self._num_header_bytes = 0
@@ -50,8 +57,38 @@ class Connection(HttpToolsProtocol):
         self._await_headers()
 
     def on_headers_complete(self) -> None:
+        if self._is_offer:
+            return
         self._have_headers()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._is_offer:
+            super().on_message_complete()
+
+    @property
+    def _is_offer(self) -> bool:
+        """Whether the client would rather go on in another protocol, such as h2c, behind these headers."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _parse(self, data: bytes) -> None:
+        """An offer of another protocol is ignored (RFC 9110, 7.8): the request is read as if it held none. httptools
+        takes what is behind it for that protocol's, and not for the request's body."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                data = self._head_without_offer() + data[offer.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _head_without_offer(self) -> bytes:
+        """The first line and the headers that were parsed last."""
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def _await_headers(self) -> None:
         self._have_headers()

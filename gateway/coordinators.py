@@ -84,12 +84,13 @@ class Coordinators:
         most = MOST_OVER_MEAN * (sum(each.num_open for each in self._all) + 1) / len(self._all)
         return sorted(self._all, key=lambda each: (each.is_away, each.num_open >= most, rank(each)))
 
-    async def describe(self, key: str | None) -> Deployment:
-        """Models, limits and defaults, at most 10 s old. With a key they are asked for anew: the coordinator checks it.
-        Raises Unavailable if no coordinator answers."""
+    async def describe(self, key: str | None, as_it_is_now: bool = False) -> Deployment:
+        """Models, limits and defaults, at most 10 s old. They are asked for anew with a key, which the coordinator
+        checks, and for `as_it_is_now`. Raises Unavailable if no coordinator answers."""
 
         async def ask(each: Coordinator) -> Deployment:
-            if key is None and each.described is not None and time.monotonic() < each.described_until_s:
+            may_be_known = key is None and not as_it_is_now
+            if may_be_known and each.described is not None and time.monotonic() < each.described_until_s:
                 return each.described
             each.described = await each.client_for(key).describe()
             each.described_until_s = time.monotonic() + DESCRIBED_S

@@ -64,8 +64,8 @@ class Describing:
         return JsonResponse(self._card(deployment))
 
     async def deployment(self, request: Request) -> Response:
-        """Both models, limits, and the defaults of speculation."""
-        found = await self._describe(request)
+        """Both models, limits, the defaults of speculation, and how many generations run."""
+        found = await self._gateway.coordinators.describe(key_of(request), as_it_is_now=True)
         return JsonResponse(
             {
                 "version": found.version,

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from paceline import errors
@@ -9,7 +11,10 @@ from paceline import errors
 # Of an error that says nothing of when to come again, in seconds.
 RETRY_AFTER_S = 1
 # How a message of ours begins that names a field: "top_p is 2.0; it must be ...".
-_NAMED_FIELD = re.compile(r"([\w.\[\]]+)( is |: )")
+_NAMED_FIELD = re.compile(r"([\w.\[\]]+)(?= is |: | can't )")
+# What clients call fields that are called otherwise here (fields.py).
+Names = Mapping[str, str]
+SAME_NAMES: Names = MappingProxyType({})
 _TOO_LONG = re.compile(r"^prompt is '\d+ tokens'; it must be at most|^(text|chat\.messages) is '\d+ characters'")
 
 
@@ -31,8 +36,8 @@ class HttpError(Exception):
         return more if self.retry_after_s is None else {"retry-after": str(self.retry_after_s), **more}
 
 
-def refuse(name: str, message: str, code: str | None = None) -> HttpError:
-    """A request whose field `name` can't be served."""
+def refuse(name: str | None, message: str, code: str | None = None) -> HttpError:
+    """A request whose field `name` can't be served. None: the message tells what it is."""
     return HttpError(400, message, "invalid_request_error", name, code)
 
 
@@ -54,14 +59,16 @@ def too_many(message: str, retry_after_s: float | None = None) -> HttpError:
     return HttpError(429, message, "rate_limit_error", code="rate_limit_exceeded", retry_after_s=wait_s)
 
 
-def of_paceline(error: errors.PacelineError) -> HttpError:
+def of_paceline(error: errors.PacelineError, names: Names = SAME_NAMES) -> HttpError:
     """What a coordinator, or a check of ours, says, in HTTP's words."""
     message = str(error)
     match error:
         case errors.InvalidArgument() | errors.OutOfRange():
-            named = _NAMED_FIELD.match(message)
             code = "context_length_exceeded" if _TOO_LONG.match(message) else None
-            return refuse(named[1] if named else "", message, code)
+            if named := _NAMED_FIELD.match(message):
+                name = names.get(named[1], named[1])
+                return refuse(name, name + message[named.end() :], code)
+            return refuse(None, message, code)
         case errors.Unauthenticated():
             return unauthorized(message)
         case errors.PermissionDenied():
@@ -74,12 +81,12 @@ def of_paceline(error: errors.PacelineError) -> HttpError:
             return HttpError(500, message, "server_error")
 
 
-def of_exception(error: BaseException) -> Any:
+def of_exception(error: BaseException, names: Names = SAME_NAMES) -> Any:
     """The body for an error in mid-stream, whatever it is; what is not ours stays inside."""
     if isinstance(error, HttpError):
         return error.body
     if isinstance(error, errors.PacelineError):
-        return of_paceline(error).body
+        return of_paceline(error, names).body
     return internal().body
 
 

@@ -10,7 +10,7 @@ A field that is in no table is refused by its name. docs/http.md has these table
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.errors import refuse
+from gateway.errors import SAME_NAMES, Names, refuse
 
 # Fields of SamplingParams that have the same name and meaning here.
 SAMPLING = {
@@ -113,6 +113,27 @@ STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscatio
 # Of `speculation`, those that go together.
 DRAFT_LENGTH = ("draft_tokens", "draft_min", "draft_max", "entropy_beta")
 SPECULATION = ("enabled", "drafter", *DRAFT_LENGTH, "rule", "coupled", "lenience", "draft_temperature")
+# What fields are called where a coordinator, or a check of ours, finds fault with them, and what clients call them.
+_OF_SPECULATION = {name: f"speculation.{name}" for name in SPECULATION} | {
+    "num_draft_tokens": "speculation.draft_tokens"
+}
+_OF_PROMPT = {"text": "prompt", "token_ids": "prompt"}
+_OF_MESSAGES = {
+    "chat": "messages", "chat.messages": "messages",
+    "chat.template_options": "chat_template_kwargs", "template_options": "chat_template_kwargs",
+}  # fmt: skip
+CHAT_NAMES: Names = {**_OF_SPECULATION, **_OF_MESSAGES, "prompt": "messages", "logprobs": "top_logprobs"}
+_NAMES: dict[str, Names] = {
+    "/v1/chat/completions": CHAT_NAMES,
+    "/v1/completions": {**_OF_SPECULATION, **_OF_PROMPT, "prompt_logprobs": "logprobs"},
+    "/tokenize": {**_OF_MESSAGES, **_OF_PROMPT},
+    "/detokenize": {"token_ids": "tokens"},
+}
+
+
+def names_at(path: str) -> Names:
+    """What the endpoint's fields are called by its clients, where that is another name than ours."""
+    return _NAMES.get(path, SAME_NAMES)
 
 
 def check_fields(body: Mapping[str, Any], own: Mapping[str, str]) -> None:

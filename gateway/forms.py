@@ -7,6 +7,8 @@ from typing import Any, Protocol
 from gateway.tokens import TokenTexts
 from paceline.results import TokenLogprobs
 
+# What JSON can't say, minus infinity, in OpenAI's words: of tokens that could not come.
+LOWEST = -9999.0
 # Tokens with what is known of them: nothing of a prompt's first.
 Tokens = Sequence[tuple[int, TokenLogprobs | None]]
 
@@ -53,7 +55,7 @@ class ChatForm:
 
     def logprobs(self, tokens: Tokens, texts: TokenTexts, offset: int) -> Any:
         def entry(token: int, logprob: float) -> dict[str, Any]:
-            return {"token": texts[token].text, "logprob": logprob, "bytes": list(texts[token].utf8)}
+            return {"token": texts[token].text, "logprob": _finite(logprob), "bytes": list(texts[token].utf8)}
 
         content = []
         for token, each in tokens:
@@ -92,16 +94,20 @@ class TextForm:
             by_text: dict[str, float] = {}
             # Likeliest first: of two tokens with the same text the likelier one stays.
             for other, logprob in zip(each.top_token_ids, each.top_logprobs, strict=True):
-                by_text.setdefault(texts[other].text, logprob)
-            by_text.setdefault(texts[token].text, each.logprob)
+                by_text.setdefault(texts[other].text, _finite(logprob))
+            by_text.setdefault(texts[token].text, _finite(each.logprob))
             likeliest.append(by_text)
         names = [texts[token].text for token, _ in tokens]
         return {
             "tokens": names,
-            "token_logprobs": [None if each is None else each.logprob for _, each in tokens],
+            "token_logprobs": [None if each is None else _finite(each.logprob) for _, each in tokens],
             "top_logprobs": likeliest,
             "text_offset": [offset + at for at in accumulate(map(len, names), initial=0)][:-1],
         }
 
     def join(self, parts: list[Any]) -> Any:
         return {name: [each for part in parts for each in part[name]] for name in parts[0]} if parts else None
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST)

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from gateway.bodies import read_body
+from gateway.fields import names_at
 from gateway.forms import Form
 from gateway.gateway import Gateway, key_of
 from gateway.json_response import JsonResponse
@@ -44,7 +45,7 @@ class Generating:
             asked = await self._with_ids(asked, key)
         reply = Reply(self._form, asked, gateway.model_name(deployment), gateway.coordinators, gateway.texts, key)
         if asked.is_stream:
-            await send_events(reply.chunks(), send)
+            await send_events(reply.chunks(), send, names_at(request.scope["path"]))
         else:
             response = JsonResponse(await reply.whole())
             await response(request.scope, request.receive, send)

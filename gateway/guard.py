@@ -3,17 +3,18 @@
 import base64
 import binascii
 import logging
+import re
 import time
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import request_ids
-from gateway.errors import HttpError, too_many, unauthorized
+from gateway.errors import HttpError, internal, too_many, unauthorized
 from gateway.json_response import error_response
 from gateway.metrics import GatewayMetrics
-from paceline.keys import KeyRing
+from paceline.keys import KeyRing, is_loopback
 from paceline.observability.logs import with_fields
 
 log = logging.getLogger(__name__)
@@ -28,11 +29,13 @@ COUNTED_PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/deployment", "/tokenize", "/detokenize", "/tokenizer_info",
     *QUIET_PATHS, "/",
 )  # fmt: skip
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+# A Host header: a name or an address, IPv6 in brackets, and perhaps a port.
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
 
 
 class Guard:
-    """In front of the application. Puts the caller's key and its owner's name into the request's state."""
+    """In front of the application: whatever it raises becomes an answer here. Puts the caller's key into the request's
+    state."""
 
     def __init__(
         self, app: ASGIApp, keys: KeyRing | None, max_open: int, loopback_only: bool, metrics: GatewayMetrics
@@ -71,8 +74,15 @@ class Guard:
             name = self._admit(scope["path"], headers, key)
             await self._app(scope, receive, send_noted)
         except HttpError as error:
-            response: Response = error_response(error)
-            await response(scope, receive, send_noted)
+            await error_response(error)(scope, receive, send_noted)
+        except ClientDisconnect:
+            # It went away while it sent its body: there is nobody to answer.
+            pass
+        except Exception as error:
+            if status:
+                raise
+            log.exception("a request failed", exc_info=error)
+            await error_response(internal())(scope, receive, send_noted)
         finally:
             self.num_open -= 1
             self._metrics.count_open(-1)
@@ -90,7 +100,7 @@ class Guard:
     def _admit(self, path: str, headers: Headers, key: str | None) -> str | None:
         """The name of the key's owner. Raises HttpError."""
         host = headers.get("host", "localhost")
-        if self._loopback_only and not _is_loopback(host):
+        if self._loopback_only and not is_loopback(_host_in(host)):
             raise HttpError(403, "this gateway answers on loopback only", "permission_error", code="wrong_host")
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return None
@@ -105,9 +115,10 @@ class Guard:
         return name
 
 
-def _is_loopback(host: str) -> bool:
-    """Of a Host header, with or without a port."""
-    return host in LOOPBACK_HOSTS or host.rpartition(":")[0] in LOOPBACK_HOSTS
+def _host_in(header: str) -> str:
+    """Of a Host header, with or without a port; "" for what is none."""
+    found = _HOST.fullmatch(header)
+    return found[1] if found else ""
 
 
 def _key_of(headers: Headers) -> str | None:

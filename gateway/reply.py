@@ -13,7 +13,6 @@ from gateway.rounds import Rounds
 from gateway.tokens import TokenTexts
 from gateway.tracing import trace_body
 from gateway.usage import Usage
-from paceline.client import Prompt
 from paceline.results import Piece, TokenLogprobs
 
 
@@ -101,31 +100,34 @@ class Reply:
     async def _take(self, choice: Choice, prompt: int, piece: Piece, is_first: bool) -> tuple[str, Any]:
         """What a round adds to its choice: text, and log-probabilities where they are asked for."""
         text = piece.text
-        tokens: list[tuple[int, TokenLogprobs | None]] = list(zip(piece.token_ids, piece.logprobs, strict=False))
+        scores = self._request.sampling.logprobs is not None
+        tokens: list[tuple[int, TokenLogprobs | None]] = []
         if self._request.hides_output:
-            text, tokens = "", []
+            text = ""
+        elif scores:
+            tokens += zip(piece.token_ids, piece.logprobs, strict=True)
         self._usage.count(0 if self._request.hides_output else len(piece.token_ids))
         if piece.finish is not None:
             choice.reason = "length" if self._request.hides_output else piece.finish.reason
             self._usage.finish(choice.index, prompt, piece.finish)
         if is_first and self._request.echo:
-            echoed, of_prompt = await self._echo(self._request.prompts[prompt], piece)
-            text, tokens = echoed + text, of_prompt + tokens
-        if self._request.sampling.logprobs is None:
+            ids = [token for token in self._request.prompts[prompt] if isinstance(token, int)]
+            text = await self._text_of(ids) + text
+            if scores:
+                # Nothing is said of a prompt's first token.
+                tokens[:0] = zip(ids, [None, *piece.prompt_logprobs], strict=True)
+        if not scores:
             return text, None
         await self._texts.learn({token for token, _ in tokens} | _likeliest(tokens), self._key)
         logprobs = self._form.logprobs(tokens, self._texts, choice.offset)
         choice.offset += sum(len(self._texts[token].text) for token, _ in tokens)
         return text, logprobs
 
-    async def _echo(self, prompt: Prompt, piece: Piece) -> tuple[str, list[tuple[int, TokenLogprobs | None]]]:
-        """The prompt's text and tokens, with what was said of each from the second on."""
-        ids = [token for token in prompt if isinstance(token, int)]
+    async def _text_of(self, ids: list[int]) -> str:
         found = await self._coordinators.ask(
             "", lambda each: each.client_for(self._key).detokenize(ids, skip_special_tokens=False)
         )
-        of_prompt: list[TokenLogprobs | None] = [None, *piece.prompt_logprobs]
-        return found.text, list(zip(ids, of_prompt, strict=False))
+        return found.text
 
 
 def _likeliest(tokens: list[tuple[int, TokenLogprobs | None]]) -> set[int]:

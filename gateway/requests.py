@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.bodies import flag, get
-from gateway.errors import refuse
-from gateway.fields import CHAT, DRAFT_LENGTH, SAMPLING, SPECULATION, STREAM_OPTIONS, TEXT, check_fields
+from gateway.errors import of_paceline, refuse
+from gateway.fields import CHAT, CHAT_NAMES, DRAFT_LENGTH, SAMPLING, SPECULATION, STREAM_OPTIONS, TEXT, check_fields
 from gateway.prompts import messages_of, prompts_of, text_of
 from paceline.client import Prompt
+from paceline.errors import InvalidArgument
 from paceline.results import Deployment
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
@@ -41,9 +42,8 @@ class HttpRequest:
 def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
     """Of /v1/chat/completions. Raises HttpError and InvalidArgument, both naming the field."""
     check_fields(body, CHAT)
-    most = get(body, "max_completion_tokens", int, "a whole number")
-    if most is None:
-        most = get(body, "max_tokens", int, "a whole number")
+    name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    most = get(body, name, int, "a whole number")
     top = None
     if flag(body, "logprobs"):
         top = get(body, "top_logprobs", int, "a whole number in [0, 20]", 0)
@@ -52,7 +52,12 @@ def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
     options = get(body, "chat_template_kwargs", dict, "an object")
     if not flag(body, "add_generation_prompt", True):
         raise refuse("add_generation_prompt", "add_generation_prompt is false; it must be true")
-    sampling = _sampling(body, max_tokens=deployment.target.max_model_len if most is None else most, logprobs=top)
+    if most is None:
+        most = deployment.target.max_model_len
+    try:
+        sampling = _sampling(body, max_tokens=most, logprobs=top)
+    except InvalidArgument as error:
+        raise of_paceline(error, {**CHAT_NAMES, "max_tokens": name}) from None
     return _request(body, deployment, [messages_of(body)], sampling, template_options=options)
 
 

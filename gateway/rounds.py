@@ -27,16 +27,32 @@ def beginning_of(prompt: Prompt) -> str:
     return str(prompt if isinstance(prompt, str) else prompt[:64])[:BEGINNING_CHARACTERS]
 
 
-async def as_rounds(pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
-    """Pieces that are rounds: what of a long prompt's log-probabilities came ahead of the first one is a part of it."""
-    ahead: list[TokenLogprobs] = []
+async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) -> AsyncGenerator[Piece, None]:
+    """Pieces that are rounds. With `scores_prompt` each choice's first one has the prompt's log-probabilities: they come
+    with the first choice alone, of a long prompt in pieces ahead; rounds of others wait for them."""
+    of_prompt: list[TokenLogprobs] = []
+    is_scored, waiting = not scores_prompt, list[Piece]()
+    begun: set[int] = set()
+
+    def with_prompt(piece: Piece) -> Piece:
+        is_first = piece.index not in begun
+        begun.add(piece.index)
+        return replace(piece, prompt_logprobs=of_prompt) if is_first and of_prompt else piece
+
     async with aclosing(pieces):
         async for piece in pieces:
-            if piece.prompt_logprobs and not piece.token_ids:
-                ahead += piece.prompt_logprobs
+            if not is_scored and piece.index != 0:
+                waiting.append(piece)
                 continue
-            yield replace(piece, prompt_logprobs=ahead + piece.prompt_logprobs) if ahead else piece
-            ahead = []
+            if not is_scored:
+                of_prompt += piece.prompt_logprobs
+                if piece.prompt_logprobs and not piece.token_ids:
+                    continue
+                is_scored = True
+            yield with_prompt(piece)
+            for each in waiting:
+                yield with_prompt(each)
+            waiting = []
 
 
 class Rounds:
@@ -88,7 +104,7 @@ class Rounds:
                 trace=asked.is_traced, request_id=asked.request_id, cache_salt=asked.cache_salt,
                 template_options=asked.template_options,
             )  # fmt: skip
-            return as_rounds(pieces)
+            return as_rounds(pieces, sampling.prompt_logprobs is not None)
 
         rounds = self._coordinators.stream(beginning_of(prompt), self._key, start)
         with Watch(self._coordinators.metrics) as watch:

@@ -39,7 +39,7 @@ class Spanned:
         try:
             await self._app(scope, receive, send_noted)
         except Exception:
-            # The answer to it is made further out.
+            # In the midst of an answer, whose status says nothing of it.
             status = 500
             raise
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Send
 
-from gateway.errors import of_exception
+from gateway.errors import SAME_NAMES, Names, of_exception
 from gateway.spans import note_failure
 from paceline.errors import PacelineError
 
@@ -27,9 +27,11 @@ def event(body: Any) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
-async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: Send) -> None:
+async def send_events(
+    chunks: AsyncGenerator[list[dict[str, Any]], None], send: Send, names: Names = SAME_NAMES
+) -> None:
     """Sends the stream: what comes together goes out together. Raises what comes before the first chunk; an error
-    behind it is an event, the last but [DONE].
+    behind it is an event, the last but [DONE]. `names`: of fields, in errors.
 
     `send` waits where the client does not read, so this holds no more than one round.
     """
@@ -44,7 +46,7 @@ async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: 
             if not isinstance(error, PacelineError):
                 log.exception("a stream failed", exc_info=error)
             note_failure(error)
-            await _send(send, [of_exception(error)])
+            await _send(send, [of_exception(error, names)])
     await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
 

@@ -34,10 +34,16 @@ class TokenTexts:
         if len(self._known) + len(unknown) > MOST_KNOWN:
             self._known.clear()
             unknown = sorted(ids)
+        # A coordinator takes no more ids at once than its model takes tokens.
+        most = (await self._coordinators.describe(key)).target.max_model_len
+        for start in range(0, len(unknown), most):
+            await self._learn(unknown[start : start + most], key)
+
+    async def _learn(self, ids: list[int], key: str | None) -> None:
         found = await self._coordinators.ask(
-            "", lambda each: each.client_for(key).detokenize(unknown, skip_special_tokens=False)
+            "", lambda each: each.client_for(key).detokenize(ids, skip_special_tokens=False)
         )
-        for token, utf8 in zip(unknown, found.pieces, strict=True):
+        for token, utf8 in zip(ids, found.pieces, strict=True):
             self._known[token] = TokenText(_readable(utf8), utf8)
 
 

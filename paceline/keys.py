@@ -149,7 +149,12 @@ def require_keys_or_loopback(listen: str, has_keys: bool, no_keys: bool, has_cli
 def is_of_this_machine(listen: str) -> bool:
     if listen.startswith("unix:"):
         return True
-    host = listen.rpartition(":")[0].strip("[]")
+    return is_loopback(listen.rpartition(":")[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Of a name or an address; one of IPv6 may stand in brackets."""
+    host = host.removeprefix("[").removesuffix("]")
     if host.lower() == "localhost":
         return True
     try:

@@ -4,7 +4,7 @@ import { Answer } from "./answer.js";
 import { ApiError, getJson, setKey, stream } from "./api.js";
 import { compare } from "./compare.js";
 import { Controls } from "./controls.js";
-import { clone, count, fixed } from "./words.js";
+import { clone, count, fixed, randomText } from "./words.js";
 
 const FOLLOW_PX = 160;
 const NARROW = matchMedia("(max-width: 900px)");
@@ -77,6 +77,8 @@ async function send() {
   forgive();
   try {
     if (model !== null || (await connect())) await answer(prompt);
+  } catch (error) {
+    complain(error);
   } finally {
     setRunning(null);
   }
@@ -98,7 +100,7 @@ async function answer(prompt) {
     answers.push(pane);
     const request = { model, stream: true, stream_options: { include_usage: true }, trace: true, speculation };
     // What is compared is drafting: the second answer must not be copied from the first.
-    if (modes.length > 1) request.cache_salt = crypto.randomUUID();
+    if (modes.length > 1) request.cache_salt = randomText();
     const text = isChat ? { messages: asked } : { prompt };
     await run(pane, isChat ? "v1/chat/completions" : "v1/completions", { ...request, ...text, ...sampling });
     if (!pane.isWhole) break;

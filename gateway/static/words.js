@@ -37,3 +37,8 @@ export function element(name, { className = "", text = "" } = {}) {
 export function clone(id) {
   return document.getElementById(id).content.firstElementChild.cloneNode(true);
 }
+
+// 128 random bits. randomUUID is for HTTPS and loopback alone.
+export function randomText() {
+  return [...crypto.getRandomValues(new Uint32Array(4))].map((part) => part.toString(36)).join("-");
+}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 import torch
@@ -83,6 +84,28 @@ def test_scores_of_a_prompt_are_those_of_transformers(real_client: openai.OpenAI
     assert found.text_offset[:2] == [0, len(tokenizer.decode(ids[:1]))]
 
 
+@pytest.mark.parametrize("max_tokens", [0, 4])
+@pytest.mark.parametrize("length", [1, 7, 300])
+def test_each_choice_has_the_prompts_scores(client: openai.OpenAI, max_tokens: int, length: int) -> None:
+    ids = [5 + number for number in range(length)]
+    asked: Any = {
+        "model": "dummy:tiny", "prompt": [ids, ids[::-1]], "n": 2, "max_tokens": max_tokens, "echo": True, "logprobs": 2,
+        "seed": 1, "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
+    streamed: dict[int, list[float | None]] = {index: [] for index in range(4)}
+    for chunk in client.completions.create(**asked, stream=True):
+        for part in chunk.model_dump()["choices"]:
+            streamed[part["index"]] += part["logprobs"]["token_logprobs"]
+    choices = client.completions.create(**asked).model_dump()["choices"]
+    for choice in choices:
+        found, first = choice["logprobs"], choices[choice["index"] // 2 * 2]["logprobs"]
+        assert len(found["tokens"]) == len(found["token_logprobs"]) == length + max_tokens
+        assert found["tokens"][:length] == first["tokens"][:length]
+        assert found["token_logprobs"][:length] == first["token_logprobs"][:length]
+        assert None not in found["token_logprobs"][1:]
+        assert streamed[choice["index"]][1:] == pytest.approx(found["token_logprobs"][1:], abs=1e-3)
+
+
 def test_tokens_of_half_a_character_do_not_overwrite_one_another(real_client: openai.OpenAI) -> None:
     done = real_client.completions.create(
         model="smollm2-135m", prompt="日本語", max_tokens=1, temperature=0, logprobs=5, echo=True
@@ -91,3 +114,17 @@ def test_tokens_of_half_a_character_do_not_overwrite_one_another(real_client: op
     assert found is not None
     assert any(text.startswith("bytes:\\x") for text in found.tokens or [])
     assert all(len(each) >= 5 for each in (found.top_logprobs or [])[1:])
+
+
+async def test_tokens_that_could_not_come_have_the_lowest_log_probability(http: httpx2.AsyncClient) -> None:
+    asked = {"max_tokens": 2, "allowed_token_ids": [5, 6]}
+    response = await http.post("/v1/completions", json={"prompt": "t1", "logprobs": 4, **asked})
+    of_text = response.json()["choices"][0]["logprobs"]
+    messages = [{"role": "user", "content": "x"}]
+    response = await http.post(
+        "/v1/chat/completions", json={"messages": messages, "logprobs": True, "top_logprobs": 4, **asked}
+    )
+    of_chat = response.json()["choices"][0]["logprobs"]["content"]
+    likeliest = [list(each.values()) for each in of_text["top_logprobs"]]
+    likeliest += [[other["logprob"] for other in each["top_logprobs"]] for each in of_chat]
+    assert [logprobs[2:] for logprobs in likeliest] == [[-9999.0] * 2] * 4

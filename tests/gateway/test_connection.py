@@ -44,6 +44,40 @@ async def test_a_request_behind_a_request_is_served(door: Door) -> None:
     assert answer.count(b"HTTP/1.1 200 ") == 2
 
 
+BODY = b'{"prompt": "t1 t2", "max_tokens": 2}'
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+OFFERED = POST + OFFER + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+CHUNKED = POST + OFFER + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"
+LAST = GET + b"connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("parts", "count"),
+    [
+        ((OFFERED, LAST), 2),
+        ((OFFERED + LAST,), 2),
+        ((GET + b"\r\n", OFFERED + OFFERED + LAST), 4),
+        ((*(OFFERED[at : at + 30] for at in range(0, len(OFFERED), 30)), LAST), 2),
+        ((CHUNKED + OFFERED + LAST,), 3),
+        ((*(CHUNKED[at : at + 30] for at in range(0, len(CHUNKED), 30)), LAST), 2),
+        ((GET + OFFER + b"\r\n" + LAST,), 2),
+        ((POST + b"connection: close, upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY,), 1),
+        ((OFFERED.replace(b"HTTP/1.1", b"HTTP/1.0"),), 1),
+    ],
+    ids=["alone", "followed", "behind", "in pieces", "chunked", "chunked in pieces", "no body", "closing", "1.0"],
+)
+async def test_an_offer_of_another_protocol_is_ignored(door: Door, parts: tuple[bytes, ...], count: int) -> None:
+    """As the JDK's client sends one with its first request."""
+    async with asyncio.timeout(30):
+        answer = await answer_to(door, *parts)
+    assert answer.count(b"HTTP/1.1 200 ") == answer.count(b"HTTP/1.1 ") == count, answer
+
+
+async def test_a_tunnel_is_refused(door: Door) -> None:
+    assert is_refused(await answer_to(door, b"CONNECT example.com:80 HTTP/1.1\r\nhost: example.com\r\n\r\n"), 400)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", [b"", GET], ids=["silent", "begun"])
 async def test_headers_that_do_not_come_end_the_connection(door: Door, begun: bytes) -> None:

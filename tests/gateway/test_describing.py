@@ -1,5 +1,6 @@
 """Models, the deployment, and the tokenizer's three paths."""
 
+import asyncio
 from typing import Any
 
 import httpx2
@@ -27,6 +28,20 @@ async def test_the_deployment_says_what_is_the_default(http: httpx2.AsyncClient)
         "enabled": True, "drafter": "hybrid", "draft_tokens": "adaptive", "draft_min": 0, "draft_max": 8,
         "entropy_beta": None, "rule": None, "coupled": False, "lenience": 1.0, "draft_temperature": None,
     }  # fmt: skip
+
+
+async def test_the_deployment_says_how_many_run_now(http: httpx2.AsyncClient) -> None:
+    async def running() -> int:
+        return int((await http.get("/v1/deployment")).json()["running"])
+
+    async with asyncio.timeout(30):
+        while await running():
+            await asyncio.sleep(0.01)
+        body = {"prompt": "t1", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 16}
+        async with http.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            assert await running() == 16
 
 
 @pytest.mark.parametrize("length", [4, Bounds(1, 6), EntropyAdaptive(Bounds(2, 5), 0.25)], ids=str)

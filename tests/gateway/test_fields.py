@@ -120,22 +120,22 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
     "stream_options": ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "no field"),
     "speculation": ({"speculation": {"k": 4}}, "speculation.k", "draft_tokens"),
     "drafter": ({"speculation": {"drafter": "oracle"}}, "speculation.drafter", "ngram"),
-    "draft_tokens": ({"speculation": {"draft_tokens": 17}}, "draft_tokens", "[0, 16]"),
+    "draft_tokens": ({"speculation": {"draft_tokens": 17}}, "speculation.draft_tokens", "[0, 16]"),
     "rule": ({"speculation": {"rule": "maybe"}}, "speculation.rule", "match"),
-    "lenience": ({"speculation": {"lenience": 0}}, "lenience", "(0, 1]"),
-    "draft_min": ({"speculation": {"draft_tokens": "adaptive", "draft_min": 9}}, "draft_min", "[0, draft_max], which is 8"),
+    "lenience": ({"speculation": {"lenience": 0}}, "speculation.lenience", "(0, 1]"),
+    "draft_min": ({"speculation": {"draft_tokens": "adaptive", "draft_min": 9}}, "speculation.draft_min", "[0, draft_max], which is 8"),
     "draft_min beside a number": (
-        {"speculation": {"draft_tokens": 4, "draft_min": 2}}, "draft_min", "unless draft_tokens is adaptive or entropy",
+        {"speculation": {"draft_tokens": 4, "draft_min": 2}}, "speculation.draft_min", "unless draft_tokens is adaptive or entropy",
     ),
-    "draft_max as a text": ({"speculation": {"draft_tokens": "entropy", "draft_max": "6"}}, "draft_max", "a whole number"),
-    "draft_max alone": ({"speculation": {"draft_max": 6}}, "draft_max", "unless draft_tokens is adaptive or entropy"),
-    "entropy_beta": ({"speculation": {"draft_tokens": "entropy", "entropy_beta": 1}}, "entropy_beta", "[0, 1)"),
+    "draft_max as a text": ({"speculation": {"draft_tokens": "entropy", "draft_max": "6"}}, "speculation.draft_max", "a whole number"),
+    "draft_max alone": ({"speculation": {"draft_max": 6}}, "speculation.draft_max", "unless draft_tokens is adaptive or entropy"),
+    "entropy_beta": ({"speculation": {"draft_tokens": "entropy", "entropy_beta": 1}}, "speculation.entropy_beta", "[0, 1)"),
     "entropy_beta without entropy": (
-        {"speculation": {"draft_tokens": "adaptive", "entropy_beta": 0.5}}, "entropy_beta", "unless draft_tokens is entropy",
+        {"speculation": {"draft_tokens": "adaptive", "entropy_beta": 0.5}}, "speculation.entropy_beta", "unless draft_tokens is entropy",
     ),
-    "draft_temperature": ({"speculation": {"draft_temperature": 0}}, "draft_temperature", "> 0"),
+    "draft_temperature": ({"speculation": {"draft_temperature": 0}}, "speculation.draft_temperature", "> 0"),
     "draft_temperature without draws": (
-        {"temperature": 0, "speculation": {"draft_temperature": 0.5}}, "draft_temperature", "left out",
+        {"temperature": 0, "speculation": {"draft_temperature": 0.5}}, "speculation.draft_temperature", "left out",
     ),
     "coupled under rejection": (
         {"speculation": {"coupled": True, "rule": "rejection"}}, "speculation.coupled", "rejection",
@@ -156,6 +156,46 @@ async def test_a_bad_value_is_refused_by_its_field_and_its_range(http: httpx2.As
         error = response.json()["error"]
         assert error["param"] == param
         assert allowed in error["message"]
+        assert param in error["message"]
+
+
+CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"
+# By the words of gRPC, and of the checks behind it, they are called otherwise.
+OTHER_NAMES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "the newer max_tokens": (CHATS, {**CHAT_BODY, "max_completion_tokens": 0}, "max_completion_tokens"),
+    "the older max_tokens": (CHATS, {**CHAT_BODY, "max_tokens": 0}, "max_tokens"),
+    "top_logprobs": (CHATS, {**CHAT_BODY, "logprobs": True, "top_logprobs": 30}, "top_logprobs"),
+    "logprobs": (TEXTS, {**TEXT_BODY, "logprobs": 30, "echo": True}, "logprobs"),
+    "an id": (TEXTS, {**TEXT_BODY, "prompt": [999999]}, "prompt"),
+    "an id to echo": (TEXTS, {**TEXT_BODY, "prompt": [999999], "echo": True}, "prompt"),
+    "too many ids": (TEXTS, {**TEXT_BODY, "prompt": [1] * 600}, "prompt"),
+    "a long text": (TEXTS, {**TEXT_BODY, "prompt": "x" * 1_000_000}, "prompt"),
+    "no text": (TEXTS, {**TEXT_BODY, "prompt": ""}, "prompt"),
+    "a long chat": (CHATS, {**CHAT_BODY, "messages": [{"role": "user", "content": "x" * 1_000_000}]}, "messages"),
+    "too many tokens": (CHATS, {**CHAT_BODY, "messages": [{"role": "user", "content": "t1 " * 600}]}, "messages"),
+    "a reserved option": (CHATS, {**CHAT_BODY, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+    "a drafter that is not there": (TEXTS, {**TEXT_BODY, "speculation": {"drafter": "custom"}}, "speculation.drafter"),
+    "a text to tokenize": ("/tokenize", {"prompt": "x" * 1_000_000}, "prompt"),
+    "a chat to tokenize": ("/tokenize", {"messages": [{"role": "user", "content": "x" * 1_000_000}]}, "messages"),
+    "an id to detokenize": ("/detokenize", {"tokens": [999999]}, "tokens"),
+    "too many ids to detokenize": ("/detokenize", {"tokens": [1] * 600}, "tokens"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+async def test_errors_name_fields_as_the_request_does(http: httpx2.AsyncClient, name: str) -> None:
+    path, body, param = OTHER_NAMES[name]
+    response = await http.post(path, json=body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(param)
+
+
+async def test_an_error_behind_the_first_chunk_names_the_field_too(http: httpx2.AsyncClient) -> None:
+    body = {**TEXT_BODY, "prompt": [[5], [999999]], "stream": True}
+    events = (await http.post(TEXTS, json=body)).text
+    assert '"param":"prompt"' in events
 
 
 BAD_CHATS: dict[str, tuple[Any, str]] = {

@@ -58,30 +58,48 @@ async def test_what_is_no_json_object_is_refused(
     assert response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("depth", [900, 1000])
 @pytest.mark.parametrize("name", ["temperature", "chat_template_kwargs", "stop"])
-async def test_a_body_that_is_nested_too_deeply_is_refused(http: httpx2.AsyncClient, name: str) -> None:
-    value = '{"a":' * 900 + "1" + "}" * 900
+async def test_a_body_that_is_nested_too_deeply_is_refused(http: httpx2.AsyncClient, name: str, depth: int) -> None:
+    value = '{"a":' * depth + "1" + "}" * depth
     content = f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1, "{name}": {value}}}'
     response = await http.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] in ("body", name, "messages"), error
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405)],
-)
+    ("method", "path", "status", "allowed"),
+    [("GET", "/v1/nothing", 404, None), ("GET", "/static/nothing", 404, None), ("GET", "/v1/completions", 405, {"POST"}),
+     ("POST", "/health", 405, {"GET", "HEAD"}), ("POST", "/static/page.js", 405, {"GET", "HEAD"})],
+)  # fmt: skip
 async def test_unknown_paths_and_methods_are_told_in_openais_shape(
-    http: httpx2.AsyncClient, method: str, path: str, status: int
+    http: httpx2.AsyncClient, method: str, path: str, status: int, allowed: set[str] | None
 ) -> None:
     response = await http.request(method, path)
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert ("allow" in response.headers) == (allowed is not None)
+    assert set(response.headers.get("allow", "").split(", ")) == (allowed or {""})
 
 
-async def test_a_page_whose_name_points_here_is_not_served(http: httpx2.AsyncClient) -> None:
-    response = await http.get("/v1/models", headers={"host": "evil.example:8000"})
+@pytest.mark.parametrize(
+    "named",
+    ["evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example:80", "unix:80", "127.1", "0.0.0.0", "[::]:80",
+     "[127.0.0.1:80", "localhost:80@evil.example", "localhost:80:80", "192.168.0.1", ""],
+)  # fmt: skip
+async def test_a_page_whose_name_points_here_is_not_served(http: httpx2.AsyncClient, named: str) -> None:
+    response = await http.get("/v1/models", headers={"host": named})
     assert response.status_code == 403
     assert response.json()["error"]["code"] == "wrong_host"
+
+
+@pytest.mark.parametrize(
+    "named", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.2:8178", "127.8.8.8", "[::1]", "[::1]:8000"]
+)
+async def test_all_of_loopback_is_served(http: httpx2.AsyncClient, named: str) -> None:
+    assert (await http.get("/v1/models", headers={"host": named})).status_code == 200
 
 
 async def test_an_unknown_model_is_not_found_and_names_the_one_that_is(client: openai.OpenAI) -> None:

@@ -161,6 +161,23 @@ def test_plain_and_speculative_answers_compare_identical(page: Page) -> None:
     assert page.locator(".answer").first.locator(".token.accepted").count() == 0
 
 
+def test_answers_are_compared_where_the_page_came_over_plain_http(page: Page) -> None:
+    # As at another machine's address: browsers keep this one for what they call secure.
+    page.evaluate("delete Crypto.prototype.randomUUID")
+    choose(page, compare=True, max_tokens=4)
+    bodies = catch_requests(page)
+    send(page)
+    expect(page.locator(".verdict")).to_contain_text("Identical: 4 tokens")
+    assert bodies[0]["cache_salt"] != bodies[1]["cache_salt"]
+
+
+def test_a_fault_of_the_page_is_told(page: Page) -> None:
+    page.evaluate("void (Crypto.prototype.getRandomValues = () => { throw new Error('no more chance'); })")
+    choose(page, compare=True, max_tokens=4)
+    send(page)
+    expect(page.locator("#error")).to_have_text("no more chance")
+
+
 def test_the_first_difference_is_marked(page: Page) -> None:
     def reseed(route: Route) -> None:
         body = route.request.post_data_json

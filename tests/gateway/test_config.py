@@ -1,0 +1,21 @@
+"""Settings of the gateway that end it before it begins."""
+
+import sys
+
+import pytest
+
+from gateway.config import GatewaySettings
+from paceline.keys import ENVIRONMENT
+from paceline.settings import parse_settings
+
+
+def test_a_bad_key_in_the_environment_is_a_line_and_exit_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "two words")
+    monkeypatch.setattr(sys, "argv", ["gateway"])
+    with pytest.raises(SystemExit) as caught:
+        parse_settings(GatewaySettings, "gateway")
+    assert caught.value.code == 2
+    told = "error: PACELINE_API_KEY must be 1 to 512 printable ASCII characters without spaces\n"
+    assert capsys.readouterr().err == told
