@@ -34,7 +34,7 @@ EMBEDDED = {"smollm2-135m-draft": Path(__file__).parents[2] / "drafts" / "smollm
 # tokenizer the draft uses.
 LENDER_KEY = "paceline_target"
 LENT = ("model.embed_tokens.weight", "lm_head.weight")
-# The scales of an int8 weight have the weight's name plus this suffix.
+# The scales of a weight of 8 bits have the weight's name plus this suffix.
 SCALE = "_scale"
 Progress = Callable[[str], None]
 
@@ -185,17 +185,34 @@ def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors,
         with open(file, "rb") as raw:
             # All of it, at more than a gigabyte a second: two trainings of one model differ everywhere but in the header.
             digest.update(hashlib.file_digest(raw, "sha256").digest())
-    return _as_numbers(tensors, dtype), digest.hexdigest()[:16]
+    try:
+        return _as_numbers(tensors, dtype), digest.hexdigest()[:16]
+    except ConfigError as error:
+        raise ConfigError(f"model {name!r}: {error}") from error
 
 
 def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Tensors:
-    """Converts floats to `dtype`, and int8 weights times their scales as well. Other integers (ids) stay as they are."""
+    """Converts floats to `dtype`, and weights of 8 bits times their scales as well. Ids stay as they are.
+
+    Raises ConfigError if a weight of 8 bits has no scales, or not one for each output feature.
+    """
     numbers: Tensors = {}
     for key, tensor in tensors.items():
-        if key.endswith(SCALE):
+        if key.endswith(SCALE) and key.removesuffix(SCALE) in tensors:
             continue
         scale = tensors.get(key + SCALE)  # [out_features] float32
         if scale is not None:
+            if scale.shape != tensor.shape[:1]:
+                raise ConfigError(
+                    f"tensor {key + SCALE!r} has shape {tuple(scale.shape)}; it must be {tuple(tensor.shape[:1])}, "
+                    "a scale for each output feature"
+                )
             tensor = tensor.float() * scale.unsqueeze(1)
+        elif tensor.itemsize == 1:
+            # Without their scales, codes are other numbers than the model's.
+            raise ConfigError(
+                f"tensor {key!r} has type {str(tensor.dtype).removeprefix('torch.')} and no {key + SCALE!r}; supported: "
+                "float32, bfloat16, float16, and 8 bits with a scale for each output feature"
+            )
         numbers[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     return numbers
