@@ -36,6 +36,8 @@ LENDER_KEY = "paceline_target"
 LENT = ("model.embed_tokens.weight", "lm_head.weight")
 # The scales of a weight of 8 bits have the weight's name plus this suffix.
 SCALE = "_scale"
+# The same tensors under Mistral's own names, beside those under Hugging Face's.
+UNREAD = "consolidated*.safetensors"
 Progress = Callable[[str], None]
 
 
@@ -153,7 +155,7 @@ def _fetched(name: str, progress: Progress) -> Path:
     progress(f"fetching {name} from the hub")
     try:
         patterns = ["*.json", "*.safetensors", "*.jinja"]
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=[UNREAD]))
     except Exception as error:  # huggingface_hub raises a dozen unrelated types for "not there"
         reason = str(error).splitlines()[0]
         raise ConfigError(f"model {name!r} could not be fetched from the hub: {reason}") from error
@@ -170,7 +172,7 @@ def _read_config(name: str, folder: Path) -> PreTrainedConfig:
 
 def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors, str]:
     """All tensors, as in `_as_numbers`; and a hex digest of the model's files."""
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(file for file in folder.glob("*.safetensors") if not file.match(UNREAD))
     if not files:
         raise ConfigError(f"model {name!r}: {folder} has no .safetensors files")
     digest = hashlib.sha256((folder / "config.json").read_bytes())

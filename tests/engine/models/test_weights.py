@@ -71,3 +71,9 @@ def test_eight_bits_without_a_scale_for_each_feature_are_refused(tmp_path: Path,
     assert str(tmp_path) in str(caught.value)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_mistrals_own_copy_of_its_tensors_is_not_read(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    save_file({"layers.0.attention.wq.weight": torch.ones(4, 4)}, tmp_path / "consolidated.safetensors")
+    assert "layers.0.attention.wq.weight" not in load_model(str(tmp_path), torch.float32).tensors
