@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from paceline.engine.models.masks import MASK_VECTORS
 from paceline.engine.models.quantization import quantise
+from paceline.engine.models.shapes import HEAD_IDS
 from paceline.engine.models.weights import LENDER_KEY, SCALE, LoadedModel
 from paceline.errors import ConfigError
 
@@ -78,7 +79,7 @@ def save_draft(folder: Path, backbone: PreTrainedModel, lender: str, head_ids: t
     The draft uses the lender's embedding, head and tokenizer. head_ids: [head_size], the tokens that its head knows.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state = {"head_ids": head_ids.to(torch.int32)}
+    state = {HEAD_IDS: head_ids.to(torch.int32)}
     for name, value in backbone.state_dict().items():
         value = value.cpu()
         if name == "embed_tokens.weight":

@@ -32,7 +32,7 @@ from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.gguf.tensors import FileTensor
 from paceline.engine.models.masks import MASK_VECTORS
 from paceline.engine.models.rope import rope_tables
-from paceline.engine.models.shapes import Tensors, Weight, as_tensor, check_shapes, fused
+from paceline.engine.models.shapes import HEAD_IDS, Tensors, Weight, as_tensor, check_shapes, fused
 
 MakeLinear = Callable[[Weight, torch.Tensor | None], CpuLinear]
 ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16}
@@ -120,7 +120,7 @@ class CpuLlama:
         self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, rope) for i in range(config.num_layers)]
         self._norm = _take_vector(tensors, "model.norm.weight")  # [hidden_size]
         # Only distilled drafts have this: the ids of the tokens that the head knows.
-        ids = tensors.pop("head_ids", None)  # [head_size]
+        ids = tensors.pop(HEAD_IDS, None)  # [head_size]
         self.head = _make_head(head, ids, make, config.vocab_size)
         masks = tensors.pop(MASK_VECTORS, None)
         of_masks = None if masks is None else bits_of(as_tensor(masks, self.dtype))

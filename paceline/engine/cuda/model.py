@@ -12,7 +12,7 @@ from paceline.engine.cuda.rows import Rotation, add_and_norm, rotate_and_place, 
 from paceline.engine.models.config import UNKNOWN_LOGIT, ModelConfig
 from paceline.engine.models.masks import with_masks
 from paceline.engine.models.rope import rope_tables
-from paceline.engine.models.shapes import Tensors, check_shapes, fused
+from paceline.engine.models.shapes import HEAD_IDS, Tensors, check_shapes, fused
 
 
 class Layer:
@@ -68,7 +68,7 @@ class CudaLlama:
         # [vocab_size + num_masks, hidden_size]
         self._embedding = with_masks(embedding, tensors).to(device)
         head = embedding if config.tied_embeddings else tensors.pop("lm_head.weight")
-        ids = tensors.pop("head_ids", None)  # [head_size], only in distilled drafts
+        ids = tensors.pop(HEAD_IDS, None)  # [head_size], only in distilled drafts
         self._head_ids = None if ids is None else ids.long().to(device)
         shared = self._embedding[: config.vocab_size] if config.tied_embeddings else head
         self._head = make(shared if ids is None else head[ids.long()], None)

@@ -6,6 +6,8 @@ from typing import Any
 from paceline.errors import ConfigError
 
 SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+# Names of x * sigmoid(x), the activation that the kernels have.
+ACTIVATIONS = ("silu", "swish")
 # The logit of a token that a draft's head does not know. It is finite: if a request allows only such tokens, there is
 # still a distribution to sample from.
 UNKNOWN_LOGIT = -1e9
@@ -31,11 +33,14 @@ class ModelConfig:
 
     @classmethod
     def from_transformers(cls, config: Any) -> "ModelConfig":
-        """Reads a config of transformers. Raises ConfigError if the architecture or head_dim is not supported."""
+        """Reads a config of transformers. Raises ConfigError if architecture, activation or head_dim is not supported."""
         if config.model_type not in SUPPORTED_ARCHITECTURES:
             raise ConfigError(
                 f"model type {config.model_type!r} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
             )
+        # The config of a GGUF file has none: its architectures have one activation each.
+        if (activation := getattr(config, "hidden_act", ACTIVATIONS[0])) not in ACTIVATIONS:
+            raise ConfigError(f"hidden_act is {activation!r}; it must be {' or '.join(ACTIVATIONS)}")
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if head_dim % 4:
             # The kernels take four features at a time, and do not check bounds.

@@ -13,6 +13,11 @@ from paceline.errors import ConfigError
 Tensors = dict[str, Any]
 # A linear's weights: a tensor, or parts that may have different formats, one below the other.
 Weight = torch.Tensor | tuple[FileTensor, ...]
+# Tensors of drafts alone, and those that change nothing: a head that is the embedding, and frequencies, which old files
+# have, and which we compute.
+HEAD_IDS = "head_ids"
+_FREE = (HEAD_IDS, MASK_VECTORS, "lm_head.weight")
+_UNUSED = "rotary_emb.inv_freq"
 
 
 def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[Weight, torch.Tensor | None]:
@@ -36,31 +41,78 @@ def as_tensor(weight: torch.Tensor | FileTensor, dtype: torch.dtype) -> torch.Te
 
 
 def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
-    """Raises ConfigError, which names the tensor, if the weights do not match the config."""
+    """Raises ConfigError, which names the tensor, if the weights do not match the config.
+
+    A tensor that we would not use is refused: without it the model would be another one.
+    """
+    needed, optional = _needed(config), _optional(config)
+    if extra := next((name for name in tensors if name.startswith(f"model.layers.{config.num_layers}.")), None):
+        raise _mismatch(f"{extra} is there, the config says {config.num_layers} layers")
+    for name in needed:
+        if name not in tensors:
+            raise _mismatch(f"{name} is missing")
+    for names in _together(config):
+        there = [name in tensors for name in names]
+        if any(there) and not all(there):
+            raise _mismatch(f"{names[there.index(True)]} is there, {names[there.index(False)]} is missing")
+    expected = needed | optional
+    for name, tensor in tensors.items():
+        shape = expected.get(name)
+        if shape is not None and tuple(tensor.shape) != shape:
+            raise _mismatch(f"{name} has shape {tuple(tensor.shape)}, the config says {shape}")
+        if shape is None and name not in _FREE and not name.endswith(_UNUSED):
+            raise _mismatch(f"{name} is none of a {config.source.model_type} model that is supported")
+    _check_free(config, tensors)
+
+
+def _needed(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that each such model has."""
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
     expected = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
     if not config.tied_embeddings:
         expected["lm_head.weight"] = (config.vocab_size, hidden)
-    for i in range(config.num_layers):
-        expected |= {
-            f"model.layers.{i}.{name}.weight": shape
-            for name, shape in {
-                "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-                "self_attn.q_proj": (query, hidden), "self_attn.k_proj": (key, hidden),
-                "self_attn.v_proj": (key, hidden), "self_attn.o_proj": (hidden, query),
-                "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
-            }.items()
-        }  # fmt: skip
-    if extra := next((name for name in tensors if name.startswith(f"model.layers.{config.num_layers}.")), None):
-        raise ConfigError(
-            f"the weights do not match the config: {extra} is there, the config says {config.num_layers} layers"
-        )
-    if MASK_VECTORS in tensors:
-        expected[MASK_VECTORS] = (len(tensors[MASK_VECTORS]), hidden)
-    for name, shape in expected.items():
-        if name not in tensors:
-            raise ConfigError(f"the weights do not match the config: {name} is missing")
-        if tuple(tensors[name].shape) != shape:
-            found = tuple(tensors[name].shape)
-            raise ConfigError(f"the weights do not match the config: {name} has shape {found}, the config says {shape}")
+    in_a_layer = {
+        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (query, hidden), "self_attn.k_proj": (key, hidden),
+        "self_attn.v_proj": (key, hidden), "self_attn.o_proj": (hidden, query),
+        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    if config.source.model_type == "qwen3":
+        in_a_layer |= {"self_attn.q_norm": (config.head_dim,), "self_attn.k_norm": (config.head_dim,)}
+    return expected | {
+        f"model.layers.{i}.{name}.weight": shape for i in range(config.num_layers) for name, shape in in_a_layer.items()
+    }
+
+
+def _optional(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of the biases: a number for each output feature."""
+    return {
+        name.removesuffix("weight") + "bias": shape[:1]
+        for name, shape in _needed(config).items()
+        if name.endswith("_proj.weight")
+    }
+
+
+def _together(config: ModelConfig) -> list[list[str]]:
+    """Biases of one product (see `fused`): all are there, or none."""
+    return [
+        [f"model.layers.{i}.{name}.bias" for name in names]
+        for i in range(config.num_layers)
+        for names in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
+    ]
+
+
+def _check_free(config: ModelConfig, tensors: Tensors) -> None:
+    """What only drafts have: as many masks as they like, and ids of tokens."""
+    masks, ids = tensors.get(MASK_VECTORS), tensors.get(HEAD_IDS)
+    if masks is not None and tuple(masks.shape[1:]) != (config.hidden_size,):
+        raise _mismatch(f"{MASK_VECTORS} has shape {tuple(masks.shape)}, the config says [any, {config.hidden_size}]")
+    if ids is not None and (
+        ids.ndim != 1 or not len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size
+    ):
+        raise _mismatch(f"{HEAD_IDS} must be a list of tokens in [0, {config.vocab_size})")
+
+
+def _mismatch(what: str) -> ConfigError:
+    return ConfigError(f"the weights do not match the config: {what}")

@@ -34,8 +34,10 @@ EMBEDDED = {"smollm2-135m-draft": Path(__file__).parents[2] / "drafts" / "smollm
 # tokenizer the draft uses.
 LENDER_KEY = "paceline_target"
 LENT = ("model.embed_tokens.weight", "lm_head.weight")
-# The scales of an int8 weight have the weight's name plus this suffix.
+# The scales of a weight of 8 bits have the weight's name plus this suffix.
 SCALE = "_scale"
+# The same tensors under Mistral's own names, beside those under Hugging Face's.
+UNREAD = "consolidated*.safetensors"
 Progress = Callable[[str], None]
 
 
@@ -153,7 +155,7 @@ def _fetched(name: str, progress: Progress) -> Path:
     progress(f"fetching {name} from the hub")
     try:
         patterns = ["*.json", "*.safetensors", "*.jinja"]
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=[UNREAD]))
     except Exception as error:  # huggingface_hub raises a dozen unrelated types for "not there"
         reason = str(error).splitlines()[0]
         raise ConfigError(f"model {name!r} could not be fetched from the hub: {reason}") from error
@@ -170,7 +172,7 @@ def _read_config(name: str, folder: Path) -> PreTrainedConfig:
 
 def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors, str]:
     """All tensors, as in `_as_numbers`; and a hex digest of the model's files."""
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(file for file in folder.glob("*.safetensors") if not file.match(UNREAD))
     if not files:
         raise ConfigError(f"model {name!r}: {folder} has no .safetensors files")
     digest = hashlib.sha256((folder / "config.json").read_bytes())
@@ -185,17 +187,34 @@ def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors,
         with open(file, "rb") as raw:
             # All of it, at more than a gigabyte a second: two trainings of one model differ everywhere but in the header.
             digest.update(hashlib.file_digest(raw, "sha256").digest())
-    return _as_numbers(tensors, dtype), digest.hexdigest()[:16]
+    try:
+        return _as_numbers(tensors, dtype), digest.hexdigest()[:16]
+    except ConfigError as error:
+        raise ConfigError(f"model {name!r}: {error}") from error
 
 
 def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Tensors:
-    """Converts floats to `dtype`, and int8 weights times their scales as well. Other integers (ids) stay as they are."""
+    """Converts floats to `dtype`, and weights of 8 bits times their scales as well. Ids stay as they are.
+
+    Raises ConfigError if a weight of 8 bits has no scales, or not one for each output feature.
+    """
     numbers: Tensors = {}
     for key, tensor in tensors.items():
-        if key.endswith(SCALE):
+        if key.endswith(SCALE) and key.removesuffix(SCALE) in tensors:
             continue
         scale = tensors.get(key + SCALE)  # [out_features] float32
         if scale is not None:
+            if scale.shape != tensor.shape[:1]:
+                raise ConfigError(
+                    f"tensor {key + SCALE!r} has shape {tuple(scale.shape)}; it must be {tuple(tensor.shape[:1])}, "
+                    "a scale for each output feature"
+                )
             tensor = tensor.float() * scale.unsqueeze(1)
+        elif tensor.itemsize == 1:
+            # Without their scales, codes are other numbers than the model's.
+            raise ConfigError(
+                f"tensor {key!r} has type {str(tensor.dtype).removeprefix('torch.')} and no {key + SCALE!r}; supported: "
+                "float32, bfloat16, float16, and 8 bits with a scale for each output feature"
+            )
         numbers[key] = tensor.to(dtype) if tensor.is_floating_point() else tensor
     return numbers

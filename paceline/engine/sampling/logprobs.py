@@ -24,6 +24,9 @@ from paceline.engine.sampling.specs import (
     TruncatedSample,
 )
 
+# Rows at a time. A row of 128,256 logits takes 2 MiB meanwhile, and a prompt has hundreds of rows in one step.
+ROWS_AT_ONCE = 32
+
 
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
@@ -42,9 +45,15 @@ def compute_logprobs(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[
     """logits: [num_specs, vocab_size] float32, processed. None for a spec that asks for no log-probabilities."""
     rows = [row for row, spec in enumerate(specs) if spec.wants_logprobs]
     row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
-    if rows:
-        log_probs = torch.log_softmax(logits[rows].double(), dim=-1)  # [num_rows, vocab_size]
-        for index, row in enumerate(rows):
+    # Made once: made again for each part, beside results that stay, it would spread over half of what all rows take.
+    scratch = torch.empty((2, min(len(rows), ROWS_AT_ONCE), logits.shape[1]), dtype=torch.float64, device=logits.device)
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        some = rows[first : first + ROWS_AT_ONCE]
+        exact, log_probs = scratch[:, : len(some)]  # each [num_some, vocab_size]
+        for index, row in enumerate(some):
+            exact[index] = logits[row]
+        torch.log_softmax(exact, dim=-1, out=log_probs)
+        for index, row in enumerate(some):
             row_logprobs[row] = _compute_row(log_probs[index], specs[row], samples[row])
     return row_logprobs
 

@@ -1,4 +1,5 @@
-"""How much memory a model's keys and values take: the figures of Llama-3.2's shapes, worked out by hand."""
+"""How much memory a model's keys and values take: the figures of Llama-3.2's shapes, worked out by hand. What a config may
+say."""
 
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from paceline.engine.models.config import ModelConfig
+from paceline.errors import ConfigError
 
 BFLOAT16_BYTES = 2
 GIB = 2**30
@@ -48,3 +50,13 @@ def test_eight_sequences_of_both_models_fit_16_gb() -> None:
     total = sum(weights.values()) + sum(map(cache_bytes, SHAPES)) + activations
     assert total == pytest.approx(15.0e9, rel=0.03)
     assert total < 16 * GIB
+
+
+@pytest.mark.parametrize("name", ["silu", "swish"])
+def test_the_kernels_activation_is_taken_by_both_its_names(name: str) -> None:
+    ModelConfig.from_transformers(LlamaConfig(hidden_act=name))
+
+
+def test_another_activation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="hidden_act is 'gelu'; it must be silu or swish"):
+        ModelConfig.from_transformers(LlamaConfig(hidden_act="gelu"))

@@ -1,6 +1,7 @@
 """GGUF files: kept under their content, in the numbers the file holds."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from paceline.engine.models.dummy import dummy_config, dummy_tokenizer_files, ma
 from paceline.engine.models.gguf.conversion import converted
 from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.weights import load_model
+from paceline.errors import ConfigError
+from tests.engine.models.gguf_files import tiny
 
 NAMES = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
@@ -91,6 +94,27 @@ def test_rotary_frequencies_are_divided_by_the_files_factors(tmp_path: Path) -> 
         cos, sin = rope_tables(config, position + 1)
         torch.testing.assert_close(cos[position, :half], (position * expected).cos())
         torch.testing.assert_close(sin[position, half:], (position * expected).sin())
+
+
+@pytest.mark.parametrize("metadata", [
+    {"rope__scaling__factor": 4.0},
+    {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 128},
+])  # fmt: skip
+def test_both_ways_to_read_a_file_scale_alike(tmp_path: Path, metadata: dict[str, Any]) -> None:
+    path = str(tiny(tmp_path, **metadata))
+    for in_place, converted_one in zip(
+        rope_tables(load_model(path, torch.bfloat16, in_place=True).config, 100),
+        rope_tables(load_model(path, torch.float32).config, 100),
+        strict=True,
+    ):
+        assert torch.equal(in_place, converted_one)
+
+
+def test_both_ways_to_read_a_file_refuse_alike(tmp_path: Path) -> None:
+    path = tiny(tmp_path, logit_scale=0.5)
+    for in_place in (True, False):
+        with pytest.raises(ConfigError, match=r"tiny\.gguf.* its llama\.logit_scale is 0\.5"):
+            load_model(str(path), torch.float32, in_place=in_place)
 
 
 def test_a_file_is_converted_once(tmp_path: Path) -> None:

@@ -24,6 +24,21 @@ _NEEDED = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
+# Other keys that we use, behind the architecture's name.
+_USED = (
+    "vocab_size", "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.dimension_count",
+    "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
+    "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+)  # fmt: skip
+# Keys that change no number of a forward, whatever they say.
+_IDLE = ("tensor_data_layout", "attention.layer_norm_epsilon", "rope.scaling.finetuned", "pooling_type")
+# Keys that change nothing with this value, and that we do not know with another one.
+_IDLE_AT: dict[str, Any] = {
+    "expert_count": 0, "expert_used_count": 0, "attention.causal": True, "attention.sliding_window": 0,
+    "rope.scaling.attn_factor": 1.0,
+}  # fmt: skip
+# Fields that need not be whole numbers.
+_FRACTIONS = ("rms_norm_eps", "rope_theta", "factor", "beta_fast", "beta_slow")
 _SPECIAL_TOKENS = {
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
@@ -34,13 +49,15 @@ _SPECIAL_TOKENS = {
 def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
     """The model's config. `rope_factors`: [head_dim / 2], by which the rotary frequencies are divided.
 
-    Raises ConfigError if the architecture is not supported or a key is missing.
+    Raises ConfigError if the architecture is not supported, a key is missing, or one says what we do not know.
     """
     architecture, metadata = header.architecture, header.metadata
     if architecture not in ARCHITECTURES:
         raise ConfigError(f"its architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
     if (parts := metadata.get("split.count", 1)) not in (0, 1):
         raise ConfigError(f"it is one of {parts} parts of a model; join them with `llama-gguf-split --merge`")
+
+    _require_known(header)
 
     def given(key: str, default: Any) -> Any:
         return metadata.get(f"{architecture}.{key}", default)
@@ -54,24 +71,42 @@ def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
         "num_key_value_heads": given("attention.head_count_kv", heads),
     }
     _require_positive(fields)
+    head_dim = given("attention.key_length", given("rope.dimension_count", fields["hidden_size"] // heads))
+    _require_positive({"head_dim": head_dim})
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if (value := given(key, head_dim)) != head_dim:
+            raise ConfigError(f"its {architecture}.{key} is {value}; it must be {head_dim}, the features of a head")
     fields |= {field: metadata.get(f"tokenizer.ggml.{key}") for key, field in _SPECIAL_TOKENS.items()}
     config = PreTrainedConfig(
-        head_dim=given("attention.key_length", given("rope.dimension_count", fields["hidden_size"] // heads)),
+        head_dim=head_dim,
         tie_word_embeddings=all(place.name != "output.weight" for place in header.places),
         **fields,
     )
     config.model_type = architecture
+    if rope_factors is not None and rope_factors.shape != (head_dim // 2,):
+        raise ConfigError(f"its rope_freqs.weight has shape {rope_factors.shape}; it must be {(head_dim // 2,)}")
     # Set here, because the constructor prints advice about the form of "longrope".
     config.rope_parameters = _rope(header, fields["max_position_embeddings"], rope_factors)
     return config
 
 
 def _require_positive(fields: dict[str, Any]) -> None:
-    """Raises ConfigError for a field that is no number above 0: whole, but for the norms' epsilon."""
+    """Raises ConfigError for a field that is no number above 0: whole, but for those of _FRACTIONS."""
     for field, value in fields.items():
-        kinds = (int, float) if field == "rms_norm_eps" else int
+        kinds = (int, float) if field in _FRACTIONS else int
         if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
             raise ConfigError(f"its metadata is not a config: {field} is {value!r}; it must be a number above 0")
+
+
+def _require_known(header: Header) -> None:
+    """Raises ConfigError for a key of the architecture that may change the model in a way that we do not know."""
+    prefix, known = f"{header.architecture}.", (*_NEEDED, *_USED, *_IDLE)
+    for key, value in header.metadata.items():
+        name = key.removeprefix(prefix)
+        if name == key or name in known or (name in _IDLE_AT and value == _IDLE_AT[name]):
+            continue
+        allowed = f"; it must be {_IDLE_AT[name]}" if name in _IDLE_AT else ", a key that is not supported"
+        raise ConfigError(f"its {key} is {value!r}{allowed}")
 
 
 def _rope(header: Header, max_len: int, factors: Array | None) -> dict[str, Any]:
@@ -81,7 +116,16 @@ def _rope(header: Header, max_len: int, factors: Array | None) -> dict[str, Any]
         return header.metadata.get(f"{header.architecture}.rope.{key}", default)
 
     parameters = {"rope_type": "default", "rope_theta": given("freq_base", 10_000.0)}
+    # As llama.cpp reads it: a factor alone is linear, 0 is none, and old files have it under another key.
+    kind = given("scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise ConfigError(f"its rope.scaling.type {kind!r} is not supported; supported: none, linear, yarn")
+    factor = given("scaling.factor", given("scale_linear", 0.0)) or 1.0
+    is_scaled = kind == "yarn" or (kind == "linear" and factor != 1)
+    _require_positive({"rope_theta": parameters["rope_theta"], "factor": factor})
     if factors is not None:
+        if is_scaled:
+            raise ConfigError(f"its rotary frequencies are scaled twice: by rope_freqs.weight and rope.scaling, {kind}")
         # The same at every length: what transformers calls "longrope".
         return parameters | {
             "rope_type": "longrope",
@@ -90,12 +134,15 @@ def _rope(header: Header, max_len: int, factors: Array | None) -> dict[str, Any]
             "attention_factor": 1.0,
             "original_max_position_embeddings": max_len,
         }
-    kind = given("scaling.type", "none")
-    if kind == "none":
+    if not is_scaled:
         return parameters
-    if kind not in ("linear", "yarn"):
-        raise ConfigError(f"its rope.scaling.type {kind!r} is not supported; supported: none, linear, yarn")
-    parameters |= {"rope_type": kind, "factor": given("scaling.factor", 1.0)}
+    parameters |= {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        parameters["original_max_position_embeddings"] = given("scaling.original_context_length", max_len)
+        of_yarn = {
+            "original_max_position_embeddings": given("scaling.original_context_length", max_len),
+            "beta_fast": given("scaling.yarn_beta_fast", 32.0),
+            "beta_slow": given("scaling.yarn_beta_slow", 1.0),
+        }
+        _require_positive(of_yarn)
+        parameters |= of_yarn
     return parameters

@@ -8,15 +8,12 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from gguf import GGUFReader
-from transformers import PreTrainedConfig
 
+from paceline.engine.models.gguf.file import read_gguf_config
 from paceline.errors import ConfigError
 
 # Changes when what `_convert` writes changes.
-FORMAT = 3
-# Factors that divide the rotary frequencies (Llama 3.1 and later). transformers does not read them.
-ROPE_FACTORS = "rope_freqs.weight"
+FORMAT = 4
 
 
 def cache_dir() -> Path:
@@ -51,7 +48,8 @@ def _digest(file: Path) -> str:
 
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
-    """Writes config, tensors and tokenizer."""
+    """Writes config, tensors and tokenizer. Refuses what `read_gguf` refuses in a config."""
+    config = read_gguf_config(file)
     # Here, because a file that is read in place does not need them, and they take a second.
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -59,24 +57,10 @@ def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
         )
-        _scale_frequencies(model.config, file)
+        # transformers reads neither their scaling nor the factors that divide them (Llama 3.1 and later).
+        model.config.rope_parameters = config.rope_parameters
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # transformers and gguf raise many types for files they can't read
         raise ConfigError(f"model {str(file)!r} could not be read: {str(error).splitlines()[0]}") from error
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _scale_frequencies(config: PreTrainedConfig, file: Path) -> None:
-    """Writes the file's factors into the config, as the same at every length: what transformers calls "longrope"."""
-    for tensor in GGUFReader(file).tensors:
-        if tensor.name == ROPE_FACTORS:
-            factors = tensor.data.tolist()
-            config.rope_parameters = {
-                "rope_type": "longrope",
-                "rope_theta": config.rope_parameters["rope_theta"],
-                "short_factor": factors,
-                "long_factor": factors,
-                "attention_factor": 1.0,
-                "original_max_position_embeddings": config.max_position_embeddings,
-            }

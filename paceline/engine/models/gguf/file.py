@@ -2,7 +2,9 @@
 
 import hashlib
 import mmap
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,26 +40,45 @@ class GgufModel:
 
 def read_gguf(path: Path) -> GgufModel:
     """Maps the file, and reads all but its tensors. Raises ConfigError, with the file and the reason, if it can't."""
+    with _naming(path):
+        mapping, header, config = _read_beginning(path)
+        # One thread for the digest, 0.6 s a gigabyte: the tokenizer takes as long. Hashing the mapping in one call needs
+        # no lock of Python's; a file's digest would take it for every part, and wait for it.
+        with ThreadPoolExecutor(1) as beside:
+            tensors = _tensors(mapping, header, config)
+            digest = beside.submit(hashlib.sha256, mapping)
+            files = tokenizer_files(header, config)
+            return GgufModel(config, tensors, files, digest.result().hexdigest()[:16], mapping)
+
+
+def read_gguf_config(path: Path) -> PreTrainedConfig:
+    """The config alone, as in `read_gguf`."""
+    with _naming(path):
+        return _read_beginning(path)[2]
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors inside say which file could not be read."""
     try:
-        return _read(path)
+        yield
     except (ConfigError, OSError) as error:
         raise ConfigError(f"model {str(path)!r} could not be read: {error}") from error
 
 
-def _read(path: Path) -> GgufModel:
-    # One thread for the digest, 0.6 s a gigabyte: the tokenizer takes as long. Hashing the mapping in one call needs no
-    # lock of Python's; a file's digest would take it for every part, and wait for it.
-    with path.open("rb") as opened, ThreadPoolExecutor(1) as beside:
+def _read_beginning(path: Path) -> tuple[mmap.mmap, Header, PreTrainedConfig]:
+    """The file's mapping, which stays when the file is closed, and what comes before its tensors."""
+    with path.open("rb") as opened:
         if not path.stat().st_size:
             raise ConfigError("it is empty")
         mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        header = read_header(mapping)
-        factors = next((place for place in header.places if place.name == ROPE_FACTORS), None)
-        config = read_config(header, None if factors is None else file_tensor(mapping, factors).dequantised())
-        tensors = _tensors(mapping, header, config)
-        digest = beside.submit(hashlib.sha256, mapping)
-        files = tokenizer_files(header, config)
-        return GgufModel(config, tensors, files, digest.result().hexdigest()[:16], mapping)
+    header = read_header(mapping)
+    factors = next((place for place in header.places if place.name == ROPE_FACTORS), None)
+    return (
+        mapping,
+        header,
+        read_config(header, None if factors is None else file_tensor(mapping, factors).dequantised()),
+    )
 
 
 def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> dict[str, FileTensor]:

@@ -1,0 +1,79 @@
+"""What a folder's tensors may be: floats, and 8 bits with a scale for each output feature. All else is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.engine.models.quantization import quantise
+from paceline.engine.models.weights import load_model
+from paceline.errors import ConfigError
+from tests.model_folder import change_config, write_model
+
+WEIGHT = "model.layers.0.self_attn.k_proj.weight"
+OUT, IN = 32, 64
+FP8 = torch.float8_e4m3fn
+
+
+def folder_with(folder: Path, changes: dict[str, torch.Tensor]) -> Path:
+    write_model(folder)
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | changes, file)
+    return folder
+
+
+def codes(dtype: torch.dtype) -> torch.Tensor:
+    return (torch.randn(OUT, IN, generator=torch.Generator().manual_seed(3)) * 8).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, FP8])
+def test_eight_bits_are_multiplied_by_the_scales_of_their_features(tmp_path: Path, dtype: torch.dtype) -> None:
+    weight, scale = codes(dtype), torch.linspace(0.1, 2, OUT)
+    loaded = load_model(str(folder_with(tmp_path, {WEIGHT: weight, f"{WEIGHT}_scale": scale})), torch.float32)
+    assert torch.equal(loaded.tensors[WEIGHT], weight.float() * scale[:, None])
+    assert f"{WEIGHT}_scale" not in loaded.tensors
+
+
+def test_what_we_quantise_is_read_back(tmp_path: Path) -> None:
+    plain = torch.randn(OUT, IN)
+    weight, scale = quantise(plain)
+    loaded = load_model(str(folder_with(tmp_path, {WEIGHT: weight, f"{WEIGHT}_scale": scale})), torch.float32)
+    torch.testing.assert_close(loaded.tensors[WEIGHT], plain, atol=float(scale.max()) / 2, rtol=1e-5)
+
+
+OF_8_BITS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
+    # As Qwen3-*-FP8 is published.
+    "scales of blocks": (
+        {WEIGHT: codes(FP8), f"{WEIGHT}_scale_inv": torch.ones(1, 1)},
+        f"tensor '{WEIGHT}' has type float8_e4m3fn and no '{WEIGHT}_scale'",
+    ),
+    # As compressed-tensors writes it.
+    "scales in a column": (
+        {WEIGHT: codes(FP8), f"{WEIGHT}_scale": torch.ones(OUT, 1)},
+        f"tensor '{WEIGHT}_scale' has shape (32, 1); it must be (32,)",
+    ),
+    "one scale": ({WEIGHT: codes(torch.int8), f"{WEIGHT}_scale": torch.ones(())}, "has shape (); it must be (32,)"),
+    "no scales": ({WEIGHT: codes(torch.int8)}, "has type int8 and no"),
+    "four bits in a byte": ({WEIGHT: torch.ones(OUT * IN // 2, 1, dtype=torch.uint8)}, "has type uint8 and no"),
+}
+
+
+@pytest.mark.parametrize("name", OF_8_BITS)
+def test_eight_bits_without_a_scale_for_each_feature_are_refused(tmp_path: Path, name: str) -> None:
+    changes, reason = OF_8_BITS[name]
+    folder_with(tmp_path, changes)
+    fp8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    change_config(tmp_path, quantization_config=fp8)
+    with pytest.raises(ConfigError) as caught:
+        load_model(str(tmp_path), torch.float32)
+    assert str(tmp_path) in str(caught.value)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_mistrals_own_copy_of_its_tensors_is_not_read(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    save_file({"layers.0.attention.wq.weight": torch.ones(4, 4)}, tmp_path / "consolidated.safetensors")
+    assert "layers.0.attention.wq.weight" not in load_model(str(tmp_path), torch.float32).tensors
