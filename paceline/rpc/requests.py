@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.checks import is_token_id, require
 from paceline.errors import InvalidArgument
+from paceline.rpc.channel import MAX_MESSAGE_BYTES
 from paceline.rpc.messages import sampling_to_message, speculation_to_message
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
@@ -65,10 +66,12 @@ def make_request(
         request.prediction_text = _encodable("prediction", prediction)
     elif prediction is not None:
         request.prediction_token_ids.ids.extend(_token_ids("prediction", prediction))
+    _check_size("prediction", request)
     if template_options is not None:
         is_chat = request.WhichOneof("prompt") == "chat"
         require(is_chat, "template_options", template_options, "None for a prompt without a chat template")
         request.chat.template_options = _as_json(template_options)
+        _check_size("template_options", request)
     return request
 
 
@@ -85,9 +88,11 @@ def make_tokenize_request(
 
 def make_detokenize_request(ids: list[int], skip_special_tokens: bool) -> generation_pb2.DetokenizeRequest:
     """Raises InvalidArgument."""
-    return generation_pb2.DetokenizeRequest(
+    request = generation_pb2.DetokenizeRequest(
         token_ids=_token_ids("token_ids", ids), skip_special_tokens=skip_special_tokens
     )
+    _check_size("token_ids", request)
+    return request
 
 
 def _fill_prompt(request: Any, prompt: Prompt, raw: bool) -> None:
@@ -106,6 +111,14 @@ def _fill_prompt(request: Any, prompt: Prompt, raw: bool) -> None:
         require(is_ids, "prompt", prompt, PROMPTS)
         request.token_ids.SetInParent()
         request.token_ids.ids.extend(_token_ids("prompt", prompt))
+    _check_size("prompt", request)
+
+
+def _check_size(name: str, request: Any) -> None:
+    """Raises InvalidArgument where the field `name`, the last one filled, makes more of it than gRPC takes."""
+    size = request.ByteSize()
+    if size > MAX_MESSAGE_BYTES:
+        raise InvalidArgument(f"{name}: with it the request has {size} bytes; a message may have {MAX_MESSAGE_BYTES}")
 
 
 def _encodable(name: str, text: Any) -> str:
@@ -137,6 +150,6 @@ def _token_ids(name: str, ids: Any) -> list[int]:
 def _as_json(options: dict[str, Any]) -> str:
     require(isinstance(options, dict), "template_options", options, "a dict that JSON can hold")
     try:
-        return _encodable("template_options", json.dumps(options))
+        return _encodable("template_options", json.dumps(options, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"template_options can't be written as JSON: {error}") from None

@@ -1,5 +1,6 @@
 """What the Python client takes as a prompt, and what it says of all else."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,3 +91,38 @@ def test_a_bad_option_is_refused_by_name(options: dict[str, Any], words: str) ->
     with pytest.raises(InvalidArgument) as caught:
         request_of("x", **options)
     assert words in str(caught.value)
+
+
+TOO_LONG = "a" * (16 << 20)
+TOO_MANY = [2**30] * (4 << 20)
+# What is made, and the field that is too large.
+OVER: dict[str, tuple[Callable[[], object], str]] = {
+    "a text": (lambda: request_of(TOO_LONG, raw=True), "prompt"),
+    "a message": (lambda: request_of([{**HELLO, "content": TOO_LONG}]), "prompt"),
+    "ids": (lambda: request_of(TOO_MANY), "prompt"),
+    "a text to tokenize": (lambda: make_tokenize_request(TOO_LONG, True, True, True), "prompt"),
+    "ids to detokenize": (lambda: make_detokenize_request(TOO_MANY, True), "token_ids"),
+    "a prediction": (lambda: request_of("a", prediction=TOO_LONG), "prediction"),
+    "two halves": (lambda: request_of(TOO_LONG[: 8 << 20], prediction=TOO_LONG[: 8 << 20]), "prediction"),
+    "options": (lambda: request_of("a", template_options={"a": TOO_LONG}), "template_options"),
+}
+
+
+@pytest.mark.parametrize("name", OVER)
+def test_more_than_a_message_may_have_is_refused_by_name(name: str) -> None:
+    make, field = OVER[name]
+    with pytest.raises(
+        InvalidArgument, match=rf"^{field}: with it the request has \d+ bytes; a message may have 16777216$"
+    ):
+        make()
+
+
+def test_a_message_of_the_largest_size_is_made() -> None:
+    request = request_of(TOO_LONG[:-5], raw=True)
+    assert request.ByteSize() == 16 << 20
+
+
+def test_template_options_are_as_long_as_their_characters() -> None:
+    assert request_of("x", template_options={"a": "é"}).chat.template_options == '{"a": "é"}'
+    with pytest.raises(InvalidArgument, match=r"template_options is .*; it must be a text in UTF-8"):
+        request_of("x", template_options={"a": "\ud83d"})
