@@ -8,16 +8,15 @@ A prompt is text (put through the model's chat template unless raw), a list of m
 {"role": ..., "content": ...}, or a list of token ids. `RequestOptions` says what else a request may hold.
 """
 
-import asyncio
-import concurrent.futures
+import contextlib
 import copy
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Generator
 from typing import Any, TypeVar, Unpack
 
 import grpc
 import grpc.aio
 
+from paceline.errors import Unavailable
 from paceline.keys import check_key, find_key
 from paceline.results import (
     Completion,
@@ -35,6 +34,7 @@ from paceline.rpc.answers import deployment_from_message, detokenized_from_messa
 from paceline.rpc.authentication import KeyedChannel
 from paceline.rpc.channel import check_address
 from paceline.rpc.connection import Connection
+from paceline.rpc.loop_thread import LoopThread
 from paceline.rpc.requests import (
     Prompt,
     RequestOptions,
@@ -55,9 +55,6 @@ __all__ = [
     "RequestOptions", "RoundTrace", "Speculation", "Timing", "Tls", "TokenLogprobs", "TokenizerInfo", "TracedDraft",
 ]  # fmt: skip
 
-# How long an interrupted call may take to end.
-STOP_TIMEOUT_S = 5.0
-WAKE_UP_S = 0.5
 T = TypeVar("T")
 
 
@@ -188,10 +185,8 @@ class Client:
         found, files = find_key(key), find_tls(tls)
         if files:
             files.client_context()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="paceline client", daemon=True)
-        self._thread.start()
-        self._client = self._wait(self._connect(address, found, files))
+        self._loop = LoopThread("paceline client")
+        self._client: AsyncClient = self._loop.wait(self._connect(address, found, files))
 
     def __enter__(self) -> "Client":
         return self
@@ -200,10 +195,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._wait(self._client.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """Ends calls in flight: whoever waits in another thread gets Unavailable. A second call does nothing."""
+        self._loop.close(self._client.close)
 
     def stream(
         self,
@@ -216,10 +209,12 @@ class Client:
         """Yields each round as it comes. Leaving the loop cancels the generation."""
         pieces = self._client.stream(prompt, sampling, speculation, raw, **options)
         try:
-            while (piece := self._wait(anext(pieces, None))) is not None:
+            while (piece := self._loop.wait(anext(pieces, None))) is not None:
                 yield piece
         finally:
-            self._wait(pieces.aclose())
+            # A client that is closed has ended it.
+            with contextlib.suppress(Unavailable):
+                self._loop.wait(pieces.aclose())
 
     def complete(
         self,
@@ -230,7 +225,7 @@ class Client:
         **options: Unpack[RequestOptions],
     ) -> Completion:
         """The whole generation."""
-        return self._wait(self._client.complete(prompt, sampling, speculation, raw, **options))
+        return self._loop.wait(self._client.complete(prompt, sampling, speculation, raw, **options))
 
     def complete_all(
         self,
@@ -241,17 +236,17 @@ class Client:
         **options: Unpack[RequestOptions],
     ) -> list[Completion]:
         """All n samples, in the order of their index."""
-        return self._wait(self._client.complete_all(prompt, sampling, speculation, raw, **options))
+        return self._loop.wait(self._client.complete_all(prompt, sampling, speculation, raw, **options))
 
     def describe(self) -> Deployment:
         """Both models, the tokenizer, limits and defaults."""
-        return self._wait(self._client.describe())
+        return self._loop.wait(self._client.describe())
 
     def tokenize(
         self, prompt: Prompt, raw: bool = False, *, add_special_tokens: bool = True, add_generation_prompt: bool = True
     ) -> list[int]:
         """The prompt's token ids. `add_special_tokens`: of raw text; `add_generation_prompt`: of a conversation."""
-        return self._wait(
+        return self._loop.wait(
             self._client.tokenize(
                 prompt, raw, add_special_tokens=add_special_tokens, add_generation_prompt=add_generation_prompt
             )
@@ -259,29 +254,8 @@ class Client:
 
     def detokenize(self, ids: list[int], *, skip_special_tokens: bool = True) -> Detokenized:
         """The text of `ids`, and the bytes of each. `skip_special_tokens`: from the text alone."""
-        return self._wait(self._client.detokenize(ids, skip_special_tokens=skip_special_tokens))
+        return self._loop.wait(self._client.detokenize(ids, skip_special_tokens=skip_special_tokens))
 
     @staticmethod
     async def _connect(address: str, key: str | None, tls: Tls) -> AsyncClient:
         return AsyncClient(address, key, tls)
-
-    def _wait(self, awaitable: Any) -> Any:
-        ended = threading.Event()
-
-        async def run() -> Any:
-            try:
-                return await awaitable
-            finally:
-                ended.set()
-
-        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
-        try:
-            while not future.done():
-                # A Ctrl-C that comes just before a thread blocks is seen when it wakes up, and not earlier.
-                concurrent.futures.wait((future,), timeout=WAKE_UP_S)
-            return future.result()
-        except KeyboardInterrupt:
-            future.cancel()
-            # The caller closes what is awaited, which must not run then.
-            ended.wait(STOP_TIMEOUT_S)
-            raise

@@ -1,6 +1,8 @@
 """The `paceline` command, one file a subcommand."""
 
+import errno
 import io
+import os
 import sys
 from collections.abc import Collection
 from typing import Annotated, Any, NoReturn
@@ -66,6 +68,8 @@ def root(
         print(context.get_help())
 
 
+# What a file says that takes no more.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Tables of paceline.toml that are a process's own, not a command's.
 SERVICE_TABLES = ("draft", "target", "coordinator", "gateway")
 
@@ -117,12 +121,21 @@ def main() -> None:
         name_variables(command)
         defaults = default_map(command, read_toml())
         status = command(auto_envvar_prefix="PACELINE", default_map=defaults, standalone_mode=False)
+        # Not as the interpreter ends, which could but complain.
+        sys.stdout.flush()
     except TyperException as error:
         _fail(f"{error.format_message().rstrip('.')}; see `{help_command(command.commands)}`", 2)
     except InvalidArgument as error:
         _fail(str(error), 2)
     except PacelineError as error:
         _fail(str(error), 1)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, *FULL):
+            raise
+        _drop_output()
+        if error.errno in FULL:
+            _fail(f"can't write the output: {error.strerror}", 1)
+        sys.exit(1)
     except (KeyboardInterrupt, Abort):
         sys.exit(130)
     sys.exit(status or 0)
@@ -132,6 +145,13 @@ def help_command(commands: Collection[str]) -> str:
     """Which help belongs to this process's command line."""
     words = ["paceline", *(word for word in sys.argv[1:2] if word in commands), "--help"]
     return " ".join(words)
+
+
+def _drop_output() -> None:
+    """What is still to be written to stdout goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _fail(said: str, status: int) -> NoReturn:

@@ -16,11 +16,12 @@ from paceline.client import AsyncClient, Completion
 from paceline.deployment.deployment import make_deployment
 from paceline.deployment.services import Services
 from paceline.sampling import SamplingParams
-from paceline.speculation import SpeculationParams
+from paceline.speculation import Drafter, SpeculationParams
 
 PROMPT = "What is the capital of France, and what is it famous for?"
 # Timed in turns, so that a busy machine hits both alike.
 TIMED_RUNS = 3
+DRAFTERS = "model, hierarchical, ngram, suffix or hybrid"
 
 
 def demo(
@@ -32,7 +33,7 @@ def demo(
     draft_min: options.DraftMin = None,
     draft_max: options.DraftMax = None,
     entropy_beta: options.EntropyBeta = None,
-    drafter: Annotated[str, typer.Option(help="model, hierarchical, ngram, suffix or hybrid")] = "hybrid",
+    drafter: Annotated[str, typer.Option(help=DRAFTERS)] = "hybrid",
 ) -> None:
     """Starts the three services, answers a prompt in colour by origin, compares speeds, and stops them."""
     length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
@@ -44,10 +45,11 @@ def demo(
         draft_tokens,
         "at least 1: without speculation there is nothing to compare",
     )
-    options.run(_run(prompt, max_tokens, speculative))
+    require(speculative.drafter is not Drafter.CUSTOM, "--drafter", drafter, DRAFTERS)
+    options.run(_run(prompt, SamplingParams(max_tokens=max_tokens), speculative))
 
 
-async def _run(prompt: str, max_tokens: int, speculative: SpeculationParams) -> None:
+async def _run(prompt: str, sampling: SamplingParams, speculative: SpeculationParams) -> None:
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory(prefix="paceline-demo-") as folder:
         # The same prompt comes several times: an answer must not be drafted from the one before.
@@ -58,14 +60,13 @@ async def _run(prompt: str, max_tokens: int, speculative: SpeculationParams) -> 
             Services(deployment, _log_trouble) as services,
             AsyncClient(services.address, tls=services.tls) as client,
         ):
-            await compare(console, client, prompt, max_tokens, speculative)
+            await compare(console, client, prompt, sampling, speculative)
 
 
 async def compare(
-    console: Console, client: AsyncClient, prompt: str, max_tokens: int, speculative: SpeculationParams
+    console: Console, client: AsyncClient, prompt: str, sampling: SamplingParams, speculative: SpeculationParams
 ) -> None:
     """Answers once, streamed, and then several times with and without speculation: these runs alone are timed."""
-    sampling = SamplingParams(max_tokens=max_tokens)
     plain = SpeculationParams(enabled=False)
     console.print(f"\n> {prompt}\n", style="bold", markup=False)
     answer = Completion()

@@ -15,7 +15,7 @@ from paceline.cli import options
 from paceline.cli.printing import Answer, Printer
 from paceline.cli.tracing import TracePrinter, write_record
 from paceline.client import AsyncClient, Piece, Prompt, RequestOptions
-from paceline.errors import InvalidArgument
+from paceline.errors import ConfigError, InvalidArgument
 from paceline.prompts import PromptRecord, read_prompts
 from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams
 from paceline.speculation import SpeculationParams
@@ -115,7 +115,7 @@ def generate(
     has_many = len(wanted) * n > 1
     printer = TracePrinter(stats, has_many) if trace else Printer(as_json, color, stats, has_many)
     with contextlib.ExitStack() as stack:
-        traces = None if trace_json is None else stack.enter_context(trace_json.open("w", encoding="utf-8"))
+        traces = None if trace_json is None else stack.enter_context(open_to_write("--trace-json", trace_json))
         connect = options.connector(address, api_key_file, options.read_tls(tls_ca, tls_cert, tls_key))
         job = Job(connect, wanted, sampling, given, raw, concurrency, more, traces)
         options.run(_run(job, printer))
@@ -147,6 +147,14 @@ def read_text(name: str, path: Path) -> str:
         raise InvalidArgument(f"{name} {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise InvalidArgument(f"{name} {path}: not UTF-8 text") from None
+
+
+def open_to_write(name: str, path: Path) -> TextIO:
+    """Raises ConfigError naming the option and the file."""
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{name} {path}: {error.strerror or error}") from error
 
 
 async def _run(job: Job, printer: Printer) -> None:

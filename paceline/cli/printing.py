@@ -5,6 +5,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
+from rich.control import strip_control_codes
+from rich.segment import Segment, Segments
+from rich.style import Style
 from rich.text import Text
 
 from paceline.cli.report import print_stats
@@ -16,9 +19,10 @@ ORIGINS = {"A": ("accepted draft", "green"), "R": ("recovered", "red"), "B": ("b
 HEADER_CHARACTERS = 60
 
 
-def coloured(piece: Piece) -> Text:
-    """A round's text, each token in the colour of where it comes from."""
-    return Text.assemble(*((text, ORIGINS[origin][1]) for text, origin in piece.parts))
+def coloured(piece: Piece) -> Segments:
+    """A round's text, each token in the colour of where it comes from. Not as a Text, which makes spaces of tabs."""
+    parts = ((strip_control_codes(text), ORIGINS[origin][1]) for text, origin in piece.parts)
+    return Segments(Segment(text, Style.parse(style)) for text, style in parts)
 
 
 def legend() -> Text:

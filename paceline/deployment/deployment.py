@@ -7,6 +7,7 @@ from typing import Any
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
 from gateway.config import GatewaySettings
+from paceline.checks import require
 from paceline.errors import InvalidArgument
 from paceline.keys import KeyRing
 from paceline.rpc.channel import NO_TLS, check_address
@@ -75,6 +76,7 @@ def make_deployment(
     door = None if gateway is None else make_settings(GatewaySettings, gateway, _GATEWAY_FLAGS)
     if door is not None:
         check_address("--http", door.listen)
+        require(door.listen != front.listen, "--http", door.listen, "another address than --listen, the coordinator's")
     own_tls = client_tls or (NO_TLS if door is None else door.servers_tls) or find_tls(None)
     if not own_tls and (front.tls or (door is not None and door.tls)):
         raise InvalidArgument("--tls-ca is missing: the authority of the certificate, by which the services trust it")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.deployment.deployment import Deployment
 from paceline.deployment.http_health import instance_at, url_of
-from paceline.deployment.log_lines import lines_of
+from paceline.deployment.log_lines import LastWords, lines_of
 from paceline.errors import ConfigError
 from paceline.rpc.health import is_serving
 from paceline.rpc.supervision import environment
@@ -39,7 +39,7 @@ class Process:
     # By which its health service knows it: another process may have its address.
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
     process: asyncio.subprocess.Process | None = None
-    last_line: str = ""
+    last_words: LastWords = field(default_factory=LastWords)
 
     def is_serving(self) -> bool:
         """Whether this process, and no other, answers health checks at its address."""
@@ -68,7 +68,7 @@ class Services:
         self.url = url_of(deployment.http_listen, bool(deployment.http_tls)) if deployment.gateway is not None else None
 
     async def __aenter__(self) -> "Services":
-        """Starts all. Raises ConfigError with the last line of a service that does not come up."""
+        """Starts all. Raises ConfigError with what a service that does not come up says of it."""
         try:
             models = [each for each in self._processes if each.name in ("target", "draft")]
             async with asyncio.TaskGroup() as starting:
@@ -126,6 +126,7 @@ class Services:
 
     async def _start(self, service: Process) -> None:
         """Returns when the service answers health checks. Raises ConfigError if it ends, or is not ready in time."""
+        service.last_words = LastWords()
         service.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *service.arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -136,9 +137,9 @@ class Services:
         self._tasks.append(asyncio.create_task(self._copy_log(service, service.process)))
         deadline_s = asyncio.get_running_loop().time() + READY_TIMEOUT_S
         while not await asyncio.to_thread(service.is_serving):
-            if service.process.returncode is not None:
+            if (status := service.process.returncode) is not None:
                 await asyncio.sleep(LOG_GRACE_S)
-                raise ConfigError(f"the {service.name} did not start: {service.last_line.removeprefix('error: ')}")
+                raise ConfigError(f"the {service.name} did not start: {service.last_words.of(status)}")
             if asyncio.get_running_loop().time() > deadline_s:
                 raise ConfigError(f"the {service.name} was not ready within {READY_TIMEOUT_S:.0f} s")
             await asyncio.sleep(0.05)
@@ -146,7 +147,7 @@ class Services:
     async def _copy_log(self, service: Process, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in lines_of(process.stdout):
-            service.last_line = line
+            service.last_words.hear(line)
             self._log_line(service.name, line)
 
     async def _keep_running(self, service: Process) -> None:

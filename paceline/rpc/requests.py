@@ -1,16 +1,23 @@
 """A client's requests as messages of the Generation service."""
 
 import json
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypedDict
+
+import numpy as np
 
 from paceline.checks import is_token_id, require
 from paceline.errors import InvalidArgument
+from paceline.rpc.channel import MAX_MESSAGE_BYTES
 from paceline.rpc.messages import sampling_to_message, speculation_to_message
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2
 
 Prompt = str | list[dict[str, str]] | list[int]
+TOKEN_IDS = f"a list of token ids, whole numbers in [0, {2**31})"
+PROMPTS = f'a text, a list of messages {{"role": text, "content": text}}, or {TOKEN_IDS}'
 
 
 class RequestOptions(TypedDict, total=False):
@@ -59,10 +66,12 @@ def make_request(
         request.prediction_text = _encodable("prediction", prediction)
     elif prediction is not None:
         request.prediction_token_ids.ids.extend(_token_ids("prediction", prediction))
+    _check_size("prediction", request)
     if template_options is not None:
         is_chat = request.WhichOneof("prompt") == "chat"
         require(is_chat, "template_options", template_options, "None for a prompt without a chat template")
         request.chat.template_options = _as_json(template_options)
+        _check_size("template_options", request)
     return request
 
 
@@ -79,28 +88,42 @@ def make_tokenize_request(
 
 def make_detokenize_request(ids: list[int], skip_special_tokens: bool) -> generation_pb2.DetokenizeRequest:
     """Raises InvalidArgument."""
-    return generation_pb2.DetokenizeRequest(
+    request = generation_pb2.DetokenizeRequest(
         token_ids=_token_ids("token_ids", ids), skip_special_tokens=skip_special_tokens
     )
+    _check_size("token_ids", request)
+    return request
 
 
 def _fill_prompt(request: Any, prompt: Prompt, raw: bool) -> None:
-    """Of a message that has the fields `text`, `chat` and `token_ids`."""
+    """Of a message that has the fields `text`, `chat` and `token_ids`. A list is what its first element is."""
     if isinstance(prompt, str) and raw:
         request.text = _encodable("prompt", prompt)
     elif isinstance(prompt, str):
         request.chat.messages.add(role="user", content=_encodable("prompt", prompt))
+    elif _is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
+        for index, message in enumerate(prompt):
+            require(isinstance(message, Mapping), f"prompt[{index}]", message, "a message, as prompt[0] is")
+            texts = {name: _encodable(f"prompt[{index}].{name}", message.get(name)) for name in ("role", "content")}
+            request.chat.messages.add(**texts)
     else:
+        is_ids = _is_list(prompt) and (len(prompt) == 0 or isinstance(prompt[0], Integral))
+        require(is_ids, "prompt", prompt, PROMPTS)
         request.token_ids.SetInParent()
-        for part in prompt:
-            if isinstance(part, int):
-                request.token_ids.ids.append(part)
-            else:
-                request.chat.messages.add(role=part["role"], content=_encodable("prompt", part["content"]))
+        request.token_ids.ids.extend(_token_ids("prompt", prompt))
+    _check_size("prompt", request)
 
 
-def _encodable(name: str, text: str) -> str:
-    """Raises InvalidArgument where a text holds half of a character, which UTF-8 can't."""
+def _check_size(name: str, request: Any) -> None:
+    """Raises InvalidArgument where the field `name`, the last one filled, makes more of it than gRPC takes."""
+    size = request.ByteSize()
+    if size > MAX_MESSAGE_BYTES:
+        raise InvalidArgument(f"{name}: with it the request has {size} bytes; a message may have {MAX_MESSAGE_BYTES}")
+
+
+def _encodable(name: str, text: Any) -> str:
+    """Raises InvalidArgument for what is no text, or holds half of a character, which UTF-8 can't."""
+    require(isinstance(text, str), name, text, "a text in UTF-8")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -108,16 +131,25 @@ def _encodable(name: str, text: str) -> str:
     return text
 
 
-def _token_ids(name: str, ids: list[int]) -> list[int]:
+def _is_list(value: object) -> bool:
+    """Whether it is a list, tuple or array of one dimension; bytes are no numbers."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
+def _token_ids(name: str, ids: Any) -> list[int]:
     """Raises InvalidArgument for what a message can't hold as an id."""
-    wrong = next((value for value in ids if not is_token_id(value)), None)
-    require(wrong is None, name, wrong, "a list of token ids")
-    return ids
+    require(_is_list(ids), name, ids, TOKEN_IDS)
+    for value in ids:
+        if not is_token_id(value):
+            raise InvalidArgument.field(name, value, TOKEN_IDS)
+    return [int(value) for value in ids]
 
 
 def _as_json(options: dict[str, Any]) -> str:
     require(isinstance(options, dict), "template_options", options, "a dict that JSON can hold")
     try:
-        return _encodable("template_options", json.dumps(options))
+        return _encodable("template_options", json.dumps(options, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"template_options can't be written as JSON: {error}") from None

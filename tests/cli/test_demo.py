@@ -9,6 +9,7 @@ from rich.console import Console
 from coordinator.config import CoordinatorSettings
 from paceline.cli.demo import TIMED_RUNS, compare, demo
 from paceline.client import AsyncClient
+from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from tests.services import Trio
 
@@ -24,9 +25,19 @@ def test_a_bound_without_a_rule_is_named(paceline) -> None:
     assert (ran.code, "draft_max is 6; it must be left out unless" in ran.err) == (2, True), ran.err
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [("--max-tokens", 0, "max_tokens is 0; it must be in"), ("--drafter", "custom", "--drafter is 'custom'; it must be model,")],
+)  # fmt: skip
+def test_what_no_service_could_do_starts_none(paceline, flag: str, value: object, said: str) -> None:
+    ran = paceline("demo", flag, value)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: {said}")
+
+
 async def test_table_and_comparison_tell_the_same_speed(tiny_trio: Trio, capsys: pytest.CaptureFixture[str]) -> None:
     async with AsyncClient(tiny_trio.address) as client:
-        await compare(Console(width=100), client, "one two", 20, SpeculationParams())
+        await compare(Console(width=100), client, "one two", SamplingParams(max_tokens=20), SpeculationParams())
     shown, said = capsys.readouterr()
     table = re.search(r"tokens per second[ │]+([\d.]+)", said)
     below = re.search(r"with speculation: +([\d.]+) tokens/s", shown)

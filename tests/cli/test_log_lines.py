@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from paceline.deployment.log_lines import MAX_LINE_BYTES, lines_of
+from paceline.deployment.log_lines import MAX_LINE_BYTES, LastWords, lines_of
 
 LONG = 5 * MAX_LINE_BYTES + 1
 
@@ -50,3 +50,27 @@ async def test_how_a_line_arrives_makes_no_line_of_its_own(length: int, piece: i
     assert "".join(found) == "x" * length + "b"
     assert found[-1] == "b"
     assert "" not in found
+
+
+TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>']
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["INFO loading", "error: no such folder"], "no such folder"),
+        (
+            [*TRACEBACK, "paceline.errors.InvalidArgument: a key", "", "ERROR gone", *TRACEBACK, "SystemExit: 3"],
+            "a key",
+        ),
+        ([*TRACEBACK, "ValueError: x", ""], "it ended with status 3; its last line: ValueError: x"),
+        (["INFO loading"], "it ended with status 3; its last line: INFO loading"),
+        ([], "it ended with status 3; its last line: none"),
+    ],
+    ids=["its own last line", "before a library's end", "an exception of none of ours", "killed", "silent"],
+)
+def test_why_a_process_ended(lines: list[str], said: str) -> None:
+    words = LastWords()
+    for line in lines:
+        words.hear(line)
+    assert words.of(3) == said

@@ -39,6 +39,39 @@ def test_an_answer_with_an_emoji_is_printed_where_there_is_none(tiny_trio: Trio,
     assert ran.stdout.startswith(b"--- 1: smile ?\n")
 
 
+FORECAST = ("plan", "--alpha", "0.8", "--draft-cost", "0.1")
+
+
+def run_into(stdout: int, *arguments: str) -> tuple[int, bytes]:
+    """Exit status and stderr of a process that writes there."""
+    command = [sys.executable, "-c", "from paceline.cli import main; main()", *arguments]
+    ran = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
+    return ran.returncode, ran.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--version",), ("--help",), ("plan", "--help"), FORECAST, (*FORECAST, "--json")], ids=" ".join
+)
+def test_a_full_disk_and_a_reader_that_went_are_no_traceback(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        assert run_into(full.fileno(), *arguments) == (1, b"error: can't write the output: No space left on device\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert run_into(writer, *arguments) == (1, b"")
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",), ("--trace",)], ids=["text", "json", "trace"])
+def test_a_disk_that_fills_ends_a_generation(flags: tuple[str, ...], tiny_trio: Trio) -> None:
+    arguments = ("generate", "x", "--raw", "--address", tiny_trio.address, "--max-tokens", "5", "--ignore-eos")
+    with open("/dev/full", "wb") as full:
+        status, said = run_into(full.fileno(), *arguments, *flags)
+    assert (status, said.splitlines()[-1]) == (1, b"error: can't write the output: No space left on device")
+    assert b"Traceback" not in said
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_shows_every_option_in_full(paceline, monkeypatch: pytest.MonkeyPatch, command: str, flag: str) -> None:

@@ -159,3 +159,9 @@ def test_a_predicted_output_is_taken_from_a_file(paceline, tiny_trio: Trio, tmp_
     record = json.loads(ran.out)
     assert record["token_ids"] == plain.token_ids
     assert record["speculation"]["prediction_accepted"] > 20
+
+
+def test_a_trace_that_can_not_be_written_is_told_before_anything_is_asked(paceline) -> None:
+    # There nobody, whatever he may do, makes a file.
+    ran = paceline("generate", "hi", "--trace-json", "/proc/trace.json")
+    assert (ran.code, ran.out, ran.err) == (1, "", "error: --trace-json /proc/trace.json: No such file or directory\n")

@@ -164,3 +164,9 @@ def test_certificates_without_their_authority_or_the_other_way_round_are_refused
         _, error = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, error.count("\n")) == (2, 1)
     assert "--tls-ca needs --tls-cert" in error or "--tls-ca is missing" in error
+
+
+def test_one_address_for_coordinator_and_gateway_is_refused(paceline) -> None:
+    ran = paceline("up", "--listen", "127.0.0.1:50099", "--http", "127.0.0.1:50099")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: --http is '127.0.0.1:50099'; it must be another address than --listen")
