@@ -32,8 +32,9 @@ class Request:
     sampling: SamplingParams
     speculation: SpeculationParams
     eos_token_ids: tuple[int, ...]
-    # Most tokens in prompt and completion together.
+    # Most tokens in prompt and completion together, and how many token ids there are: both of the target.
     max_length: int
+    vocab_size: int
     # Tokens of what the output will largely be, as the client says; empty if it does not.
     prediction: list[int] = field(default_factory=list)
     # Whether the completion is an answer in a chat, whose text begins anew; else it goes on with the prompt's.

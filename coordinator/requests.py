@@ -55,6 +55,7 @@ class RequestReader:
             speculation=speculation,
             eos_token_ids=tuple(card.eos_token_ids),
             max_length=card.max_model_len,
+            vocab_size=card.vocab_size,
             prediction=await self._read_prediction(message, card),
             is_chat=message.WhichOneof("prompt") == "chat",
             cache_salt=message.cache_salt,

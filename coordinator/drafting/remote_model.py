@@ -35,6 +35,7 @@ class RemoteDrafter:
     def __init__(self, link: Link, request: Request, deadline: DraftDeadline) -> None:
         self._link = link
         self._deadline = deadline
+        self._target_vocab_size = request.vocab_size
         speculation, sampling = request.speculation, request.sampling
         self._sequence = RemoteSequence(link, request, speculation.draft_sampling(sampling))
         self._draft_mode = draft_mode_to_message(speculation.resolved_draft_mode(sampling))
@@ -127,7 +128,8 @@ class RemoteDrafter:
         """Raises InvalidArgument for drafts that were not asked for, or that the target would refuse."""
         assert self._link.card is not None, "the server answered"
         require_at_most(most, len(proposal.tokens), "tokens", "tokens")
-        vocab_size = self._link.card.vocab_size
+        # Models with the same tokens may be filled up to sizes of their own.
+        vocab_size = min(self._link.card.vocab_size, self._target_vocab_size)
         worst = max((*proposal.tokens, *(int(support.max()) for support in proposal.supports)), default=0)
         require(worst < vocab_size, "tokens", worst, f"token ids in [0, {vocab_size})")
 

@@ -35,7 +35,7 @@ def tokenizer() -> Tokenizer:
 def make_context(tokenizer: Tokenizer, max_length: int = 100, **sampling: object) -> Context:
     params = SamplingParams(seed=1, **sampling)  # type: ignore[arg-type]
     request = Request(
-        "id", PROMPT, params, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4), EOS, max_length
+        "id", PROMPT, params, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4), EOS, max_length, 64
     )
     return Context(request, tokenizer.stream(params.stop))
 

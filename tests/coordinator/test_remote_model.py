@@ -101,6 +101,7 @@ MISFITS = {
     ),
     "more drafts than asked for": fill_with(tokens=[1] * 9),
     "a token that is none": fill_with(tokens=[1, 512]),
+    "a token that the target does not know": fill_with(tokens=[1, 400]),
 }
 
 
