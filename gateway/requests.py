@@ -86,6 +86,8 @@ def _request(
     is_stream = flag(body, "stream")
     if options and not is_stream:
         raise refuse("stream_options", "stream_options needs stream to be true")
+    if flag(body, "trace") and not is_stream:
+        raise refuse("trace", "trace is true; it must be false without stream: a whole answer has no rounds")
     speculation = _speculation(body, deployment.defaults, sampling)
     if speculation is not None:
         speculation.check(sampling)
