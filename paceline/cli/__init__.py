@@ -119,8 +119,13 @@ def main() -> None:
     try:
         command: Any = typer.main.get_command(app)
         name_variables(command)
-        defaults = default_map(command, read_toml())
-        status = command(auto_envvar_prefix="PACELINE", default_map=defaults, standalone_mode=False)
+        try:
+            defaults = default_map(command, read_toml())
+        except ConfigError as error:
+            _fail(str(error), 2)
+        status = command(
+            prog_name="paceline", auto_envvar_prefix="PACELINE", default_map=defaults, standalone_mode=False
+        )
         # Not as the interpreter ends, which could but complain.
         sys.stdout.flush()
     except TyperException as error:

@@ -151,7 +151,8 @@ async def _serve(deployment: Deployment, log_line: Any) -> None:
             else f" --address {called_at(services.address)}"
         )
         where += " --api-key-file FILE" if deployment.has_keys else ""
-        where += f" --tls-ca {deployment.tls.ca}" if deployment.tls else ""
+        files = {"ca": deployment.tls.ca, "cert": deployment.tls.cert, "key": deployment.tls.key}
+        where += "".join(f" --tls-{name} {file}" for name, file in files.items() if file)
         print(f'try, in another terminal: paceline generate "Why is the sky blue?"{where}', file=sys.stderr)
         if services.url is not None:
             print(f"or, in a browser: {services.url}", file=sys.stderr)

@@ -191,7 +191,7 @@ def test_a_variable_bears_the_name_of_its_flag(paceline, monkeypatch: pytest.Mon
 def test_a_name_that_no_command_knows_is_named(paceline, toml: str, parts: list[str]) -> None:
     write_toml(toml)
     ran = paceline("plan", "--alpha", "0.5", "--draft-cost", "0.1")
-    assert ran.code == 1
+    assert ran.code == 2
     assert [part for part in ("error: ", *parts) if part not in ran.err] == []
 
 
