@@ -143,7 +143,7 @@ def test_certificates_made_as_documented_are_the_coordinators_and_the_gateways(t
         assert process.stdout is not None
         assert process.stdout.readline() == f"ready {address} https://{http}\n"
         with Client(address, tls=me.tls) as client:
-            text = client.complete("t1 t2", SamplingParams(max_tokens=4)).text
+            text = client.complete("t1 t2", SamplingParams(max_tokens=4), raw=True).text
         with httpx2.Client(verify=me.tls.client_context(), trust_env=False) as browser:
             body = {"prompt": "t1 t2", "max_tokens": 4, "temperature": 0}
             answer = browser.post(f"https://{http}/v1/completions", json=body, timeout=TIMEOUT_S)
@@ -152,7 +152,8 @@ def test_certificates_made_as_documented_are_the_coordinators_and_the_gateways(t
             client.describe()
         process.terminate()
         _, log = process.communicate(timeout=TIMEOUT_S)
-    assert f"--tls-ca {services.ca}" in log, "the hint says what a command needs"
+    hint = f"--tls-ca {services.ca} --tls-cert {services.cert} --tls-key {services.key}"
+    assert hint in log, "it says what a command needs"
 
 
 @pytest.mark.parametrize("flags", [("--tls-ca", "ca.pem"), ("--tls-cert", "services.pem", "--tls-key", "services.key")])

@@ -137,6 +137,7 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
     "draft_temperature without draws": (
         {"temperature": 0, "speculation": {"draft_temperature": 0.5}}, "speculation.draft_temperature", "left out",
     ),
+    "a trace of a whole answer": ({"trace": True}, "trace", "false without stream"),
     "coupled under rejection": (
         {"speculation": {"coupled": True, "rule": "rejection"}}, "speculation.coupled", "rejection",
     ),
