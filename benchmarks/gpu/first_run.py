@@ -3,7 +3,8 @@
 python -m benchmarks.gpu.first_run [--total-s 540] [--out gpu_results] [--only PART,...] [options of benchmarks.gpu]
 
 The most important parts come first. A part that fails or takes too long does not end the others. The file results.json
-has each part's status and figures, also those of earlier runs with other parts. Needs Python's standard library alone: whatever a part lacks fails in that part.
+has each part's status and figures, also those of earlier runs with other parts. Needs Python's standard library alone:
+whatever a part lacks fails in that part.
 """
 
 import argparse

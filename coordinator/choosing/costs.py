@@ -6,7 +6,7 @@ from statistics import fmean
 from coordinator.acceptance import DraftedBy
 from coordinator.choosing.active_generations import ActiveGenerations
 from coordinator.choosing.line import Line
-from coordinator.choosing.trial import Trial
+from coordinator.choosing.trial import MOST_SKIPPED, Trial
 from coordinator.round import Round
 
 # The first guess of a row's cost, in forwards of one row.
@@ -27,8 +27,6 @@ NORMAL_TAIL = 2
 READING_MEMORY = 0.98
 # A reading time is limited to this multiple of the expected time.
 READING_OUTLIER = 3.0
-# After this many rounds in a row beside a prompt, their times are learned too: there may be no others.
-MOST_SKIPPED = 64
 
 
 class Reading:

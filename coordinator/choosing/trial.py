@@ -24,7 +24,7 @@ MARGIN = 1.05
 # A round counts as at most so many plain rounds, besides what later ones share: a target that was away for a minute says
 # nothing of who drafted.
 LONGEST = 8.0
-# After so many rounds of each generation beside a prompt, all in a row, such rounds count too: there may be no others.
+# After so many rounds of a generation beside a prompt, all in a row, such rounds count too: there may be no others.
 MOST_SKIPPED = 64
 # After a change of the way, rounds count that began so many times their own length later.
 SETTLING = 0.9

@@ -103,7 +103,7 @@ class Trained:
 
 
 def hold_out(records: list[Record]) -> list[Record]:
-    """Takes every so many-th record out of the list, for evaluation."""
+    """Takes every HELD_OUT_EVERY-th record out of the list, up to HELD_OUT of them, for evaluation."""
     end = min(HELD_OUT, int(HELD_OUT_SHARE * len(records))) * HELD_OUT_EVERY
     held_out = [record.answer for record in records[:end:HELD_OUT_EVERY]]
     del records[:end:HELD_OUT_EVERY]
