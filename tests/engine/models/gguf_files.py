@@ -1,5 +1,6 @@
 """Tiny GGUF files, of all architectures, with tensors and keys as wanted."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quant_shape_to_byte_shape
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from paceline.engine.arrays import Array
 from paceline.engine.models.config import ModelConfig
@@ -104,3 +106,20 @@ def frequencies(path: Path) -> tuple[torch.Tensor, float]:
         table[:, HEAD_DIM // 2 :] for table in rope_tables(ModelConfig.from_transformers(read_gguf(path).config), 2)
     )
     return torch.atan2(sin[1], cos[1]), float(cos[0, 0])
+
+
+def sentencepiece_vocabulary(tokens: list[str], types: list[int]) -> tuple[list[str], list[int], list[float]]:
+    """The words of a byte-level vocabulary as a sentencepiece one: tokens, types, scores. Bytes have tokens of their own.
+
+    Words with a character that is not a word by itself are left out, as in trained vocabularies.
+    """
+    byte_of = {spelled: byte for byte, spelled in bytes_to_unicode().items()}
+    words: dict[str, None] = {}
+    for token, kind in zip(tokens, types, strict=True):
+        if kind == 1:
+            with suppress(UnicodeDecodeError):
+                words[bytes(byte_of[each] for each in token).decode().replace(" ", "▁")] = None
+    kept = [word for word in words if all(each in words for each in word)]
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    scores = [0.0] * len(names) + [-float(rank) for rank in range(len(kept))]
+    return names + kept, [2, 3, 3] + [6] * 256 + [1] * len(kept), scores

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
-from paceline.engine.models.gguf.file import read_gguf_config
+from paceline.engine.models.gguf.file import read_gguf
 from paceline.errors import ConfigError
 
 # Changes when what `_convert` writes changes.
-FORMAT = 4
+FORMAT = 5
 
 
 def cache_dir() -> Path:
@@ -49,18 +49,18 @@ def _digest(file: Path) -> str:
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
     """Writes config, tensors and tokenizer. Refuses what `read_gguf` refuses in a config."""
-    config = read_gguf_config(file)
+    in_place = read_gguf(file)
     # Here, because a file that is read in place does not need them, and they take a second.
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     try:
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
         )
         # transformers reads neither their scaling nor the factors that divide them (Llama 3.1 and later).
-        model.config.rope_parameters = config.rope_parameters
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model.config.rope_parameters = in_place.config.rope_parameters
     except Exception as error:  # transformers and gguf raise many types for files they can't read
         raise ConfigError(f"model {str(file)!r} could not be read: {str(error).splitlines()[0]}") from error
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    for name, content in in_place.tokenizer_files.items():
+        (folder / name).write_bytes(content)

@@ -47,14 +47,8 @@ def read_gguf(path: Path) -> GgufModel:
         with ThreadPoolExecutor(1) as beside:
             tensors = _tensors(mapping, header, config)
             digest = beside.submit(hashlib.sha256, mapping)
-            files = tokenizer_files(header, config)
+            files = tokenizer_files(header)
             return GgufModel(config, tensors, files, digest.result().hexdigest()[:16], mapping)
-
-
-def read_gguf_config(path: Path) -> PreTrainedConfig:
-    """The config alone, as in `read_gguf`."""
-    with _naming(path):
-        return _read_beginning(path)[2]
 
 
 @contextmanager

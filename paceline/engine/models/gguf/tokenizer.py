@@ -1,14 +1,18 @@
 """A GGUF file's vocabulary -> the files of a tokenizer of Hugging Face."""
 
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedTokenizerFast
-from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from paceline.engine.models.gguf.header import Header
+from paceline.engine.models.gguf.pre_tokenizers import DEFAULT, find_splitting
 from paceline.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 # The tokenizer's name for a token -> llama.cpp's key for its id.
 _NAMED_TOKENS = {
@@ -17,24 +21,25 @@ _NAMED_TOKENS = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
+# llama.cpp's types of tokens that text never becomes by merging.
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+# A space in a sentencepiece vocabulary.
+_SPACE = "▁"
 
 
-def tokenizer_files(header: Header, config: PreTrainedConfig) -> dict[str, bytes]:
-    """The files that `AutoTokenizer.from_pretrained(gguf_file=...)` would save, without its two further readings.
+def tokenizer_files(header: Header) -> dict[str, bytes]:
+    """Builds the tokenizer that the file describes: name -> content of `tokenizer.json` and its companions.
 
-    Only what it notes of the way it came to them, "is_local" and "local_files_only", is not there.
-
-    Raises ConfigError if transformers can't make a tokenizer of the vocabulary.
+    Raises ConfigError, naming the key, if the vocabulary is of a kind that is not supported or can't be used.
     """
-    # Here and not above: older releases of transformers have them elsewhere, and other models do without.
-    from transformers.integrations.gguf import convert_gguf_tokenizer
-
-    known = TOKENIZER_MAPPING_NAMES.get(config.model_type)
-    kind = PreTrainedTokenizerFast if known is None else tokenizer_class_from_name(known)
+    _require_vocabulary(header)
     try:
-        backend, settings = convert_gguf_tokenizer(header.architecture, _entries(header, "tokenizer"))
-        tokenizer = kind(tokenizer_object=backend, **_settings(header), **settings)
-    except Exception as error:  # transformers and tokenizers raise many types for a vocabulary they can't use
+        backend = _BUILDERS[header.metadata["tokenizer.ggml.model"]](header)
+        _add_tokens(backend, header)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **_settings(header))
+    except ConfigError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception for a vocabulary that it can't use
         reason = next(iter(str(error).splitlines()), repr(error))
         raise ConfigError(f"its tokenizer could not be read: {reason}") from error
     with tempfile.TemporaryDirectory() as folder:
@@ -42,21 +47,105 @@ def tokenizer_files(header: Header, config: PreTrainedConfig) -> dict[str, bytes
         return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
+def _require_vocabulary(header: Header) -> None:
+    """Raises ConfigError if the tokens are not there, or the vocabulary's kind or an id can't be used."""
+    kind, tokens = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.tokens")
+    if kind not in _BUILDERS:
+        raise ConfigError(f"its tokenizer.ggml.model {kind!r} is not supported; supported: {', '.join(_BUILDERS)}")
+    if not isinstance(tokens, list) or not tokens:
+        raise ConfigError("its metadata has no tokenizer.ggml.tokens")
+    for key in _NAMED_TOKENS.values():
+        token_id = header.metadata.get(f"tokenizer.ggml.{key}", 0)
+        if not 0 <= token_id < len(tokens):
+            raise ConfigError(f"its tokenizer.ggml.{key} is {token_id}; it must be from 0 to {len(tokens) - 1}")
+
+
+def _byte_level(header: Header) -> Tokenizer:
+    """Byte-level BPE, as GPT-2's: the merges are in the file, the split by its name."""
+    name = header.metadata.get("tokenizer.ggml.pre")
+    if name is None:
+        log.warning(
+            "the file has no tokenizer.ggml.pre: text is split as by default, perhaps not as the model learned it"
+        )
+    splitting = find_splitting(name or DEFAULT)
+    merges = [tuple(merge.split(" ", 1)) for merge in header.metadata.get("tokenizer.ggml.merges", ())]
+    backend = Tokenizer(models.BPE(_vocabulary(header), merges, ignore_merges=splitting.ignores_merges))
+    if splitting.normalizer is not None:
+        backend.normalizer = splitting.normalizer
+    backend.pre_tokenizer, backend.decoder = splitting.pre_tokenizer, decoders.ByteLevel()
+    _add_bos(backend, header, splitting.adds_bos)
+    return backend
+
+
+def _sentencepiece(header: Header) -> Tokenizer:
+    """BPE over whole texts, as Llama 2's: a merge makes a token of the vocabulary, the highest score first."""
+    metadata, vocabulary = header.metadata, _vocabulary(header)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    scores = dict(zip(tokens, metadata.get("tokenizer.ggml.scores", ()), strict=False))
+    types = metadata.get("tokenizer.ggml.token_type", ())
+    merged = {token for token, kind in zip(tokens, types, strict=False) if kind not in (_UNKNOWN, _CONTROL)} or set(
+        tokens
+    )
+    pairs = [
+        (-scores.get(token, 0.0), vocabulary[token], token[:cut], token[cut:])
+        for token in merged
+        for cut in range(1, len(token))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    ]
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    merges = [(left, right) for _, _, left, right in sorted(pairs)]
+    model = models.BPE(
+        vocabulary, merges, unk_token=None if unknown is None else tokens[unknown], fuse_unk=True, byte_fallback=True
+    )
+    backend = Tokenizer(model)
+    adds_space = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    replace = normalizers.Replace(" ", _SPACE)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if adds_space else replace
+    decode = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*decode, *([decoders.Strip(" ", 1, 0)] if adds_space else [])])
+    _add_bos(backend, header, True)
+    return backend
+
+
+# By the file's tokenizer.ggml.model.
+_BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}
+
+
+def _vocabulary(header: Header) -> dict[str, int]:
+    return {token: index for index, token in enumerate(header.metadata["tokenizer.ggml.tokens"])}
+
+
+def _add_bos(backend: Tokenizer, header: Header, by_default: bool) -> None:
+    """Makes prompts begin with BOS, and end with EOS, if the file or its kind says so."""
+    metadata = header.metadata
+    around = {
+        "bos": metadata.get("tokenizer.ggml.add_bos_token", by_default),
+        "eos": metadata.get("tokenizer.ggml.add_eos_token", False),
+    }
+    ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name, wanted in around.items() if wanted}
+    named = {name: metadata["tokenizer.ggml.tokens"][index] for name, index in ids.items() if index is not None}
+    if named:
+        single = " ".join(filter(None, (named.get("bos"), "$A", named.get("eos"))))
+        special = [(token, ids[name]) for name, token in named.items()]
+        backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+
+
+def _add_tokens(backend: Tokenizer, header: Header) -> None:
+    """Makes control tokens special, and the user's tokens whole. They keep their ids: the vocabulary has them."""
+    pairs = list(
+        zip(
+            header.metadata["tokenizer.ggml.tokens"], header.metadata.get("tokenizer.ggml.token_type", ()), strict=False
+        )
+    )
+    special = [token for token, kind in pairs if kind in (_UNKNOWN, _CONTROL)]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    own = [token for token, kind in pairs if kind == _USER_DEFINED]
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
+
+
 def _settings(header: Header) -> dict[str, Any]:
-    """Named tokens, the chat template, and whether texts begin with bos: as transformers reads them."""
+    """The named tokens and the chat template."""
     tokens = header.metadata["tokenizer.ggml.tokens"]
-    settings = _entries(header, "tokenizer_config")
-    if header.metadata.get("tokenizer.ggml.model") == "llama":
-        settings.setdefault("add_bos_token", True)
-    for name, key in _NAMED_TOKENS.items():
-        token_id = header.metadata.get(f"tokenizer.ggml.{key}")
-        settings[name] = None if token_id is None else tokens[token_id]
-    return settings
-
-
-def _entries(header: Header, group: str) -> dict[str, Any]:
-    """The metadata in one group of transformers' table, under transformers' names."""
-    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING
-
-    names = {f"tokenizer.{key}": name for key, name in GGUF_TOKENIZER_MAPPING[group].items()}
-    return {name: header.metadata[key] for key, name in names.items() if key in header.metadata}
+    ids = {name: header.metadata.get(f"tokenizer.ggml.{key}") for name, key in _NAMED_TOKENS.items()}
+    settings = {name: None if index is None else tokens[index] for name, index in ids.items()}
+    return settings | {"chat_template": header.metadata.get("tokenizer.chat_template")}
