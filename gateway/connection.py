@@ -105,8 +105,13 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         self._have_headers()
+        cycle = self.cycle
+        if cycle is not None and cycle.more_body and not cycle.response_started and not self.pipeline:
+            # The rest of its body can't be read: this is its answer.
+            cycle.disconnected = cycle.response_complete = True
+            cycle.message_event.set()
         # In the midst of an answer that is still on its way nothing else can be said.
-        if self.cycle is None or self.cycle.response_complete:
+        if cycle is None or cycle.response_complete:
             response = error_response(HttpError(status, message, "invalid_request_error"))
             headers = [*response.raw_headers, (b"connection", b"close")]
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)

@@ -39,6 +39,13 @@ async def test_what_is_no_http_is_refused_as_clients_read_it(door: Door) -> None
     assert is_refused(await answer_to(door, b"hello\r\n\r\n"), 400)
 
 
+async def test_a_body_without_a_readable_length_is_refused(door: Door) -> None:
+    bad = POST + b"transfer-encoding: chunked\r\n\r\n"
+    assert is_refused(await answer_to(door, bad + b"zz\r\n"), 400)
+    answer = await answer_to(door, GET + b"\r\n" + bad + b"1\r\n{\r\n", b"zz\r\n")
+    assert is_refused(answer[answer.rindex(b"HTTP/1.1") :], 400)
+
+
 async def test_a_request_behind_a_request_is_served(door: Door) -> None:
     answer = await answer_to(door, GET + b"\r\n" + GET + b"connection: close\r\n\r\n")
     assert answer.count(b"HTTP/1.1 200 ") == 2
