@@ -85,6 +85,36 @@ async def test_a_tunnel_is_refused(door: Door) -> None:
     assert is_refused(await answer_to(door, b"CONNECT example.com:80 HTTP/1.1\r\nhost: example.com\r\n\r\n"), 400)
 
 
+STREAM = b'{"prompt": "t1 t2", "max_tokens": 2, "stream": true}'
+
+
+@pytest.mark.parametrize("more", [b"", b"connection: keep-alive\r\n", b"expect: 100-continue\r\n"])
+@pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])
+async def test_an_answer_to_http_1_0_ends_with_the_connection(door: Door, body: bytes, more: bytes) -> None:
+    """It knows neither chunks nor 100 (Continue)."""
+    head = POST.replace(b"HTTP/1.1", b"HTTP/1.0") + more + b"content-length: %d\r\n\r\n" % len(body)
+    async with asyncio.timeout(30):
+        head, _, content = (await answer_to(door, head + body)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nconnection: close" in head
+    assert b"transfer-encoding" not in head
+    if body is STREAM:
+        *events, last = content.removesuffix(b"\n\n").split(b"\n\n")
+        assert last == b"data: [DONE]"
+        assert [orjson.loads(each.removeprefix(b"data: "))["object"] for each in events] == ["text_completion"] * 2
+    else:
+        assert b"\r\ncontent-length: %d\r\n" % len(content) in head
+        assert orjson.loads(content)["object"] == "text_completion"
+
+
+async def test_http_1_1_keeps_its_connection_after_a_stream(door: Door) -> None:
+    stream = POST + b"content-length: %d\r\n\r\n" % len(STREAM) + STREAM
+    async with asyncio.timeout(30):
+        answer = await answer_to(door, stream + LAST)
+    assert b"transfer-encoding: chunked\r\n" in answer
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", [b"", GET], ids=["silent", "begun"])
 async def test_headers_that_do_not_come_end_the_connection(door: Door, begun: bytes) -> None:
