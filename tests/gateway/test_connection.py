@@ -85,6 +85,22 @@ async def test_a_tunnel_is_refused(door: Door) -> None:
     assert is_refused(await answer_to(door, b"CONNECT example.com:80 HTTP/1.1\r\nhost: example.com\r\n\r\n"), 400)
 
 
+HOST = b"host: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [(b"1.1", b"", 400), (b"1.1", HOST + HOST, 400), (b"1.0", HOST + HOST, 400), (b"1.0", b"", 200), (b"1.0", HOST, 200),
+     (b"1.1", b"host: localhost:80:80\r\n", 400), (b"1.1", b"host: [127.0.0.1:80\r\n", 400), (b"1.1", b"host: \xe9\r\n", 400),
+     (b"1.1", b"host: localhost:80@evil.example\r\n", 400), (b"1.1", b"host: localhost, localhost\r\n", 400)],
+)  # fmt: skip
+async def test_a_request_names_one_host(door: Door, version: bytes, hosts: bytes, status: int) -> None:
+    """RFC 9112, 3.2. HTTP/1.0 may leave it out."""
+    answer = await answer_to(door, b"GET /health HTTP/" + version + b"\r\n" + hosts + b"connection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+    assert status == 200 or (is_refused(answer, 400) and b'"param":"host"' in answer)
+
+
 STREAM = b'{"prompt": "t1 t2", "max_tokens": 2, "stream": true}'
 
 
