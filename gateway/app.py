@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import GatewaySettings
 from gateway.describing import Describing
@@ -68,25 +69,39 @@ def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
     }  # fmt: skip
     middleware = make_middleware(settings, gateway.metrics, spans)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    app.router.redirect_slashes = False
     app.state.exposition = gateway.exposition
     return app
 
 
+class SlashIgnored:
+    """Serves PATH/ as PATH. A redirect would name a scheme, and a proxy that ends TLS hides the client's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path.endswith("/") and path != "/":
+            scope = {**scope, "path": path[:-1]}
+        await self._app(scope, receive, send)
+
+
 def make_middleware(settings: GatewaySettings, metrics: GatewayMetrics, spans: Spans) -> list[Middleware]:
-    """From the outside in: whose pages may call, what is told of the request, who may call."""
+    """From the outside in: which path it is, whose pages may call, what is told of the request, who may call."""
     keys = KeyRing(settings.api_keys) if settings.api_keys else None
     loopback_only = keys is None and not settings.listen.startswith("unix:") and is_of_this_machine(settings.listen)
     guard = Middleware(
         Guard, keys=keys, max_open=settings.max_open_requests, loopback_only=loopback_only, metrics=metrics
     )
-    inner = [Middleware(Spanned, spans=spans), guard] if spans.are_kept else [guard]
+    slash, inner = Middleware(SlashIgnored), [Middleware(Spanned, spans=spans), guard] if spans.are_kept else [guard]
     if settings.allow_origin is None:
-        return inner
+        return [slash, *inner]
     cors = Middleware(
         CORSMiddleware, allow_origins=[settings.allow_origin], allow_methods=["GET", "POST"], allow_headers=["*"],
         expose_headers=["retry-after", "x-request-id"],
     )  # fmt: skip
-    return [cors, *inner]
+    return [slash, cors, *inner]
 
 
 async def page(request: Request) -> Response:

@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import HttpError
 from gateway.json_response import error_response
@@ -16,7 +17,7 @@ HEADERS_TIMEOUT_S = 20.0
 
 
 class Connection(HttpToolsProtocol):
-    """Closed when headers are too many or too slow: neither httptools nor uvicorn bounds them. Speaks HTTP/1.1 alone."""
+    """Closed when headers are too many or too slow: neither httptools nor uvicorn bounds them. Speaks HTTP/1.1 and 1.0."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -66,6 +67,11 @@ class Connection(HttpToolsProtocol):
         if not self._is_offer:
             super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] != "1.1":
+            app = _for_http_1_0(app, cycle)
+        super()._start_asgi_task(cycle, app)
+
     @property
     def _is_offer(self) -> bool:
         """Whether the client would rather go on in another protocol, such as h2c, behind these headers."""
@@ -105,10 +111,33 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         self._have_headers()
+        cycle = self.cycle
+        if cycle is not None and cycle.more_body and not cycle.response_started and not self.pipeline:
+            # The rest of its body can't be read: this is its answer.
+            cycle.disconnected = cycle.response_complete = True
+            cycle.message_event.set()
         # In the midst of an answer that is still on its way nothing else can be said.
-        if self.cycle is None or self.cycle.response_complete:
+        if cycle is None or cycle.response_complete:
             response = error_response(HttpError(status, message, "invalid_request_error"))
             headers = [*response.raw_headers, (b"connection", b"close")]
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
             self.transport.write(STATUS_LINE[status] + lines + b"\r\n" + bytes(response.body))
         self.transport.close()
+
+
+def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """Answers a client that knows neither chunks nor 100 (Continue): the connection's end is the body's."""
+    cycle.keep_alive = cycle.waiting_for_100_continue = False
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_unchunked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                cycle.chunked_encoding = False
+            else:
+                # uvicorn counts it down, and has no length to count down from.
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_unchunked)
+
+    return answer

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.bodies import flag, get, read_body
-from gateway.errors import HttpError, refuse
+from gateway.errors import refuse, unavailable
 from gateway.fields import DRAFT_LENGTH
 from gateway.gateway import Gateway, key_of
 from gateway.json_response import JsonResponse
@@ -47,7 +47,7 @@ class Describing:
         ]
         if any(await asyncio.gather(*checks)):
             return JsonResponse({"status": "ready"})
-        raise HttpError(503, "no coordinator serves", "service_unavailable_error", code="unavailable", retry_after_s=1)
+        raise unavailable("no coordinator serves")
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus, in the form it asks for."""

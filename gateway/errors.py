@@ -23,17 +23,12 @@ class HttpError(Exception):
 
     def __init__(
         self, status: int, message: str, kind: str, param: str | None = None, code: str | None = None,
-        retry_after_s: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.status = status
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-        self.retry_after_s = retry_after_s
-
-    @property
-    def headers(self) -> dict[str, str]:
-        more = {"www-authenticate": "Bearer"} if self.status == 401 else {}
-        return more if self.retry_after_s is None else {"retry-after": str(self.retry_after_s), **more}
+        self.headers = headers
 
 
 def refuse(name: str | None, message: str, code: str | None = None) -> HttpError:
@@ -42,7 +37,8 @@ def refuse(name: str | None, message: str, code: str | None = None) -> HttpError
 
 
 def unauthorized(message: str) -> HttpError:
-    return HttpError(401, message, "authentication_error", code="invalid_api_key")
+    headers = {"www-authenticate": "Bearer"}
+    return HttpError(401, message, "authentication_error", code="invalid_api_key", headers=headers)
 
 
 def no_such_model(model: str, known: str) -> HttpError:
@@ -56,7 +52,13 @@ def too_large(most_bytes: int) -> HttpError:
 
 def too_many(message: str, retry_after_s: float | None = None) -> HttpError:
     wait_s = RETRY_AFTER_S if retry_after_s is None else max(1, math.ceil(retry_after_s))
-    return HttpError(429, message, "rate_limit_error", code="rate_limit_exceeded", retry_after_s=wait_s)
+    headers = {"retry-after": str(wait_s)}
+    return HttpError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
+
+
+def unavailable(message: str) -> HttpError:
+    headers = {"retry-after": str(RETRY_AFTER_S)}
+    return HttpError(503, message, "service_unavailable_error", code="unavailable", headers=headers)
 
 
 def of_paceline(error: errors.PacelineError, names: Names = SAME_NAMES) -> HttpError:
@@ -76,7 +78,7 @@ def of_paceline(error: errors.PacelineError, names: Names = SAME_NAMES) -> HttpE
         case errors.ResourceExhausted():
             return too_many(message, error.retry_after_s)
         case errors.Unavailable():
-            return HttpError(503, message, "service_unavailable_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
+            return unavailable(message)
         case _:
             return HttpError(500, message, "server_error")
 

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import request_ids
-from gateway.errors import HttpError, internal, too_many, unauthorized
+from gateway.errors import HttpError, internal, refuse, too_many, unauthorized
 from gateway.json_response import error_response
 from gateway.metrics import GatewayMetrics
 from paceline.keys import KeyRing, is_loopback
@@ -29,8 +29,8 @@ COUNTED_PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/deployment", "/tokenize", "/detokenize", "/tokenizer_info",
     *QUIET_PATHS, "/",
 )  # fmt: skip
-# A Host header: a name or an address, IPv6 in brackets, and perhaps a port.
-_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
+# A Host header (RFC 3986): a name or an address, IPv6 in brackets, and perhaps a port.
+_HOST = re.compile(r"(\[[\w.:~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)
 
 
 class Guard:
@@ -71,7 +71,7 @@ class Guard:
         self._metrics.count_open(1)
         try:
             request_ids.take_from_headers(state, headers)
-            name = self._admit(scope["path"], headers, key)
+            name = self._admit(scope["path"], _host_of(scope, headers), key)
             await self._app(scope, receive, send_noted)
         except HttpError as error:
             await error_response(error)(scope, receive, send_noted)
@@ -97,10 +97,9 @@ class Guard:
         }  # fmt: skip
         log.log(logging.DEBUG if path in QUIET_PATHS else logging.INFO, "request over", extra=with_fields(**fields))
 
-    def _admit(self, path: str, headers: Headers, key: str | None) -> str | None:
+    def _admit(self, path: str, host: str, key: str | None) -> str | None:
         """The name of the key's owner. Raises HttpError."""
-        host = headers.get("host", "localhost")
-        if self._loopback_only and not is_loopback(_host_in(host)):
+        if self._loopback_only and not is_loopback(host):
             raise HttpError(403, "this gateway answers on loopback only", "permission_error", code="wrong_host")
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return None
@@ -115,10 +114,12 @@ class Guard:
         return name
 
 
-def _host_in(header: str) -> str:
-    """Of a Host header, with or without a port; "" for what is none."""
-    found = _HOST.fullmatch(header)
-    return found[1] if found else ""
+def _host_of(scope: Scope, headers: Headers) -> str:
+    """Returns the host that the request names, without its port. Raises HttpError as RFC 9112, 3.2 asks."""
+    named = headers.getlist("host") or (["localhost"] if scope["http_version"] == "1.0" else [])
+    if len(named) == 1 and (found := _HOST.fullmatch(named[0])):
+        return found[1]
+    raise refuse("host", "there must be one Host header, which holds HOST or HOST:PORT")
 
 
 def _key_of(headers: Headers) -> str | None:

@@ -1,7 +1,6 @@
 """`paceline demo`: the whole path once, from nothing. What `make demo` runs."""
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from paceline.cli.printing import coloured, legend
 from paceline.cli.report import print_stats, tokens_per_second
 from paceline.client import AsyncClient, Completion
 from paceline.deployment.deployment import make_deployment
-from paceline.deployment.services import Services
+from paceline.deployment.services import Services, make_socket_folder
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 
@@ -51,7 +50,7 @@ def demo(
 
 async def _run(prompt: str, sampling: SamplingParams, speculative: SpeculationParams) -> None:
     console = Console(highlight=False)
-    with tempfile.TemporaryDirectory(prefix="paceline-demo-") as folder:
+    with make_socket_folder("paceline-demo-") as folder:
         # The same prompt comes several times: an answer must not be drafted from the one before.
         address = f"unix:{Path(folder) / 'coordinator.sock'}"
         deployment = make_deployment(coordinator={"listen": address, "recent_tokens": 0})

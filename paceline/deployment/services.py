@@ -13,7 +13,8 @@ from pathlib import Path
 from paceline.deployment.deployment import Deployment
 from paceline.deployment.http_health import instance_at, url_of
 from paceline.deployment.log_lines import LastWords, lines_of
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, InvalidArgument
+from paceline.rpc.channel import check_address
 from paceline.rpc.health import is_serving
 from paceline.rpc.supervision import environment
 from paceline.rpc.tls import Tls
@@ -53,13 +54,28 @@ class HttpProcess(Process):
         return instance_at(self.address, 1.0, self.tls) == self.instance
 
 
+def make_socket_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
+    """Makes a folder for unix sockets that gRPC can call: in /tmp if TMPDIR is no place for them. Raises ConfigError."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=prefix)
+        try:
+            # The longest name in it.
+            check_address("TMPDIR", f"unix:{folder.name}/coordinator.sock")
+        except InvalidArgument:
+            folder.cleanup()
+            folder = tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp")
+    except OSError as error:
+        raise ConfigError(f"can't make a folder for sockets: {error} (TMPDIR gives another place for it)") from error
+    return folder
+
+
 class Services:
     """Draft, target and coordinator, and a gateway if there is to be one. The model servers are reached by unix sockets."""
 
     def __init__(self, deployment: Deployment, log_line: LogLine) -> None:
         """`log_line(service, line)` gets what the services write."""
         self._log_line = log_line
-        self._folder = tempfile.TemporaryDirectory(prefix="paceline-")
+        self._folder = make_socket_folder("paceline-")
         self._tasks: list[asyncio.Task[None]] = []
         self._processes = list(self._plan(deployment))
         self.address = deployment.listen

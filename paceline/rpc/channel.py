@@ -45,6 +45,8 @@ CLIENT_OPTIONS = [
 
 # Longer paths the kernel does not take for a socket.
 MAX_SOCKET_PATH_BYTES = 107
+# gRPC takes addresses for URIs, and a comma for the end of one: it can't call such a path, or takes it for another.
+_NOT_IN_SOCKET_PATHS = re.compile("[,#?%]|^//(?!/)")
 MAX_PORT = 65_535
 # A name or an IPv4 address, or an IPv6 address in brackets.
 _HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[\w.:%]+\]):(\d{1,5})", re.ASCII)
@@ -59,13 +61,14 @@ def check_address(name: str, address: str, is_listening: bool = False) -> None:
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         ok = 0 < len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and path.isprintable()
+        ok = ok and not _NOT_IN_SOCKET_PATHS.search(path)
     else:
         found = _HOST_AND_PORT.fullmatch(address)
         ok = found is not None and lowest <= int(found[1]) <= MAX_PORT
     if not ok:
         allowed = (
             f"HOST:PORT or unix:PATH, with a port in [{lowest}, {MAX_PORT}] "
-            f"and a path of at most {MAX_SOCKET_PATH_BYTES} bytes"
+            f"and a path of at most {MAX_SOCKET_PATH_BYTES} bytes without any of , # ? % (unix:// needs an absolute PATH)"
         )
         raise InvalidArgument.field(name, address, allowed)
 

@@ -8,8 +8,8 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline.errors import ConfigError
-from paceline.rpc.channel import CLIENT_OPTIONS, NO_TLS, tls_options
+from paceline.errors import ConfigError, InvalidArgument
+from paceline.rpc.channel import CLIENT_OPTIONS, NO_TLS, check_address, tls_options
 from paceline.rpc.tls import Tls, find_tls
 
 
@@ -36,9 +36,10 @@ def main() -> None:
         sys.exit("usage: python -m paceline.rpc.health ADDRESS")
     tls = find_tls(None)
     try:
+        check_address("ADDRESS", sys.argv[1])
         if tls:
             tls.client_context()
-    except ConfigError as error:
+    except (ConfigError, InvalidArgument) as error:
         sys.exit(f"error: {error}")
     sys.exit(0 if is_serving(sys.argv[1], tls=tls) else 1)
 

@@ -12,7 +12,7 @@ from tests.services import Service, Trio, running, start_service
 COMMANDS = [("generate", "x"), ("chat",), ("plan", "--measure"), ("bench",)]
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:50050", "50050"])
+@pytest.mark.parametrize("address", ["http://127.0.0.1:50050", "50050", "unix:/tmp/a%20b"])
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_commands_name_the_flag(paceline, command: tuple[str, ...], address: str) -> None:
     ran = paceline(*command, "--address", address)
@@ -20,10 +20,11 @@ def test_commands_name_the_flag(paceline, command: tuple[str, ...], address: str
     assert ran.err.startswith(f"error: --address is '{address}'; it must be HOST:PORT or unix:PATH")
 
 
-async def test_clients_refuse_a_bad_address() -> None:
+@pytest.mark.parametrize("address", ["50050", "unix:/tmp/a,b"])
+async def test_clients_refuse_a_bad_address(address: str) -> None:
     for kind in (Client, AsyncClient):
-        with pytest.raises(InvalidArgument, match=r"^address is '50050'; it must be HOST:PORT"):
-            kind("50050")
+        with pytest.raises(InvalidArgument, match=f"^address is '{address}'; it must be HOST:PORT"):
+            kind(address)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])

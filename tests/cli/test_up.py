@@ -13,8 +13,11 @@ import httpx2
 import pytest
 
 from paceline.client import Client
-from paceline.errors import Unauthenticated, Unavailable
+from paceline.deployment.deployment import make_deployment
+from paceline.deployment.services import Services, make_socket_folder
+from paceline.errors import ConfigError, Unauthenticated, Unavailable
 from paceline.keys import make_key
+from paceline.rpc.channel import check_address
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 from tests.certificates import made_as_documented
@@ -102,6 +105,29 @@ def test_another_up_on_its_address_ends_at_once_and_says_why_and_a_killed_one_le
         assert len(services_of(tmp_path)) == 4, "those of the first"
         first.kill()
         assert wait_for(lambda: not services_of(tmp_path)), "its services follow it"
+
+
+@pytest.mark.parametrize("name", ["x" * 80, "a,b", "a#b", "a?b", "a%20b", "a\nb"])
+async def test_no_socket_is_chosen_that_grpc_cannot_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
+    services = Services(make_deployment(), lambda service, line: None)
+    try:
+        for service, address in services.addresses.items():
+            check_address(service, address)
+    finally:
+        await services.stop()
+    assert list((tmp_path / name).iterdir()) == []
+
+
+def test_a_folder_for_sockets_that_cannot_be_made_is_one_line_that_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match=r"^can't make a folder for sockets: .*TMPDIR"):
+        make_socket_folder("paceline-")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

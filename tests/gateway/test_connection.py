@@ -39,6 +39,13 @@ async def test_what_is_no_http_is_refused_as_clients_read_it(door: Door) -> None
     assert is_refused(await answer_to(door, b"hello\r\n\r\n"), 400)
 
 
+async def test_a_body_without_a_readable_length_is_refused(door: Door) -> None:
+    bad = POST + b"transfer-encoding: chunked\r\n\r\n"
+    assert is_refused(await answer_to(door, bad + b"zz\r\n"), 400)
+    answer = await answer_to(door, GET + b"\r\n" + bad + b"1\r\n{\r\n", b"zz\r\n")
+    assert is_refused(answer[answer.rindex(b"HTTP/1.1") :], 400)
+
+
 async def test_a_request_behind_a_request_is_served(door: Door) -> None:
     answer = await answer_to(door, GET + b"\r\n" + GET + b"connection: close\r\n\r\n")
     assert answer.count(b"HTTP/1.1 200 ") == 2
@@ -76,6 +83,52 @@ async def test_an_offer_of_another_protocol_is_ignored(door: Door, parts: tuple[
 
 async def test_a_tunnel_is_refused(door: Door) -> None:
     assert is_refused(await answer_to(door, b"CONNECT example.com:80 HTTP/1.1\r\nhost: example.com\r\n\r\n"), 400)
+
+
+HOST = b"host: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [(b"1.1", b"", 400), (b"1.1", HOST + HOST, 400), (b"1.0", HOST + HOST, 400), (b"1.0", b"", 200), (b"1.0", HOST, 200),
+     (b"1.1", b"host: localhost:80:80\r\n", 400), (b"1.1", b"host: [127.0.0.1:80\r\n", 400), (b"1.1", b"host: \xe9\r\n", 400),
+     (b"1.1", b"host: localhost:80@evil.example\r\n", 400), (b"1.1", b"host: localhost, localhost\r\n", 400)],
+)  # fmt: skip
+async def test_a_request_names_one_host(door: Door, version: bytes, hosts: bytes, status: int) -> None:
+    """RFC 9112, 3.2. HTTP/1.0 may leave it out."""
+    answer = await answer_to(door, b"GET /health HTTP/" + version + b"\r\n" + hosts + b"connection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+    assert status == 200 or (is_refused(answer, 400) and b'"param":"host"' in answer)
+
+
+STREAM = b'{"prompt": "t1 t2", "max_tokens": 2, "stream": true}'
+
+
+@pytest.mark.parametrize("more", [b"", b"connection: keep-alive\r\n", b"expect: 100-continue\r\n"])
+@pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])
+async def test_an_answer_to_http_1_0_ends_with_the_connection(door: Door, body: bytes, more: bytes) -> None:
+    """It knows neither chunks nor 100 (Continue)."""
+    head = POST.replace(b"HTTP/1.1", b"HTTP/1.0") + more + b"content-length: %d\r\n\r\n" % len(body)
+    async with asyncio.timeout(30):
+        head, _, content = (await answer_to(door, head + body)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nconnection: close" in head
+    assert b"transfer-encoding" not in head
+    if body is STREAM:
+        *events, last = content.removesuffix(b"\n\n").split(b"\n\n")
+        assert last == b"data: [DONE]"
+        assert [orjson.loads(each.removeprefix(b"data: "))["object"] for each in events] == ["text_completion"] * 2
+    else:
+        assert b"\r\ncontent-length: %d\r\n" % len(content) in head
+        assert orjson.loads(content)["object"] == "text_completion"
+
+
+async def test_http_1_1_keeps_its_connection_after_a_stream(door: Door) -> None:
+    stream = POST + b"content-length: %d\r\n\r\n" % len(STREAM) + STREAM
+    async with asyncio.timeout(30):
+        answer = await answer_to(door, stream + LAST)
+    assert b"transfer-encoding: chunked\r\n" in answer
+    assert answer.count(b"HTTP/1.1 200 ") == 2
 
 
 @pytest.mark.slow
