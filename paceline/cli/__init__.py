@@ -112,6 +112,7 @@ def field_of(flag: str) -> str:
 
 def main() -> None:
     """Runs the command line: exit 2 for bad usage, 1 for a failed run, 130 on Ctrl-C."""
+    closed = _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A character that the encoding lacks is shown as "?".
@@ -135,9 +136,11 @@ def main() -> None:
     except PacelineError as error:
         _fail(str(error), 1)
     except OSError as error:
-        if error.errno not in (errno.EPIPE, *FULL):
+        if error.errno not in (errno.EPIPE, errno.EBADF, *FULL):
             raise
         _drop_output()
+        if error.errno == errno.EBADF:
+            _fail(f"{' and '.join(closed) or 'stdin or stdout'}: {error.strerror}", 1)
         if error.errno in FULL:
             _fail(f"can't write the output: {error.strerror}", 1)
         sys.exit(1)
@@ -150,6 +153,19 @@ def help_command(commands: Collection[str]) -> str:
     """Which help belongs to this process's command line."""
     words = ["paceline", *(word for word in sys.argv[1:2] if word in commands), "--help"]
     return " ".join(words)
+
+
+def _open_closed_streams() -> list[str]:
+    """Opens standard streams that are closed: stdin and stdout fail when they are used, stderr takes everything.
+
+    Otherwise a socket may get the number of a closed stream, and what is printed to a closed stderr goes to stdout.
+    Returns the names of those that were closed.
+    """
+    streams = (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
+    closed = [each for each in streams if getattr(sys, each[0]) is None]
+    for name, mode, flags in closed:
+        setattr(sys, name, open(os.open(os.devnull, flags), mode))  # noqa: SIM115 - open until the process ends
+    return [name for name, _, _ in closed]
 
 
 def _drop_output() -> None:

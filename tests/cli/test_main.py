@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,36 @@ def test_a_disk_that_fills_ends_a_generation(flags: tuple[str, ...], tiny_trio: 
         status, said = run_into(full.fileno(), *arguments, *flags)
     assert (status, said.splitlines()[-1]) == (1, b"error: can't write the output: No space left on device")
     assert b"Traceback" not in said
+
+
+def run_with_closed(stream: str, *arguments: str) -> tuple[int, bytes, bytes]:
+    """Exit status, stdout and stderr of a process that a shell starts with `<&-`, `>&-` or `2>&-`."""
+    command = shlex.join([sys.executable, "-c", "from paceline.cli import main; main()", *arguments])
+    ran = subprocess.run(["bash", "-c", f"{command} {stream}"], capture_output=True, check=False)
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--help",), FORECAST, (*FORECAST, "--json")], ids=" ".join)
+def test_a_closed_stdout_is_one_line(arguments: tuple[str, ...]) -> None:
+    assert run_with_closed(">&-", *arguments) == (1, b"", b"error: stdout: Bad file descriptor\n")
+
+
+def test_a_closed_stdout_ends_a_generation_and_a_chat(tiny_trio: Trio) -> None:
+    for arguments in (("generate", "x", "--raw", "--max-tokens", "3"), ("chat",)):
+        ran = run_with_closed(">&-", *arguments, "--address", tiny_trio.address)
+        assert ran == (1, b"", b"error: stdout: Bad file descriptor\n")
+
+
+def test_a_closed_stdin_matters_only_if_it_is_read(tiny_trio: Trio) -> None:
+    for arguments in (("generate",), ("generate", "-"), ("chat",)):
+        status, _, error = run_with_closed("<&-", *arguments, "--address", tiny_trio.address)
+        assert (status, error) == (1, b"error: stdin: Bad file descriptor\n")
+    flags = ("--raw", "--max-tokens", "3", "--address", tiny_trio.address)
+    assert run_with_closed("<&-", "generate", "x", *flags)[::2] == (0, b"")
+
+
+def test_an_error_stays_out_of_stdout_though_stderr_is_closed() -> None:
+    assert run_with_closed("2>&-", "generat") == (2, b"", b"")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
