@@ -130,7 +130,8 @@ def main() -> None:
         # Not as the interpreter ends, which could but complain.
         sys.stdout.flush()
     except TyperException as error:
-        _fail(f"{error.format_message().rstrip('.')}; see `{help_command(command.commands)}`", 2)
+        said = error.format_message().rstrip(".")
+        _fail(f"{said}{_about_dashes(error, command)}; see `{help_command(command.commands)}`", 2)
     except InvalidArgument as error:
         _fail(str(error), 2)
     except PacelineError as error:
@@ -153,6 +154,15 @@ def help_command(commands: Collection[str]) -> str:
     """Which help belongs to this process's command line."""
     words = ["paceline", *(word for word in sys.argv[1:2] if word in commands), "--help"]
     return " ".join(words)
+
+
+def _about_dashes(error: TyperException, group: Any) -> str:
+    """How to give an argument that begins with -, if an unknown option may be one; else empty."""
+    command = group.commands.get("".join(sys.argv[1:2]))
+    if command is None or getattr(error, "possibilities", True):
+        return ""
+    names = [each.name.upper() for each in command.params if each.param_type_name == "argument"]
+    return f"; put -- before a {names[0]} that begins with -" if names else ""
 
 
 def _open_closed_streams() -> list[str]:

@@ -152,6 +152,27 @@ def test_bad_usage_is_one_line_that_says_where_help_is(paceline, arguments: tupl
     assert ran.err.endswith(f"; see `{where}`\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("generate", "-5 + 3 = ?"), "put -- before a PROMPT that begins with -"),
+        (("generate", "--what is it?"), "put -- before a PROMPT that begins with -"),
+        (("demo", "-what is it?"), "put -- before a PROMPT that begins with -"),
+        (("key", "-me", "--file", "keys"), "put -- before a NAME that begins with -"),
+        (("generate", "x", "--temprature", "1"), None),
+        (("plan", "-5"), None),
+    ],
+)
+def test_an_argument_that_looks_like_an_option_is_told_how_to_be_given(
+    paceline, arguments: tuple[str, ...], hint: str | None
+) -> None:
+    ran = paceline(*arguments)
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert ran.err.startswith("error: No such option: ")
+    assert ran.err.endswith(f"; {hint}; see `paceline {arguments[0]} --help`\n" if hint else "--help`\n")
+    assert (" -- " in ran.err) is bool(hint)
+
+
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     program = "from paceline.cli import main; main()"
     command = f'"{sys.executable}" -c "{program}" plan --alpha 0.8 --draft-cost 0.1 | true'
