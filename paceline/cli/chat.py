@@ -10,7 +10,7 @@ from rich.console import Console
 from paceline.cli import options
 from paceline.cli.printing import coloured, legend
 from paceline.client import Client, Completion
-from paceline.errors import InvalidArgument, RequestError
+from paceline.errors import ConfigError, InvalidArgument, RequestError
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 
@@ -59,6 +59,9 @@ def chat(
     with options.naming_the_flag(), Client(address, key, tls) as client:
         # A coordinator that is away is told before the user writes anything.
         description = client.describe()
+        if description.tokenizer.chat_template is None:
+            model = description.target.name
+            raise ConfigError(f"{model} has no chat template; `paceline generate --raw` continues a text without one")
         asked = description.defaults.overruled_by(given, sampling) if given else None
         conversation = Conversation(client, system, sampling, asked)
         conversation.banner(description.target.name)

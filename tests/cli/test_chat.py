@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import pty
 import select
@@ -17,6 +18,8 @@ from paceline.client import Client
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from tests.conftest import TINY
+from tests.hosted import Host
+from tests.model_folder import write_model
 from tests.services import Trio, start_trio
 
 HOW_TO_LEAVE = "An empty line, Ctrl-D or Ctrl-C ends the conversation"
@@ -67,6 +70,19 @@ def test_a_question_that_is_refused_ends_nothing(chat) -> None:
     assert ran.code == 0
     assert ran.err.startswith("error: prompt is ")
     assert ran.out.count("[cut at 3 tokens: --max-tokens]") == 1
+
+
+def test_a_model_without_chat_template_is_refused_before_a_question(paceline, host: Host, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": None}))
+    target = host.start("target_server", *TINY, "--model", str(tmp_path))
+    coordinator = host.start("coordinator", "--draft", "none", "--target", target.address)
+    ran = paceline("chat", "--address", coordinator.address)
+    assert (ran.code, ran.out) == (1, "")
+    assert (
+        ran.err == f"error: {tmp_path} has no chat template; `paceline generate --raw` continues a text without one\n"
+    )
 
 
 def test_latin_1_is_no_traceback(chat) -> None:
