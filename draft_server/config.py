@@ -14,9 +14,7 @@ class DraftSettings(ModelServerSettings):
     toml_table = "draft"
     model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFT_")
 
-    model: str = Field(
-        "smollm2-135m-draft", description="hub id, folder, .gguf file, smollm2-135m-draft, or dummy:NAME"
-    )
+    model: str = Field("smollm2-135m-draft", description="hub id, folder, GGUF file, smollm2-135m-draft, or dummy:NAME")
     # A step of the draft reads all its weights, and is most of what drafting costs.
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
         "int8", description="as for the target; int8 leaves weights that a GGUF file has quantised as they are"

