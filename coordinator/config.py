@@ -10,7 +10,7 @@ from paceline.errors import ConfigError, InvalidArgument
 from paceline.keys import require_keys_or_loopback
 from paceline.rpc.channel import check_address
 from paceline.rpc.settings import GrpcSettings, ServersTlsSettings
-from paceline.settings import ListenAddress, ServiceSettings, as_value_error
+from paceline.settings import ListenAddress, LocalPath, ServiceSettings, as_value_error
 from paceline.speculation import (
     MAX_DRAFT_TOKENS,
     Drafter,
@@ -51,7 +51,7 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_COORDINATOR_")
 
     listen: ListenAddress = Field("127.0.0.1:50050", description="HOST:PORT or unix:PATH")
-    api_keys: str | None = Field(
+    api_keys: LocalPath | None = Field(
         None, description="a file of API keys, one of which every caller needs (docs/keys.md); default: no keys"
     )
     no_keys: CliToggleFlag[bool] = Field(

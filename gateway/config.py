@@ -9,7 +9,7 @@ from paceline.errors import ConfigError
 from paceline.keys import find_key, require_keys_or_loopback
 from paceline.rpc.channel import check_address
 from paceline.rpc.settings import ServersTlsSettings, TlsSettings
-from paceline.settings import ListenAddress, ServiceSettings, as_value_error
+from paceline.settings import ListenAddress, LocalPath, ServiceSettings, as_value_error
 
 
 def _check_addresses(text: str) -> str:
@@ -34,7 +34,7 @@ class GatewaySettings(TlsSettings, ServersTlsSettings, ServiceSettings):
     model_name: str | None = Field(
         None, description="what clients call the model; default: the target model's own name"
     )
-    api_keys: str | None = Field(
+    api_keys: LocalPath | None = Field(
         None, description="a file of API keys, one of which every caller needs (docs/keys.md); default: no keys"
     )
     no_keys: CliToggleFlag[bool] = Field(

@@ -1,5 +1,6 @@
 """Where settings come from: flags > environment > paceline.toml > defaults."""
 
+import os
 import re
 import sys
 import tomllib
@@ -53,6 +54,8 @@ def _check_traces(collector: str | None) -> str | None:
     return collector
 
 
+# `~` is the user's home: no shell expands it in paceline.toml, the environment or --flag=~/file.
+LocalPath = Annotated[str, AfterValidator(os.path.expanduser)]
 # HOST:PORT (port 0: any free one) or unix:PATH.
 ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 

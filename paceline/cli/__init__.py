@@ -1,10 +1,12 @@
 """The `paceline` command, one file a subcommand."""
 
 import errno
+import functools
 import io
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -35,15 +37,31 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+
+
+def _at_home(command: Callable[..., None]) -> Callable[..., None]:
+    """Wraps a command such that `~` in its paths is the user's home, which a shell says for some of the flags alone."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        paths = {name: Path(os.path.expanduser(value)) for name, value in given.items() if isinstance(value, Path)}
+        command(**given | paths)
+
+    return run
+
+
 # What a list of commands says, short enough for 80 columns.
-app.command(name="up", short_help="Starts the services on this machine.")(up.up)
-app.command(name="generate", short_help="Streams text: one PROMPT, or a file of them.")(generate.generate)
-app.command(name="chat", short_help="Talks with the target model.")(chat.chat)
-app.command(name="demo", short_help="Shows and times speculation, from nothing.")(demo.demo)
-app.command(name="plan", short_help="Says whether to speculate, and how far.")(plan.plan)
-app.command(name="bench", short_help="Measures coordinators under load.")(bench.bench)
-app.command(name="key", short_help="Makes an API key.")(key.key)
-app.command(name="distill", short_help="Makes a small draft for a target.")(distill.distill)
+for _command, _short_help in (
+    (up.up, "Starts the services on this machine."),
+    (generate.generate, "Streams text: one PROMPT, or a file of them."),
+    (chat.chat, "Talks with the target model."),
+    (demo.demo, "Shows and times speculation, from nothing."),
+    (plan.plan, "Says whether to speculate, and how far."),
+    (bench.bench, "Measures coordinators under load."),
+    (key.key, "Makes an API key."),
+    (distill.distill, "Makes a small draft for a target."),
+):
+    app.command(name=_command.__name__, short_help=_short_help)(_at_home(_command))
 
 
 def _show_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -39,16 +40,16 @@ def _shown(default: Any) -> str:
 def up(
     listen: Annotated[str | None, _setting(CoordinatorSettings, "listen", " of the coordinator")] = None,
     http: Annotated[str | None, _setting(GatewaySettings, "listen", " of the gateway, or none: no gateway")] = None,
-    api_keys: Annotated[str | None, _setting(CoordinatorSettings, "api_keys")] = None,
+    api_keys: Annotated[Path | None, _setting(CoordinatorSettings, "api_keys")] = None,
     no_keys: Annotated[
         bool, typer.Option("--no-keys", help=CoordinatorSettings.model_fields["no_keys"].description)
     ] = False,
-    tls_cert: Annotated[str | None, _setting(CoordinatorSettings, "tls_cert")] = None,
-    tls_key: Annotated[str | None, _setting(CoordinatorSettings, "tls_key")] = None,
+    tls_cert: Annotated[Path | None, _setting(CoordinatorSettings, "tls_cert")] = None,
+    tls_key: Annotated[Path | None, _setting(CoordinatorSettings, "tls_key")] = None,
     tls_ca: Annotated[
-        str | None, typer.Option(help="the authority of that certificate, in a file; the services trust it")
+        Path | None, typer.Option(help="the authority of that certificate, in a file; the services trust it")
     ] = None,
-    tls_client_ca: Annotated[str | None, _setting(CoordinatorSettings, "tls_client_ca")] = None,
+    tls_client_ca: Annotated[Path | None, _setting(CoordinatorSettings, "tls_client_ca")] = None,
     target_model: Annotated[str | None, _setting(TargetSettings, "model")] = None,
     draft_model: Annotated[str | None, _setting(DraftSettings, "model", ", or none: no draft server")] = None,
     device: Annotated[str | None, _setting(TargetSettings, "device", ": cpu, or cuda for both on one GPU")] = None,
@@ -78,7 +79,7 @@ def up(
     What is not given is each process's own: its table in paceline.toml (target, draft, coordinator, gateway), or its
     default. With --http none there is no gateway, and the line is `ready ADDRESS`.
     """
-    shared = {"api_keys": api_keys, "no_keys": no_keys or None}
+    shared: dict[str, Any] = {"api_keys": api_keys, "no_keys": no_keys or None}
     shared |= {"tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca, "traces": traces}
     calling = _calling(tls_cert, tls_key, tls_ca, tls_client_ca)
     both = {"device": device, "dtype": dtype, "max_model_len": max_model_len, "kv_cache_memory": kv_cache_memory}
@@ -99,7 +100,7 @@ def up(
     asyncio.run(_run(deployment))
 
 
-def _calling(cert: str | None, key: str | None, ca: str | None, client_ca: str | None) -> Tls:
+def _calling(cert: Path | None, key: Path | None, ca: Path | None, client_ca: Path | None) -> Tls:
     """How these services call one another; they show their own certificate to who asks for one. Raises InvalidArgument."""
     if ca is None:
         return NO_TLS
@@ -110,7 +111,9 @@ def _calling(cert: str | None, key: str | None, ca: str | None, client_ca: str |
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+    """The settings that were given, paths as the text that settings hold."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return given | {name: str(value) for name, value in given.items() if isinstance(value, Path)}
 
 
 async def _run(deployment: Deployment) -> None:

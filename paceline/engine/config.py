@@ -1,9 +1,10 @@
 """What an engine is told: settings that users may change, and what a model's role asks of it. No torch."""
 
+import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, field_validator
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class EngineConfig(BaseModel):
     prefix_caching: bool = Field(True, description="keep keys and values for prompts that begin alike")
     max_batch_tokens: int = Field(512, ge=32, description="most rows (tokens) in one forward")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: all cores this process may use")
-    compute_lock_file: str | None = Field(
+    compute_lock_file: Annotated[str, AfterValidator(os.path.expanduser)] | None = Field(
         None, description="lock file of model servers on the same cores: one computes at a time; default: no lock"
     )
     waiting: bool = Field(True, description="wait for a fuller batch where that pays")

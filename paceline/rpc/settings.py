@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from paceline.errors import ConfigError
 from paceline.rpc.tls import Names, Tls
-from paceline.settings import Settings
+from paceline.settings import LocalPath, Settings
 
 SERVER_FLAGS = Names("--tls-cert", "--tls-key", "--tls-client-ca")
 CLIENT_FLAGS = Names("--servers-tls-cert", "--servers-tls-key", "--servers-tls-ca")
@@ -15,11 +15,11 @@ CLIENT_FLAGS = Names("--servers-tls-cert", "--servers-tls-key", "--servers-tls-c
 class TlsSettings(Settings):
     """Of a process that others call."""
 
-    tls_cert: str | None = Field(
+    tls_cert: LocalPath | None = Field(
         None, description="serve by TLS with the certificate in this file (docs/tls.md); default: no TLS"
     )
-    tls_key: str | None = Field(None, description="the certificate's key, in a file; default: none")
-    tls_client_ca: str | None = Field(
+    tls_key: LocalPath | None = Field(None, description="the certificate's key, in a file; default: none")
+    tls_client_ca: LocalPath | None = Field(
         None, description="every client needs a certificate of the authority in this file; default: none needs one"
     )
 
@@ -43,13 +43,13 @@ class GrpcSettings(TlsSettings):
 class ServersTlsSettings(Settings):
     """Of a process that calls servers."""
 
-    servers_tls_ca: str | None = Field(
+    servers_tls_ca: LocalPath | None = Field(
         None, description="call servers by TLS; trust certificates of the authority in this file; default: no TLS"
     )
-    servers_tls_cert: str | None = Field(
+    servers_tls_cert: LocalPath | None = Field(
         None, description="the certificate to show to servers that ask for one, in a file; default: none"
     )
-    servers_tls_key: str | None = Field(None, description="that certificate's key, in a file; default: none")
+    servers_tls_key: LocalPath | None = Field(None, description="that certificate's key, in a file; default: none")
 
     @model_validator(mode="after")
     def _has_good_certificates_for_servers(self) -> "ServersTlsSettings":

@@ -183,7 +183,7 @@ def find_tls(tls: Tls | None) -> Tls:
     """A client's: `tls`, or else what the environment says, which may be none."""
     if tls is not None:
         return tls
-    cert, key, ca = (os.environ.get(name) or None for name in ENVIRONMENT)
+    cert, key, ca = (os.path.expanduser(os.environ.get(name, "")) or None for name in ENVIRONMENT)
     return Tls(cert, key, ca, ENVIRONMENT)
 
 

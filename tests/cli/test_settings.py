@@ -6,11 +6,13 @@ import pytest
 
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
+from gateway.config import GatewaySettings
 from paceline.deployment.deployment import make_deployment
 from paceline.errors import ConfigError, InvalidArgument
-from paceline.settings import as_flags, parse_settings
+from paceline.settings import Settings, as_flags, parse_settings
 from paceline.speculation import Bounds, EntropyAdaptive
 from target_server.config import TargetSettings
+from tests.certificates import Authority
 
 
 @pytest.fixture(autouse=True)
@@ -173,6 +175,41 @@ def test_a_commands_defaults_come_from_its_table(paceline) -> None:
     assert (ran.code, '"alpha": 0.8' in ran.out) == (0, True), ran.err
     ran = paceline("plan", "--alpha", "0.9")
     assert '"alpha": 0.9' in ran.out
+
+
+SERVES = ("tls_cert", "tls_key", "tls_client_ca")
+CALLS = ("servers_tls_cert", "servers_tls_key", "servers_tls_ca")
+
+
+@pytest.mark.parametrize(("settings", "fields"), [
+    (TargetSettings, ("compute_lock_file", *SERVES)), (DraftSettings, ("compute_lock_file", *SERVES)),
+    (CoordinatorSettings, ("api_keys", *SERVES, *CALLS)), (GatewaySettings, ("api_keys", *SERVES, *CALLS)),
+])  # fmt: skip
+def test_a_tilde_in_a_services_setting_is_the_users_home(
+    settings: type[Settings], fields: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    issued = Authority(tmp_path / "own").issue("it")
+    files = {"cert": issued.cert, "key": issued.key, "ca": issued.ca}
+    expected = {field: str(files.get(field.rpartition("_")[2], tmp_path / "file")) for field in fields}
+    lines = [f'{field} = "{path.replace(str(tmp_path), "~")}"' for field, path in expected.items()]
+    write_toml("\n".join([f"[{settings.toml_table}]", *lines]))
+    found = settings()
+    assert {field: getattr(found, field) for field in fields} == expected
+
+
+def test_a_tilde_in_a_commands_setting_is_the_users_home(
+    paceline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_toml('[plan]\nalpha = 0.8\ndraft_cost = 0.2\npng = "~/plot.png"\n[generate]\nprompts = "~/prompts"\n')
+    assert paceline("plan").code == 0
+    assert (tmp_path / "plot.png").is_file()
+    assert f"--prompts {tmp_path}/prompts: no such file" in paceline("generate").err
+    monkeypatch.setenv("PACELINE_UP_TLS_CERT", "~/cert")
+    assert f"can't read {tmp_path}/cert" in paceline("up", "--tls-key=~/key").err
+    monkeypatch.setenv("PACELINE_TLS_CA", "~/ca")
+    assert f"PACELINE_TLS_CA: can't read {tmp_path}/ca" in paceline("chat").err
 
 
 def test_the_environment_overrules_a_commands_table(paceline, monkeypatch: pytest.MonkeyPatch) -> None:
