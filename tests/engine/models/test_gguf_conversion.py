@@ -1,5 +1,9 @@
 """GGUF files: kept under their content, in the numbers the file holds."""
 
+import os
+import shutil
+import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from paceline.engine.models.gguf.conversion import converted
 from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError
+from tests.disks import FULL, READ_ONLY, disk
 from tests.engine.models.gguf_files import tiny
 
 NAMES = {
@@ -122,3 +127,48 @@ def test_a_file_is_converted_once(tmp_path: Path) -> None:
     write_gguf(path, 1.0)
     folders = {converted(path, torch.bfloat16, said.append) for _ in range(2)}
     assert (len(folders), len(said)) == (1, 1)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (FULL, "No space left on device"), (READ_ONLY, "Read-only file system"), (None, "Not a directory"),
+])  # fmt: skip
+def test_a_cache_that_can_not_be_written_is_named_with_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str | None, said: str
+) -> None:
+    path = tiny(tmp_path)
+    with disk(tmp_path / "disk", options) if options else nullcontext(path) as folder:
+        monkeypatch.setenv("PACELINE_CACHE_DIR", str(folder / "cache"))
+        with pytest.raises(ConfigError) as error:
+            load_model(str(path), torch.float32)
+        assert not [*folder.glob("cache/**/*.safetensors")]
+    assert f"can't be converted into {folder / 'cache'}: " in str(error.value)
+    assert said in str(error.value)
+    assert str(error.value).endswith("; PACELINE_CACHE_DIR names another folder")
+
+
+def test_a_user_without_a_home_is_told_of_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny(tmp_path)
+    monkeypatch.delenv("PACELINE_CACHE_DIR")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    with pytest.raises(
+        ConfigError, match="user id 2147483641 has no home folder; PACELINE_CACHE_DIR must name a folder"
+    ):
+        load_model(str(path), torch.float32)
+
+
+def test_what_is_kept_is_read_from_a_disk_that_can_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny(tmp_path)
+    kept = converted(path, torch.float32, print)
+    with disk(tmp_path / "disk", "size=64m") as folder:
+        shutil.copytree(kept, folder / kept.name)
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        monkeypatch.setenv("PACELINE_CACHE_DIR", str(folder))
+        assert converted(path, torch.float32, print) == folder / kept.name
+
+
+def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model '.*gone\.gguf' could not be read: .*No such file"):
+        converted(tmp_path / "gone.gguf", torch.float32, print)

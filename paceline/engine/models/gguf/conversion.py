@@ -1,14 +1,15 @@
 """GGUF files as model folders: read by transformers once, and kept in the cache folder under their content."""
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from filelock import FileLock
+from safetensors import SafetensorError
 
+from paceline.engine.cache_folder import cache_folder
 from paceline.engine.models.gguf.file import read_gguf
 from paceline.errors import ConfigError
 
@@ -16,33 +17,44 @@ from paceline.errors import ConfigError
 FORMAT = 5
 
 
-def cache_dir() -> Path:
-    """Where converted models are kept: PACELINE_CACHE_DIR, or ~/.cache/paceline."""
-    return Path(os.environ.get("PACELINE_CACHE_DIR") or Path.home() / ".cache" / "paceline")
-
-
 def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> Path:
     """The folder with the file's model in `dtype`; made on first use, whole or not at all.
 
-    Known by the file's content: two files may have one name and one size. Raises ConfigError if it can't be read.
+    Known by the file's content: two files may have one name and one size. Raises ConfigError if it can't be read or kept.
     """
     name = f"{file.stem}-{_digest(file)}-{str(dtype).removeprefix('torch.')}"
-    folder = cache_dir() / name
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Draft and target often start together with one model: the second waits for the first.
-    with FileLock(folder.parent / f"{name}.lock"):
+    folder = cache_folder() / name
+    try:
         if not folder.is_dir():
-            progress(f"converting {file.name}, once (about 20 s)")
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-                _convert(file, dtype, Path(scratch) / "model")
-                (Path(scratch) / "model").rename(folder)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            # Draft and target often start together with one model: the second waits for the first.
+            with FileLock(folder.parent / f"{name}.lock"):
+                _fill(folder, file, dtype, progress)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"model {str(file)!r} can't be converted into {folder.parent}: {reason}; PACELINE_CACHE_DIR names another folder"
+        ) from error
     return folder
 
 
+def _fill(folder: Path, file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> None:
+    """Makes the folder, unless another process has."""
+    if folder.is_dir():
+        return
+    progress(f"converting {file.name}, once (about 20 s)")
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        _convert(file, dtype, Path(scratch) / "model")
+        (Path(scratch) / "model").rename(folder)
+
+
 def _digest(file: Path) -> str:
-    """Of all of the file: a gigabyte takes about a second."""
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256")
+    """Of all of the file: a gigabyte takes about a second. Raises ConfigError if it can't be read."""
+    try:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256")
+    except OSError as error:
+        raise ConfigError(f"model {str(file)!r} could not be read: {error}") from error
     digest.update(f":{FORMAT}".encode())
     return digest.hexdigest()[:16]
 
