@@ -13,5 +13,5 @@ def cache_folder() -> Path:
         return Path(given).expanduser() if given else Path.home() / ".cache" / "paceline"
     except RuntimeError as error:
         raise ConfigError(
-            f"user id {os.getuid()} has no home folder; PACELINE_CACHE_DIR must name a folder for converted models"
+            f"user id {os.getuid()} has no home folder; PACELINE_CACHE_DIR must name a folder for caches"
         ) from error

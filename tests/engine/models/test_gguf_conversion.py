@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from paceline.engine.models.gguf.conversion import converted
 from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError
-from tests.disks import FULL, READ_ONLY, disk
+from tests.disks import FULL, READ_ONLY, disk, make_read_only
 from tests.engine.models.gguf_files import tiny
 
 NAMES = {
@@ -164,7 +163,7 @@ def test_what_is_kept_is_read_from_a_disk_that_can_not_be_written(
     kept = converted(path, torch.float32, print)
     with disk(tmp_path / "disk", "size=64m") as folder:
         shutil.copytree(kept, folder / kept.name)
-        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        make_read_only(folder)
         monkeypatch.setenv("PACELINE_CACHE_DIR", str(folder))
         assert converted(path, torch.float32, print) == folder / kept.name
 
