@@ -87,7 +87,9 @@ class ComputeLock:
         finally:
             if held and self._file is not None:
                 last = LAST_LEASE.pack(self._holder, started_s, time.perf_counter(), lease.num_handed_over)
-                os.pwrite(self._file, last, 0)
+                # A full disk has no place for the record: the peer then takes this for no lease.
+                with contextlib.suppress(OSError):
+                    os.pwrite(self._file, last, 0)
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _before(self) -> PastLease | None:

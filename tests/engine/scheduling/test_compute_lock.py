@@ -12,6 +12,7 @@ import pytest
 from paceline.engine.scheduling import compute_lock
 from paceline.engine.scheduling.compute_lock import ComputeLock
 from paceline.errors import ConfigError
+from tests.disks import FULL, disk
 
 HOLD = "import sys, time; from paceline.engine.scheduling.compute_lock import ComputeLock\nwith ComputeLock(sys.argv[1]).lease(): print(flush=True); time.sleep(600)"
 
@@ -146,3 +147,12 @@ def test_the_peer_learns_whom_it_may_expect_even_with_the_same_process_id(tmp_pa
         assert lease.before is not None
         assert lease.before.num_handed_over == 5
         assert lease.before.started_s <= lease.before.ended_s <= time.perf_counter()
+
+
+def test_a_full_disk_stops_nobody(tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", FULL) as folder:
+        own, other = ComputeLock(str(folder / "lock")), ComputeLock(str(folder / "lock"))
+        for lock in (own, other, own):
+            with lock.lease() as lease, open(folder / "lock") as file:
+                assert is_held(file.fileno())
+            assert lease.before is None
