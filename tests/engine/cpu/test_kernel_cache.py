@@ -10,23 +10,28 @@ from pathlib import Path
 
 import pytest
 
+from paceline.engine.cpu.kernel_cache import COMPILED_IN, KERNELS, KernelCache
 from paceline.engine.cpu.kernels import scalars
 from tests.disks import FULL, READ_ONLY, disk, make_read_only, read_only
 
-FOLDER = Path(scalars.__file__).parent
 # Called from Python code around the kernels, or types alone: nothing of these is compiled.
-NOT_COMPILED = {"paceline.engine.arrays", "paceline.engine.threads"}
+NOT_COMPILED = {"paceline.engine.arrays", "paceline.engine.threads", "paceline.engine.cpu.kernel_cache"}
 
 
 def test_the_caches_digest_covers_all_sources_that_kernels_take_from() -> None:
     found = set()
-    for file in FOLDER.rglob("*.py"):
+    for file in KERNELS.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "paceline":
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
                 found |= {name for name in names if is_module(name)} or {node.module}
     outside = {name for name in found if not name.startswith("paceline.engine.cpu.kernels")} - NOT_COMPILED
-    assert {source_of(name) for name in outside} == set(scalars.COMPILED_IN)
+    assert {source_of(name) for name in outside} == set(COMPILED_IN)
+
+
+def test_a_kernel_is_kept_in_this_cache_unless_it_is_inlined() -> None:
+    assert isinstance(scalars.exp_of_negative._cache, KernelCache)
+    assert not isinstance(scalars.compiled(inline=True)(lambda x: x)._cache, KernelCache)
 
 
 def is_module(name: str) -> bool:

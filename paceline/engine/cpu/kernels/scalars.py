@@ -1,19 +1,15 @@
 """Scalars in kernels: bfloat16 as its 16 bits, a fast exponential, and how kernels are compiled."""
 
-import hashlib
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numba import njit, types
-from numba.core import config
 from numba.extending import overload
 
-from paceline import noise
 from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernel_cache import keep
 
 # A product and a sum may become one operation. Sums keep their order, so that kernels are batch invariant.
 IN_ORDER = {"contract"}
@@ -33,38 +29,17 @@ E0, E1, E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float3
 E3, E4, E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 
 
-# Sources outside of this folder from which kernels take constants or functions: they are compiled in.
-COMPILED_IN = (Path(noise.__file__),)
-
-
-def _find_cache_folder() -> str:
-    """The folder for compiled kernels: one for each state of all sources that are compiled. "" if it can't be written.
-
-    Numba compiles a function again only if the function's own file changes. What it inlines may be in other files, so
-    this folder's name depends on all of them. With "" Numba chooses a folder.
-    """
-    folder = Path(__file__).parent
-    digest = hashlib.blake2b(digest_size=8)
-    for source in (*sorted(folder.rglob("*.py")), *COMPILED_IN):
-        digest.update(source.read_bytes())
-    return str(folder / "__pycache__" / digest.hexdigest()) if os.access(folder, os.W_OK) else ""
-
-
-# A folder that the user sets comes first (NUMBA_CACHE_DIR).
-config.CACHE_DIR = config.CACHE_DIR or _find_cache_folder()  # type: ignore[attr-defined]
-
-
 def compiled(order: set[str] = IN_ORDER, parallel: bool = False, inline: bool = False) -> Callable[[Any], Any]:
     """Compiles a function at its first call, and keeps the result on disk."""
     decorate: Callable[[Any], Any] = njit(
-        cache=not inline,
         nogil=True,
         error_model="numpy",
         fastmath=order,
         parallel=parallel,
         inline="always" if inline else "never",
     )
-    return decorate
+    # What is inlined is part of other kernels.
+    return decorate if inline else lambda function: keep(decorate(function))
 
 
 def bits_of(tensor: torch.Tensor) -> Array:
