@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(wildcard proto/paceline/v1/*.proto)
 BOTH_CORES := -q -n 2 --dist loadgroup --no-loadscope-reorder --durations 10
+# google/rpc/status.proto comes with googleapis-common-protos.
+GOOGLE_PROTOS = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
 .PHONY: setup demo test test-all lint proto bench peers identity faults fuzz soak soak-faults browser
@@ -49,8 +51,8 @@ lint: setup
 	$(BIN)/mypy
 
 proto: setup
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. $(PROTOS)
-	$(BIN)/python -m grpc_tools.protoc -Iproto --grpc_python_out=. $(SERVICES)
+	$(BIN)/python -m grpc_tools.protoc -Iproto -I$(GOOGLE_PROTOS) --python_out=. --pyi_out=. $(PROTOS)
+	$(BIN)/python -m grpc_tools.protoc -Iproto -I$(GOOGLE_PROTOS) --grpc_python_out=. $(SERVICES)
 
 # The same tokens with any drafter, any length, any batch: run before a release (one to two hours).
 identity: setup

@@ -8,7 +8,7 @@ from coordinator.context import Request
 from coordinator.drafting.factory import Proposers
 from coordinator.text import Tokenizer
 from paceline.checks import require, require_at_most
-from paceline.errors import InvalidArgument
+from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import sampling_from_message, speculation_from_message
 from paceline.sampling import MAX_ID_CHARACTERS, MAX_SALT_CHARACTERS
@@ -79,7 +79,7 @@ class RequestReader:
                 _check_prompt_length("prompt", len(message.token_ids.ids), card)
                 return _checked_ids("token_ids", message.token_ids.ids, card)
             case _:
-                raise InvalidArgument.field("prompt", None, "text, chat or token_ids")
+                raise InvalidArgument.of_value("prompt", None, "text, chat or token_ids")
 
     def read_ids(self, message: Any, card: model_pb2.ModelCard) -> list[int]:
         """Of a DetokenizeRequest."""
@@ -98,7 +98,8 @@ class RequestReader:
         return ids
 
     async def _encode(self, name: str, text: str, card: model_pb2.ModelCard, add_special_tokens: bool) -> list[int]:
-        require_at_most(_most_characters(card), len(text), name, "characters")
+        reason = CONTEXT_LENGTH_EXCEEDED if name == "text" else INVALID_FIELD
+        require_at_most(_most_characters(card), len(text), name, "characters", reason)
         if not text:
             return []
         return await self._tokenizer.run(lambda: self._tokenizer.encode(text, add_special_tokens), len(text))
@@ -107,7 +108,7 @@ class RequestReader:
         messages = _parse_messages(chat)
         num_characters = sum(len(each["role"]) + len(each["content"]) for each in messages)
         num_characters += len(chat.template_options)
-        require_at_most(_most_characters(card), num_characters, "chat.messages", "characters")
+        require_at_most(_most_characters(card), num_characters, "chat.messages", "characters", CONTEXT_LENGTH_EXCEEDED)
         options = _parse_template_options(chat.template_options)
         return await self._tokenizer.run(
             lambda: self._tokenizer.encode_chat(messages, options, add_generation_prompt), num_characters
@@ -152,7 +153,8 @@ def _checked_ids(name: str, ids: Any, card: model_pb2.ModelCard) -> list[int]:
 
 def _check_prompt_length(name: str, num_tokens: int, card: model_pb2.ModelCard) -> None:
     longest = card.max_model_len - 1
-    require(num_tokens <= longest, name, f"{num_tokens} tokens", f"at most {longest} tokens for this model")
+    reason = CONTEXT_LENGTH_EXCEEDED if name == "prompt" else INVALID_FIELD
+    require(num_tokens <= longest, name, f"{num_tokens} tokens", f"at most {longest} tokens for this model", reason)
 
 
 def _most_characters(card: model_pb2.ModelCard) -> int:

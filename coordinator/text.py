@@ -82,13 +82,15 @@ class Tokenizer:
         reserved = sorted(RESERVED_OPTIONS.intersection(options))
         require(not reserved, "chat.template_options", ", ".join(reserved), "options that the model's template reads")
         if self._tokenizer.chat_template is None:
-            raise InvalidArgument("chat: this model has no chat template; send text instead")
+            raise InvalidArgument("chat", "can't be served: this model has no chat template; send text instead")
         try:
             text = self._tokenizer.apply_chat_template(
                 messages, add_generation_prompt=add_generation_prompt, tokenize=False, **options
             )
         except Exception as error:  # whatever the template raises, jinja2 errors among them
-            raise InvalidArgument(f"chat.messages: the model's chat template refuses them: {error}") from error
+            raise InvalidArgument(
+                "chat.messages", f"can't be served: the model's chat template refuses them: {error}"
+            ) from error
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 

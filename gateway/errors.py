@@ -1,7 +1,6 @@
 """Errors as OpenAI's clients read them: a status, and {"error": {message, type, param, code}}."""
 
 import math
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -10,12 +9,11 @@ from paceline import errors
 
 # Of an error that says nothing of when to come again, in seconds.
 RETRY_AFTER_S = 1
-# How a message of ours begins that names a field: "top_p is 2.0; it must be ...".
-_NAMED_FIELD = re.compile(r"([\w.\[\]]+)(?= is |: | can't )")
 # What clients call fields that are called otherwise here (fields.py).
 Names = Mapping[str, str]
 SAME_NAMES: Names = MappingProxyType({})
-_TOO_LONG = re.compile(r"^prompt is '\d+ tokens'; it must be at most|^(text|chat\.messages) is '\d+ characters'")
+# OpenAI's codes by our reasons.
+_CODES = {errors.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded"}
 
 
 class HttpError(Exception):
@@ -65,12 +63,11 @@ def of_paceline(error: errors.PacelineError, names: Names = SAME_NAMES) -> HttpE
     """What a coordinator, or a check of ours, says, in HTTP's words."""
     message = str(error)
     match error:
-        case errors.InvalidArgument() | errors.OutOfRange():
-            code = "context_length_exceeded" if _TOO_LONG.match(message) else None
-            if named := _NAMED_FIELD.match(message):
-                name = names.get(named[1], named[1])
-                return refuse(name, name + message[named.end() :], code)
-            return refuse(None, message, code)
+        case errors.InvalidArgument():
+            named = error.renamed(names.get(error.field, error.field))
+            return refuse(named.field, str(named), _CODES.get(error.reason))
+        case errors.OutOfRange():
+            return refuse(None, message)
         case errors.Unauthenticated():
             return unauthorized(message)
         case errors.PermissionDenied():

@@ -2,18 +2,18 @@
 
 from numbers import Integral
 
-from paceline.errors import InvalidArgument
+from paceline.errors import INVALID_FIELD, InvalidArgument
 
 
-def require(ok: bool, name: str, value: object, allowed: str) -> None:
+def require(ok: bool, name: str, value: object, allowed: str, reason: str = INVALID_FIELD) -> None:
     """Raises InvalidArgument naming the field and its range unless `ok`."""
     if not ok:
-        raise InvalidArgument.field(name, value, allowed)
+        raise InvalidArgument.of_value(name, value, allowed, reason)
 
 
-def require_at_most(most: int, count: int, name: str, unit: str) -> None:
-    """The same for the length of a list or text, which the error tells in place of the content."""
-    require(count <= most, name, f"{count} {unit}", f"at most {most} {unit}")
+def require_at_most(most: int, count: int, name: str, unit: str, reason: str = INVALID_FIELD) -> None:
+    """Raises InvalidArgument unless a list or text has at most `most` entries; the error says how many it has."""
+    require(count <= most, name, f"{count} {unit}", f"at most {most} {unit}", reason)
 
 
 def require_type(params: object, kind: type, allowed: str, *names: str) -> None:

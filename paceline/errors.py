@@ -1,23 +1,31 @@
-"""Every exception Paceline raises on purpose.
+"""Every exception that Paceline raises on purpose.
 
     PacelineError
     ├── ConfigError                 a setting, file or model that can't work; ends the process
-    ├── RequestError                somebody's request is at fault, or can't be served now
-    │   ├── InvalidArgument         a field is outside its range: names the field and the range
-    │   ├── Unauthenticated         no API key, or one that the server does not know
+    ├── RequestError                a request that can't be served, or not now
+    │   ├── InvalidArgument         a field is outside its range
+    │   ├── Unauthenticated         no API key, or an unknown one
     │   ├── NotFound                unknown sequence or session
-    │   ├── PositionMismatch        a command's position is not the cache's length: both numbers
+    │   ├── PositionMismatch        a command's position is not the cache's length
     │   ├── OutOfRange              a length or position outside what there is
     │   ├── Aborted                 an earlier command of the sequence failed
     │   ├── Cancelled               dropped by a Release, a Truncate or the end of its stream
-    │   ├── ResourceExhausted       no room now; try again later
-    │   ├── PermissionDenied        the caller is known, and may not do this
-    │   └── InternalError           a fault of ours in this request: repeated, it would fail again
+    │   ├── ResourceExhausted       no capacity now; try again later
+    │   ├── PermissionDenied        the caller may not do this
+    │   └── InternalError           a fault of ours in this request; a retry would fail again
     ├── DeviceLost                  a GPU that fails every later call; ends the process
     └── Unavailable                 a server is not there, went away, or makes no progress
+        └── Unreachable             no connection to a server, or the connection broke
 
-Only `paceline.rpc.status` knows their gRPC codes. Imports nothing of ours.
+What a program needs to know of an error is in its class and attributes; the text is one line for a person, and no code
+reads it. `paceline.rpc.status` puts both on the wire. Imports nothing of ours.
 """
+
+# Reasons, as `google.rpc.ErrorInfo` carries them, of errors that programs handle apart from others of their class.
+INVALID_FIELD = "INVALID_FIELD"
+CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
+
+_MAX_SHOWN_CHARACTERS = 80
 
 
 class PacelineError(Exception):
@@ -33,16 +41,29 @@ class RequestError(PacelineError):
 
 
 class InvalidArgument(RequestError):
-    """A field outside its range."""
+    """A field outside its range.
+
+    field: its name, as the caller wrote it; empty if several are at fault together.
+    problem: what is wrong with it; the text is the field's name and this.
+    allowed: what it may hold, if the problem is the value.
+    reason: INVALID_FIELD, or one that programs handle apart.
+    """
+
+    def __init__(self, field: str, problem: str, *, allowed: str = "", reason: str = INVALID_FIELD) -> None:
+        super().__init__(f"{field} {problem}".lstrip())
+        self.field, self.problem, self.allowed, self.reason = field, problem, allowed, reason
 
     @classmethod
-    def field(cls, name: str, value: object, allowed: str) -> "InvalidArgument":
-        """An error that names the field, what it holds and what it may hold."""
-        # A text may have millions of characters.
-        shown = repr(value[:80] if isinstance(value, str) else value)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
-        return cls(f"{name} is {shown}; it must be {allowed}")
+    def of_value(cls, field: str, value: object, allowed: str, reason: str = INVALID_FIELD) -> "InvalidArgument":
+        """Makes the error for a field that holds `value`, which may have millions of characters."""
+        shown = repr(value[:_MAX_SHOWN_CHARACTERS] if isinstance(value, str) else value)
+        if len(shown) > _MAX_SHOWN_CHARACTERS:
+            shown = shown[: _MAX_SHOWN_CHARACTERS - 3] + "..."
+        return cls(field, f"is {shown}; it must be {allowed}", allowed=allowed, reason=reason)
+
+    def renamed(self, field: str) -> "InvalidArgument":
+        """Returns the same error of a caller that calls the field otherwise."""
+        return InvalidArgument(field, self.problem, allowed=self.allowed, reason=self.reason)
 
 
 class Unauthenticated(RequestError):
@@ -55,10 +76,6 @@ class NotFound(RequestError):
 
 class PositionMismatch(RequestError):
     """A command whose position is not the length of its sequence's cache."""
-
-    def __init__(self, position: int, cache_length: int) -> None:
-        super().__init__(f"position is {position}, but the cache holds {cache_length} tokens")
-        self.cache_length = cache_length
 
 
 class OutOfRange(RequestError):
@@ -74,7 +91,7 @@ class Cancelled(RequestError):
 
 
 class ResourceExhausted(RequestError):
-    """No room now; the same request may succeed later, after about `retry_after_s` seconds where that is known."""
+    """No capacity now; the request may succeed after about `retry_after_s` seconds, if that is known."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -86,7 +103,7 @@ class PermissionDenied(RequestError):
 
 
 class InternalError(RequestError):
-    """A fault of a server in this request. Nobody repeats it: it would fail again."""
+    """A fault of a server in this request; a retry would fail again."""
 
 
 class DeviceLost(PacelineError):
@@ -95,3 +112,11 @@ class DeviceLost(PacelineError):
 
 class Unavailable(PacelineError):
     """A server is not there, went away, or makes no progress."""
+
+
+class Unreachable(Unavailable):
+    """No connection to the server at `address`, or the connection broke."""
+
+    def __init__(self, address: str, said: str) -> None:
+        super().__init__(f"can't reach {address}: {said}")
+        self.address = address

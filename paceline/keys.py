@@ -52,7 +52,7 @@ class KeyRing:
         self._looked_s = time.monotonic()
         # Taken before the file is read: a change in between is seen at the next look.
         self._seen, self._entries = _read(self._path)
-        self._trouble = ""
+        self._trouble: tuple[object, ...] = ()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -83,11 +83,11 @@ class KeyRing:
                 return
             self._seen, self._entries = _read(self._path)
         except ConfigError as error:
-            if str(error) != self._trouble:
+            if error.args != self._trouble:
                 log.warning("%s; the keys that were read before stay in force", error)
-            self._trouble = str(error)
+            self._trouble = error.args
             return
-        self._trouble = ""
+        self._trouble = ()
         log.info("%s has changed: %d API keys", self._path, len(self._entries))
 
 
@@ -106,7 +106,9 @@ def make_key(path: Path, name: str) -> str:
             file.seek(0)
             content = file.read()
             if name in {entry.name for entry in _parse(path, content)}:
-                raise InvalidArgument(f"NAME is {name!r}, which {path} has already; give another, or delete its line")
+                raise InvalidArgument(
+                    "NAME", f"is {name!r}, which {path} has already; give another, or delete its line"
+                )
             unfinished = b"" if content.endswith(b"\n") or not content else b"\n"
             file.write(unfinished + f"{name} sha256:{_digest(key).hex()}\n".encode())
     except OSError as error:
@@ -117,7 +119,7 @@ def make_key(path: Path, name: str) -> str:
 def check_key(name: str, key: str) -> str:
     """Raises InvalidArgument that names the option `name`, but does not show the key."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise InvalidArgument(f"{name} must be 1 to 512 printable ASCII characters without spaces")
+        raise InvalidArgument(name, "must be 1 to 512 printable ASCII characters without spaces")
     return key
 
 

@@ -47,54 +47,55 @@ def read_prompts(name: str, path: Path) -> list[PromptRecord]:
 
     Raises InvalidArgument naming the file and the line (of a list: the entry) that is wrong.
     """
-    where = f"{name} {path}"
     found = []
-    for place, entry in _entries(_text_of(path, where), where):
+    for place, entry in _entries(name, path):
         try:
             prompt = _prompt_of(entry)
         except ValueError as error:
-            raise InvalidArgument(f"{place}: {error}") from None
+            raise InvalidArgument(name, f"{place}: {error}") from None
         if prompt is not None:
             found.append(_record(entry, prompt))
     if not found:
-        raise InvalidArgument(f"{where}: no prompt in it; give a file with at least one")
+        raise InvalidArgument(name, f"{path}: no prompt in it; give a file with at least one")
     return found
 
 
-def _text_of(path: Path, where: str) -> str:
+def _text_of(name: str, path: Path) -> str:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise InvalidArgument(f"{where}: no such file") from None
+        raise InvalidArgument(name, f"{path}: no such file") from None
     except OSError as error:
-        raise InvalidArgument(f"{where}: {error.strerror or error}") from None
+        raise InvalidArgument(name, f"{path}: {error.strerror or error}") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InvalidArgument(f"{where}, line {line}: not UTF-8 text; save the file as UTF-8") from None
+        raise InvalidArgument(name, f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
 
 
-def _entries(text: str, where: str) -> Iterator[tuple[str, Any]]:
-    """Each entry, and where it stands."""
+def _entries(name: str, path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields each entry and its place in the file."""
+    text = _text_of(name, path)
     if text.lstrip().startswith("["):
-        yield from ((f"{where}, entry {number}", entry) for number, entry in enumerate(_parse(text, where, 1), 1))
+        entries = _parse(text, name, path, 1)
+        yield from ((f"{path}, entry {number}", entry) for number, entry in enumerate(entries, 1))
         return
     # JSON may hold U+2028 and other characters at which splitlines() splits.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield f"{where}, line {number}", _parse(line, where, number)
+            yield f"{path}, line {number}", _parse(line, name, path, number)
 
 
-def _parse(text: str, where: str, first_line: int) -> Any:
+def _parse(text: str, name: str, path: Path, first_line: int) -> Any:
     """The JSON value of `text`, which begins at line `first_line` of the file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
-        raise InvalidArgument(f"{where}, line {line}, column {error.colno}: not JSON: {error.msg}") from None
+        raise InvalidArgument(name, f"{path}, line {line}, column {error.colno}: not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{where}, line {first_line}: not usable JSON: {error}") from None
+        raise InvalidArgument(name, f"{path}, line {first_line}: not usable JSON: {error}") from None
 
 
 def _prompt_of(entry: Any) -> str | list[dict[str, str]] | None:

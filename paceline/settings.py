@@ -31,7 +31,7 @@ def as_value_error(check: Callable[[], object]) -> None:
     try:
         check()
     except InvalidArgument as error:
-        raise ValueError(str(error).partition("; it ")[2] or str(error)) from error
+        raise ValueError(f"it must be {error.allowed}" if error.allowed else str(error)) from error
 
 
 def _check_listen(address: str) -> str:
@@ -112,9 +112,15 @@ def parse_settings(settings: type[S], program: str) -> S:
     settings.model_config["cli_prog_name"] = f"python -m {program}"
     try:
         return CliApp.run(settings, cli_exit_on_error=False)
-    except (ValidationError, SettingsError, ConfigError) as error:
-        print(f"error: {describe(error, settings.toml_table)}", file=sys.stderr)
-        sys.exit(2)
+    except ValidationError as error:
+        said = "; ".join(map(str, _problems_of(error, settings.toml_table, {})))
+        print(f"error: {said}", file=sys.stderr)
+    except SettingsError as error:
+        # Its text begins with "error".
+        print(str(error).splitlines()[0], file=sys.stderr)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
 
 
 def make_settings(settings: type[S], given: Mapping[str, Any], names: Mapping[str, str]) -> S:
@@ -124,8 +130,8 @@ def make_settings(settings: type[S], given: Mapping[str, Any], names: Mapping[st
     """
     try:
         return settings(**given)
-    except (ValidationError, SettingsError) as error:
-        raise InvalidArgument(describe(error, settings.toml_table, names)) from error
+    except ValidationError as error:
+        raise _problems_of(error, settings.toml_table, names)[0] from error
 
 
 def as_flags(given: Mapping[str, Any]) -> list[str]:
@@ -140,18 +146,15 @@ def as_flags(given: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def describe(error: Exception, table: str = "", names: Mapping[str, str] | None = None) -> str:
-    """A validation error in one line: which setting, what is wrong, what was given."""
-    if not isinstance(error, ValidationError):
-        return str(error).splitlines()[0].removeprefix("error parsing CLI: ")
-    parts = []
-    for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            parts.append(f"{TOML_FILE}, table [{table}]: there is no setting {field!r}")
+def _problems_of(error: ValidationError, table: str, names: Mapping[str, str]) -> list[InvalidArgument]:
+    """Returns what is wrong, one setting each, by the names of their flags."""
+    problems = []
+    for each in error.errors():
+        field = ".".join(str(part) for part in each["loc"])
+        if each["type"] == "extra_forbidden":
+            problems.append(InvalidArgument(f"{TOML_FILE}, table [{table}]:", f"there is no setting {field!r}"))
             continue
-        flag = (names or {}).get(field) or "--" + field.replace("_", "-")
-        given = "" if not field else f" (given: {problem['input']!r})"
-        message = problem["msg"].removeprefix("Value error, ")
-        parts.append(f"{flag}: {message}{given}" if field else message)
-    return "; ".join(parts)
+        flag = names.get(field, "--" + field.replace("_", "-")) if field else ""
+        said = str(each["ctx"]["error"]) if each["type"] == "value_error" else each["msg"]
+        problems.append(InvalidArgument(flag, f"is {each['input']!r}: {said}" if field else said))
+    return problems

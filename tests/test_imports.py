@@ -26,8 +26,8 @@ MESSAGE_METHODS = {
     "ByteSize", "ClearField", "CopyFrom", "FromString", "HasField", "ListFields", "MergeFrom", "MergeFromString",
     "ParseFromString", "SerializeToString", "SetInParent", "WhichOneof",
 }  # fmt: skip
-# Fields that share their name with something of a library: grpc's code, typer's command, numpy's data, Path.open.
-FOREIGN_NAMES = {"code", "command", "commands", "data", "open"}
+# Fields that share their name with something of a library: grpc, typer, numpy, Path, tokenizers.
+FOREIGN_NAMES = {"add_special_tokens", "code", "command", "commands", "data", "open"}
 
 
 def source_files() -> list[Path]:
@@ -254,3 +254,44 @@ def test_every_package_is_installed() -> None:
     assert sorted(find["include"]) == sorted(f"{package}*" for package in PACKAGES)
     folders = {file.parent for package in PACKAGES for file in (ROOT / package).rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+READING = {"count", "endswith", "find", "fullmatch", "index", "match", "partition", "removeprefix", "removesuffix", "replace", "rpartition", "search", "split", "startswith"}  # fmt: skip
+
+
+def readers_of_texts(source: str) -> list[int]:
+    """The lines that look into the text of an exception: what a program needs to know is in its class and attributes."""
+    tree = ast.parse(source)
+    caught = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name} | {"error"}
+
+    def is_text(node: ast.AST) -> bool:
+        """Whether it is `str(error)`, or `error.details()` of a gRPC call."""
+        match node:
+            case ast.Call(func=ast.Name("str" | "repr"), args=[ast.Name(name)]):
+                return name in caught
+            case ast.Call(func=ast.Attribute(ast.Name(name), "details" | "debug_error_string")):
+                return name in caught
+        return False
+
+    lines = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(receiver, method), args=given) if method in READING:
+                if any(map(is_text, (receiver, *given))):
+                    lines.append(node.lineno)
+            case ast.Compare(left=left, comparators=others) if any(map(is_text, (left, *others))):
+                lines.append(node.lineno)
+    return lines
+
+
+def test_no_code_reads_the_text_of_an_error() -> None:
+    found = {module_name(file): lines for file in source_files() if (lines := readers_of_texts(file.read_text()))}
+    assert found == {}
+
+
+@pytest.mark.parametrize("planted", [
+    "str(error).startswith('no coordinator')", "'handshake' in str(error)", "re.match('x', str(error))",
+    "error.details().partition(';')", "str(error) == 'away'",
+])  # fmt: skip
+def test_a_planted_reader_of_an_errors_text_is_found(planted: str) -> None:
+    assert readers_of_texts(f"try:\n    f()\nexcept ValueError as error:\n    print({planted})\n") == [4]

@@ -102,8 +102,8 @@ def test_a_model_server_refuses_to_open_a_sequence_with_too_many_ids(name: str, 
         getattr(owner, name).extend(MANY_IDS)
 
     answer = session.ask(1, fill)
-    assert f"{name} is '5000000 token ids'; it must be at most 16384 token ids" in answer.failure.message
-    assert answer.failure.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert f"{name} is '5000000 token ids'; it must be at most 16384 token ids" in answer.failure.status.message
+    assert answer.failure.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
 
 @pytest.mark.parametrize("name", ["cache_salt", "request_id", "traceparent"])
@@ -113,13 +113,13 @@ def test_a_model_server_refuses_to_open_a_sequence_with_too_long_a_text(name: st
         setattr(command.open, name, "x" * 257)  # type: ignore[attr-defined]
 
     answer = session.ask(1, fill)
-    assert answer.failure.message == f"{name} is '257 characters'; it must be at most 256 characters"
+    assert answer.failure.status.message == f"{name} is '257 characters'; it must be at most 256 characters"
 
 
 def test_a_model_server_refuses_a_tail_that_no_sequence_can_hold(session: RawSession) -> None:
     sequence, is_draft = session.open(), "Draft" in type(session.stub).__name__
     answer = session.ask(sequence, propose(0, MANY_IDS, 4) if is_draft else verify(0, MANY_IDS))
-    assert "tail_tokens holds 5000000 tokens; the model's maximum is 512" in answer.failure.message
+    assert "tail_tokens holds 5000000 tokens; the model's maximum is 512" in answer.failure.status.message
     session.send(sequence, truncate(0))
     good = session.ask(sequence, propose(0, [1], 4) if is_draft else verify(0, [1]))
     assert good.WhichOneof("answer") in ("proposal", "verdict")

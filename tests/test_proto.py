@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,15 @@ def test_stubs_are_what_the_contract_generates(tmp_path: Path) -> None:
     services = [file for file in PROTOS if "\nservice " in file.read_text()]
     for flags, files in ((["--python_out", "--pyi_out"], PROTOS), (["--grpc_python_out"], services)):
         outputs = [f"{flag}={tmp_path}" for flag in flags]
-        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}", *outputs, *map(str, files)]
+        command = [
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
+            f"-I{ROOT / 'proto'}",
+            f"-I{sysconfig.get_path('purelib')}",
+            *outputs,
+            *map(str, files),
+        ]
         subprocess.run(command, check=True)
     made = {file.name: file.read_text() for file in (tmp_path / "paceline" / "v1").iterdir()}
     folder = ROOT / "paceline" / "v1"

@@ -5,10 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
-from paceline.errors import Aborted, OutOfRange, PacelineError, Unavailable
-from paceline.rpc.status import error_of_number
+from paceline.errors import Aborted, OutOfRange, PacelineError, PositionMismatch, Unavailable
+from paceline.rpc.status import error_of
 
 # The kind of answer that is only a part of one: more follow.
 PART = "prompt_logprobs"
@@ -73,10 +71,7 @@ class Pending:
 
 
 def _error_of(failure: Any) -> PacelineError:
-    error = error_of_number(failure.code, failure.message)
-    is_about_cache = (
-        isinstance(error, OutOfRange | Aborted) or failure.code == grpc.StatusCode.FAILED_PRECONDITION.value[0]
-    )
-    if is_about_cache and failure.HasField("cache_length"):
-        return CacheError(failure.cache_length, failure.message)
+    error = error_of(failure.status)
+    if isinstance(error, PositionMismatch | OutOfRange | Aborted) and failure.HasField("cache_length"):
+        return CacheError(failure.cache_length, str(error))
     return error

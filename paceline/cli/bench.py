@@ -123,7 +123,7 @@ def choose_loads(concurrency: int | None, rate: float | None, sweep: str | None)
     given = {"--concurrency": concurrency, "--rate": rate, "--sweep": sweep}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
-        raise InvalidArgument(f"{' and '.join(names)} are given; give one of --concurrency, --rate, --sweep")
+        raise InvalidArgument(" and ".join(names), "are given; give one of --concurrency, --rate, --sweep")
     if sweep is not None:
         return parse_sweep(sweep)
     return [OpenLoop(rate)] if rate is not None else [ClosedLoop(1 if concurrency is None else concurrency)]
@@ -143,9 +143,11 @@ def check_lengths(
 ) -> tuple[Lengths, SamplingParams]:
     """Raises InvalidArgument where flags are out of range, or say the same thing twice."""
     if synthetic is not None and prompts is not None:
-        raise InvalidArgument("--prompts and --synthetic are given; give one of them")
+        raise InvalidArgument("--prompts and --synthetic", "are given; give one of them")
     if synthetic is not None and max_tokens is not None:
-        raise InvalidArgument("--max-tokens and --synthetic are given; OUT of --synthetic IN:OUT says how many tokens")
+        raise InvalidArgument(
+            "--max-tokens and --synthetic", "are given; OUT of --synthetic IN:OUT says how many tokens"
+        )
     lengths = parse_lengths(synthetic or DEFAULT_LENGTHS)
     default = DEFAULT_MAX_TOKENS if prompts is not None else lengths.output
     sampling = SamplingParams(

@@ -74,7 +74,7 @@ def ask() -> str:
     try:
         return input("> ").strip()
     except UnicodeDecodeError:
-        raise InvalidArgument("the question on stdin is not UTF-8 text") from None
+        raise InvalidArgument("the question on stdin", "is not UTF-8 text") from None
     except (EOFError, KeyboardInterrupt):
         print()
         return ""

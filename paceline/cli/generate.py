@@ -93,9 +93,9 @@ def generate(
 ) -> None:
     """Streams text: one PROMPT, or a file of them."""
     if logprobs is not None and not as_json:
-        raise InvalidArgument("--logprobs needs --json: as text a completion has no place for them")
+        raise InvalidArgument("--logprobs", "needs --json: as text a completion has no place for them")
     if trace and as_json:
-        raise InvalidArgument("--trace and --json are given; --trace-json FILE goes with --json")
+        raise InvalidArgument("--trace and --json", "are given; --trace-json FILE goes with --json")
     options.require_file("--trace-json", trace_json)
     sampling = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
@@ -107,7 +107,7 @@ def generate(
     length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
     given = options.given_speculation(speculation, drafter, length, rule, coupled, lenience, draft_temperature)
     if prompt is not None and prompts is not None:
-        raise InvalidArgument("PROMPT and --prompts are given; give one of them")
+        raise InvalidArgument("PROMPT and --prompts", "are given; give one of them")
     wanted = [PromptRecord(one_prompt(prompt))] if prompts is None else read_prompts("--prompts", prompts)
     more: RequestOptions = {"trace": trace or trace_json is not None, "cache_salt": cache_salt}
     if prediction is not None:
@@ -127,12 +127,12 @@ def one_prompt(argument: str | None) -> str:
         name, text = "PROMPT", argument
     else:
         if argument is None and sys.stdin.isatty():
-            raise InvalidArgument("there is no prompt; give a PROMPT, --prompts FILE, or a text on stdin")
+            raise InvalidArgument("PROMPT", "is missing; give a PROMPT, --prompts FILE, or a text on stdin")
         name = "the prompt on stdin"
         try:
             text = sys.stdin.buffer.read().decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise InvalidArgument(f"{name} is not UTF-8 text") from None
+            raise InvalidArgument(name, "is not UTF-8 text") from None
     require(bool(text.strip()), name, text, "a text that is not empty")
     # Python reads bytes of the command line that are no UTF-8 as lone surrogates.
     require(not any("\ud800" <= character <= "\udfff" for character in text), name, text, "a text in UTF-8")
@@ -144,9 +144,9 @@ def read_text(name: str, path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise InvalidArgument(f"{name} {path}: {error.strerror or error}") from None
+        raise InvalidArgument(name, f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise InvalidArgument(f"{name} {path}: not UTF-8 text") from None
+        raise InvalidArgument(name, f"{path}: not UTF-8 text") from None
 
 
 def open_to_write(name: str, path: Path) -> TextIO:

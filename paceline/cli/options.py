@@ -10,10 +10,9 @@ import typer
 
 from paceline.checks import require
 from paceline.client import AsyncClient
-from paceline.errors import InvalidArgument, Unauthenticated, Unavailable
+from paceline.errors import InvalidArgument, Unauthenticated, Unavailable, Unreachable
 from paceline.keys import ENVIRONMENT, check_key
 from paceline.rpc.channel import check_address
-from paceline.rpc.status import NO_ANSWER, NO_TRUST
 from paceline.rpc.tls import ENVIRONMENT as TLS_ENVIRONMENT
 from paceline.rpc.tls import Names, Tls, find_tls
 from paceline.sampling import SamplingParams
@@ -158,7 +157,7 @@ def given_speculation(
         given["draft_temperature"] = draft_temperature
     if coupled:
         if given.get("rule") is Rule.REJECTION:
-            raise InvalidArgument("--coupled is a form of --rule match; leave out --rule rejection")
+            raise InvalidArgument("--coupled", "is a form of --rule match; leave out --rule rejection")
         given |= {"rule": Rule.MATCH, "draft_mode": DraftMode.COUPLED}
     return given
 
@@ -183,12 +182,9 @@ def naming_the_flag() -> Iterator[None]:
         yield
     except Unauthenticated as error:
         raise Unauthenticated(f"{error} (--api-key-file FILE or the variable {ENVIRONMENT} gives a key)") from None
-    except Unavailable as error:
-        if str(error).startswith(NO_ANSWER):
-            raise Unavailable(f"{error} (--address gives another address)") from None
-        if NO_TRUST in str(error):
-            raise Unavailable(f"{error} (--tls-ca, --tls-cert and --tls-key say how to speak TLS)") from None
-        raise
+    except Unreachable as error:
+        hint = "is `paceline up` running? --address gives another address, --tls-ca, --tls-cert and --tls-key speak TLS"
+        raise Unavailable(f"{error} ({hint})") from None
 
 
 def read_key(path: Path | None) -> str | None:
@@ -202,7 +198,7 @@ def read_key(path: Path | None) -> str | None:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         said = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InvalidArgument(f"--api-key-file can't be read: {said}") from None
+        raise InvalidArgument("--api-key-file", f"can't be read: {said}") from None
     return check_key("the key in --api-key-file", text.strip())
 
 
@@ -231,5 +227,5 @@ def require_file(name: str, path: Path | None, suffix: str = "") -> None:
 
 def _choice(name: str, value: str, known: dict[str, T]) -> T:
     if value not in known:
-        raise InvalidArgument.field(f"--{name}", value, " or ".join(known))
+        raise InvalidArgument.of_value(f"--{name}", value, " or ".join(known))
     return known[value]

@@ -74,7 +74,7 @@ def plan(
         ok = figure_folder.is_dir() or (figure_folder.parent.is_dir() and not figure_folder.exists())
         require(ok, "--figures", str(figure_folder), "a folder, or a new name in a folder that exists")
     if prompts is not None and not measured:
-        raise InvalidArgument("--prompts needs --measure: the theory asks no model")
+        raise InvalidArgument("--prompts", "needs --measure: the theory asks no model")
     found = None
     if measured:
         connect = options.connector(address, api_key_file, options.read_tls(tls_ca, tls_cert, tls_key))
@@ -85,7 +85,7 @@ def plan(
         verify_cost = found.row_cost if verify_cost is None else verify_cost
     if alpha is None or draft_cost is None:
         name, allowed = ("--alpha", "a number in [0, 1]") if alpha is None else ("--draft-cost", "a number >= 0")
-        raise InvalidArgument(f"{name} is missing; give {allowed}, or --measure")
+        raise InvalidArgument(name, f"is missing; give {allowed}, or --measure")
     operations_cost = draft_cost if operations_cost is None else operations_cost
     made = Forecast(alpha, draft_cost, wire or 0.0, operations_cost, max_draft_tokens, verify_cost or 0.0)
     if as_json:

@@ -105,7 +105,7 @@ def _calling(cert: Path | None, key: Path | None, ca: Path | None, client_ca: Pa
     if ca is None:
         return NO_TLS
     if cert is None:
-        raise InvalidArgument("--tls-ca needs --tls-cert and --tls-key: the certificate that the services have")
+        raise InvalidArgument("--tls-ca", "needs --tls-cert and --tls-key: the certificate that the services have")
     names = Names("--tls-cert", "--tls-key", "--tls-ca")
     return Tls(None, None, ca, names) if client_ca is None else Tls(cert, key, ca, names)
 
@@ -130,10 +130,7 @@ async def _run(deployment: Deployment) -> None:
         )
     require_free_address(deployment.listen)
     if deployment.gateway is not None:
-        try:
-            require_free_address(deployment.http_listen)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("--listen", "--http")) from None
+        require_free_address(deployment.http_listen, "--http")
     console.print("starting the services: some 15 s, longer the first time")
     stopping = asyncio.create_task(wait_for_signal())
     running = asyncio.create_task(_serve(deployment, log_line))

@@ -79,7 +79,9 @@ def make_deployment(
         require(door.listen != front.listen, "--http", door.listen, "another address than --listen, the coordinator's")
     own_tls = client_tls or (NO_TLS if door is None else door.servers_tls) or find_tls(None)
     if not own_tls and (front.tls or (door is not None and door.tls)):
-        raise InvalidArgument("--tls-ca is missing: the authority of the certificate, by which the services trust it")
+        raise InvalidArgument(
+            "--tls-ca", "is missing: the authority of the certificate, by which the services trust it"
+        )
     return Deployment(
         target=as_flags(wants_target),
         draft=as_flags(wants_draft) if has_draft else None,

@@ -75,6 +75,6 @@ def parse_sweep(text: str) -> list[Load]:
     try:
         loads = [kinds[name](value) for value in values.split(",")]
     except (KeyError, ValueError):
-        raise InvalidArgument.field("--sweep", text, "like concurrency=1,2,4 or rate=0.5,1,2") from None
+        raise InvalidArgument.of_value("--sweep", text, "like concurrency=1,2,4 or rate=0.5,1,2") from None
     require(len(set(loads)) == len(loads), "--sweep", text, "a list without repetitions")
     return loads

@@ -41,4 +41,6 @@ def parse_slo(text: str) -> Slo:
             return Slo(**limits)
     except (ValueError, TypeError):
         pass
-    raise InvalidArgument.field("--slo", text, "of ttft, itl and e2e, each once, in milliseconds > 0: ttft=500,itl=50")
+    raise InvalidArgument.of_value(
+        "--slo", text, "of ttft, itl and e2e, each once, in milliseconds > 0: ttft=500,itl=50"
+    )

@@ -33,9 +33,9 @@ def parse_variants(text: str) -> dict[str, dict[str, Any]]:
     try:
         found = {name: _fields_of(name) for name in names}
     except InvalidArgument:
-        raise InvalidArgument.field("--compare", text, _ALLOWED) from None
+        raise InvalidArgument.of_value("--compare", text, _ALLOWED) from None
     if len(found) < len(names):
-        raise InvalidArgument.field("--compare", text, _ALLOWED)
+        raise InvalidArgument.of_value("--compare", text, _ALLOWED)
     return found
 
 

@@ -9,7 +9,7 @@ import grpc.aio
 
 from paceline.errors import Unauthenticated
 from paceline.keys import KeyRing, check_key
-from paceline.rpc.status import code_of
+from paceline.rpc.status import abort_with
 
 METADATA_KEY = "authorization"
 SCHEME = "Bearer"
@@ -56,7 +56,7 @@ def _refusal(text: str) -> grpc.RpcMethodHandler:
     error = Unauthenticated(text)
 
     async def refuse(messages: Any, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(code_of(error), str(error))
+        await abort_with(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
 

@@ -70,7 +70,7 @@ def check_address(name: str, address: str, is_listening: bool = False) -> None:
             f"HOST:PORT or unix:PATH, with a port in [{lowest}, {MAX_PORT}] "
             f"and a path of at most {MAX_SOCKET_PATH_BYTES} bytes without any of , # ? % (unix:// needs an absolute PATH)"
         )
-        raise InvalidArgument.field(name, address, allowed)
+        raise InvalidArgument.of_value(name, address, allowed)
 
 
 NO_TLS = Tls()

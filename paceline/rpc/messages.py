@@ -153,14 +153,16 @@ def floats_from_bytes(data: bytes, name: str, count: int, dtype: str = "<f4") ->
     """Unpacks `count` floats. Raises InvalidArgument, naming the field, where the size is another."""
     values = np.frombuffer(data, dtype=dtype) if len(data) == count * np.dtype(dtype).itemsize else None
     if values is None:
-        raise InvalidArgument.field(name, f"{len(data)} bytes", f"{count} values of {np.dtype(dtype).itemsize} bytes")
+        raise InvalidArgument.of_value(
+            name, f"{len(data)} bytes", f"{count} values of {np.dtype(dtype).itemsize} bytes"
+        )
     return values
 
 
 def _required_enum(message: Any, name: str, known: dict[Any, Any]) -> Any:
     value = getattr(message, name)
     if value not in known:
-        raise InvalidArgument.field(name, value, "one of " + ", ".join(member.value for member in known.values()))
+        raise InvalidArgument.of_value(name, value, "one of " + ", ".join(member.value for member in known.values()))
     return known[value]
 
 

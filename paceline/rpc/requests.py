@@ -118,7 +118,9 @@ def _check_size(name: str, request: Any) -> None:
     """Raises InvalidArgument where the field `name`, the last one filled, makes more of it than gRPC takes."""
     size = request.ByteSize()
     if size > MAX_MESSAGE_BYTES:
-        raise InvalidArgument(f"{name}: with it the request has {size} bytes; a message may have {MAX_MESSAGE_BYTES}")
+        raise InvalidArgument(
+            name, f"is too long: with it the request has {size} bytes; a message may have {MAX_MESSAGE_BYTES}"
+        )
 
 
 def _encodable(name: str, text: Any) -> str:
@@ -127,7 +129,7 @@ def _encodable(name: str, text: Any) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument.field(name, text, "a text in UTF-8") from None
+        raise InvalidArgument.of_value(name, text, "a text in UTF-8") from None
     return text
 
 
@@ -143,7 +145,7 @@ def _token_ids(name: str, ids: Any) -> list[int]:
     require(_is_list(ids), name, ids, TOKEN_IDS)
     for value in ids:
         if not is_token_id(value):
-            raise InvalidArgument.field(name, value, TOKEN_IDS)
+            raise InvalidArgument.of_value(name, value, TOKEN_IDS)
     return [int(value) for value in ids]
 
 
@@ -152,4 +154,4 @@ def _as_json(options: dict[str, Any]) -> str:
     try:
         return _encodable("template_options", json.dumps(options, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"template_options can't be written as JSON: {error}") from None
+        raise InvalidArgument("template_options", f"can't be written as JSON: {error}") from None

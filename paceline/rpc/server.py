@@ -24,15 +24,13 @@ from paceline.errors import ConfigError, DeviceLost, InvalidArgument, OutOfRange
 from paceline.observability.logs import LogFormat, LogLevel, set_up_logs
 from paceline.rpc.authentication import caller
 from paceline.rpc.channel import MAX_MESSAGE_BYTES, NO_TLS, SERVER_OPTIONS, check_address
-from paceline.rpc.status import code_of, trailers_of
+from paceline.rpc.status import abort_with
 from paceline.rpc.supervision import end_with_supervisor, instance_of
 from paceline.rpc.tls import Tls
 
 log = logging.getLogger(__name__)
 # How long calls in flight may go on after SIGTERM.
 DRAIN_S = 20.0
-# Of an error's text: it travels in a header, of which gRPC takes 8 KiB, and a character may need 12 bytes there.
-MAX_ERROR_CHARACTERS = 500
 
 
 class Server:
@@ -105,7 +103,7 @@ class Server:
         await self._server.stop(grace_s)
 
 
-def require_free_address(listen: str) -> None:
+def require_free_address(listen: str, flag: str = "--listen") -> None:
     """Raises ConfigError if another process listens there already: better now than when models are loaded."""
     if listen.startswith("unix:"):
         with socket.socket(socket.AF_UNIX) as probe:
@@ -114,7 +112,7 @@ def require_free_address(listen: str) -> None:
         host, _, port = listen.rpartition(":")
         is_taken = _is_bound(host.strip("[]"), int(port))
     if is_taken:
-        raise ConfigError(_taken(listen))
+        raise ConfigError(_taken(listen, flag))
 
 
 def _is_bound(host: str, port: int) -> bool:
@@ -136,8 +134,8 @@ def _is_bound(host: str, port: int) -> bool:
     return False
 
 
-def _taken(listen: str) -> str:
-    return f"can't listen on {listen}: the address is in use; is another one running? --listen gives another address"
+def _taken(listen: str, flag: str = "--listen") -> str:
+    return f"can't listen on {listen}: the address is in use; is another one running? {flag} gives another address"
 
 
 async def wait_for_signal() -> None:
@@ -206,7 +204,7 @@ def _handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> grpc.Rp
 def _checked(request: Any) -> Any:
     """A unary request that decoded, or a stream that raises at the first that did not."""
     if request is None:
-        raise InvalidArgument("the message is not valid protobuf of the expected type")
+        raise InvalidArgument("message", "is not valid protobuf of the expected type")
     if not hasattr(request, "__aiter__"):
         return request
 
@@ -266,7 +264,4 @@ class _Telling(contextlib.AbstractContextManager["_Telling"]):
 
     async def abort(self) -> None:
         assert self._error is not None
-        text = str(self._error) if isinstance(self._error, PacelineError) else "internal error; see the server's log"
-        if len(text) > MAX_ERROR_CHARACTERS:
-            text = text[: MAX_ERROR_CHARACTERS - 1] + "…"
-        await self._context.abort(code_of(self._error), text, trailers_of(self._error))
+        await abort_with(self._context, self._error)

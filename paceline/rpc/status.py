@@ -1,116 +1,119 @@
-"""Exceptions <-> grpc.StatusCode: the only place that knows both."""
+"""Exceptions <-> google.rpc.Status: the only place that knows how errors travel.
 
-import re
+An error is a status code, a line for a person, and details that gRPC clients of every language can read:
+`google.rpc.ErrorInfo` (its reason), `BadRequest` (the field of an InvalidArgument) and `RetryInfo` (when to try again).
+Calls carry them in their trailing metadata (`grpc-status-details-bin`), the model servers' streams in `Failure`.
+"""
 
 import grpc
 import grpc.aio
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
 from paceline import errors
 
-# The first class an exception is an instance of decides; so subclasses come before their bases.
-_CODES: list[tuple[type[errors.PacelineError], grpc.StatusCode]] = [
-    (errors.InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
-    (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
-    (errors.NotFound, grpc.StatusCode.NOT_FOUND),
-    (errors.PositionMismatch, grpc.StatusCode.FAILED_PRECONDITION),
-    (errors.OutOfRange, grpc.StatusCode.OUT_OF_RANGE),
-    (errors.Aborted, grpc.StatusCode.ABORTED),
-    (errors.Cancelled, grpc.StatusCode.CANCELLED),
-    (errors.ResourceExhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
-    (errors.InternalError, grpc.StatusCode.INTERNAL),
-    (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
-    (errors.ConfigError, grpc.StatusCode.FAILED_PRECONDITION),
+# Whose reasons these are, in ErrorInfo.
+DOMAIN = "paceline"
+# (exception, code, reason); subclasses before their bases.
+_KINDS: list[tuple[type[errors.PacelineError], grpc.StatusCode, str]] = [
+    (errors.InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT, errors.INVALID_FIELD),
+    (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
+    (errors.NotFound, grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
+    (errors.PositionMismatch, grpc.StatusCode.FAILED_PRECONDITION, "POSITION_MISMATCH"),
+    (errors.OutOfRange, grpc.StatusCode.OUT_OF_RANGE, "OUT_OF_RANGE"),
+    (errors.Aborted, grpc.StatusCode.ABORTED, "ABORTED"),
+    (errors.Cancelled, grpc.StatusCode.CANCELLED, "CANCELLED"),
+    (errors.ResourceExhausted, grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCE_EXHAUSTED"),
+    (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
+    (errors.InternalError, grpc.StatusCode.INTERNAL, "INTERNAL"),
+    (errors.Unavailable, grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"),
+    (errors.ConfigError, grpc.StatusCode.FAILED_PRECONDITION, "BAD_CONFIGURATION"),
 ]
+_OTHER = (grpc.StatusCode.INTERNAL, "INTERNAL")
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+# Codes besides ours that a retry does not mend.
+_FAULTS = (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNIMPLEMENTED)
+# Trailing metadata may have 8 KiB: the text comes twice in it, and percent-encoded once.
+MAX_TEXT_BYTES = 1000
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
-    """The status code of an exception; INTERNAL for what is none of ours."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+    """Returns the status code of an exception; INTERNAL for foreign ones."""
+    return _kind_of(error)[0]
 
 
-def number_of(error: Exception) -> int:
-    """The status code as a number, as `Failure.code` carries it."""
-    number: int = code_of(error).value[0]
-    return number
-
-
-# Codes besides ours that a repetition does not mend. All others come from the way to the server.
-_FAULTS = (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNIMPLEMENTED)
-
-# Trailing metadata that gRPC's own retry policies obey (gRFC A6): milliseconds.
-RETRY_AFTER_KEY = "grpc-retry-pushback-ms"
-
-
-def trailers_of(error: Exception) -> tuple[tuple[str, str], ...]:
-    """Trailing metadata that go with an exception's status."""
+def status_of(error: Exception) -> status_pb2.Status:
+    """Returns the status of an exception. Foreign exceptions keep their text to themselves."""
+    code, reason = _kind_of(error)
+    status = status_pb2.Status(code=code.value[0])
+    status.message = _shortened(
+        str(error) if isinstance(error, errors.PacelineError) else "internal error; see the server's log"
+    )
+    if isinstance(error, errors.InvalidArgument):
+        reason = error.reason
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
+    if isinstance(error, errors.InvalidArgument):
+        bad = error_details_pb2.BadRequest()
+        bad.field_violations.add(field=error.field, description=_shortened(error.problem), reason=reason)
+        status.details.add().Pack(bad)
     if isinstance(error, errors.ResourceExhausted) and error.retry_after_s is not None:
-        return ((RETRY_AFTER_KEY, str(int(error.retry_after_s * 1e3))),)
-    return ()
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(int(error.retry_after_s * 1e3))
+        status.details.add().Pack(retry)
+    return status
 
 
-# How gRPC's own words begin where nothing answers, and where a connection breaks: UNAVAILABLE may also be a
-# coordinator's answer.
-_NOT_CONNECTED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
-_CONNECTION_LOST = ("Stream removed", "Socket closed", "recvmsg:", "Connection reset", "GOAWAY", "Cancelling all calls")
-NO_ANSWER = "no coordinator answers at"
-# What gRPC says where one side's TLS is not the other's, or a server that wants a certificate gets none.
-_HANDSHAKE = re.compile(
-    r"handshake failed.*?(?:OPENSSL_internal:(?P<reason>.+?)(?:: OK|: Invalid certificate verification context)?$|$)"
-)
-_CUT_OFF = (
-    "Socket closed",
-    "Connection reset",
-    "Broken pipe",
-    "GOAWAY",
-    "connection attempt timed out before receiving",
-)
-NO_TRUST = "can't be trusted or does not trust this client"
+async def abort_with(context: grpc.aio.ServicerContext, error: Exception) -> None:
+    """Ends a call with the status of an exception."""
+    status = status_of(error)
+    packed = rpc_status.to_status(status)
+    await context.abort(packed.code, packed.details, packed.trailing_metadata)
+
+
+def error_of(status: status_pb2.Status) -> errors.PacelineError:
+    """Returns the exception of a status that came from a server, of Paceline or not."""
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    for detail in status.details:
+        for each in (info, bad, retry):
+            detail.Unpack(each)
+    code = _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
+    reason = info.reason if info.domain == DOMAIN else ""
+    if code is grpc.StatusCode.INVALID_ARGUMENT and bad.field_violations:
+        wrong = bad.field_violations[0]
+        return errors.InvalidArgument(wrong.field, wrong.description, reason=reason or errors.INVALID_FIELD)
+    kind = next((kind for kind, _, known in _KINDS if known == reason), None) or _kind_of_code(code)
+    if kind is errors.ResourceExhausted:
+        delay_s = retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None
+        return errors.ResourceExhausted(status.message, delay_s)
+    return kind(status.message)
 
 
 def error_of_call(error: grpc.aio.AioRpcError, address: str) -> errors.PacelineError:
-    """The exception for a call to the coordinator at `address` that ended with an error."""
-    details = error.details() or ""
-    if error.code() is grpc.StatusCode.UNAVAILABLE and details.startswith(_NOT_CONNECTED):
-        if trouble := _trouble_of_tls(details):
-            return errors.Unavailable(f"what answers at {address} {NO_TRUST}: {trouble}")
-        return errors.Unavailable(f"{NO_ANSWER} {address}; is `paceline up` running?")
-    if error.code() is grpc.StatusCode.UNAVAILABLE and details.startswith(_CONNECTION_LOST):
-        return errors.Unavailable(f"lost the coordinator at {address}: {details}")
-    if error.code() is grpc.StatusCode.CANCELLED:
-        # A call that we cancelled ends with asyncio's CancelledError. This one came as the server began to end.
-        return errors.Unavailable(f"lost the coordinator at {address}: it takes no more calls")
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return errors.Unavailable(f"what answers at {address} is not a coordinator: {details}")
-    raised = error_of(error.code(), details)
-    hint = dict(error.trailing_metadata() or ()).get(RETRY_AFTER_KEY)
-    if isinstance(raised, errors.ResourceExhausted) and hint is not None:
-        raised.retry_after_s = int(hint) / 1e3
-    return raised
+    """Returns the exception of a call to the coordinator at `address` that ended with an error."""
+    status = rpc_status.from_call(error)
+    if status is not None:
+        return error_of(status)
+    code, said = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.Unavailable(f"what answers at {address} is not a coordinator: {said}")
+    # A call that we cancelled ends with asyncio's CancelledError. This one came as the server began to end.
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return errors.Unreachable(address, said)
+    return error_of(status_pb2.Status(code=code.value[0], message=said))
 
 
-def _trouble_of_tls(details: str) -> str:
-    """Why two sides that reached each other do not speak; empty where nobody was reached."""
-    if failed := _HANDSHAKE.search(details):
-        return f"TLS handshake failed: {failed['reason'] or 'no reason given'}"
-    if "Hostname Verification Check failed" in details:
-        return "its certificate is for other names than the address's"
-    if cut := next((each for each in _CUT_OFF if each in details), ""):
-        return f"{cut}; it may want TLS, or a certificate (docs/tls.md)"
-    return ""
+def _kind_of(error: Exception) -> tuple[grpc.StatusCode, str]:
+    return next(((code, reason) for kind, code, reason in _KINDS if isinstance(error, kind)), _OTHER)
 
 
-def error_of(code: grpc.StatusCode, message: str) -> errors.PacelineError:
-    """The exception for a status code that came from a server."""
-    if code is grpc.StatusCode.FAILED_PRECONDITION:
-        return errors.RequestError(message)
+def _kind_of_code(code: grpc.StatusCode) -> type[errors.PacelineError]:
     if code in _FAULTS:
-        return errors.InternalError(message)
-    kind = next((kind for kind, known in _CODES if known is code), errors.Unavailable)
-    return kind(message)
+        return errors.InternalError
+    if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
+        return errors.RequestError
+    return next((kind for kind, known, _ in _KINDS if known is code), errors.Unavailable)
 
 
-def error_of_number(number: int, message: str) -> errors.PacelineError:
-    """The exception for a `Failure`."""
-    code = next((code for code in grpc.StatusCode if code.value[0] == number), grpc.StatusCode.UNKNOWN)
-    return error_of(code, message)
+def _shortened(text: str) -> str:
+    encoded = text.encode(errors="replace")
+    return text if len(encoded) <= MAX_TEXT_BYTES else encoded[: MAX_TEXT_BYTES - 3].decode(errors="ignore") + "…"

@@ -155,7 +155,7 @@ class Reloaded(Generic[T]):
         self._looked_s = time.monotonic()
         # Taken before the files are read: a change in between is seen at the next look.
         self._seen = tls.signature()
-        self._trouble = ""
+        self._trouble: tuple[object, ...] = ()
         self.value = make()
 
     def newer(self) -> T | None:
@@ -170,11 +170,11 @@ class Reloaded(Generic[T]):
                 return None
             self.value = self._make()
         except ConfigError as error:
-            if str(error) != self._trouble:
+            if error.args != self._trouble:
                 log.warning("%s; the certificates that were read before stay in use", error)
-            self._trouble = str(error)
+            self._trouble = error.args
             return None
-        self._seen, self._trouble = seen, ""
+        self._seen, self._trouble = seen, ()
         log.info("certificates have changed: new connections use the new ones")
         return self.value
 

@@ -22,7 +22,7 @@ from paceline.errors import InvalidArgument, NotFound, OutOfRange, PacelineError
 from paceline.observability.logs import with_fields
 from paceline.rpc.channel import MAX_COMMANDS, SPLIT_BYTES
 from paceline.rpc.messages import PROTOCOL_VERSION, sampling_from_message
-from paceline.rpc.status import number_of
+from paceline.rpc.status import status_of
 from paceline.sampling import MAX_ID_CHARACTERS, MAX_LISTED_IDS, MAX_SALT_CHARACTERS
 from paceline.v1 import model_pb2
 
@@ -186,7 +186,7 @@ class ModelServicer(ABC):
                 case "release":
                     return Release(*ids)
                 case None:
-                    raise InvalidArgument.field("command", None, "set")
+                    raise InvalidArgument.of_value("command", None, "set")
                 case kind:
                     # Before it is copied.
                     self._check_tail(len(getattr(message, kind).tail_tokens))
@@ -221,8 +221,7 @@ class ModelServicer(ABC):
     def _fill(self, message: Any, answer: Answer) -> None:
         message.command_id = answer.command_id
         if isinstance(answer.result, PacelineError):
-            message.failure.code = number_of(answer.result)
-            message.failure.message = str(answer.result)
+            message.failure.status.CopyFrom(status_of(answer.result))
             if answer.cache_length is not None:
                 message.failure.cache_length = answer.cache_length
         elif isinstance(answer.result, Opened):

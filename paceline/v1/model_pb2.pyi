@@ -1,3 +1,4 @@
+from google.rpc import status_pb2 as _status_pb2
 from paceline.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -96,14 +97,12 @@ class Opened(_message.Message):
     def __init__(self) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("code", "message", "cache_length")
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("status", "cache_length")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     CACHE_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    code: int
-    message: str
+    status: _status_pb2.Status
     cache_length: int
-    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., cache_length: _Optional[int] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., cache_length: _Optional[int] = ...) -> None: ...
 
 class TruncateRequest(_message.Message):
     __slots__ = ("session_id", "sequence_id", "length")

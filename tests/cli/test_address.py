@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.client import AsyncClient, Client
-from paceline.errors import InvalidArgument, Unavailable
+from paceline.errors import InvalidArgument, Unavailable, Unreachable
 from paceline.sampling import SamplingParams
 from tests.services import Service, Trio, running, start_service
 
@@ -33,15 +33,18 @@ def test_commands_say_that_no_coordinator_answers_and_what_to_do(
 ) -> None:
     address = f"unix:{tmp_path}/nobody.sock"
     ran = paceline(*command, "--address", address)
-    said = f"no coordinator answers at {address}; is `paceline up` running? (--address gives another address)"
-    assert (ran.code, ran.out, ran.err) == (1, "", f"error: {said}\n")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith(f"error: can't reach {address}: ")
+    assert "is `paceline up` running? --address gives another address" in ran.err
+    assert ran.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nobody.invalid:50050"])
 async def test_a_client_says_that_no_coordinator_answers(address: str) -> None:
     async with AsyncClient(address) as client:
-        with pytest.raises(Unavailable, match=f"^no coordinator answers at {address}; is `paceline up` running\\?$"):
+        with pytest.raises(Unreachable) as raised:
             await client.describe()
+    assert raised.value.address == address
 
 
 async def test_another_server_is_not_taken_for_a_coordinator(tiny_trio: Trio) -> None:
@@ -61,5 +64,6 @@ async def test_a_coordinator_that_dies_is_named(tiny_trio: Trio, tmp_path: Path)
     coordinator = start_service("coordinator", tmp_path, *addresses)
     with running(coordinator):
         async with AsyncClient(coordinator.address) as client:
-            with pytest.raises(Unavailable, match=f"^lost the coordinator at {coordinator.address}: "):
+            with pytest.raises(Unreachable) as raised:
                 await kill_while_it_answers(coordinator, client)
+            assert raised.value.address == coordinator.address

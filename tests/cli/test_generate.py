@@ -155,7 +155,7 @@ def test_a_terminal_without_a_prompt_is_told_what_to_give(paceline, monkeypatch:
         ran = paceline("generate", "--address", "unix:/nowhere/nobody.sock")
     os.close(leader)
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "error: there is no prompt; give a PROMPT, --prompts FILE, or a text on stdin\n"
+    assert ran.err == "error: PROMPT is missing; give a PROMPT, --prompts FILE, or a text on stdin\n"
 
 
 def test_several_answers_have_headers(paceline, tiny_trio: Trio, tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ async def test_a_draft_that_needs_the_context_read_anew_is_waited_for_so_long(tm
             async for response in super().Session(requests, context):
                 if len(self.asked) == 2:
                     (answer,) = response.answers
-                    answer.failure.code, answer.failure.cache_length = grpc.StatusCode.OUT_OF_RANGE.value[0], 0
+                    answer.failure.status.code, answer.failure.cache_length = grpc.StatusCode.OUT_OF_RANGE.value[0], 0
                 yield response
                 if len(self.asked) == 3 and response.answers:
                     return

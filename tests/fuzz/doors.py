@@ -183,7 +183,7 @@ class Answers:
             if self.missing[answer.command_id] > 0:
                 self.missing[answer.command_id] -= 1
             kind = answer.WhichOneof("answer")
-            code = CODES.get(answer.failure.code) if kind == "failure" else grpc.StatusCode.OK
+            code = CODES.get(answer.failure.status.code) if kind == "failure" else grpc.StatusCode.OK
             self.failures["no code" if code is None else code.name] += 1
             if code is None or code in FORBIDDEN:
                 self.faults.append(f"{kind} {answer.failure}")

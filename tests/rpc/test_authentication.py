@@ -20,7 +20,6 @@ from paceline.rpc.authentication import KeyCheck, key_of
 from paceline.rpc.channel import open_channel
 from paceline.rpc.health import is_serving
 from paceline.rpc.server import Server
-from paceline.rpc.status import code_of, error_of
 from paceline.sampling import SamplingParams
 from paceline.v1 import generation_pb2
 from tests.hosted import Host
@@ -196,12 +195,6 @@ def test_the_client_for_threads_sends_keys_too(guarded: Guarded, monkeypatch: py
 async def test_a_key_harms_nothing_where_none_is_asked_for(tiny_trio: Trio) -> None:
     async with AsyncClient(tiny_trio.address, "whatever") as client:
         assert len((await client.complete([3, 1, 4], SHORT)).token_ids) == 3
-
-
-def test_the_status_code_means_the_exception_both_ways() -> None:
-    assert code_of(Unauthenticated("x")) is grpc.StatusCode.UNAUTHENTICATED
-    raised: PacelineError = error_of(grpc.StatusCode.UNAUTHENTICATED, "x")
-    assert type(raised) is Unauthenticated
 
 
 class FailingServicer:

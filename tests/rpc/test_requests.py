@@ -112,7 +112,7 @@ OVER: dict[str, tuple[Callable[[], object], str]] = {
 def test_more_than_a_message_may_have_is_refused_by_name(name: str) -> None:
     make, field = OVER[name]
     with pytest.raises(
-        InvalidArgument, match=rf"^{field}: with it the request has \d+ bytes; a message may have 16777216$"
+        InvalidArgument, match=rf"^{field} is too long: with it the request has \d+ bytes; a message may have 16777216$"
     ):
         make()
 

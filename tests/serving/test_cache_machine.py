@@ -125,7 +125,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def fail_and_heal(self, sequence: int, command: Any, code: int) -> None:
         failure = self.session.ask(sequence, command).failure
-        assert failure.code == code, failure
+        assert failure.status.code == code, failure
         self.session.send(sequence, truncate(len(self.held[sequence])))
 
     @precondition(lambda self: self.held)
@@ -138,7 +138,7 @@ class CacheMachine(RuleBasedStateMachine):
             long = self.work(len(held), self.tokens(350), [])
             dropped, _ = self.session.send(sequence, long, truncate(length))
             answer = self.session.answer(dropped)
-            assert answer.WhichOneof("answer") != "failure" or answer.failure.code == CANCELLED
+            assert answer.WhichOneof("answer") != "failure" or answer.failure.status.code == CANCELLED
             del held[length:]
 
     @precondition(lambda self: self.held)

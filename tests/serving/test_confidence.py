@@ -60,4 +60,4 @@ def test_a_sampled_token_that_ends_the_draft_is_sent_with_its_distribution(draft
 
 def test_a_confidence_above_1_is_refused(draft: RawSession) -> None:
     answer = draft.ask(draft.open(), stopping(1.5, GREEDY))
-    assert answer.failure.message == "least_confidence is 1.5; it must be in [0, 1]"
+    assert answer.failure.status.message == "least_confidence is 1.5; it must be in [0, 1]"

@@ -67,15 +67,15 @@ def test_bad_forks_are_refused_by_field_and_range(target: RawSession) -> None:
     parent, forked = target.open(), target.open()
     target.ask(parent, verify(0, PROMPT, rule=MATCH))
     failure = target.ask(forked, fork(parent, 41)).failure
-    assert failure.message == "length is 41, but the parent's cache holds 40 tokens"
+    assert failure.status.message == "length is 41, but the parent's cache holds 40 tokens"
     assert failure.cache_length == 0
     # Refused until it is set right, as after any failure.
-    assert "earlier command" in target.ask(forked, verify(0, [1], rule=MATCH)).failure.message
+    assert "earlier command" in target.ask(forked, verify(0, [1], rule=MATCH)).failure.status.message
     target.send(forked, truncate(0))
     assert target.ask(forked, verify(0, [1], rule=MATCH)).WhichOneof("answer") == "verdict"
-    assert "must be a sequence's first command" in target.ask(forked, fork(parent, 3)).failure.message
+    assert "must be a sequence's first command" in target.ask(forked, fork(parent, 3)).failure.status.message
     for unknown in (9999, parent):
-        message = target.ask(unknown if unknown == parent else target.open(), fork(unknown, 1)).failure.message
+        message = target.ask(unknown if unknown == parent else target.open(), fork(unknown, 1)).failure.status.message
         assert f"parent_sequence_id is {unknown}; it must be another open sequence" in message
 
 
@@ -85,8 +85,8 @@ def test_a_fork_whose_parent_is_released_first_fails_and_no_block_is_lost(target
         (parent, verify(0, PROMPT * 7, rule=MATCH)), (forked, fork(parent, 30)), (forked, verify(30, [1], rule=MATCH)),
         (parent, release),
     ])  # fmt: skip
-    assert target.answer(ids[1]).failure.message == "dropped by a Release"
-    assert "earlier command" in target.answer(ids[2]).failure.message
+    assert target.answer(ids[1]).failure.status.message == "dropped by a Release"
+    assert "earlier command" in target.answer(ids[2]).failure.status.message
     target.send(forked, release)
     target.ask(target.open(), verify(0, [1], rule=MATCH))
 

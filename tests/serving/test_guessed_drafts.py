@@ -174,4 +174,4 @@ def test_a_model_that_fills_masks_needs_no_guesses(parallel_draft_server: Hosted
     ids=["17 guesses", "an id outside the vocabulary"],
 )
 def test_bad_guesses_are_refused(draft: RawSession, guess: list[int], message: str) -> None:
-    assert draft.ask(draft.open(), guessing(guess, GREEDY)).failure.message == message
+    assert draft.ask(draft.open(), guessing(guess, GREEDY)).failure.status.message == message

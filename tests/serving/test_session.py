@@ -34,7 +34,7 @@ def draft(draft_server: HostedService):
 
 def failure_of(answer) -> tuple[str, str]:
     assert answer.WhichOneof("answer") == "failure", answer
-    return CODES[answer.failure.code], answer.failure.message
+    return CODES[answer.failure.status.code], answer.failure.status.message
 
 
 def wait_until_all_free(session: RawSession) -> None:

@@ -238,7 +238,7 @@ def test_a_release_drops_what_is_queued_and_running_and_answers_it(host: Host) -
     answers = [session.answer(command_id) for command_id in ids if command_id not in done]
     dropped = [answer for answer in answers if answer.WhichOneof("answer") == "failure"]
     assert dropped, "all sixty prompts were through before they could be released"
-    assert {answer.failure.code for answer in dropped} == {CANCELLED}
+    assert {answer.failure.status.code for answer in dropped} == {CANCELLED}
     wait_for_blocks_in_use(session, 0)
     session.close()
 

@@ -15,5 +15,5 @@ def raise_if_lost(device: torch.device, error: Exception) -> None:
     try:
         torch.cuda.synchronize(device)
     except RuntimeError as fault:
-        first_line = str(fault).partition("\n")[0]
+        first_line = str(fault).splitlines()[0]
         raise DeviceLost(f"the GPU failed, and this process can't use it any more: {first_line}") from error

@@ -143,9 +143,11 @@ class Session:
         parent = self._states.get(command.parent_id)
         is_new = not (state.sequence.blocks or state.waiting or state.job or state.fork)
         if parent is None or parent is state:
-            error = InvalidArgument.field("parent_sequence_id", command.parent_id, "another open sequence")
+            error = InvalidArgument.of_value("parent_sequence_id", command.parent_id, "another open sequence")
         elif not is_new:
-            error = InvalidArgument.field("fork", f"of {command.parent_id}", "a sequence's first command behind Open")
+            error = InvalidArgument.of_value(
+                "fork", f"of {command.parent_id}", "a sequence's first command behind Open"
+            )
         else:
             state.fork = command
             parent.waiting.append(command)
@@ -192,7 +194,7 @@ class Session:
 
     def _open(self, command: Open) -> None:
         if command.sequence_id <= self._last_id:
-            raise InvalidArgument.field(
+            raise InvalidArgument.of_value(
                 "sequence_id", command.sequence_id, f"larger than {self._last_id}, the last opened"
             )
         self._last_id = command.sequence_id
@@ -205,7 +207,7 @@ class Session:
     def _start(self, command: Start, state: SequenceState) -> None:
         sequence = state.sequence
         if command.position != sequence.length:
-            raise PositionMismatch(command.position, sequence.length)
+            raise PositionMismatch(f"position is {command.position}, but the cache holds {sequence.length} tokens")
         length = sequence.length + len(command.tail) + command.num_more
         if length > self._max_model_len:
             raise OutOfRange(f"the sequence would hold {length} tokens; the model's maximum is {self._max_model_len}")
