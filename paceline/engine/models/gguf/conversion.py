@@ -13,7 +13,7 @@ from paceline.engine.models.gguf.file import read_gguf_config
 from paceline.errors import ConfigError
 
 # Changes when what `_convert` writes changes.
-FORMAT = 4
+FORMAT = 5
 
 
 def cache_dir() -> Path:
@@ -59,6 +59,8 @@ def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
         )
         # transformers reads neither their scaling nor the factors that divide them (Llama 3.1 and later).
         model.config.rope_parameters = config.rope_parameters
+        # It reads one of the keys that name an end of a text, and takes a default of its own if that is not there.
+        model.config.eos_token_id = model.generation_config.eos_token_id = config.eos_token_id
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # transformers and gguf raise many types for files they can't read
         raise ConfigError(f"model {str(file)!r} could not be read: {str(error).splitlines()[0]}") from error
