@@ -111,7 +111,8 @@ class RequestReader:
         require_at_most(_most_characters(card), num_characters, "chat.messages", "characters", CONTEXT_LENGTH_EXCEEDED)
         options = _parse_template_options(chat.template_options)
         return await self._tokenizer.run(
-            lambda: self._tokenizer.encode_chat(messages, options, add_generation_prompt), num_characters
+            lambda: self._tokenizer.encode_chat(messages, options, add_generation_prompt, chat.parse_special_tokens),
+            num_characters,
         )
 
 

@@ -1,7 +1,6 @@
 """Tokens <-> text: the target's own tokenizer, incremental decoding, stop strings."""
 
 import asyncio
-import inspect
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +10,9 @@ from typing import Any, TypeVar
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
+from coordinator.chat_template import ChatTemplate
 from coordinator.token_bytes import TokenBytes
-from paceline.checks import require
-from paceline.errors import ConfigError, InvalidArgument
+from paceline.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -23,11 +22,6 @@ CONTEXT_TOKENS = 8
 BROKEN = "\ufffd"
 # A text of as many characters is tokenized in a few milliseconds.
 LONG_CHARACTERS = 10_000
-# What a request can't say of its chat template: these say how Paceline uses it.
-RESERVED_OPTIONS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters} - {
-    "tools",
-    "documents",
-}
 
 
 class Tokenizer:
@@ -45,6 +39,7 @@ class Tokenizer:
         self.backend = self._tokenizer.backend_tokenizer
         # The first call takes truncation and padding out, if the files ask for them; two threads can't do that at once.
         self._tokenizer.encode("")
+        self._chat_template = ChatTemplate(self._tokenizer)
         self._token_bytes = TokenBytes(self.backend)
         # One thread: who tokenizes long texts must not take all cores from the model servers.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
@@ -63,8 +58,7 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         """The default one, where there are several."""
-        template = self._tokenizer.chat_template
-        return template.get("default") if isinstance(template, dict) else template
+        return self._chat_template.source
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Text as it is, with what the tokenizer itself puts around it (a BOS token, say) if `add_special_tokens`."""
@@ -72,27 +66,14 @@ class Tokenizer:
         return ids
 
     def encode_chat(
-        self, messages: list[dict[str, str]], options: dict[str, Any] | None = None, add_generation_prompt: bool = True
+        self,
+        messages: list[dict[str, str]],
+        options: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        parse_special_tokens: bool = False,
     ) -> list[int]:
-        """A conversation through the model's chat template. `options`: what the template is given besides.
-
-        Raises InvalidArgument for options that say how the template is used, and where the template refuses.
-        """
-        options = options or {}
-        reserved = sorted(RESERVED_OPTIONS.intersection(options))
-        require(not reserved, "chat.template_options", ", ".join(reserved), "options that the model's template reads")
-        if self._tokenizer.chat_template is None:
-            raise InvalidArgument("chat", "can't be served: this model has no chat template; send text instead")
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=add_generation_prompt, tokenize=False, **options
-            )
-        except Exception as error:  # whatever the template raises, jinja2 errors among them
-            raise InvalidArgument(
-                "chat.messages", f"can't be served: the model's chat template refuses them: {error}"
-            ) from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        """A conversation through the model's chat template, as in `ChatTemplate.encode`."""
+        return self._chat_template.encode(messages, options or {}, add_generation_prompt, parse_special_tokens)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`."""

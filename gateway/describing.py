@@ -22,7 +22,10 @@ from paceline.rpc.supervision import instance_of
 from paceline.speculation import Bounds, DraftLength, DraftMode, EntropyAdaptive, SpeculationParams
 
 HEALTH_TIMEOUT_S = 1.0
-TOKENIZE = ("model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "return_token_strs")
+TOKENIZE = (
+    "model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "parse_special_tokens",
+    "return_token_strs",
+)  # fmt: skip
 DETOKENIZE = ("model", "tokens")
 
 
@@ -99,11 +102,18 @@ class Describing:
             raise refuse("prompt", "there must be either prompt or messages")
         prompt: Prompt = messages_of(body) if is_chat else text
         special, opening = flag(body, "add_special_tokens", not is_chat), flag(body, "add_generation_prompt", True)
+        parses = flag(body, "parse_special_tokens", not is_chat)
+        if not (is_chat or parses):
+            raise refuse("parse_special_tokens", "parse_special_tokens is false; it must be true with prompt")
         ask = self._gateway.coordinators.ask
         ids = await ask(
             "",
             lambda each: each.client_for(key).tokenize(
-                prompt, raw=not is_chat, add_special_tokens=special, add_generation_prompt=opening
+                prompt,
+                raw=not is_chat,
+                add_special_tokens=special,
+                add_generation_prompt=opening,
+                parse_special_tokens=is_chat and parses,
             ),
         )
         names = None

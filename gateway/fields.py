@@ -50,6 +50,7 @@ CHAT = {
     "top_logprobs": "0 to 20 likeliest tokens at each position",
     "chat_template_kwargs": "given to the model's chat template",
     "add_generation_prompt": "true",
+    "parse_special_tokens": "true: special tokens spelled in messages are tokens, not text",
 }
 TEXT = {
     "prompt": "a text, a list of token ids, or a list of either",

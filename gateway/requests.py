@@ -37,6 +37,7 @@ class HttpRequest:
     # A prompt's own log-probabilities are wanted, and no output.
     hides_output: bool = False
     template_options: dict[str, Any] | None = None
+    parses_special_tokens: bool = False
 
 
 def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
@@ -58,7 +59,9 @@ def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
         sampling = _sampling(body, max_tokens=most, logprobs=top)
     except InvalidArgument as error:
         raise of_paceline(error, {**CHAT_NAMES, "max_tokens": name}) from None
-    return _request(body, deployment, [messages_of(body)], sampling, template_options=options)
+    parses = flag(body, "parse_special_tokens")
+    messages: list[Prompt] = [messages_of(body)]
+    return _request(body, deployment, messages, sampling, template_options=options, parses_special_tokens=parses)
 
 
 def parse_text(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:

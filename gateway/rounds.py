@@ -103,6 +103,7 @@ class Rounds:
                 prompt, sampling, asked.speculation, asked.is_raw, prediction=prediction,
                 trace=asked.is_traced, request_id=asked.request_id, cache_salt=asked.cache_salt,
                 template_options=asked.template_options,
+                parse_special_tokens=asked.parses_special_tokens,
             )  # fmt: skip
             return as_rounds(pieces, sampling.prompt_logprobs is not None)
 

@@ -157,10 +157,17 @@ class AsyncClient:
         return deployment_from_message(await self._answer(self._stub.Describe(generation_pb2.DescribeRequest())))
 
     async def tokenize(
-        self, prompt: Prompt, raw: bool = False, *, add_special_tokens: bool = True, add_generation_prompt: bool = True
+        self,
+        prompt: Prompt,
+        raw: bool = False,
+        *,
+        add_special_tokens: bool = True,
+        add_generation_prompt: bool = True,
+        parse_special_tokens: bool = False,
     ) -> list[int]:
-        """The prompt's token ids. `add_special_tokens`: of raw text; `add_generation_prompt`: of a conversation."""
-        request = make_tokenize_request(prompt, raw, add_special_tokens, add_generation_prompt)
+        """The prompt's token ids. `add_special_tokens`: of raw text; `add_generation_prompt` and `parse_special_tokens`
+        (see RequestOptions): of a conversation."""
+        request = make_tokenize_request(prompt, raw, add_special_tokens, add_generation_prompt, parse_special_tokens)
         return list((await self._answer(self._stub.Tokenize(request))).ids)
 
     async def detokenize(self, ids: list[int], *, skip_special_tokens: bool = True) -> Detokenized:
@@ -243,12 +250,23 @@ class Client:
         return self._loop.wait(self._client.describe())
 
     def tokenize(
-        self, prompt: Prompt, raw: bool = False, *, add_special_tokens: bool = True, add_generation_prompt: bool = True
+        self,
+        prompt: Prompt,
+        raw: bool = False,
+        *,
+        add_special_tokens: bool = True,
+        add_generation_prompt: bool = True,
+        parse_special_tokens: bool = False,
     ) -> list[int]:
-        """The prompt's token ids. `add_special_tokens`: of raw text; `add_generation_prompt`: of a conversation."""
+        """The prompt's token ids. `add_special_tokens`: of raw text; `add_generation_prompt` and `parse_special_tokens`
+        (see RequestOptions): of a conversation."""
         return self._loop.wait(
             self._client.tokenize(
-                prompt, raw, add_special_tokens=add_special_tokens, add_generation_prompt=add_generation_prompt
+                prompt,
+                raw,
+                add_special_tokens=add_special_tokens,
+                add_generation_prompt=add_generation_prompt,
+                parse_special_tokens=parse_special_tokens,
             )
         )
 

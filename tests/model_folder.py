@@ -20,5 +20,9 @@ def write_model(folder: Path, **changes: object) -> None:
 
 
 def change_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    change_json(folder / "config.json", **changes)
+
+
+def change_json(path: Path, **changes: object) -> None:
+    """The file may be a new one."""
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | changes))

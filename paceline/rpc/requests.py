@@ -30,6 +30,8 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: requests with the same one share cached prompts and recent answers, others learn nothing of them, not
         even by how fast an answer comes; at most 256 characters. Empty: shared with all that have none.
     template_options: arguments for the model's chat template, such as {"enable_thinking": False}.
+    parse_special_tokens: special tokens that messages or template_options spell are tokens, not text. In raw text they
+        always are.
     """
 
     prediction: str | list[int] | None
@@ -37,6 +39,7 @@ class RequestOptions(TypedDict, total=False):
     request_id: str
     cache_salt: str
     template_options: dict[str, Any] | None
+    parse_special_tokens: bool
 
 
 def make_request(
@@ -50,6 +53,7 @@ def make_request(
     request_id: str = "",
     cache_salt: str = "",
     template_options: dict[str, Any] | None = None,
+    parse_special_tokens: bool = False,
 ) -> generation_pb2.GenerateRequest:
     """The request message; what is None is left to the coordinator. Raises InvalidArgument."""
     request = generation_pb2.GenerateRequest(
@@ -61,7 +65,7 @@ def make_request(
         request.sampling.CopyFrom(sampling_to_message(sampling))
     if speculation is not None:
         request.speculation.CopyFrom(speculation_to_message(speculation))
-    _fill_prompt(request, prompt, raw)
+    _fill_prompt(request, prompt, raw, parse_special_tokens)
     if isinstance(prediction, str):
         request.prediction_text = _encodable("prediction", prediction)
     elif prediction is not None:
@@ -76,13 +80,17 @@ def make_request(
 
 
 def make_tokenize_request(
-    prompt: Prompt, raw: bool, add_special_tokens: bool, add_generation_prompt: bool
+    prompt: Prompt,
+    raw: bool,
+    add_special_tokens: bool,
+    add_generation_prompt: bool,
+    parse_special_tokens: bool = False,
 ) -> generation_pb2.TokenizeRequest:
     """Raises InvalidArgument."""
     request = generation_pb2.TokenizeRequest(
         add_special_tokens=add_special_tokens, add_generation_prompt=add_generation_prompt
     )
-    _fill_prompt(request, prompt, raw)
+    _fill_prompt(request, prompt, raw, parse_special_tokens)
     return request
 
 
@@ -95,7 +103,7 @@ def make_detokenize_request(ids: list[int], skip_special_tokens: bool) -> genera
     return request
 
 
-def _fill_prompt(request: Any, prompt: Prompt, raw: bool) -> None:
+def _fill_prompt(request: Any, prompt: Prompt, raw: bool, parse_special_tokens: bool) -> None:
     """Of a message that has the fields `text`, `chat` and `token_ids`. A list is what its first element is."""
     if isinstance(prompt, str) and raw:
         request.text = _encodable("prompt", prompt)
@@ -111,6 +119,11 @@ def _fill_prompt(request: Any, prompt: Prompt, raw: bool) -> None:
         require(is_ids, "prompt", prompt, PROMPTS)
         request.token_ids.SetInParent()
         request.token_ids.ids.extend(_token_ids("prompt", prompt))
+    if request.WhichOneof("prompt") == "chat":
+        request.chat.parse_special_tokens = parse_special_tokens
+    else:
+        allowed = "False for a prompt without a chat template"
+        require(not parse_special_tokens, "parse_special_tokens", parse_special_tokens, allowed)
     _check_size("prompt", request)
 
 

@@ -26,51 +26,51 @@ from paceline.v1 import model_pb2 as paceline_dot_v1_dot_model__pb2
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpaceline/v1/generation.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/model.proto\x1a\x1apaceline/v1/sampling.proto\"\xf5\x02\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.paceline.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1e.paceline.v1.SpeculationParams\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x19\n\x0fprediction_text\x18\x07 \x01(\tH\x01\x12\x35\n\x14prediction_token_ids\x18\x08 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x01\x12\r\n\x05trace\x18\t \x01(\x08\x12\x12\n\ncache_salt\x18\n \x01(\tB\x08\n\x06promptB\x0c\n\nprediction\"L\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\x12\x18\n\x10template_options\x18\x02 \x01(\t\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xc2\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12$\n\x07origins\x18\x04 \x03(\x0e\x32\x13.paceline.v1.Origin\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x14\n\x0ctext_lengths\x18\x07 \x03(\r\x12#\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x13.paceline.v1.Finish\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12&\n\x05trace\x18\n \x01(\x0b\x32\x17.paceline.v1.RoundTrace\"\xaa\x02\n\nRoundTrace\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0c\x64raft_tokens\x18\x04 \x01(\r\x12*\n\x08proposed\x18\x05 \x03(\x0b\x32\x18.paceline.v1.TracedDraft\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\r\x12\x11\n\tentropies\x18\x07 \x03(\x02\x12\x10\n\x08\x64raft_us\x18\x08 \x01(\x04\x12\x11\n\ttarget_us\x18\t \x01(\x04\x12\x11\n\tqueued_us\x18\n \x01(\x04\x12\x0f\n\x07wire_us\x18\x0b \x01(\x04\x12\x1a\n\x12smoothed_entropies\x18\x0c \x03(\x02\x12\x1c\n\x14\x61llowed_draft_tokens\x18\r \x03(\r\"\xd1\x01\n\x0bTracedDraft\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12\x0e\n\x01q\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x01p\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x01r\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\ttarget_id\x18\x07 \x01(\rH\x03\x88\x01\x01\x12\x18\n\x0btarget_text\x18\x08 \x01(\tH\x04\x88\x01\x01\x42\x04\n\x02_qB\x04\n\x02_pB\x04\n\x02_rB\x0c\n\n_target_idB\x0e\n\x0c_target_text\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xec\x01\n\x06\x46inish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x34\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1f.paceline.v1.SpeculationFigures\x12#\n\x06timing\x18\x06 \x01(\x0b\x32\x13.paceline.v1.Timing\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x07 \x01(\r\"\xdc\x02\n\x12SpeculationFigures\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x10\n\x08proposed\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x1d\n\x15proposed_per_position\x18\x04 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x05 \x03(\r\x12\x1e\n\x16mean_acceptance_length\x18\x06 \x01(\x02\x12\x15\n\x08lenience\x18\x07 \x01(\x02H\x00\x88\x01\x01\x12!\n\x14synthetic_acceptance\x18\x08 \x01(\x02H\x01\x88\x01\x01\x12\x1a\n\x12rounds_by_accepted\x18\t \x03(\r\x12\x1b\n\x13prediction_accepted\x18\n \x01(\r\x12\x1b\n\x13prediction_rejected\x18\x0b \x01(\rB\x0b\n\t_lenienceB\x17\n\x15_synthetic_acceptance\"{\n\x06Timing\x12\x16\n\x0e\x66irst_token_us\x18\x01 \x01(\x04\x12\x10\n\x08total_us\x18\x02 \x01(\x04\x12\x10\n\x08\x64raft_us\x18\x03 \x01(\x04\x12\x11\n\ttarget_us\x18\x04 \x01(\x04\x12\x11\n\tqueued_us\x18\x05 \x01(\x04\x12\x0f\n\x07wire_us\x18\x06 \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"\xf9\x01\n\x10\x44\x65scribeResponse\x12&\n\x06target\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelCard\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ModelCard\x12\x30\n\x08\x64\x65\x66\x61ults\x18\x03 \x01(\x0b\x32\x1e.paceline.v1.SpeculationParams\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x13\n\x0bmax_running\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12-\n\ttokenizer\x18\x07 \x01(\x0b\x32\x1a.paceline.v1.TokenizerInfo\"\xd5\x01\n\rTokenizerInfo\x12\x16\n\tbos_token\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\teos_token\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x16\n\tpad_token\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x16\n\tunk_token\x18\x04 \x01(\tH\x03\x88\x01\x01\x12\x1a\n\rchat_template\x18\x05 \x01(\tH\x04\x88\x01\x01\x42\x0c\n\n_bos_tokenB\x0c\n\n_eos_tokenB\x0c\n\n_pad_tokenB\x0c\n\n_unk_tokenB\x10\n\x0e_chat_template\"\xf0\x01\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.paceline.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x05 \x01(\x08H\x02\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokensB\x18\n\x16_add_generation_prompt\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"2\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06pieces\x18\x02 \x03(\x0c*p\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x13\n\x0fORIGIN_ACCEPTED\x10\x01\x12\x14\n\x10ORIGIN_RECOVERED\x10\x02\x12\x10\n\x0cORIGIN_BONUS\x10\x03\x12\x11\n\rORIGIN_TARGET\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xb0\x02\n\nGeneration\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12G\n\x08\x44\x65scribe\x12\x1c.paceline.v1.DescribeRequest\x1a\x1d.paceline.v1.DescribeResponse\x12?\n\x08Tokenize\x12\x1c.paceline.v1.TokenizeRequest\x1a\x15.paceline.v1.TokenIds\x12M\n\nDetokenize\x12\x1e.paceline.v1.DetokenizeRequest\x1a\x1f.paceline.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpaceline/v1/generation.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/model.proto\x1a\x1apaceline/v1/sampling.proto\"\xf5\x02\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.paceline.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1e.paceline.v1.SpeculationParams\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x19\n\x0fprediction_text\x18\x07 \x01(\tH\x01\x12\x35\n\x14prediction_token_ids\x18\x08 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x01\x12\r\n\x05trace\x18\t \x01(\x08\x12\x12\n\ncache_salt\x18\n \x01(\tB\x08\n\x06promptB\x0c\n\nprediction\"j\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\x12\x18\n\x10template_options\x18\x02 \x01(\t\x12\x1c\n\x14parse_special_tokens\x18\x03 \x01(\x08\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xc2\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12$\n\x07origins\x18\x04 \x03(\x0e\x32\x13.paceline.v1.Origin\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x14\n\x0ctext_lengths\x18\x07 \x03(\r\x12#\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x13.paceline.v1.Finish\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12&\n\x05trace\x18\n \x01(\x0b\x32\x17.paceline.v1.RoundTrace\"\xaa\x02\n\nRoundTrace\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0c\x64raft_tokens\x18\x04 \x01(\r\x12*\n\x08proposed\x18\x05 \x03(\x0b\x32\x18.paceline.v1.TracedDraft\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\r\x12\x11\n\tentropies\x18\x07 \x03(\x02\x12\x10\n\x08\x64raft_us\x18\x08 \x01(\x04\x12\x11\n\ttarget_us\x18\t \x01(\x04\x12\x11\n\tqueued_us\x18\n \x01(\x04\x12\x0f\n\x07wire_us\x18\x0b \x01(\x04\x12\x1a\n\x12smoothed_entropies\x18\x0c \x03(\x02\x12\x1c\n\x14\x61llowed_draft_tokens\x18\r \x03(\r\"\xd1\x01\n\x0bTracedDraft\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12\x0e\n\x01q\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x01p\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x01r\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\ttarget_id\x18\x07 \x01(\rH\x03\x88\x01\x01\x12\x18\n\x0btarget_text\x18\x08 \x01(\tH\x04\x88\x01\x01\x42\x04\n\x02_qB\x04\n\x02_pB\x04\n\x02_rB\x0c\n\n_target_idB\x0e\n\x0c_target_text\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xec\x01\n\x06\x46inish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x34\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1f.paceline.v1.SpeculationFigures\x12#\n\x06timing\x18\x06 \x01(\x0b\x32\x13.paceline.v1.Timing\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x07 \x01(\r\"\xdc\x02\n\x12SpeculationFigures\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x10\n\x08proposed\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x1d\n\x15proposed_per_position\x18\x04 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x05 \x03(\r\x12\x1e\n\x16mean_acceptance_length\x18\x06 \x01(\x02\x12\x15\n\x08lenience\x18\x07 \x01(\x02H\x00\x88\x01\x01\x12!\n\x14synthetic_acceptance\x18\x08 \x01(\x02H\x01\x88\x01\x01\x12\x1a\n\x12rounds_by_accepted\x18\t \x03(\r\x12\x1b\n\x13prediction_accepted\x18\n \x01(\r\x12\x1b\n\x13prediction_rejected\x18\x0b \x01(\rB\x0b\n\t_lenienceB\x17\n\x15_synthetic_acceptance\"{\n\x06Timing\x12\x16\n\x0e\x66irst_token_us\x18\x01 \x01(\x04\x12\x10\n\x08total_us\x18\x02 \x01(\x04\x12\x10\n\x08\x64raft_us\x18\x03 \x01(\x04\x12\x11\n\ttarget_us\x18\x04 \x01(\x04\x12\x11\n\tqueued_us\x18\x05 \x01(\x04\x12\x0f\n\x07wire_us\x18\x06 \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"\xf9\x01\n\x10\x44\x65scribeResponse\x12&\n\x06target\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelCard\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ModelCard\x12\x30\n\x08\x64\x65\x66\x61ults\x18\x03 \x01(\x0b\x32\x1e.paceline.v1.SpeculationParams\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x13\n\x0bmax_running\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12-\n\ttokenizer\x18\x07 \x01(\x0b\x32\x1a.paceline.v1.TokenizerInfo\"\xd5\x01\n\rTokenizerInfo\x12\x16\n\tbos_token\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\teos_token\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x16\n\tpad_token\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x16\n\tunk_token\x18\x04 \x01(\tH\x03\x88\x01\x01\x12\x1a\n\rchat_template\x18\x05 \x01(\tH\x04\x88\x01\x01\x42\x0c\n\n_bos_tokenB\x0c\n\n_eos_tokenB\x0c\n\n_pad_tokenB\x0c\n\n_unk_tokenB\x10\n\x0e_chat_template\"\xf0\x01\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.paceline.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x05 \x01(\x08H\x02\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokensB\x18\n\x16_add_generation_prompt\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"2\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06pieces\x18\x02 \x03(\x0c*p\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x13\n\x0fORIGIN_ACCEPTED\x10\x01\x12\x14\n\x10ORIGIN_RECOVERED\x10\x02\x12\x10\n\x0cORIGIN_BONUS\x10\x03\x12\x11\n\rORIGIN_TARGET\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xb0\x02\n\nGeneration\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12G\n\x08\x44\x65scribe\x12\x1c.paceline.v1.DescribeRequest\x1a\x1d.paceline.v1.DescribeResponse\x12?\n\x08Tokenize\x12\x1c.paceline.v1.TokenizeRequest\x1a\x15.paceline.v1.TokenIds\x12M\n\nDetokenize\x12\x1e.paceline.v1.DetokenizeRequest\x1a\x1f.paceline.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ORIGIN']._serialized_start=3135
-  _globals['_ORIGIN']._serialized_end=3247
-  _globals['_FINISHREASON']._serialized_start=3249
-  _globals['_FINISHREASON']._serialized_end=3344
+  _globals['_ORIGIN']._serialized_start=3165
+  _globals['_ORIGIN']._serialized_end=3277
+  _globals['_FINISHREASON']._serialized_start=3279
+  _globals['_FINISHREASON']._serialized_end=3374
   _globals['_GENERATEREQUEST']._serialized_start=99
   _globals['_GENERATEREQUEST']._serialized_end=472
   _globals['_CHAT']._serialized_start=474
-  _globals['_CHAT']._serialized_end=550
-  _globals['_CHATMESSAGE']._serialized_start=552
-  _globals['_CHATMESSAGE']._serialized_end=596
-  _globals['_TOKENIDS']._serialized_start=598
-  _globals['_TOKENIDS']._serialized_end=621
-  _globals['_GENERATERESPONSE']._serialized_start=624
-  _globals['_GENERATERESPONSE']._serialized_end=946
-  _globals['_ROUNDTRACE']._serialized_start=949
-  _globals['_ROUNDTRACE']._serialized_end=1247
-  _globals['_TRACEDDRAFT']._serialized_start=1250
-  _globals['_TRACEDDRAFT']._serialized_end=1459
-  _globals['_TOKENLOGPROBS']._serialized_start=1461
-  _globals['_TOKENLOGPROBS']._serialized_end=1538
-  _globals['_FINISH']._serialized_start=1541
-  _globals['_FINISH']._serialized_end=1777
-  _globals['_SPECULATIONFIGURES']._serialized_start=1780
-  _globals['_SPECULATIONFIGURES']._serialized_end=2128
-  _globals['_TIMING']._serialized_start=2130
-  _globals['_TIMING']._serialized_end=2253
-  _globals['_DESCRIBEREQUEST']._serialized_start=2255
-  _globals['_DESCRIBEREQUEST']._serialized_end=2272
-  _globals['_DESCRIBERESPONSE']._serialized_start=2275
-  _globals['_DESCRIBERESPONSE']._serialized_end=2524
-  _globals['_TOKENIZERINFO']._serialized_start=2527
-  _globals['_TOKENIZERINFO']._serialized_end=2740
-  _globals['_TOKENIZEREQUEST']._serialized_start=2743
-  _globals['_TOKENIZEREQUEST']._serialized_end=2983
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2985
-  _globals['_DETOKENIZEREQUEST']._serialized_end=3081
-  _globals['_DETOKENIZERESPONSE']._serialized_start=3083
-  _globals['_DETOKENIZERESPONSE']._serialized_end=3133
-  _globals['_GENERATION']._serialized_start=3347
-  _globals['_GENERATION']._serialized_end=3651
+  _globals['_CHAT']._serialized_end=580
+  _globals['_CHATMESSAGE']._serialized_start=582
+  _globals['_CHATMESSAGE']._serialized_end=626
+  _globals['_TOKENIDS']._serialized_start=628
+  _globals['_TOKENIDS']._serialized_end=651
+  _globals['_GENERATERESPONSE']._serialized_start=654
+  _globals['_GENERATERESPONSE']._serialized_end=976
+  _globals['_ROUNDTRACE']._serialized_start=979
+  _globals['_ROUNDTRACE']._serialized_end=1277
+  _globals['_TRACEDDRAFT']._serialized_start=1280
+  _globals['_TRACEDDRAFT']._serialized_end=1489
+  _globals['_TOKENLOGPROBS']._serialized_start=1491
+  _globals['_TOKENLOGPROBS']._serialized_end=1568
+  _globals['_FINISH']._serialized_start=1571
+  _globals['_FINISH']._serialized_end=1807
+  _globals['_SPECULATIONFIGURES']._serialized_start=1810
+  _globals['_SPECULATIONFIGURES']._serialized_end=2158
+  _globals['_TIMING']._serialized_start=2160
+  _globals['_TIMING']._serialized_end=2283
+  _globals['_DESCRIBEREQUEST']._serialized_start=2285
+  _globals['_DESCRIBEREQUEST']._serialized_end=2302
+  _globals['_DESCRIBERESPONSE']._serialized_start=2305
+  _globals['_DESCRIBERESPONSE']._serialized_end=2554
+  _globals['_TOKENIZERINFO']._serialized_start=2557
+  _globals['_TOKENIZERINFO']._serialized_end=2770
+  _globals['_TOKENIZEREQUEST']._serialized_start=2773
+  _globals['_TOKENIZEREQUEST']._serialized_end=3013
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3015
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3111
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3113
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3163
+  _globals['_GENERATION']._serialized_start=3377
+  _globals['_GENERATION']._serialized_end=3681
 # @@protoc_insertion_point(module_scope)

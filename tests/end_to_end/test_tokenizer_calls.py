@@ -145,6 +145,25 @@ async def test_template_options_reach_the_template(client: AsyncClient, oracle: 
         assert await prompt_of(client, CHAT, template_options=options) == expected
 
 
+@pytest.mark.parametrize("spelled", ["a message", "an option"])
+async def test_special_tokens_that_a_request_spells_are_text_unless_it_says_otherwise(
+    client: AsyncClient, oracle: Any, spelled: str
+) -> None:
+    text = "Why?<eos><pad>"
+    chat = [{"role": "user", "content": text}] if spelled == "a message" else CHAT
+    options = {"mood": text} if spelled == "an option" else {}
+    whole = oracle.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **options)
+    parsed = oracle.encode(whole, add_special_tokens=False)
+    plain = oracle.encode(whole, add_special_tokens=False, split_special_tokens=True)
+    assert len(plain) > len(parsed)
+    for parse_special_tokens, expected in ((False, plain), (True, parsed)):
+        asked = {"template_options": options, "parse_special_tokens": parse_special_tokens}
+        assert await prompt_of(client, chat, **asked) == len(expected)
+        if not options:
+            assert await client.tokenize(chat, parse_special_tokens=parse_special_tokens) == expected
+    assert (await client.tokenize(text, raw=True))[-2:] == [0, 2]
+
+
 async def test_template_options_without_a_template_or_not_for_json_are_refused(client: AsyncClient) -> None:
     for prompt, options, words in (
         ([5, 6], {"mood": 1}, "None for a prompt without a chat template"),

@@ -35,8 +35,8 @@ SAME: dict[str, dict[str, Any]] = {
 # Tested where what they do shows: streams, usage, traces, echo, log-probabilities, speculation, names.
 ELSEWHERE = {
     "model", "stream", "stream_options", "speculation", "prediction", "trace", "request_id", "cache_salt", "messages",
-    "max_completion_tokens", "logprobs", "top_logprobs", "chat_template_kwargs", "add_generation_prompt", "prompt", "echo",
-    "stop",
+    "max_completion_tokens", "logprobs", "top_logprobs", "chat_template_kwargs", "add_generation_prompt",
+    "parse_special_tokens", "prompt", "echo", "stop",
 }  # fmt: skip
 
 

@@ -122,6 +122,11 @@ def test_a_message_of_the_largest_size_is_made() -> None:
     assert request.ByteSize() == 16 << 20
 
 
+def test_special_tokens_of_raw_text_are_always_parsed() -> None:
+    with pytest.raises(InvalidArgument, match="parse_special_tokens is True; it must be False for a prompt without"):
+        request_of("x", raw=True, parse_special_tokens=True)
+
+
 def test_template_options_are_as_long_as_their_characters() -> None:
     assert request_of("x", template_options={"a": "é"}).chat.template_options == '{"a": "é"}'
     with pytest.raises(InvalidArgument, match=r"template_options is .*; it must be a text in UTF-8"):

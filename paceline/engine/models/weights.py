@@ -12,9 +12,11 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +24,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.dummy import dummy_tokenizer_files, make_dummy
+from paceline.engine.models.ends import find_ends, read_object, read_vocabulary
 from paceline.engine.models.gguf.conversion import converted
 from paceline.engine.models.gguf.file import read_gguf
 from paceline.engine.models.gguf.tensors import FileTensor
@@ -60,14 +63,9 @@ class LoadedModel:
 
         Raises ConfigError if tokenizer.json can't be read.
         """
-        try:
-            tokenizer = json.loads(self.tokenizer_files["tokenizer.json"])
-            added = sorted((token["content"], token["id"]) for token in tokenizer.get("added_tokens", []))
-            vocabulary = tokenizer["model"]["vocab"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise ConfigError(f"model {self.name!r}: its tokenizer.json can't be read: {error!r}") from error
-        entries = sorted(vocabulary.items()) if isinstance(vocabulary, dict) else vocabulary
-        return hashlib.sha256(json.dumps([entries, added]).encode()).hexdigest()[:16]
+        with _naming(self.name):
+            tokens = [sorted(ids.items()) for ids in read_vocabulary(self.tokenizer_files)]
+        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
 
 def load_model(
@@ -89,7 +87,7 @@ def load_model(
     if in_place and (file := find_gguf(name)) is not None:
         model = read_gguf(file)
         read = {key: _in_dtype(tensor, dtype) for key, tensor in model.tensors.items()}
-        config = ModelConfig.from_transformers(model.config)
+        config = _config_with_ends(name, model.config, {file.name: model.config.eos_token_id}, model.tokenizer_files)
         return LoadedModel(name, config, read, model.tokenizer_files, model.fingerprint, model.drop_pages)
     folder = find_folder(name, dtype, progress)
     source = _read_config(name, folder)
@@ -105,7 +103,8 @@ def load_model(
         files = lent.tokenizer_files
     if "tokenizer.json" not in files:
         raise ConfigError(f"model {name!r}: {folder} has no tokenizer.json")
-    return LoadedModel(name, ModelConfig.from_transformers(source), tensors, files, fingerprint)
+    config = _config_with_ends(name, source, _named_ends(name, folder), files)
+    return LoadedModel(name, config, tensors, files, fingerprint)
 
 
 def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
@@ -174,6 +173,32 @@ def _read_config(name: str, folder: Path) -> PreTrainedConfig:
         ) from error
 
 
+def _named_ends(name: str, folder: Path) -> dict[str, Any]:
+    """What the folder's files say of `eos_token_id`. Not what transformers' class for the architecture says by default."""
+    files = [folder / file for file in ("config.json", "generation_config.json")]
+    with _naming(name):
+        return {
+            file.name: read_object(file.name, file.read_bytes()).get("eos_token_id") for file in files if file.exists()
+        }
+
+
+def _config_with_ends(
+    name: str, source: PreTrainedConfig, named: Mapping[str, Any], tokenizer_files: Mapping[str, bytes]
+) -> ModelConfig:
+    config = ModelConfig.from_transformers(source)
+    with _naming(name):
+        return replace(config, eos_token_ids=find_ends(named, tokenizer_files, config.vocab_size))
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Errors inside say which model they are of."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"model {name!r}: {error}") from error
+
+
 def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors, str]:
     """All tensors, as in `_as_numbers`; and a hex digest of the model's files."""
     files = sorted(file for file in folder.glob("*.safetensors") if not file.match(UNREAD))
@@ -191,10 +216,8 @@ def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors,
         with open(file, "rb") as raw:
             # All of it, at more than a gigabyte a second: two trainings of one model differ everywhere but in the header.
             digest.update(hashlib.file_digest(raw, "sha256").digest())
-    try:
+    with _naming(name):
         return _as_numbers(tensors, dtype), digest.hexdigest()[:16]
-    except ConfigError as error:
-        raise ConfigError(f"model {name!r}: {error}") from error
 
 
 def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Tensors:

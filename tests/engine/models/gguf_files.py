@@ -1,5 +1,6 @@
 """Tiny GGUF files, of all architectures, with tensors and keys as wanted."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 BIASES = {f"attn_{name}.bias": SHAPES[f"attn_{name}.weight"][:1] for name in "qkv"}
 NORMS = {"attn_q_norm.weight": (HEAD_DIM,), "attn_k_norm.weight": (HEAD_DIM,)}
+EOS = {"eos": 30}
 Blocks = dict[str, tuple[Array, GGMLQuantizationType]]
 
 
@@ -43,17 +45,17 @@ def random_blocks(architecture: str, matrices: GGMLQuantizationType, untied: boo
     return blocks
 
 
-def add_byte_level_tokenizer(writer: GGUFWriter, **_: Any) -> None:
-    """Letters, three merges, a control token and a user's token."""
-    tokens = [*"abcdefghijklmnopqrstuvwxyz", "ab", "abc", "Ġ", "Ġa", "<|end|>", "<think>"]
+def add_byte_level_tokenizer(writer: GGUFWriter, control: str = "<|end|>", ids: Mapping[str, int] = EOS) -> None:
+    """Letters, three merges, a control token (id 30) and a user's token. `ids`: keys tokenizer.ggml.NAME_token_id."""
+    tokens = [*"abcdefghijklmnopqrstuvwxyz", "ab", "abc", "Ġ", "Ġa", control, "<think>"]
     tokens += [f"<|{i}|>" for i in range(VOCAB - len(tokens))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types([1] * 30 + [3, 4] + [3] * (VOCAB - 32))
     writer.add_token_merges(["a b", "ab c", "Ġ a"])
-    writer.add_eos_token_id(30)
-    writer.add_bos_token_id(32)
+    for name, token_id in ({"bos": 32} | dict(ids)).items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token_id)
     writer.add_chat_template("{{ bos_token }}{{ messages[0]['content'] }}")
 
 

@@ -39,11 +39,9 @@ _IDLE_AT: dict[str, Any] = {
 }  # fmt: skip
 # Fields that need not be whole numbers.
 _FRACTIONS = ("rms_norm_eps", "rope_theta", "factor", "beta_fast", "beta_slow")
-_SPECIAL_TOKENS = {
-    "bos_token_id": "bos_token_id",
-    "eos_token_id": "eos_token_id",
-    "padding_token_id": "pad_token_id",
-}
+# Keys tokenizer.ggml.NAME_token_id: of tokens that end a text, and of others.
+_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_NO_ENDS = ("bos", "padding", "unknown")
 
 
 def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
@@ -76,7 +74,9 @@ def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
     for key in ("attention.value_length", "rope.dimension_count"):
         if (value := given(key, head_dim)) != head_dim:
             raise ConfigError(f"its {architecture}.{key} is {value}; it must be {head_dim}, the features of a head")
-    fields |= {field: metadata.get(f"tokenizer.ggml.{key}") for key, field in _SPECIAL_TOKENS.items()}
+    tokens = _token_ids(metadata)
+    fields |= {"bos_token_id": tokens.get("bos"), "pad_token_id": tokens.get("padding")}
+    fields |= {"eos_token_id": [tokens[name] for name in _ENDS if name in tokens] or None}
     config = PreTrainedConfig(
         head_dim=head_dim,
         tie_word_embeddings=all(place.name != "output.weight" for place in header.places),
@@ -88,6 +88,19 @@ def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
     # Set here, because the constructor prints advice about the form of "longrope".
     config.rope_parameters = _rope(header, fields["max_position_embeddings"], rope_factors)
     return config
+
+
+def _token_ids(metadata: dict[str, Any]) -> dict[str, int]:
+    """Of the tokens that the file names. Raises ConfigError for an id outside the vocabulary."""
+    size = len(metadata.get("tokenizer.ggml.tokens", ()))
+    found = {}
+    for name in (*_ENDS, *_NO_ENDS):
+        key = f"tokenizer.ggml.{name}_token_id"
+        if (token_id := metadata.get(key)) is not None:
+            if type(token_id) is not int or token_id not in range(size):
+                raise ConfigError(f"its {key} is {token_id!r}; it must be in [0, {size})")
+            found[name] = token_id
+    return found
 
 
 def _require_positive(fields: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from paceline.engine.models.gguf.file import read_gguf
 from paceline.errors import ConfigError
 
 # Changes when what `_convert` writes changes.
-FORMAT = 5
+FORMAT = 6
 
 
 def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> Path:
@@ -71,6 +71,8 @@ def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
         )
         # transformers reads neither their scaling nor the factors that divide them (Llama 3.1 and later).
         model.config.rope_parameters = in_place.config.rope_parameters
+        # It reads one of the keys that name an end of a text, and takes a default of its own if that is not there.
+        model.config.eos_token_id = model.generation_config.eos_token_id = in_place.config.eos_token_id
     except Exception as error:  # transformers and gguf raise many types for files they can't read
         raise ConfigError(f"model {str(file)!r} could not be read: {str(error).splitlines()[0]}") from error
     model.save_pretrained(folder)

@@ -1,0 +1,79 @@
+"""The tokens that end a text: the union of all places where a model names one.
+
+Chat models often end a turn with another token than their `eos_token_id`, and name it elsewhere.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paceline.errors import ConfigError
+
+# Added tokens with these names end a text in any model. llama.cpp (llama-vocab.cpp) takes the same names, and more for
+# architectures that do not run here.
+NAMES = {
+    "</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>",
+    "<EOT>", "_<EOT>", "[EOT]",
+    # Fill-in-the-middle: padding, and the beginning of another file or repository.
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|file_sep|>",
+    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>",
+}  # fmt: skip
+# Files that may name the tokenizer's `eos_token`; the second is of older tokenizers.
+_TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+
+
+def find_ends(named: Mapping[str, Any], tokenizer_files: Mapping[str, bytes], vocab_size: int) -> tuple[int, ...]:
+    """Token ids that end a text, each once.
+
+    `named`: what each place says of `eos_token_id`: an id, a list of ids or None. Raises ConfigError, naming the place, if
+    an id is outside the vocabulary.
+    """
+    ids = [token_id for place, value in named.items() for token_id in _checked(place, value, vocab_size)]
+    # A tokenizer may have more tokens than the model, which can't write them.
+    ids += [token_id for token_id in _ends_of_tokenizer(tokenizer_files) if token_id < vocab_size]
+    return tuple(dict.fromkeys(ids))
+
+
+def _checked(place: str, value: Any, vocab_size: int) -> list[int]:
+    ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
+    for token_id in ids:
+        if type(token_id) is not int or token_id not in range(vocab_size):
+            raise ConfigError(f"its {place} has the eos_token_id {token_id!r}; it must be in [0, {vocab_size})")
+    return list(ids)
+
+
+def _ends_of_tokenizer(files: Mapping[str, bytes]) -> Iterator[int]:
+    """The ids of `eos_token` and of added tokens in NAMES. Raises ConfigError if a file can't be read."""
+    vocabulary, added = read_vocabulary(files)
+    known = vocabulary | added
+    for name in _TOKENIZER_SETTINGS:
+        if name in files:
+            token = read_object(name, files[name]).get("eos_token")
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str) and text in known:
+                yield known[text]
+    yield from (token_id for name, token_id in added.items() if name in NAMES)
+
+
+def read_vocabulary(tokenizer_files: Mapping[str, bytes]) -> tuple[dict[str, int], dict[str, int]]:
+    """The ids of the vocabulary's tokens and of added tokens. Raises ConfigError if tokenizer.json can't be read."""
+    tokenizer = read_object("tokenizer.json", tokenizer_files["tokenizer.json"])
+    try:
+        vocabulary = tokenizer["model"]["vocab"]
+        if isinstance(vocabulary, list):  # tokens with scores, in the order of their ids
+            vocabulary = {token: token_id for token_id, (token, _) in enumerate(vocabulary)}
+        return dict(vocabulary), {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
+    except (TypeError, KeyError, ValueError) as error:
+        raise ConfigError(f"its tokenizer.json can't be read: {error!r}") from error
+
+
+def read_object(name: str, data: bytes) -> dict[str, Any]:
+    """The JSON object of the file `name`. Raises ConfigError, naming it."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"its {name} can't be read: {error!r}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"its {name} is not a JSON object")
+    return content
