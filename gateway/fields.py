@@ -44,7 +44,7 @@ COMMON = {
     "cache_salt": "requests with the same one share cached prompts and recent answers; at most 256 characters",
 }
 CHAT = {
-    "messages": "roles system, developer, user, assistant, tool; content as text or as text parts",
+    "messages": "roles system, developer, user, assistant, tool; content as text or as text parts, joined as they are",
     "max_completion_tokens": "as max_tokens; default: as many as the model can hold",
     "logprobs": "true: each token's log-probability",
     "top_logprobs": "0 to 20 likeliest tokens at each position",

@@ -31,7 +31,7 @@ def _message(message: Any, name: str) -> dict[str, str]:
 
 
 def text_of(content: Any, name: str) -> str:
-    """A text, or the texts of its parts, a line each."""
+    """Returns a text, or the texts of its parts joined as they are: a client may cut a text anywhere."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -41,7 +41,7 @@ def text_of(content: Any, name: str) -> str:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise refuse(f"{name}[{index}]", f"{name}[{index}] is no text part; this model reads text alone")
         texts.append(part["text"])
-    return "\n".join(texts)
+    return "".join(texts)
 
 
 def prompts_of(body: Mapping[str, Any]) -> list[Prompt]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -133,6 +134,15 @@ def test_content_in_parts_and_roles_of_newer_clients(client: openai.OpenAI) -> N
         for messages in (MESSAGES, parts)
     ]
     assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+
+
+async def test_text_parts_are_one_text_with_nothing_between_them(http: httpx2.AsyncClient) -> None:
+    async def ids_of(content: Any) -> Any:
+        response = await http.post("/tokenize", json={"messages": [{"role": "user", "content": content}]})
+        return response.json()["tokens"]
+
+    parts = [{"type": "text", "text": text} for text in ("t1 t", "2", "", " t3\n")]
+    assert await ids_of(parts) == await ids_of("t1 t2 t3\n")
 
 
 def test_a_chat_without_a_limit_goes_on_to_its_end(client: openai.OpenAI) -> None:
