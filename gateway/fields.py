@@ -4,10 +4,11 @@ taken: does what OpenAI's reference, or the server that invented it, says of it.
 refused: it would change the answer and can't be served; values that ask for nothing special are let through.
 ignored: it changes no answer.
 
-A field that is in no table is refused by its name. docs/http.md has these tables for readers.
+A field that is in no table is refused by its name, and so is a key of a message. docs/http.md has these tables for
+readers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from gateway.errors import SAME_NAMES, Names, refuse
@@ -109,6 +110,35 @@ IGNORED = {
     "safety_identifier": "names who asks",
     "priority": "first come, first served",
 }
+# The same of the keys of a message. Of these the model's chat template is given role and content.
+MESSAGE = ("role", "content")
+MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
+    "tool_calls": ([],),
+    "function_call": (),
+    # What was said in place of a content.
+    "refusal": ("",),
+    "audio": (),
+    "images": ([],),
+    # The answer is to go on with this message.
+    "prefix": (False,),
+    "partial": (False,),
+    "reasoning": ("",),
+    "reasoning_content": ("",),
+    "reasoning_details": ([],),
+    "thinking": ("",),
+}
+MESSAGE_IGNORED = {
+    "name": "names who speaks",
+    "id": "names the message",
+    "tool_call_id": "names the call that a tool answers",
+    "annotations": "where an answer's statements come from",
+    "provider_specific_fields": "another server's own",
+    "cache_control": "prompts with the same beginning share the cache by themselves",
+}
+# Of a part of a message's content.
+PART = ("type", "text")
+PART_IGNORED = ("cache_control",)
+PREDICTION = ("type", "content")
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 # Of `speculation`, those that go together.
 DRAFT_LENGTH = ("draft_tokens", "draft_min", "draft_max", "entropy_beta")
@@ -138,11 +168,30 @@ def names_at(path: str) -> Names:
 
 def check_fields(body: Mapping[str, Any], own: Mapping[str, str]) -> None:
     """Raises HttpError naming the first field that can't be served. `own`: CHAT or TEXT."""
-    for name, value in body.items():
-        if name in own or name in COMMON or name in SAMPLING or name in IGNORED or value is None:
+    _check("", body, (*own, *COMMON, *SAMPLING), IGNORED, REFUSED)
+
+
+def check_message(message: Mapping[str, Any], name: str) -> None:
+    """Raises HttpError naming the first key that can't be served. `name`: of the message."""
+    _check(f"{name}.", message, MESSAGE, MESSAGE_IGNORED, MESSAGE_REFUSED)
+
+
+def check_keys(given: Mapping[str, Any], taken: Collection[str], name: str, ignored: Collection[str] = ()) -> None:
+    """Raises HttpError naming the first key of the object `name` that is neither taken nor ignored."""
+    _check(f"{name}.", given, taken, ignored, {})
+
+
+def _check(
+    prefix: str, given: Mapping[str, Any], taken: Collection[str], ignored: Collection[str],
+    refused: Mapping[str, tuple[Any, ...]],
+) -> None:  # fmt: skip
+    for key, value in given.items():
+        if key in taken or key in ignored or value is None:
             continue
-        if name not in REFUSED:
-            raise refuse(name[:100], f"there is no field {name[:100]!r}", "unknown_field")
-        if not any(value == neutral and type(value) is type(neutral) for neutral in REFUSED[name]):
-            allowed = " or ".join(repr(each) for each in REFUSED[name]) or "left out"
+        name = prefix + key[:100]
+        if key not in refused:
+            known = f"; there are {', '.join(taken)}" if prefix else ""
+            raise refuse(name, f"there is no field {name!r}{known}", "unknown_field")
+        if not any(value == neutral and type(value) is type(neutral) for neutral in refused[key]):
+            allowed = " or ".join(repr(each) for each in refused[key]) or "left out"
             raise refuse(name, f"{name} is not supported; it must be {allowed}", "unsupported_field")

@@ -6,7 +6,18 @@ from typing import Any
 
 from gateway.bodies import flag, get
 from gateway.errors import of_paceline, refuse
-from gateway.fields import CHAT, CHAT_NAMES, DRAFT_LENGTH, SAMPLING, SPECULATION, STREAM_OPTIONS, TEXT, check_fields
+from gateway.fields import (
+    CHAT,
+    CHAT_NAMES,
+    DRAFT_LENGTH,
+    PREDICTION,
+    SAMPLING,
+    SPECULATION,
+    STREAM_OPTIONS,
+    TEXT,
+    check_fields,
+    check_keys,
+)
 from gateway.prompts import messages_of, prompts_of, text_of
 from paceline.client import Prompt
 from paceline.errors import InvalidArgument
@@ -80,9 +91,7 @@ def _request(
     body: Mapping[str, Any], deployment: Deployment, prompts: list[Prompt], sampling: SamplingParams, **more: Any
 ) -> HttpRequest:
     options = get(body, "stream_options", dict, "an object", {})
-    for name in options:
-        if name not in STREAM_OPTIONS:
-            raise refuse(f"stream_options.{name[:100]}", f"there is no field stream_options.{name[:100]}")
+    check_keys(options, STREAM_OPTIONS, "stream_options")
     is_stream = flag(body, "stream")
     if options and not is_stream:
         raise refuse("stream_options", "stream_options needs stream to be true")
@@ -139,12 +148,7 @@ def _speculation(
     if isinstance(asked, bool):
         return defaults.overruled_by({"enabled": asked}, sampling)
     asked = get(body, "speculation", dict, "an object, true or false")
-    for name in asked:
-        if name not in SPECULATION:
-            raise refuse(
-                f"speculation.{name[:100]}",
-                f"there is no field speculation.{name[:100]}; there are {', '.join(SPECULATION)}",
-            )
+    check_keys(asked, SPECULATION, "speculation")
     given: dict[str, Any] = {
         name: asked[name] for name in ("lenience", "draft_temperature") if asked.get(name) is not None
     }
@@ -177,6 +181,7 @@ def _prediction(body: Mapping[str, Any]) -> str | None:
     """OpenAI's form, {"type": "content", "content": text or parts}, or the text itself."""
     asked = body.get("prediction")
     if isinstance(asked, dict):
+        check_keys(asked, PREDICTION, "prediction")
         if asked.get("type", "content") != "content":
             raise refuse("prediction.type", f"prediction.type is {asked['type']!r:.80}; it must be 'content'")
         asked = asked.get("content", "")
