@@ -16,7 +16,7 @@ from gateway.errors import SAME_NAMES, Names, refuse
 # Fields of SamplingParams that have the same name and meaning here.
 SAMPLING = {
     "temperature": "default 1",
-    "top_p": "default 1",
+    "top_p": "in [0, 1]; default 1",
     "top_k": "0 or -1: all",
     "min_p": "default 0",
     "seed": "repeats a text in every mode of speculation; default: a fresh one, told as `paceline.seed`",

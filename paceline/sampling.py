@@ -38,7 +38,7 @@ class SamplingParams:
     min_tokens: no end of text and no stop condition before so many tokens.
     temperature: at least 0; 0 takes the likeliest token.
     top_k: keep the k likeliest tokens; 0 keeps all.
-    top_p: keep the likeliest tokens up to this mass, in (0, 1].
+    top_p: keep the likeliest tokens up to this mass, in [0, 1]; 0 keeps the likeliest one.
     min_p: keep tokens at least so many times as likely as the likeliest, in [0, 1].
     seed: repeats a text; None: a fresh one, which Finish.seed reports.
     stop: the text ends before the first of these strings; at most 64.
@@ -85,7 +85,7 @@ class SamplingParams:
         require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "in [0, max_tokens]")
         require(0 <= self.temperature < math.inf, "temperature", self.temperature, "a finite number >= 0")
         require(0 <= self.top_k < 2**31, "top_k", self.top_k, "in [0, 2147483647] (0 keeps all)")
-        require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        require(0 <= self.top_p <= 1, "top_p", self.top_p, "in [0, 1]")
         require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         require(self.seed is None or 0 <= self.seed < 2**64, "seed", self.seed, "in [0, 2^64)")
         check_lengths(self)

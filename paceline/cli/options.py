@@ -72,7 +72,7 @@ TLS_FLAGS = Names("--tls-cert", "--tls-key", "--tls-ca")
 MaxTokens = Annotated[int, typer.Option(help="most tokens to generate")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy")]
 TopK = Annotated[int, typer.Option(help="keep the k most likely tokens; 0 keeps all")]
-TopP = Annotated[float, typer.Option(help="keep the likeliest tokens up to this mass, in (0, 1]")]
+TopP = Annotated[float, typer.Option(help="keep the likeliest tokens up to this mass, in [0, 1]")]
 MinP = Annotated[float, typer.Option(help="keep tokens this many times as likely as the likeliest, in [0, 1]")]
 Seed = Annotated[int | None, typer.Option(help="repeats a text; default: a fresh one, reported")]
 Stop = Annotated[list[str] | None, typer.Option(help="end before this string; may be given several times")]

@@ -97,6 +97,12 @@ async def test_stop_strings_alone_and_in_lists(http: httpx2.AsyncClient) -> None
         assert choice["finish_reason"] == "stop"
 
 
+async def test_a_top_p_of_0_gives_the_greedy_answer(http: httpx2.AsyncClient) -> None:
+    for path, body in (("/v1/chat/completions", CHAT_BODY), ("/v1/completions", TEXT_BODY)):
+        drawn = await answer(http, path, {**body, "temperature": 2, "seed": 3, "top_p": 0})
+        assert drawn == await answer(http, path, body)
+
+
 async def test_max_completion_tokens_is_the_newer_name(http: httpx2.AsyncClient) -> None:
     body = {**CHAT_BODY, "max_completion_tokens": 3, "ignore_eos": True}
     assert (await answer(http, "/v1/chat/completions", body))["completion_tokens"] == 3
@@ -105,7 +111,7 @@ async def test_max_completion_tokens_is_the_newer_name(http: httpx2.AsyncClient)
 BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
     "temperature": ({"temperature": -1}, "temperature", ">= 0"),
     "temperature as a text": ({"temperature": "hot"}, "temperature", "a number"),
-    "top_p": ({"top_p": 2}, "top_p", "in (0, 1]"),
+    "top_p": ({"top_p": 2}, "top_p", "in [0, 1]"),
     "n": ({"n": 0}, "n", "in [1, 64]"),
     "n as true": ({"n": True}, "n", "a whole number"),
     "max_tokens": ({"max_tokens": 0}, "max_tokens", "1"),
