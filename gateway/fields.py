@@ -37,6 +37,7 @@ COMMON = {
     "stream": "server-sent events",
     "stream_options": "include_usage, continuous_usage_stats; include_obfuscation is ignored",
     "max_tokens": "most tokens to generate",
+    "best_of": "the same as n: every sample is given",
     "speculation": "enabled, drafter, draft_tokens, draft_min, draft_max, entropy_beta, rule, coupled, lenience, "
     "draft_temperature (docs/drafting.md)",
     "prediction": "predicted output: drafts come from it (docs/drafting.md)",
@@ -70,7 +71,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "suffix": ("",),
-    "best_of": (1,),
     "continue_final_message": (False,),
     "add_special_tokens": (),
     "skip_special_tokens": (True,),
@@ -99,6 +99,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "logits_processors": ([],),
 }
+# What is ignored where another field says that it must not be used.
+UNUSED = {"tools": ("tool_choice", "none"), "functions": ("function_call", "none")}
 IGNORED = {
     "user": "names who asks",
     "metadata": "for the asker's own books",
@@ -161,6 +163,21 @@ _NAMES: dict[str, Names] = {
 }
 
 
+def whole_numbers(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the body with its whole numbers, and those in its lists, as integers: to JSON, 1.0 and 1 are the same."""
+    return {name: _whole(value) for name, value in body.items()}
+
+
+def _whole(value: Any, depth: int = 2) -> Any:
+    """`depth`: of lists; those of ids may be in a list of prompts."""
+    # Beyond 64 bits there are no integers that a field could take.
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**64:
+        return int(value)
+    if isinstance(value, list) and depth and any(type(each) in (float, list) for each in value):
+        return [_whole(each, depth - 1) for each in value]
+    return value
+
+
 def names_at(path: str) -> Names:
     """What the endpoint's fields are called by its clients, where that is another name than ours."""
     return _NAMES.get(path, SAME_NAMES)
@@ -168,7 +185,8 @@ def names_at(path: str) -> Names:
 
 def check_fields(body: Mapping[str, Any], own: Mapping[str, str]) -> None:
     """Raises HttpError naming the first field that can't be served. `own`: CHAT or TEXT."""
-    _check("", body, (*own, *COMMON, *SAMPLING), IGNORED, REFUSED)
+    unused = [name for name, (switch, off) in UNUSED.items() if body.get(switch) == off]
+    _check("", body, (*own, *COMMON, *SAMPLING), (*IGNORED, *unused), REFUSED)
 
 
 def check_message(message: Mapping[str, Any], name: str) -> None:
@@ -192,6 +210,9 @@ def _check(
         if key not in refused:
             known = f"; there are {', '.join(taken)}" if prefix else ""
             raise refuse(name, f"there is no field {name!r}{known}", "unknown_field")
-        if not any(value == neutral and type(value) is type(neutral) for neutral in refused[key]):
+        # True is no 1, and 1 is 1.0.
+        if not any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in refused[key]
+        ):
             allowed = " or ".join(repr(each) for each in refused[key]) or "left out"
             raise refuse(name, f"{name} is not supported; it must be {allowed}", "unsupported_field")

@@ -17,6 +17,7 @@ from gateway.fields import (
     TEXT,
     check_fields,
     check_keys,
+    whole_numbers,
 )
 from gateway.prompts import messages_of, prompts_of, text_of
 from paceline.client import Prompt
@@ -53,6 +54,7 @@ class HttpRequest:
 def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
     """Of /v1/chat/completions. Raises HttpError and InvalidArgument, both naming the field."""
     check_fields(body, CHAT)
+    body = whole_numbers(body)
     name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     most = get(body, name, int, "a whole number")
     top = None
@@ -75,6 +77,7 @@ def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
 def parse_text(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
     """Of /v1/completions. Raises HttpError and InvalidArgument, both naming the field."""
     check_fields(body, TEXT)
+    body = whole_numbers(body)
     most = get(body, "max_tokens", int, "a whole number", DEFAULT_TEXT_TOKENS)
     echo = flag(body, "echo")
     top = get(body, "logprobs", int, "a whole number in [0, 20]")
@@ -129,6 +132,9 @@ def _sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
     for name in ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids"):
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
+    num_samples = given.get("n", 1)
+    if get(body, "best_of", int, "the same as n", num_samples) != num_samples:
+        raise refuse("best_of", f"best_of is {body['best_of']}; it must be the same as n, which is {num_samples!r:.80}")
     return SamplingParams(**given, **more)
 
 
@@ -147,7 +153,7 @@ def _speculation(
         return None
     if isinstance(asked, bool):
         return defaults.overruled_by({"enabled": asked}, sampling)
-    asked = get(body, "speculation", dict, "an object, true or false")
+    asked = whole_numbers(get(body, "speculation", dict, "an object, true or false"))
     check_keys(asked, SPECULATION, "speculation")
     given: dict[str, Any] = {
         name: asked[name] for name in ("lenience", "draft_temperature") if asked.get(name) is not None
