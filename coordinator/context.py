@@ -120,6 +120,10 @@ class Context:
 
     def extend(self, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> Emission:
         """Takes a round's tokens up to the first that ends the text; those after it never were."""
+        if self.num_remaining == 0:
+            # The prompt was to be read and no more.
+            self.finish_reason = FinishReason.LENGTH
+            return Emission([], [], [], True, [], list(prompt_logprobs))
         tokens, pieces = [], []
         for token in outcome.tokens:
             self.tokens.append(token)

@@ -102,13 +102,11 @@ class Reply:
         text = piece.text
         scores = self._request.sampling.logprobs is not None
         tokens: list[tuple[int, TokenLogprobs | None]] = []
-        if self._request.hides_output:
-            text = ""
-        elif scores:
+        if scores:
             tokens += zip(piece.token_ids, piece.logprobs, strict=True)
-        self._usage.count(0 if self._request.hides_output else len(piece.token_ids))
+        self._usage.count(len(piece.token_ids))
         if piece.finish is not None:
-            choice.reason = "length" if self._request.hides_output else piece.finish.reason
+            choice.reason = piece.finish.reason
             self._usage.finish(choice.index, prompt, piece.finish)
         if is_first and self._request.echo:
             ids = [token for token in self._request.prompts[prompt] if isinstance(token, int)]

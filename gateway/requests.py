@@ -46,8 +46,6 @@ class HttpRequest:
     echo: bool
     request_id: str
     cache_salt: str
-    # A prompt's own log-probabilities are wanted, and no output.
-    hides_output: bool = False
     template_options: dict[str, Any] | None = None
 
 
@@ -57,6 +55,8 @@ def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
     body = whole_numbers(body)
     name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     most = get(body, name, int, "a whole number")
+    if most is not None and most < 1:
+        raise refuse(name, f"{name} is {most}; it must be at least 1")
     top = None
     if flag(body, "logprobs"):
         top = get(body, "top_logprobs", int, "a whole number in [0, 20]", 0)
@@ -83,11 +83,10 @@ def parse_text(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
     top = get(body, "logprobs", int, "a whole number in [0, 20]")
     if most == 0 and not echo:
         raise refuse("max_tokens", "max_tokens is 0; it must be at least 1, or 0 with echo")
-    # With echo and no tokens asked for, one is generated and not shown.
-    sampling = _sampling(body, max_tokens=max(most, 1) if echo else most, logprobs=top)
+    sampling = _sampling(body, max_tokens=most, logprobs=top)
     if echo and top is not None:
         sampling = replace(sampling, prompt_logprobs=top)
-    return _request(body, deployment, prompts_of(body), sampling, echo=echo, is_raw=True, hides_output=most == 0)
+    return _request(body, deployment, prompts_of(body), sampling, echo=echo, is_raw=True)
 
 
 def _request(

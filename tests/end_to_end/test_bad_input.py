@@ -60,7 +60,8 @@ def predicting(**prediction: object) -> generation_pb2.GenerateRequest:
 
 
 BAD_REQUESTS = {
-    "max_tokens 0": (request(max_tokens=0), "max_tokens is 0", "in [1,"),
+    "max_tokens 0 with min_tokens": (request(max_tokens=0, min_tokens=1), "min_tokens is 1", "[0, max_tokens]"),
+    "max_tokens 0 with beams": (request(max_tokens=0, beams=2), "max_tokens is 0", "at least 1 with beams"),
     "negative temperature": (request(temperature=-0.5), "temperature is -0.5", ">= 0"),
     "temperature NaN": (request(temperature=math.nan), "temperature is nan", ">= 0"),
     "infinite temperature": (request(temperature=math.inf), "temperature is inf", "finite"),
