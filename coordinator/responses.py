@@ -54,6 +54,8 @@ def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAccep
         text_lengths=[len(piece) for piece in emission.pieces],
         logprobs=[_logprobs(each) for each in emission.logprobs],
         prompt_logprobs=[_logprobs(each) for each in of_prompt[first:]],
+        prompt_tokens=len(choice.context.request.prompt),
+        cached_prompt_tokens=choice.stats.cached_prompt_tokens,
     )
     if emission.trace is not None:
         # The message has the dataclass's fields, under the same names; one that is None stays unset.

@@ -41,7 +41,7 @@ class Reply:
         self._coordinators = coordinators
         self._texts = texts
         self._key = key
-        self._usage = Usage(request.prediction is not None)
+        self._usage = Usage(request.prompts, request.prediction is not None)
         self._choices: dict[int, Choice] = {}
         identity = form.prefix + request.request_id
         self._head = {"id": identity, "object": form.chunk_object, "created": int(time.time()), "model": model}
@@ -50,10 +50,8 @@ class Reply:
         """Those of each round. Raises what a coordinator raises; before the first nothing is promised to anybody."""
         async with aclosing(self._rounds.of_all()) as rounds:
             async for prompt, piece in rounds:
-                index = prompt * self._request.sampling.n + piece.index
-                is_first = index not in self._choices
-                choice = self._choices.setdefault(index, Choice(index))
-                opening = self._form.opening(index) if is_first else None
+                choice, is_first = self._choice_of(prompt, piece)
+                opening = self._form.opening(choice.index) if is_first else None
                 before = [] if opening is None else [self._chunk(opening)]
                 yield [*before, await self._delta(choice, prompt, piece, is_first)]
         if self._request.includes_usage:
@@ -63,9 +61,7 @@ class Reply:
         """The answer in one piece."""
         async with aclosing(self._rounds.of_all()) as rounds:
             async for prompt, piece in rounds:
-                index = prompt * self._request.sampling.n + piece.index
-                is_first = index not in self._choices
-                choice = self._choices.setdefault(index, Choice(index))
+                choice, is_first = self._choice_of(prompt, piece)
                 text, logprobs = await self._take(choice, prompt, piece, is_first)
                 choice.text += text
                 if logprobs is not None:
@@ -76,6 +72,14 @@ class Reply:
             wholes.append(self._form.whole(choice.index, choice.text, logprobs, choice.reason))
         head = {**self._head, "object": self._form.whole_object}
         return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
+
+    def _choice_of(self, prompt: int, piece: Piece) -> tuple[Choice, bool]:
+        """The piece's choice, and whether this is its first piece."""
+        index = prompt * self._request.sampling.n + piece.index
+        is_first = index not in self._choices
+        if is_first:
+            self._usage.begin(prompt, piece)
+        return self._choices.setdefault(index, Choice(index)), is_first
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._head, "choices": [choice]}
@@ -107,7 +111,7 @@ class Reply:
         self._usage.count(len(piece.token_ids))
         if piece.finish is not None:
             choice.reason = piece.finish.reason
-            self._usage.finish(choice.index, prompt, piece.finish)
+            self._usage.finish(choice.index, piece.finish)
         if is_first and self._request.echo:
             ids = [token for token in self._request.prompts[prompt] if isinstance(token, int)]
             text = await self._text_of(ids) + text

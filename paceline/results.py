@@ -81,6 +81,9 @@ class Piece:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     # Where asked for: how the round came about.
     trace: RoundTrace | None = None
+    # As in Finish, from the first round on.
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
     # Set in the sample's last piece.
     finish: Finish | None = None
 

@@ -38,6 +38,8 @@ def piece_from_message(response: generation_pb2.GenerateResponse) -> Piece:
         logprobs=[_logprobs(each) for each in response.logprobs],
         prompt_logprobs=[_logprobs(each) for each in response.prompt_logprobs],
         trace=_trace(response.trace) if response.HasField("trace") else None,
+        prompt_tokens=response.prompt_tokens,
+        cached_prompt_tokens=response.cached_prompt_tokens,
         finish=_finish(response.finish) if response.HasField("finish") else None,
     )
 

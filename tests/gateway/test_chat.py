@@ -1,5 +1,6 @@
 """/v1/chat/completions, called by OpenAI's own package: what it gives is what gRPC gives."""
 
+import json
 from typing import Any
 
 import httpx2
@@ -80,6 +81,34 @@ def test_usage_in_every_chunk_grows_to_the_whole(client: openai.OpenAI) -> None:
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, 12)
+
+
+USED: dict[str, tuple[str, dict[str, Any]]] = {
+    "a chat": ("/v1/chat/completions", {"messages": MESSAGES}),
+    "three samples of a chat": ("/v1/chat/completions", {"messages": MESSAGES, "n": 3, "temperature": 1}),
+    "a text": ("/v1/completions", {"prompt": "t1 t2 t3"}),
+    "three samples of two texts": ("/v1/completions", {"prompt": ["t1 t2 t3", "t4"], "n": 3, "temperature": 1}),
+    "two lists of ids": ("/v1/completions", {"prompt": [[5, 6, 7], [8] * 20]}),
+    "a long prompt with its scores": ("/v1/completions", {"prompt": [[5] * 300, [6]], "echo": True, "logprobs": 2}),
+    "a prompt alone": ("/v1/completions", {"prompt": "t1 t2 t3", "echo": True, "max_tokens": 0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USED)
+async def test_usage_has_the_prompts_tokens_in_every_chunk(http: httpx2.AsyncClient, name: str) -> None:
+    path, asked = USED[name]
+    body = {"max_tokens": 5, "seed": 1, "ignore_eos": True, **asked}
+    whole = (await http.post(path, json=body)).json()["usage"]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    response = await http.post(path, json={**body, "stream": True, "stream_options": options})
+    chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    used = [chunk["usage"] for chunk in chunks]
+    assert len(used) > 1
+    assert {each["prompt_tokens"] for each in used} == {whole["prompt_tokens"]}
+    assert all(each["total_tokens"] == each["prompt_tokens"] + each["completion_tokens"] for each in used)
+    assert used[-1]["completion_tokens"] == whole["completion_tokens"]
+    if isinstance(asked.get("prompt", ""), str):
+        assert len({each["prompt_tokens_details"]["cached_tokens"] for each in used}) == 1
 
 
 def test_samples_come_as_choices(client: openai.OpenAI, door: Door) -> None:
