@@ -57,7 +57,7 @@ def deployment_from_message(response: generation_pb2.DescribeResponse) -> Deploy
 
 
 def detokenized_from_message(response: generation_pb2.DetokenizeResponse) -> Detokenized:
-    return Detokenized(response.text, list(response.pieces))
+    return Detokenized(response.text, list(response.pieces), list(response.text_offsets))
 
 
 def _model(card: model_pb2.ModelCard) -> Model:
@@ -65,7 +65,7 @@ def _model(card: model_pb2.ModelCard) -> Model:
 
 
 def _logprobs(message: generation_pb2.TokenLogprobs) -> TokenLogprobs:
-    return TokenLogprobs(message.logprob, list(message.top_token_ids), list(message.top_logprobs))
+    return TokenLogprobs(message.logprob, list(message.top_token_ids), list(message.top_logprobs), message.text_offset)
 
 
 def _trace(message: generation_pb2.RoundTrace) -> RoundTrace:

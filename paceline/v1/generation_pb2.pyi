@@ -156,14 +156,16 @@ class TracedDraft(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., accepted: _Optional[bool] = ..., q: _Optional[float] = ..., p: _Optional[float] = ..., r: _Optional[float] = ..., target_id: _Optional[int] = ..., target_text: _Optional[str] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
-    __slots__ = ("logprob", "top_token_ids", "top_logprobs")
+    __slots__ = ("logprob", "top_token_ids", "top_logprobs", "text_offset")
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     logprob: float
     top_token_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    text_offset: int
+    def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., text_offset: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("reason", "prompt_tokens", "completion_tokens", "seed", "speculation", "timing", "cached_prompt_tokens")
@@ -284,9 +286,11 @@ class DetokenizeRequest(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class DetokenizeResponse(_message.Message):
-    __slots__ = ("text", "pieces")
+    __slots__ = ("text", "pieces", "text_offsets")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
+    TEXT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     text: str
     pieces: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, text: _Optional[str] = ..., pieces: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    text_offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, text: _Optional[str] = ..., pieces: _Optional[_Iterable[bytes]] = ..., text_offsets: _Optional[_Iterable[int]] = ...) -> None: ...
