@@ -71,6 +71,8 @@ class Emission:
     # Text each token made certain.
     pieces: list[str]
     is_last: bool
+    # Where in the completion's text each token's own begins, in characters.
+    text_offsets: list[int]
     # Where asked for: one for each token.
     logprobs: list[TokenLogprobs]
     # Where asked for, in the first emission: one for each prompt token from the second on.
@@ -120,10 +122,15 @@ class Context:
 
     def extend(self, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> Emission:
         """Takes a round's tokens up to the first that ends the text; those after it never were."""
-        tokens, pieces = [], []
+        if self.num_remaining == 0:
+            # The prompt was to be read and no more.
+            self.finish_reason = FinishReason.LENGTH
+            return Emission([], [], [], True, [], [], list(prompt_logprobs))
+        tokens, pieces, text_offsets = [], [], []
         for token in outcome.tokens:
             self.tokens.append(token)
             tokens.append(token)
+            text_offsets.append(self._text.num_characters)
             ends_text = token in self._ending_ids
             pieces.append(self._text.push(token, is_end=ends_text, may_stop=self.num_generated >= self._min_tokens))
             if ends_text or self._text.is_stopped:
@@ -136,4 +143,4 @@ class Context:
             break
         kept = len(tokens)
         origins, logprobs = outcome.origins[:kept], outcome.logprobs[:kept]
-        return Emission(tokens, origins, pieces, self.is_finished, logprobs, list(prompt_logprobs))
+        return Emission(tokens, origins, pieces, self.is_finished, text_offsets, logprobs, list(prompt_logprobs))

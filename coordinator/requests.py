@@ -47,7 +47,7 @@ class RequestReader:
         self._proposers.check(speculation.drafter)
         prompt = await self.read_prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
-        _check_prompt_length("prompt", len(prompt), card)
+        _check_prompt_length("prompt", len(prompt), card, room=min(1, sampling.max_tokens))
         return Request(
             request_id=message.request_id,
             prompt=prompt,
@@ -76,7 +76,7 @@ class RequestReader:
             case "chat":
                 return await self._encode_chat(message.chat, card, add_generation_prompt)
             case "token_ids":
-                _check_prompt_length("prompt", len(message.token_ids.ids), card)
+                _check_prompt_length("prompt", len(message.token_ids.ids), card, room=0)
                 return _checked_ids("token_ids", message.token_ids.ids, card)
             case _:
                 raise InvalidArgument.of_value("prompt", None, "text, chat or token_ids")
@@ -152,8 +152,9 @@ def _checked_ids(name: str, ids: Any, card: model_pb2.ModelCard) -> list[int]:
     return list(ids)
 
 
-def _check_prompt_length(name: str, num_tokens: int, card: model_pb2.ModelCard) -> None:
-    longest = card.max_model_len - 1
+def _check_prompt_length(name: str, num_tokens: int, card: model_pb2.ModelCard, room: int = 1) -> None:
+    """`room`: for tokens that will follow."""
+    longest = card.max_model_len - room
     reason = CONTEXT_LENGTH_EXCEEDED if name == "prompt" else INVALID_FIELD
     require(num_tokens <= longest, name, f"{num_tokens} tokens", f"at most {longest} tokens for this model", reason)
 

@@ -52,8 +52,10 @@ def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAccep
         origins=[ORIGINS[origin] for origin in emission.origins],
         text="".join(emission.pieces),
         text_lengths=[len(piece) for piece in emission.pieces],
-        logprobs=[_logprobs(each) for each in emission.logprobs],
+        logprobs=map(_logprobs, emission.logprobs, emission.text_offsets),
         prompt_logprobs=[_logprobs(each) for each in of_prompt[first:]],
+        prompt_tokens=len(choice.context.request.prompt),
+        cached_prompt_tokens=choice.stats.cached_prompt_tokens,
     )
     if emission.trace is not None:
         # The message has the dataclass's fields, under the same names; one that is None stays unset.
@@ -63,9 +65,12 @@ def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAccep
     yield response.SerializeToString()
 
 
-def _logprobs(of_token: TokenLogprobs) -> Any:
+def _logprobs(of_token: TokenLogprobs, text_offset: int = 0) -> Any:
     return generation_pb2.TokenLogprobs(
-        logprob=of_token.logprob, top_token_ids=of_token.top_token_ids, top_logprobs=of_token.top_logprobs
+        logprob=of_token.logprob,
+        top_token_ids=of_token.top_token_ids,
+        top_logprobs=of_token.top_logprobs,
+        text_offset=text_offset,
     )
 
 

@@ -103,8 +103,9 @@ class GenerationServicer:
         ids = self._requests.read_ids(message, self._card)
         skips = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
         # A token has a few characters.
-        text = await self._tokenizer.run(lambda: self._tokenizer.decode(ids, skips), 4 * len(ids))
-        return generation_pb2.DetokenizeResponse(text=text, pieces=map(self._tokenizer.bytes_of, ids))
+        text, offsets = await self._tokenizer.run(lambda: self._tokenizer.decode_with_offsets(ids, skips), 4 * len(ids))
+        pieces = map(self._tokenizer.bytes_of, ids)
+        return generation_pb2.DetokenizeResponse(text=text, pieces=pieces, text_offsets=offsets)
 
     async def _read(self, message: Any) -> Request:
         try:

@@ -80,6 +80,14 @@ class Tokenizer:
         text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def decode_with_offsets(self, ids: list[int], skip_special_tokens: bool = True) -> tuple[str, list[int]]:
+        """Returns the text of `ids`, and where in it each of them begins, in characters."""
+        text = self.decode(ids, skip_special_tokens)
+        *offsets, end = self._token_bytes.offsets_of(ids, skip_special_tokens)
+        # Some tokenizers take the space from a text's first word.
+        surplus = max(0, end - len(text))
+        return text, [min(max(0, at - surplus), len(text)) for at in offsets]
+
     def bytes_of(self, token: int) -> bytes:
         """What the token alone stands for: perhaps a part of a character. Of a special token its name."""
         return self._token_bytes.of(token)
@@ -102,6 +110,8 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], behind: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
+        # Given out or held back: where the next token's text begins.
+        self.num_characters = 0
         # Text that is not given out yet.
         self._held = ""
         self.is_stopped = False
@@ -155,6 +165,7 @@ class TextStream:
         return rest
 
     def _release(self, chunk: str, may_stop: bool) -> str:
+        self.num_characters += len(chunk)
         if not self._stop:
             return chunk
         text = self._held + chunk

@@ -4,8 +4,10 @@ A byte-level vocabulary writes each byte as a printable character. Others write 
 for a space, and names such as <0x0A> for single bytes.
 """
 
+import codecs
 import json
 import re
+from itertools import accumulate
 from typing import Any
 
 import tokenizers
@@ -27,8 +29,11 @@ class TokenBytes:
         self._tokenizer = tokenizer
         # Special tokens and others that were added to the vocabulary: they are written as they are.
         self._added = {id: str(token).encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
+        self._special = frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         steps = _decoder_steps(tokenizer)
         kinds = {step["type"] for step in steps}
+        # Without one, tokens are joined by spaces.
+        self._has_decoder = bool(steps)
         self._alphabet = _byte_level_alphabet() if "ByteLevel" in kinds else None
         self._has_byte_names = "ByteFallback" in kinds
         self._replacements = [
@@ -51,6 +56,18 @@ class TokenBytes:
         for pattern, content in self._replacements:
             written = written.replace(pattern, content)
         return str(written).encode()
+
+    def offsets_of(self, ids: list[int], skip_special_tokens: bool) -> list[int]:
+        """Returns how many characters the bytes before each token make, and at last those of all."""
+        skipped = self._special if skip_special_tokens else frozenset()
+        pieces = [b"" if token in skipped else self.of(token) for token in ids]
+        if not self._has_decoder:
+            words = [at for at, piece in enumerate(pieces) if piece]
+            for at in words[1:]:
+                pieces[at] = b" " + pieces[at]
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        *offsets, end = accumulate((len(decoder.decode(piece)) for piece in pieces), initial=0)
+        return [*offsets, end + len(decoder.decode(b"", final=True))]
 
     def is_byte(self, token: int) -> bool:
         """Whether the token is named for a byte."""

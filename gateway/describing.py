@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.bodies import flag, get, read_body
 from gateway.errors import refuse, unavailable
-from gateway.fields import DRAFT_LENGTH
+from gateway.fields import DRAFT_LENGTH, whole_numbers
 from gateway.gateway import Gateway, key_of
 from gateway.json_response import JsonResponse
 from gateway.prompts import messages_of
@@ -142,7 +142,7 @@ class Describing:
         for name in body:
             if name not in names:
                 raise refuse(name[:100], f"there is no field {name[:100]!r}; there are {', '.join(names)}")
-        return body
+        return whole_numbers(body)
 
     def _card(self, deployment: Deployment) -> dict[str, Any]:
         """As OpenAI's list has it, and with the length that clients of other servers look for."""

@@ -4,10 +4,11 @@ taken: does what OpenAI's reference, or the server that invented it, says of it.
 refused: it would change the answer and can't be served; values that ask for nothing special are let through.
 ignored: it changes no answer.
 
-A field that is in no table is refused by its name. docs/http.md has these tables for readers.
+A field that is in no table is refused by its name, and so is a key of a message. docs/http.md has these tables for
+readers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from gateway.errors import SAME_NAMES, Names, refuse
@@ -15,7 +16,7 @@ from gateway.errors import SAME_NAMES, Names, refuse
 # Fields of SamplingParams that have the same name and meaning here.
 SAMPLING = {
     "temperature": "default 1",
-    "top_p": "default 1",
+    "top_p": "in [0, 1]; default 1",
     "top_k": "0 or -1: all",
     "min_p": "default 0",
     "seed": "repeats a text in every mode of speculation; default: a fresh one, told as `paceline.seed`",
@@ -36,6 +37,7 @@ COMMON = {
     "stream": "server-sent events",
     "stream_options": "include_usage, continuous_usage_stats; include_obfuscation is ignored",
     "max_tokens": "most tokens to generate",
+    "best_of": "the same as n: every sample is given",
     "speculation": "enabled, drafter, draft_tokens, draft_min, draft_max, entropy_beta, rule, coupled, lenience, "
     "draft_temperature (docs/drafting.md)",
     "prediction": "predicted output: drafts come from it (docs/drafting.md)",
@@ -44,7 +46,7 @@ COMMON = {
     "cache_salt": "requests with the same one share cached prompts and recent answers; at most 256 characters",
 }
 CHAT = {
-    "messages": "roles system, developer, user, assistant, tool; content as text or as text parts",
+    "messages": "roles system, developer, user, assistant, tool; content as text or as text parts, joined as they are",
     "max_completion_tokens": "as max_tokens; default: as many as the model can hold",
     "logprobs": "true: each token's log-probability",
     "top_logprobs": "0 to 20 likeliest tokens at each position",
@@ -70,7 +72,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "suffix": ("",),
-    "best_of": (1,),
     "continue_final_message": (False,),
     "add_special_tokens": (),
     "skip_special_tokens": (True,),
@@ -99,6 +100,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "logits_processors": ([],),
 }
+# What is ignored where another field says that it must not be used.
+UNUSED = {"tools": ("tool_choice", "none"), "functions": ("function_call", "none")}
 IGNORED = {
     "user": "names who asks",
     "metadata": "for the asker's own books",
@@ -110,6 +113,35 @@ IGNORED = {
     "safety_identifier": "names who asks",
     "priority": "first come, first served",
 }
+# The same of the keys of a message. Of these the model's chat template is given role and content.
+MESSAGE = ("role", "content")
+MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
+    "tool_calls": ([],),
+    "function_call": (),
+    # What was said in place of a content.
+    "refusal": ("",),
+    "audio": (),
+    "images": ([],),
+    # The answer is to go on with this message.
+    "prefix": (False,),
+    "partial": (False,),
+    "reasoning": ("",),
+    "reasoning_content": ("",),
+    "reasoning_details": ([],),
+    "thinking": ("",),
+}
+MESSAGE_IGNORED = {
+    "name": "names who speaks",
+    "id": "names the message",
+    "tool_call_id": "names the call that a tool answers",
+    "annotations": "where an answer's statements come from",
+    "provider_specific_fields": "another server's own",
+    "cache_control": "prompts with the same beginning share the cache by themselves",
+}
+# Of a part of a message's content.
+PART = ("type", "text")
+PART_IGNORED = ("cache_control",)
+PREDICTION = ("type", "content")
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 # Of `speculation`, those that go together.
 DRAFT_LENGTH = ("draft_tokens", "draft_min", "draft_max", "entropy_beta")
@@ -132,6 +164,21 @@ _NAMES: dict[str, Names] = {
 }
 
 
+def whole_numbers(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the body with its whole numbers, and those in its lists, as integers: to JSON, 1.0 and 1 are the same."""
+    return {name: _whole(value) for name, value in body.items()}
+
+
+def _whole(value: Any, depth: int = 2) -> Any:
+    """`depth`: of lists; those of ids may be in a list of prompts."""
+    # Beyond 64 bits there are no integers that a field could take.
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**64:
+        return int(value)
+    if isinstance(value, list) and depth and any(type(each) in (float, list) for each in value):
+        return [_whole(each, depth - 1) for each in value]
+    return value
+
+
 def names_at(path: str) -> Names:
     """What the endpoint's fields are called by its clients, where that is another name than ours."""
     return _NAMES.get(path, SAME_NAMES)
@@ -139,11 +186,34 @@ def names_at(path: str) -> Names:
 
 def check_fields(body: Mapping[str, Any], own: Mapping[str, str]) -> None:
     """Raises HttpError naming the first field that can't be served. `own`: CHAT or TEXT."""
-    for name, value in body.items():
-        if name in own or name in COMMON or name in SAMPLING or name in IGNORED or value is None:
+    unused = [name for name, (switch, off) in UNUSED.items() if body.get(switch) == off]
+    _check("", body, (*own, *COMMON, *SAMPLING), (*IGNORED, *unused), REFUSED)
+
+
+def check_message(message: Mapping[str, Any], name: str) -> None:
+    """Raises HttpError naming the first key that can't be served. `name`: of the message."""
+    _check(f"{name}.", message, MESSAGE, MESSAGE_IGNORED, MESSAGE_REFUSED)
+
+
+def check_keys(given: Mapping[str, Any], taken: Collection[str], name: str, ignored: Collection[str] = ()) -> None:
+    """Raises HttpError naming the first key of the object `name` that is neither taken nor ignored."""
+    _check(f"{name}.", given, taken, ignored, {})
+
+
+def _check(
+    prefix: str, given: Mapping[str, Any], taken: Collection[str], ignored: Collection[str],
+    refused: Mapping[str, tuple[Any, ...]],
+) -> None:  # fmt: skip
+    for key, value in given.items():
+        if key in taken or key in ignored or value is None:
             continue
-        if name not in REFUSED:
-            raise refuse(name[:100], f"there is no field {name[:100]!r}", "unknown_field")
-        if not any(value == neutral and type(value) is type(neutral) for neutral in REFUSED[name]):
-            allowed = " or ".join(repr(each) for each in REFUSED[name]) or "left out"
+        name = prefix + key[:100]
+        if key not in refused:
+            known = f"; there are {', '.join(taken)}" if prefix else ""
+            raise refuse(name, f"there is no field {name!r}{known}", "unknown_field")
+        # True is no 1, and 1 is 1.0.
+        if not any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in refused[key]
+        ):
+            allowed = " or ".join(repr(each) for each in refused[key]) or "left out"
             raise refuse(name, f"{name} is not supported; it must be {allowed}", "unsupported_field")

@@ -1,16 +1,22 @@
 """The two forms of an answer: a chat's and a text's, in chunks and whole."""
 
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.tokens import TokenTexts
 from paceline.results import TokenLogprobs
 
 # What JSON can't say, minus infinity, in OpenAI's words: of tokens that could not come.
 LOWEST = -9999.0
-# Tokens with what is known of them: nothing of a prompt's first.
-Tokens = Sequence[tuple[int, TokenLogprobs | None]]
+
+
+class ScoredToken(NamedTuple):
+    """A token with its log-probabilities: None for a prompt's first."""
+
+    token: int
+    logprobs: TokenLogprobs | None
+    # Where in the choice's text its own begins, in characters.
+    text_offset: int
 
 
 class Form(Protocol):
@@ -27,8 +33,8 @@ class Form(Protocol):
 
     def whole(self, index: int, text: str, logprobs: Any, reason: str) -> dict[str, Any]: ...
 
-    def logprobs(self, tokens: Tokens, texts: TokenTexts, offset: int) -> Any:
-        """Of tokens whose texts are known. `offset`: characters of the choice's tokens before them."""
+    def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> Any:
+        """Of tokens whose texts are known."""
 
     def join(self, parts: list[Any]) -> Any:
         """Of log-probabilities chunk by chunk, those of the whole."""
@@ -53,12 +59,12 @@ class ChatForm:
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
-    def logprobs(self, tokens: Tokens, texts: TokenTexts, offset: int) -> Any:
+    def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> Any:
         def entry(token: int, logprob: float) -> dict[str, Any]:
             return {"token": texts[token].text, "logprob": _finite(logprob), "bytes": list(texts[token].utf8)}
 
         content = []
-        for token, each in tokens:
+        for token, each, _ in tokens:
             assert each is not None, "only a prompt's first token has none"
             likeliest = [entry(*pair) for pair in zip(each.top_token_ids, each.top_logprobs, strict=True)]
             content.append({**entry(token, each.logprob), "top_logprobs": likeliest})
@@ -84,10 +90,10 @@ class TextForm:
     def whole(self, index: int, text: str, logprobs: Any, reason: str) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
-    def logprobs(self, tokens: Tokens, texts: TokenTexts, offset: int) -> Any:
+    def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> Any:
         """The chosen token is always among the likeliest: who compares the two finds the same float."""
         likeliest: list[dict[str, float] | None] = []
-        for token, each in tokens:
+        for token, each, _ in tokens:
             if each is None:
                 likeliest.append(None)
                 continue
@@ -97,12 +103,11 @@ class TextForm:
                 by_text.setdefault(texts[other].text, _finite(logprob))
             by_text.setdefault(texts[token].text, _finite(each.logprob))
             likeliest.append(by_text)
-        names = [texts[token].text for token, _ in tokens]
         return {
-            "tokens": names,
-            "token_logprobs": [None if each is None else _finite(each.logprob) for _, each in tokens],
+            "tokens": [texts[each.token].text for each in tokens],
+            "token_logprobs": [None if each is None else _finite(each.logprob) for _, each, _ in tokens],
             "top_logprobs": likeliest,
-            "text_offset": [offset + at for at in accumulate(map(len, names), initial=0)][:-1],
+            "text_offset": [each.text_offset for each in tokens],
         }
 
     def join(self, parts: list[Any]) -> Any:

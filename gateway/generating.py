@@ -41,7 +41,7 @@ class Generating:
         gateway.check_model(body, deployment)
         asked = self._parse(body, deployment)
         asked = replace(asked, request_id=take_from_body(request, asked.request_id))
-        if asked.echo:
+        if asked.echo or (asked.has_usage_in_every_chunk and len(asked.prompts) > 1):
             asked = await self._with_ids(asked, key)
         reply = Reply(self._form, asked, gateway.model_name(deployment), gateway.coordinators, gateway.texts, key)
         if asked.is_stream:
@@ -51,7 +51,7 @@ class Generating:
             await response(request.scope, request.receive, send)
 
     async def _with_ids(self, asked: HttpRequest, key: str | None) -> HttpRequest:
-        """Prompts as token ids: what is echoed is said of each of them."""
+        """Prompts as token ids: what is echoed is said of each of them, and usage counts those that have not begun."""
 
         async def ids_of(text: str) -> list[int]:
             ask = self._gateway.coordinators.ask

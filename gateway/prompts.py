@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.errors import refuse
+from gateway.fields import PART, PART_IGNORED, check_keys, check_message
 from paceline.client import Prompt
 
 MAX_PROMPTS = 256
@@ -20,28 +21,30 @@ def messages_of(body: Mapping[str, Any]) -> list[dict[str, str]]:
 def _message(message: Any, name: str) -> dict[str, str]:
     if not isinstance(message, dict):
         raise refuse(name, f"{name} is not an object with role and content")
+    check_message(message, name)
     role = message.get("role")
     if role not in ROLES:
         raise refuse(f"{name}.role", f"{name}.role is {role!r:.80}; it must be one of {', '.join(ROLES)}")
-    if message.get("tool_calls") or message.get("function_call"):
-        raise refuse(f"{name}.tool_calls", f"{name}.tool_calls is not supported; it must be left out")
     content = message.get("content")
     is_silent = content is None and role == "assistant"
     return {"role": role, "content": "" if is_silent else text_of(content, f"{name}.content")}
 
 
 def text_of(content: Any, name: str) -> str:
-    """A text, or the texts of its parts, a line each."""
+    """Returns a text, or the texts of its parts joined as they are: a client may cut a text anywhere."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise refuse(name, f"{name} is {content!r:.80}; it must be a text or a list of text parts")
     texts = []
     for index, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        is_text = isinstance(part, dict) and part.get("type") == "text"
+        if is_text:
+            check_keys(part, PART, f"{name}[{index}]", PART_IGNORED)
+        if not is_text or not isinstance(part.get("text"), str):
             raise refuse(f"{name}[{index}]", f"{name}[{index}] is no text part; this model reads text alone")
         texts.append(part["text"])
-    return "\n".join(texts)
+    return "".join(texts)
 
 
 def prompts_of(body: Mapping[str, Any]) -> list[Prompt]:

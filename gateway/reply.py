@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.coordinators import Coordinators
-from gateway.forms import Form
+from gateway.forms import Form, ScoredToken
 from gateway.requests import HttpRequest
 from gateway.rounds import Rounds
 from gateway.tokens import TokenTexts
 from gateway.tracing import trace_body
 from gateway.usage import Usage
-from paceline.results import Piece, TokenLogprobs
+from paceline.results import Detokenized, Piece
 
 
 @dataclass(slots=True)
@@ -22,8 +22,11 @@ class Choice:
 
     index: int
     text: str = ""
-    # Characters of all its tokens so far.
-    offset: int = 0
+    # Characters of the text so far, and of the prompt that it begins with.
+    num_characters: int = 0
+    num_echoed: int = 0
+    # Tokens whose text is held back: it may become part of a stop string.
+    held: list[ScoredToken] = field(default_factory=list)
     reason: str = "stop"
     logprobs: list[Any] = field(default_factory=list)
 
@@ -41,7 +44,7 @@ class Reply:
         self._coordinators = coordinators
         self._texts = texts
         self._key = key
-        self._usage = Usage(request.prediction is not None)
+        self._usage = Usage(request.prompts, request.prediction is not None)
         self._choices: dict[int, Choice] = {}
         identity = form.prefix + request.request_id
         self._head = {"id": identity, "object": form.chunk_object, "created": int(time.time()), "model": model}
@@ -50,10 +53,8 @@ class Reply:
         """Those of each round. Raises what a coordinator raises; before the first nothing is promised to anybody."""
         async with aclosing(self._rounds.of_all()) as rounds:
             async for prompt, piece in rounds:
-                index = prompt * self._request.sampling.n + piece.index
-                is_first = index not in self._choices
-                choice = self._choices.setdefault(index, Choice(index))
-                opening = self._form.opening(index) if is_first else None
+                choice, is_first = self._choice_of(prompt, piece)
+                opening = self._form.opening(choice.index) if is_first else None
                 before = [] if opening is None else [self._chunk(opening)]
                 yield [*before, await self._delta(choice, prompt, piece, is_first)]
         if self._request.includes_usage:
@@ -63,9 +64,7 @@ class Reply:
         """The answer in one piece."""
         async with aclosing(self._rounds.of_all()) as rounds:
             async for prompt, piece in rounds:
-                index = prompt * self._request.sampling.n + piece.index
-                is_first = index not in self._choices
-                choice = self._choices.setdefault(index, Choice(index))
+                choice, is_first = self._choice_of(prompt, piece)
                 text, logprobs = await self._take(choice, prompt, piece, is_first)
                 choice.text += text
                 if logprobs is not None:
@@ -76,6 +75,14 @@ class Reply:
             wholes.append(self._form.whole(choice.index, choice.text, logprobs, choice.reason))
         head = {**self._head, "object": self._form.whole_object}
         return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
+
+    def _choice_of(self, prompt: int, piece: Piece) -> tuple[Choice, bool]:
+        """The piece's choice, and whether this is its first piece."""
+        index = prompt * self._request.sampling.n + piece.index
+        is_first = index not in self._choices
+        if is_first:
+            self._usage.begin(prompt, piece)
+        return self._choices.setdefault(index, Choice(index)), is_first
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._head, "choices": [choice]}
@@ -99,36 +106,43 @@ class Reply:
 
     async def _take(self, choice: Choice, prompt: int, piece: Piece, is_first: bool) -> tuple[str, Any]:
         """What a round adds to its choice: text, and log-probabilities where they are asked for."""
-        text = piece.text
+        text, tokens = piece.text, choice.held
         scores = self._request.sampling.logprobs is not None
-        tokens: list[tuple[int, TokenLogprobs | None]] = []
-        if self._request.hides_output:
-            text = ""
-        elif scores:
-            tokens += zip(piece.token_ids, piece.logprobs, strict=True)
-        self._usage.count(0 if self._request.hides_output else len(piece.token_ids))
+        self._usage.count(len(piece.token_ids))
         if piece.finish is not None:
-            choice.reason = "length" if self._request.hides_output else piece.finish.reason
-            self._usage.finish(choice.index, prompt, piece.finish)
+            choice.reason = piece.finish.reason
+            self._usage.finish(choice.index, piece.finish)
         if is_first and self._request.echo:
             ids = [token for token in self._request.prompts[prompt] if isinstance(token, int)]
-            text = await self._text_of(ids) + text
+            echoed = await self._detokenize(ids)
+            text, choice.num_echoed = echoed.text + text, len(echoed.text)
             if scores:
                 # Nothing is said of a prompt's first token.
-                tokens[:0] = zip(ids, [None, *piece.prompt_logprobs], strict=True)
+                tokens += map(ScoredToken, ids, [None, *piece.prompt_logprobs], echoed.text_offsets)
+        choice.num_characters += len(text)
         if not scores:
             return text, None
-        await self._texts.learn({token for token, _ in tokens} | _likeliest(tokens), self._key)
-        logprobs = self._form.logprobs(tokens, self._texts, choice.offset)
-        choice.offset += sum(len(self._texts[token].text) for token, _ in tokens)
-        return text, logprobs
+        for token, each in zip(piece.token_ids, piece.logprobs, strict=True):
+            tokens.append(ScoredToken(token, each, choice.num_echoed + each.text_offset))
+        ready = self._ready(choice, piece)
+        await self._texts.learn({each.token for each in ready} | _likeliest(ready), self._key)
+        return text, self._form.logprobs(ready, self._texts)
 
-    async def _text_of(self, ids: list[int]) -> str:
-        found = await self._coordinators.ask(
+    def _ready(self, choice: Choice, piece: Piece) -> list[ScoredToken]:
+        """Takes the choice's tokens that may go out: each with its text, so that none lies beyond the end."""
+        end, tokens = choice.num_characters, choice.held
+        if piece.finish is not None or not self._request.sampling.stop:
+            choice.held = []
+            return [each._replace(text_offset=min(each.text_offset, end)) for each in tokens]
+        num_ready = sum(each.text_offset < end for each in tokens)
+        choice.held = tokens[num_ready:]
+        return tokens[:num_ready]
+
+    async def _detokenize(self, ids: list[int]) -> Detokenized:
+        return await self._coordinators.ask(
             "", lambda each: each.client_for(self._key).detokenize(ids, skip_special_tokens=False)
         )
-        return found.text
 
 
-def _likeliest(tokens: list[tuple[int, TokenLogprobs | None]]) -> set[int]:
-    return {other for _, each in tokens if each is not None for other in each.top_token_ids}
+def _likeliest(tokens: list[ScoredToken]) -> set[int]:
+    return {other for each in tokens if each.logprobs is not None for other in each.logprobs.top_token_ids}

@@ -6,7 +6,19 @@ from typing import Any
 
 from gateway.bodies import flag, get
 from gateway.errors import of_paceline, refuse
-from gateway.fields import CHAT, CHAT_NAMES, DRAFT_LENGTH, SAMPLING, SPECULATION, STREAM_OPTIONS, TEXT, check_fields
+from gateway.fields import (
+    CHAT,
+    CHAT_NAMES,
+    DRAFT_LENGTH,
+    PREDICTION,
+    SAMPLING,
+    SPECULATION,
+    STREAM_OPTIONS,
+    TEXT,
+    check_fields,
+    check_keys,
+    whole_numbers,
+)
 from gateway.prompts import messages_of, prompts_of, text_of
 from paceline.client import Prompt
 from paceline.errors import InvalidArgument
@@ -34,8 +46,6 @@ class HttpRequest:
     echo: bool
     request_id: str
     cache_salt: str
-    # A prompt's own log-probabilities are wanted, and no output.
-    hides_output: bool = False
     template_options: dict[str, Any] | None = None
     parses_special_tokens: bool = False
 
@@ -43,8 +53,11 @@ class HttpRequest:
 def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
     """Of /v1/chat/completions. Raises HttpError and InvalidArgument, both naming the field."""
     check_fields(body, CHAT)
+    body = whole_numbers(body)
     name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     most = get(body, name, int, "a whole number")
+    if most is not None and most < 1:
+        raise refuse(name, f"{name} is {most}; it must be at least 1")
     top = None
     if flag(body, "logprobs"):
         top = get(body, "top_logprobs", int, "a whole number in [0, 20]", 0)
@@ -67,25 +80,23 @@ def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
 def parse_text(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
     """Of /v1/completions. Raises HttpError and InvalidArgument, both naming the field."""
     check_fields(body, TEXT)
+    body = whole_numbers(body)
     most = get(body, "max_tokens", int, "a whole number", DEFAULT_TEXT_TOKENS)
     echo = flag(body, "echo")
     top = get(body, "logprobs", int, "a whole number in [0, 20]")
     if most == 0 and not echo:
         raise refuse("max_tokens", "max_tokens is 0; it must be at least 1, or 0 with echo")
-    # With echo and no tokens asked for, one is generated and not shown.
-    sampling = _sampling(body, max_tokens=max(most, 1) if echo else most, logprobs=top)
+    sampling = _sampling(body, max_tokens=most, logprobs=top)
     if echo and top is not None:
         sampling = replace(sampling, prompt_logprobs=top)
-    return _request(body, deployment, prompts_of(body), sampling, echo=echo, is_raw=True, hides_output=most == 0)
+    return _request(body, deployment, prompts_of(body), sampling, echo=echo, is_raw=True)
 
 
 def _request(
     body: Mapping[str, Any], deployment: Deployment, prompts: list[Prompt], sampling: SamplingParams, **more: Any
 ) -> HttpRequest:
     options = get(body, "stream_options", dict, "an object", {})
-    for name in options:
-        if name not in STREAM_OPTIONS:
-            raise refuse(f"stream_options.{name[:100]}", f"there is no field stream_options.{name[:100]}")
+    check_keys(options, STREAM_OPTIONS, "stream_options")
     is_stream = flag(body, "stream")
     if options and not is_stream:
         raise refuse("stream_options", "stream_options needs stream to be true")
@@ -123,6 +134,9 @@ def _sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
     for name in ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids"):
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
+    num_samples = given.get("n", 1)
+    if get(body, "best_of", int, "the same as n", num_samples) != num_samples:
+        raise refuse("best_of", f"best_of is {body['best_of']}; it must be the same as n, which is {num_samples!r:.80}")
     return SamplingParams(**given, **more)
 
 
@@ -141,13 +155,8 @@ def _speculation(
         return None
     if isinstance(asked, bool):
         return defaults.overruled_by({"enabled": asked}, sampling)
-    asked = get(body, "speculation", dict, "an object, true or false")
-    for name in asked:
-        if name not in SPECULATION:
-            raise refuse(
-                f"speculation.{name[:100]}",
-                f"there is no field speculation.{name[:100]}; there are {', '.join(SPECULATION)}",
-            )
+    asked = whole_numbers(get(body, "speculation", dict, "an object, true or false"))
+    check_keys(asked, SPECULATION, "speculation")
     given: dict[str, Any] = {
         name: asked[name] for name in ("lenience", "draft_temperature") if asked.get(name) is not None
     }
@@ -180,6 +189,7 @@ def _prediction(body: Mapping[str, Any]) -> str | None:
     """OpenAI's form, {"type": "content", "content": text or parts}, or the text itself."""
     asked = body.get("prediction")
     if isinstance(asked, dict):
+        check_keys(asked, PREDICTION, "prediction")
         if asked.get("type", "content") != "content":
             raise refuse("prediction.type", f"prediction.type is {asked['type']!r:.80}; it must be 'content'")
         asked = asked.get("content", "")

@@ -46,7 +46,7 @@ async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) ->
                 continue
             if not is_scored:
                 of_prompt += piece.prompt_logprobs
-                if piece.prompt_logprobs and not piece.token_ids:
+                if piece.prompt_logprobs and not (piece.token_ids or piece.finish):
                     continue
                 is_scored = True
             yield with_prompt(piece)

@@ -1,38 +1,46 @@
 """What a request cost and what speculation did in it, in the words of OpenAI's clients and of benchmark tools."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from paceline.results import Finish, Speculation
+from paceline.client import Prompt
+from paceline.results import Finish, Piece, Speculation
 
 
 class Usage:
     """Counts over all choices of a request."""
 
-    def __init__(self, is_predicted: bool) -> None:
+    def __init__(self, prompts: Sequence[Prompt], is_predicted: bool) -> None:
         """`is_predicted`: the client sent a prediction. Without one, what was predicted was ours."""
         self._is_predicted = is_predicted
         self._finished: dict[int, Finish] = {}
-        # Of prompts by their number: the n choices of a prompt share it.
-        self._prompts: dict[int, Finish] = {}
+        # By the prompt's number: its n choices share it. How many ids there are is known before they are read.
+        self._prompt_tokens = {
+            number: len(each) for number, each in enumerate(prompts) if all(isinstance(one, int) for one in each[:1])
+        }
+        self._cached_tokens: dict[int, int] = {}
         self._completion_tokens = 0
+
+    def begin(self, prompt: int, piece: Piece) -> None:
+        """Takes a choice's first piece, which says how long the prompt is."""
+        self._prompt_tokens[prompt] = piece.prompt_tokens
+        self._cached_tokens.setdefault(prompt, piece.cached_prompt_tokens)
 
     def count(self, num_tokens: int) -> None:
         self._completion_tokens += num_tokens
 
-    def finish(self, choice: int, prompt: int, finish: Finish) -> None:
+    def finish(self, choice: int, finish: Finish) -> None:
         self._finished[choice] = finish
-        self._prompts.setdefault(prompt, finish)
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's `usage`. Before a prompt's first choice has ended, its tokens are not in it."""
-        prompts = self._prompts.values()
+        """OpenAI's `usage`, so far."""
         figures = [each.speculation for each in self._finished.values()] if self._is_predicted else []
-        num_prompt_tokens = sum(each.prompt_tokens for each in prompts)
+        num_prompt_tokens = sum(self._prompt_tokens.values())
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": self._completion_tokens,
             "total_tokens": num_prompt_tokens + self._completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(each.cached_prompt_tokens for each in prompts)},
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens.values())},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": sum(each.prediction_accepted for each in figures),
                 "rejected_prediction_tokens": sum(each.prediction_rejected for each in figures),

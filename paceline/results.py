@@ -62,6 +62,8 @@ class TokenLogprobs:
     logprob: float
     top_token_ids: list[int]
     top_logprobs: list[float]
+    # Where in the sample's text the token's own begins, in characters; 0 for a prompt's tokens.
+    text_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,9 @@ class Piece:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     # Where asked for: how the round came about.
     trace: RoundTrace | None = None
+    # As in Finish, from the first round on.
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
     # Set in the sample's last piece.
     finish: Finish | None = None
 
@@ -150,6 +155,8 @@ class Detokenized:
     text: str
     # The bytes that each token alone stands for, which may be a part of a character; of a special token its name.
     pieces: list[bytes]
+    # Where in the text each token's own begins, in characters.
+    text_offsets: list[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ def check_lengths(params: Any) -> None:
 class SamplingParams:
     """How tokens are drawn and when to stop. Raises InvalidArgument on construction.
 
-    max_tokens: most tokens to generate, at least 1.
+    max_tokens: most tokens to generate; 0 only reads the prompt, to score it or to have it cached.
     min_tokens: no end of text and no stop condition before so many tokens.
     temperature: at least 0; 0 takes the likeliest token.
     top_k: keep the k likeliest tokens; 0 keeps all.
-    top_p: keep the likeliest tokens up to this mass, in (0, 1].
+    top_p: keep the likeliest tokens up to this mass, in [0, 1]; 0 keeps the likeliest one.
     min_p: keep tokens at least so many times as likely as the likeliest, in [0, 1].
     seed: repeats a text; None: a fresh one, which Finish.seed reports.
     stop: the text ends before the first of these strings; at most 64.
@@ -81,11 +81,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_types()
-        require(1 <= self.max_tokens < 2**31, "max_tokens", self.max_tokens, "in [1, 2147483647]")
+        require(0 <= self.max_tokens < 2**31, "max_tokens", self.max_tokens, "in [0, 2147483647]")
         require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "in [0, max_tokens]")
         require(0 <= self.temperature < math.inf, "temperature", self.temperature, "a finite number >= 0")
         require(0 <= self.top_k < 2**31, "top_k", self.top_k, "in [0, 2147483647] (0 keeps all)")
-        require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        require(0 <= self.top_p <= 1, "top_p", self.top_p, "in [0, 1]")
         require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         require(self.seed is None or 0 <= self.seed < 2**64, "seed", self.seed, "in [0, 2^64)")
         check_lengths(self)
@@ -161,6 +161,7 @@ class SamplingParams:
         if self.beams == 1:
             require(self.length_penalty == 1, "length_penalty", self.length_penalty, "1 without beams")
             return
+        require(self.max_tokens > 0, "max_tokens", self.max_tokens, "at least 1 with beams")
         neutral = {"temperature": 0, "min_tokens": 0, "n": 1, "logprobs": None, "prompt_logprobs": None}
         neutral |= {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
         for name, value in neutral.items():

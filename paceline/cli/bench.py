@@ -74,7 +74,10 @@ def bench(
         str | None, typer.Option(help=f"IN:OUT tokens, IN random ones; default without --prompts: {DEFAULT_LENGTHS}")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help=f"most tokens to generate; default: {DEFAULT_MAX_TOKENS}, or OUT")
+        int | None,
+        typer.Option(
+            help=f"most tokens to generate; default: {DEFAULT_MAX_TOKENS}, or OUT", callback=options.at_least_one_token
+        ),
     ] = None,
     temperature: options.Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="of arrivals, synthetic prompts and sampling: request i has SEED + i")] = 0,

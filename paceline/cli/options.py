@@ -68,10 +68,18 @@ TlsKey = Annotated[
     Path | None, typer.Option(help=f"that certificate's key, in a file; default: the variable {TLS_ENVIRONMENT.key}")
 ]
 TLS_FLAGS = Names("--tls-cert", "--tls-key", "--tls-ca")
-MaxTokens = Annotated[int, typer.Option(help="most tokens to generate")]
+
+
+def at_least_one_token(given: int | None) -> int | None:
+    """A command has output to show, so it asks for some. Raises InvalidArgument."""
+    require(given is None or given >= 1, "max_tokens", given, "in [1, 2147483647]")
+    return given
+
+
+MaxTokens = Annotated[int, typer.Option(help="most tokens to generate", callback=at_least_one_token)]
 Temperature = Annotated[float, typer.Option(help="0 is greedy")]
 TopK = Annotated[int, typer.Option(help="keep the k most likely tokens; 0 keeps all")]
-TopP = Annotated[float, typer.Option(help="keep the likeliest tokens up to this mass, in (0, 1]")]
+TopP = Annotated[float, typer.Option(help="keep the likeliest tokens up to this mass, in [0, 1]")]
 MinP = Annotated[float, typer.Option(help="keep tokens this many times as likely as the likeliest, in [0, 1]")]
 Seed = Annotated[int | None, typer.Option(help="repeats a text; default: a fresh one, reported")]
 Stop = Annotated[list[str] | None, typer.Option(help="end before this string; may be given several times")]

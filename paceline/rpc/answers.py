@@ -38,6 +38,8 @@ def piece_from_message(response: generation_pb2.GenerateResponse) -> Piece:
         logprobs=[_logprobs(each) for each in response.logprobs],
         prompt_logprobs=[_logprobs(each) for each in response.prompt_logprobs],
         trace=_trace(response.trace) if response.HasField("trace") else None,
+        prompt_tokens=response.prompt_tokens,
+        cached_prompt_tokens=response.cached_prompt_tokens,
         finish=_finish(response.finish) if response.HasField("finish") else None,
     )
 
@@ -55,7 +57,7 @@ def deployment_from_message(response: generation_pb2.DescribeResponse) -> Deploy
 
 
 def detokenized_from_message(response: generation_pb2.DetokenizeResponse) -> Detokenized:
-    return Detokenized(response.text, list(response.pieces))
+    return Detokenized(response.text, list(response.pieces), list(response.text_offsets))
 
 
 def _model(card: model_pb2.ModelCard) -> Model:
@@ -63,7 +65,7 @@ def _model(card: model_pb2.ModelCard) -> Model:
 
 
 def _logprobs(message: generation_pb2.TokenLogprobs) -> TokenLogprobs:
-    return TokenLogprobs(message.logprob, list(message.top_token_ids), list(message.top_logprobs))
+    return TokenLogprobs(message.logprob, list(message.top_token_ids), list(message.top_logprobs), message.text_offset)
 
 
 def _trace(message: generation_pb2.RoundTrace) -> RoundTrace:

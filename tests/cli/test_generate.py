@@ -92,7 +92,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(paceline, tiny_trio: Trio) ->
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--top-p", 0), "top_p"),
+        (("--top-p", 2), "top_p"),
         (("--max-tokens", 0), "max_tokens"),
         (("--logprobs", 1000, "--json"), "logprobs"),
         (("--logprobs", 2), "--logprobs needs --json"),

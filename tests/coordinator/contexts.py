@@ -13,6 +13,7 @@ class SilentText:
     """Stands in for a TextStream: what tokens mean is of no concern here."""
 
     is_stopped = False
+    num_characters = 0
 
     def push(self, token: int, is_end: bool, may_stop: bool) -> str:
         return ""

@@ -49,6 +49,15 @@ def text(emission: Emission) -> str:
     return "".join(emission.pieces)
 
 
+@pytest.mark.parametrize("max_length", [len(PROMPT), 100])
+def test_nothing_comes_out_of_a_context_that_only_reads_its_prompt(tokenizer: Tokenizer, max_length: int) -> None:
+    context = make_context(tokenizer, max_length, max_tokens=0)
+    emission = context.extend(accepted_block(BLOCK[:1]))
+    assert (emission.tokens, emission.pieces, emission.origins, emission.is_last) == ([], [], [], True)
+    assert context.finish_reason is FinishReason.LENGTH
+    assert context.tokens == PROMPT
+
+
 @pytest.mark.parametrize("eos", EOS)
 @pytest.mark.parametrize("index", range(5))
 def test_any_eos_inside_an_accepted_block_ends_it_there(tokenizer: Tokenizer, eos: int, index: int) -> None:

@@ -60,13 +60,14 @@ def predicting(**prediction: object) -> generation_pb2.GenerateRequest:
 
 
 BAD_REQUESTS = {
-    "max_tokens 0": (request(max_tokens=0), "max_tokens is 0", "in [1,"),
+    "max_tokens 0 with min_tokens": (request(max_tokens=0, min_tokens=1), "min_tokens is 1", "[0, max_tokens]"),
+    "max_tokens 0 with beams": (request(max_tokens=0, beams=2), "max_tokens is 0", "at least 1 with beams"),
     "negative temperature": (request(temperature=-0.5), "temperature is -0.5", ">= 0"),
     "temperature NaN": (request(temperature=math.nan), "temperature is nan", ">= 0"),
     "infinite temperature": (request(temperature=math.inf), "temperature is inf", "finite"),
-    "top_p 0": (request(top_p=0.0), "top_p is 0.0", "in (0, 1]"),
-    "top_p above 1": (request(top_p=1.5), "top_p is 1.5", "in (0, 1]"),
-    "top_p NaN": (request(top_p=math.nan), "top_p is nan", "in (0, 1]"),
+    "top_p below 0": (request(top_p=-0.5), "top_p is -0.5", "in [0, 1]"),
+    "top_p above 1": (request(top_p=1.5), "top_p is 1.5", "in [0, 1]"),
+    "top_p NaN": (request(top_p=math.nan), "top_p is nan", "in [0, 1]"),
     "min_p above 1": (request(min_p=2.0), "min_p is 2.0", "in [0, 1]"),
     "min_tokens above max_tokens": (request(max_tokens=3, min_tokens=4), "min_tokens is 4", "[0, max_tokens]"),
     "10,000 stop strings": (request(stop=["x"] * 10_000), "stop is '10000 strings'", "at most 64"),

@@ -6,6 +6,7 @@ forgot them would cost speed, a target that did would change the output.
 
 import asyncio
 import collections
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,6 +73,16 @@ async def complete(trio: Trio, sampling: SamplingParams, *speculations: Speculat
     """All at once."""
     async with AsyncClient(trio.address) as client:
         return await asyncio.gather(*(client.complete(PROMPT, sampling, each) for each in speculations))
+
+
+@pytest.mark.parametrize("rule", Rule, ids=str)
+async def test_a_top_p_of_0_takes_the_likeliest_token_whatever_the_seed(unlike_trio: Trio, rule: Rule) -> None:
+    greedy = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    ways = [replace(way, rule=rule) for way in (PLAIN, *GREEDY_WAYS.values())]
+    [likeliest] = await complete(unlike_trio, greedy, PLAIN)
+    for seed in (1, 2):
+        drawn = await complete(unlike_trio, replace(greedy, temperature=1.5, top_p=0.0, seed=seed), *ways)
+        assert [each.token_ids for each in drawn] == [likeliest.token_ids] * len(ways)
 
 
 @EVERY_CONTROL

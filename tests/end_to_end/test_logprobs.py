@@ -1,6 +1,7 @@
 """Log-probabilities: of the target, before temperature, the same however the tokens came about."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,6 +170,33 @@ async def test_prompt_of_one_token_has_no_logprobs(num_top: int, unlike_trio: Tr
     [completion] = await complete(unlike_trio, sampling, PLAIN, prompt=[7])
     assert len(completion.token_ids) == 3
     assert completion.prompt_logprobs == []
+
+
+@pytest.mark.parametrize("speculation", [PLAIN, REJECTION, SpeculationParams()], ids=["plain", "rejection", "default"])
+@pytest.mark.parametrize("prompt", [[7], PROMPT, LONG_PROMPT], ids=len)
+async def test_a_prompt_is_scored_without_a_token_generated(
+    prompt: list[int], speculation: SpeculationParams, unlike_trio: Trio
+) -> None:
+    sampling = SamplingParams(max_tokens=0, n=2, prompt_logprobs=3, logprobs=2)
+    async with AsyncClient(unlike_trio.address) as client:
+        samples = await client.complete_all(prompt, sampling, speculation)
+        one_token = await client.complete(prompt, replace(sampling, max_tokens=1, n=1), speculation)
+    assert [len(sample.prompt_logprobs) for sample in samples] == [len(prompt) - 1, 0]
+    assert samples[0].prompt_logprobs == one_token.prompt_logprobs
+    for sample in samples:
+        assert (sample.text, sample.token_ids, sample.logprobs) == ("", [], [])
+        assert sample.finish is not None
+        assert (sample.finish.reason, sample.finish.completion_tokens) == ("length", 0)
+        assert (sample.finish.speculation.rounds, sample.finish.prompt_tokens) == (0, len(prompt))
+
+
+async def test_a_prompt_that_is_only_read_is_in_the_cache_for_those_that_begin_with_it(tiny_trio: Trio) -> None:
+    prompt = [7, 3, *range(100, 180)]
+    async with AsyncClient(tiny_trio.address) as client:
+        read = await client.complete(prompt, SamplingParams(max_tokens=0), trace=True)
+        done = await client.complete(prompt, SamplingParams(max_tokens=3))
+    assert (read.finish.cached_prompt_tokens, done.finish.cached_prompt_tokens) == (0, 80)
+    assert [len(each.proposed) for each in read.traces] == [0]
 
 
 async def test_asking_for_logprobs_changes_no_token(unlike_trio: Trio) -> None:

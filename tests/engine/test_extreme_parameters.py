@@ -42,7 +42,7 @@ def params(draw: st.DrawFn) -> SamplingParams:
     return SamplingParams(
         temperature=draw(numbers(LEAST, 1e308) | st.floats(0.1, 2.0)),
         top_k=draw(st.sampled_from([0, 0, 1, 5, 300, VOCAB_SIZE, 2**31 - 1])),
-        top_p=draw(numbers(LEAST, 1.0)),
+        top_p=draw(numbers(0.0, 1.0)),
         min_p=draw(numbers(0.0, 1.0)),
         repetition_penalty=draw(numbers(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)),
         presence_penalty=draw(numbers(-2, 2)),
@@ -73,6 +73,8 @@ def make_specs(sampling: SamplingParams, uniform: float) -> list[SampleSpec]:
 @example(SamplingParams(temperature=1e300, banned_token_ids=(0,)), 4.0, 0.5, 0)
 @example(SamplingParams(temperature=1.0, top_k=1, top_p=LEAST), 0.0, 0.5, 0)
 @example(SamplingParams(temperature=1.0, top_k=1, top_p=LEAST), 0.0, 0.5, 1)
+@example(SamplingParams(temperature=1.0, top_p=0.0), 4.0, 0.5, 0)
+@example(SamplingParams(temperature=1.0, top_p=0.0), 4.0, 0.5, 1)
 @example(SamplingParams(temperature=1.0, repetition_penalty=MIN_REPETITION_PENALTY, top_k=5), 3e37, 0.5, 0)
 def test_every_sample_is_a_token_that_may_be_drawn(
     sampling: SamplingParams, spread: float, uniform: float, which: int

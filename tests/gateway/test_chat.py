@@ -1,7 +1,9 @@
 """/v1/chat/completions, called by OpenAI's own package: what it gives is what gRPC gives."""
 
+import json
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -81,6 +83,34 @@ def test_usage_in_every_chunk_grows_to_the_whole(client: openai.OpenAI) -> None:
     assert (counts[0], counts[-1]) == (0, 12)
 
 
+USED: dict[str, tuple[str, dict[str, Any]]] = {
+    "a chat": ("/v1/chat/completions", {"messages": MESSAGES}),
+    "three samples of a chat": ("/v1/chat/completions", {"messages": MESSAGES, "n": 3, "temperature": 1}),
+    "a text": ("/v1/completions", {"prompt": "t1 t2 t3"}),
+    "three samples of two texts": ("/v1/completions", {"prompt": ["t1 t2 t3", "t4"], "n": 3, "temperature": 1}),
+    "two lists of ids": ("/v1/completions", {"prompt": [[5, 6, 7], [8] * 20]}),
+    "a long prompt with its scores": ("/v1/completions", {"prompt": [[5] * 300, [6]], "echo": True, "logprobs": 2}),
+    "a prompt alone": ("/v1/completions", {"prompt": "t1 t2 t3", "echo": True, "max_tokens": 0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USED)
+async def test_usage_has_the_prompts_tokens_in_every_chunk(http: httpx2.AsyncClient, name: str) -> None:
+    path, asked = USED[name]
+    body = {"max_tokens": 5, "seed": 1, "ignore_eos": True, **asked}
+    whole = (await http.post(path, json=body)).json()["usage"]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    response = await http.post(path, json={**body, "stream": True, "stream_options": options})
+    chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    used = [chunk["usage"] for chunk in chunks]
+    assert len(used) > 1
+    assert {each["prompt_tokens"] for each in used} == {whole["prompt_tokens"]}
+    assert all(each["total_tokens"] == each["prompt_tokens"] + each["completion_tokens"] for each in used)
+    assert used[-1]["completion_tokens"] == whole["completion_tokens"]
+    if isinstance(asked.get("prompt", ""), str):
+        assert len({each["prompt_tokens_details"]["cached_tokens"] for each in used}) == 1
+
+
 def test_samples_come_as_choices(client: openai.OpenAI, door: Door) -> None:
     asked: Any = {"model": "dummy:tiny", "messages": MESSAGES, "max_tokens": 6, "n": 3, "temperature": 0.9, "seed": 4}
     with Client(door.trio.address) as grpc:
@@ -133,6 +163,15 @@ def test_content_in_parts_and_roles_of_newer_clients(client: openai.OpenAI) -> N
         for messages in (MESSAGES, parts)
     ]
     assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+
+
+async def test_text_parts_are_one_text_with_nothing_between_them(http: httpx2.AsyncClient) -> None:
+    async def ids_of(content: Any) -> Any:
+        response = await http.post("/tokenize", json={"messages": [{"role": "user", "content": content}]})
+        return response.json()["tokens"]
+
+    parts = [{"type": "text", "text": text} for text in ("t1 t", "2", "", " t3\n")]
+    assert await ids_of(parts) == await ids_of("t1 t2 t3\n")
 
 
 def test_a_chat_without_a_limit_goes_on_to_its_end(client: openai.OpenAI) -> None:

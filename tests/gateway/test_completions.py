@@ -1,5 +1,6 @@
 """/v1/completions: texts, lists of token ids, echo and its log-probabilities."""
 
+import json
 from typing import Any
 
 import httpx2
@@ -12,9 +13,13 @@ from paceline.client import Client
 from paceline.engine.models.weights import find_folder
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
-from tests.gateway.conftest import Door
+from tests.conftest import TINY
+from tests.gateway.conftest import Door, OpenDoor
+from tests.hosted import Host
 
 PLAIN = SpeculationParams(enabled=False)
+MODEL_LEN = 64
+SHORT = (*TINY, "--max-model-len", str(MODEL_LEN))
 
 
 def test_prompts_of_all_kinds_give_a_choice_each(client: openai.OpenAI, door: Door) -> None:
@@ -104,6 +109,36 @@ def test_each_choice_has_the_prompts_scores(client: openai.OpenAI, max_tokens: i
         assert found["token_logprobs"][:length] == first["token_logprobs"][:length]
         assert None not in found["token_logprobs"][1:]
         assert streamed[choice["index"]][1:] == pytest.approx(found["token_logprobs"][1:], abs=1e-3)
+
+
+@pytest.mark.parametrize("way", [{}, {"stream": True}, {"n": 2}, {"logprobs": None}], ids=str)
+async def test_a_prompt_as_long_as_the_model_is_scored_whole(
+    open_door: OpenDoor, host: Host, way: dict[str, Any]
+) -> None:
+    """Nothing is generated, so nothing needs room behind it."""
+    door = open_door(host.trio(SHORT, SHORT))
+    ids = [5 + 3 * number for number in range(MODEL_LEN)]
+    with Client(door.trio.address) as grpc:
+        # The likeliest token, so that a whole prompt ends with a token whose score is known.
+        last = grpc.complete(ids[:-1], SamplingParams(max_tokens=1, logprobs=0, ignore_eos=True), PLAIN, raw=True)
+    ids[-1] = last.token_ids[0]
+    asked = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 1, **way}
+    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+        response = await http.post("/v1/completions", json=asked)
+        assert response.status_code == 200, response.text
+        too_long = [
+            await http.post("/v1/completions", json={**asked, **change})
+            for change in ({"max_tokens": 1}, {"prompt": [*ids, 5]}, {"prompt": [*ids, 5], "max_tokens": 1})
+        ]
+    for refusal in too_long:
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (400, "context_length_exceeded")
+    bodies = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith(("data: {", "{"))]
+    for choice in [choice for body in bodies for choice in json.loads(body)["choices"]]:
+        assert (choice["text"].split(), choice["finish_reason"]) == ([f"t{token}" for token in ids], "length")
+        if "logprobs" not in way:
+            scores = choice["logprobs"]["token_logprobs"]
+            assert len(scores) == MODEL_LEN
+            assert scores[-1] == pytest.approx(last.logprobs[0].logprob, abs=1e-3)
 
 
 def test_tokens_of_half_a_character_do_not_overwrite_one_another(real_client: openai.OpenAI) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from gateway.fields import CHAT, COMMON, IGNORED, REFUSED, SAMPLING, TEXT
 
+CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"
 CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "t1 t2"}], "max_tokens": 6, "temperature": 0}
 TEXT_BODY: dict[str, Any] = {"prompt": "t1 t2", "max_tokens": 6, "temperature": 0}
 SAMPLED = {"temperature": 1, "seed": 3}
@@ -36,7 +37,7 @@ SAME: dict[str, dict[str, Any]] = {
 ELSEWHERE = {
     "model", "stream", "stream_options", "speculation", "prediction", "trace", "request_id", "cache_salt", "messages",
     "max_completion_tokens", "logprobs", "top_logprobs", "chat_template_kwargs", "add_generation_prompt",
-    "parse_special_tokens", "prompt", "echo", "stop",
+    "parse_special_tokens", "prompt", "echo", "stop", "best_of",
 }  # fmt: skip
 
 
@@ -97,6 +98,84 @@ async def test_stop_strings_alone_and_in_lists(http: httpx2.AsyncClient) -> None
         assert choice["finish_reason"] == "stop"
 
 
+def as_floats(value: Any) -> Any:
+    """As JSON is written where all numbers are floats."""
+    if isinstance(value, dict):
+        return {name: as_floats(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [as_floats(each) for each in value]
+    return float(value) if type(value) is int else value
+
+
+SAMPLING_NUMBERS: dict[str, Any] = {
+    "n": 2, "seed": 2**40 + 1, "top_k": 9, "min_tokens": 2, "stop_token_ids": [5, 6], "temperature": 1,
+    "allowed_token_ids": list(range(40)), "banned_token_ids": [3], "logit_bias": {"7": 2}, "presence_penalty": 1,
+}  # fmt: skip
+NUMBERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a chat": (CHATS, {**CHAT_BODY, **SAMPLING_NUMBERS, "max_completion_tokens": 4, "logprobs": True, "top_logprobs": 2}),
+    "a text": (TEXTS, {**TEXT_BODY, **SAMPLING_NUMBERS, "logprobs": 2, "best_of": 2}),
+    "ids": (TEXTS, {**TEXT_BODY, "prompt": [5, 6, 7]}),
+    "lists of ids": (TEXTS, {**TEXT_BODY, "prompt": [[5, 6], [7]]}),
+    "a number of drafts": (TEXTS, {**TEXT_BODY, "speculation": {"drafter": "ngram", "draft_tokens": 3, "lenience": 1}}),
+    "bounds": (TEXTS, {**TEXT_BODY, "speculation": {"draft_tokens": "adaptive", "draft_min": 1, "draft_max": 3}}),
+    "what is refused otherwise": (TEXTS, {**TEXT_BODY, "length_penalty": 1, "repeat_penalty": 1, "mirostat": 0}),
+    "tokens": ("/detokenize", {"tokens": [5, 6, 7]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+async def test_whole_numbers_may_be_written_as_floats(http: httpx2.AsyncClient, name: str) -> None:
+    path, body = NUMBERS[name]
+    found = [await http.post(path, json=each) for each in (body, as_floats(body))]
+    assert [each.status_code for each in found] == [200, 200], found[1].text
+    kept = [{key: found.json().get(key) for key in ("choices", "prompt")} for found in found]
+    assert kept[0] == kept[1]
+
+
+FRACTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (TEXTS, {name: 1.5}) for name in ("n", "seed", "top_k", "min_tokens", "max_tokens", "logprobs", "best_of")},
+    **{name: (CHATS, {"logprobs": True, name: 1.5}) for name in ("max_completion_tokens", "top_logprobs")},
+    **{name: (TEXTS, {name: [1.5]}) for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "prompt")},
+    **{f"speculation.{name}": (TEXTS, {"speculation": {name: 1.5}}) for name in ("draft_tokens", "draft_max")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FRACTIONS)
+async def test_a_number_that_is_not_whole_is_refused_where_a_whole_one_is_due(
+    http: httpx2.AsyncClient, name: str
+) -> None:
+    path, change = FRACTIONS[name]
+    response = await http.post(path, json={**(CHAT_BODY if path == CHATS else TEXT_BODY), **change})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == name
+
+
+async def test_best_of_is_taken_where_it_asks_for_what_n_gives(http: httpx2.AsyncClient) -> None:
+    for path, body in ((CHATS, CHAT_BODY), (TEXTS, TEXT_BODY)):
+        body = {**body, "n": 2, "temperature": 1, "seed": 3}
+        assert await answer(http, path, {**body, "best_of": 2}) == await answer(http, path, body)
+        for wrong in ({"n": 2, "best_of": 1}, {"n": 2, "best_of": 3}, {"n": None, "best_of": 2}, {"best_of": "2"}):
+            response = await http.post(path, json={**body, **wrong})
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "best_of"
+
+
+@pytest.mark.parametrize(("tools", "choice"), [("tools", "tool_choice"), ("functions", "function_call")])
+async def test_tools_that_must_not_be_called_are_ignored(http: httpx2.AsyncClient, tools: str, choice: str) -> None:
+    offered = {tools: [{"type": "function", "function": {"name": "look_up"}}]}
+    assert await answer(http, CHATS, {**CHAT_BODY, **offered, choice: "none"}) == await answer(http, CHATS, CHAT_BODY)
+    for chosen in ({}, {choice: "auto"}, {choice: None}):
+        response = await http.post(CHATS, json={**CHAT_BODY, **offered, **chosen})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == tools
+
+
+async def test_a_top_p_of_0_gives_the_greedy_answer(http: httpx2.AsyncClient) -> None:
+    for path, body in (("/v1/chat/completions", CHAT_BODY), ("/v1/completions", TEXT_BODY)):
+        drawn = await answer(http, path, {**body, "temperature": 2, "seed": 3, "top_p": 0})
+        assert drawn == await answer(http, path, body)
+
+
 async def test_max_completion_tokens_is_the_newer_name(http: httpx2.AsyncClient) -> None:
     body = {**CHAT_BODY, "max_completion_tokens": 3, "ignore_eos": True}
     assert (await answer(http, "/v1/chat/completions", body))["completion_tokens"] == 3
@@ -105,7 +184,7 @@ async def test_max_completion_tokens_is_the_newer_name(http: httpx2.AsyncClient)
 BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
     "temperature": ({"temperature": -1}, "temperature", ">= 0"),
     "temperature as a text": ({"temperature": "hot"}, "temperature", "a number"),
-    "top_p": ({"top_p": 2}, "top_p", "in (0, 1]"),
+    "top_p": ({"top_p": 2}, "top_p", "in [0, 1]"),
     "n": ({"n": 0}, "n", "in [1, 64]"),
     "n as true": ({"n": True}, "n", "a whole number"),
     "max_tokens": ({"max_tokens": 0}, "max_tokens", "1"),
@@ -160,7 +239,6 @@ async def test_a_bad_value_is_refused_by_its_field_and_its_range(http: httpx2.As
         assert param in error["message"]
 
 
-CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"
 # By the words of gRPC, and of the checks behind it, they are called otherwise.
 OTHER_NAMES: dict[str, tuple[str, dict[str, Any], str]] = {
     "the newer max_tokens": (CHATS, {**CHAT_BODY, "max_completion_tokens": 0}, "max_completion_tokens"),

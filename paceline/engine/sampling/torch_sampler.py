@@ -151,7 +151,7 @@ def _keep_candidates(probs: torch.Tensor, params: list[SamplingParams], count: i
     sums = (top * in_top_k).cumsum(dim=-1)
     total = torch.where(top_k <= count, sums[:, -1:], probs.sum(dim=-1, keepdim=True))
     keep = in_top_k & ((sums - top < top_p * total) | (top_p == 1)) & (top >= min_p * top[:, :1])
-    # The likeliest stays where top_p times the total is too small for a float.
+    # The likeliest stays where top_p times the total is 0.
     keep[:, 0] = True
     complete = (
         (top_k <= count) | ((top_p < 1) & (sums[:, -1:] >= top_p * total)) | (top[:, -1:] < min_p * top[:, :1])

@@ -27,6 +27,7 @@ GREEDY = SamplingParams()
 TRANSFORMS = [
     {}, {"top_k": 50}, {"top_k": 1}, {"top_k": 100, "top_p": 0.8}, {"top_p": 0.9}, {"min_p": 0.05},
     {"top_k": 200, "top_p": 0.95, "min_p": 0.01}, {"top_k": 10**6, "top_p": 0.5}, {"top_k": 300}, {"top_p": 0.999},
+    {"top_p": 0.0}, {"top_k": 100, "top_p": 0.0},
 ]  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def reference(logits: torch.Tensor, params: SamplingParams) -> NDArray[np.float6
     if params.top_p < 1:
         # A token stays while those before it have not reached top_p.
         before = np.cumsum(ranked) - ranked
-        ranked[before >= params.top_p] = 0
+        ranked[1:][before[1:] >= params.top_p] = 0
     ranked[ranked < params.min_p * ranked[0]] = 0
     result = np.zeros_like(probs)
     result[order] = ranked / ranked.sum()
@@ -88,6 +88,8 @@ TRANSFORMS = {
     "top-p": {"top_p": 0.3},
     "top-p beyond the candidates": {"top_p": 0.97},
     "top-p of almost nothing": {"top_p": 1e-6},
+    "top-p of nothing": {"top_p": 0.0},
+    "top-k and top-p of nothing": {"top_k": 40, "top_p": 0},
     "min-p": {"min_p": 0.2},
     "min-p beyond the candidates": {"min_p": 0.001},
     "top-k and top-p": {"top_k": 40, "top_p": 0.8},

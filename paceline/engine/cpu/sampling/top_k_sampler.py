@@ -57,7 +57,7 @@ class Ranking:
         keep = (top > 0) & (top >= sampling.min_p * top[0])
         if sampling.top_p < 1:
             keep &= sums - top < sampling.top_p * total
-            # The likeliest stays where the product is too small for a float.
+            # The likeliest stays where the product is 0.
             keep[0] = True
         reaches = sampling.top_p < 1 and sums[-1] >= sampling.top_p * total
         if not (is_whole or reaches or keep[-1] < keep[0]):

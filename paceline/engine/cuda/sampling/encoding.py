@@ -22,6 +22,9 @@ from paceline.engine.sampling.specs import (
     TruncatedSample,
 )
 
+# Less than the likeliest token's probability ever is.
+LEAST_TOP_P = 1e-200
+
 
 @dataclass(frozen=True, slots=True)
 class Results:
@@ -71,7 +74,8 @@ def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Ar
         if sampling.is_greedy or not is_codable(spec):
             continue
         own[Column.TEMPERATURE], own[Column.TOP_K] = sampling.temperature, sampling.top_k
-        own[Column.TOP_P], own[Column.MIN_P] = sampling.top_p, sampling.min_p
+        # The kernel keeps tokens before which there is less than this mass: of 0 it would keep none.
+        own[Column.TOP_P], own[Column.MIN_P] = max(sampling.top_p, LEAST_TOP_P), sampling.min_p
         own[Column.IS_CUT] = 0 < sampling.top_k < vocab_size or sampling.top_p < 1 or sampling.min_p > 0
         match spec:
             case GumbelMax(key=key):

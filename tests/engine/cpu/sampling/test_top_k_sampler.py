@@ -22,6 +22,7 @@ TRANSFORMS = {
     "top-k 1": {"top_k": 1},
     "top-k and top-p": {"top_k": 100, "top_p": 0.8},
     "top-p": {"top_p": 0.9},
+    "top-p 0": {"top_p": 0.0},
     "min-p": {"min_p": 0.05},
     "all": {"top_k": 200, "top_p": 0.95, "min_p": 0.01},
     "top-k of all, top-p": {"top_k": 10**6, "top_p": 0.5},

@@ -1,0 +1,99 @@
+"""The keys of a chat's messages: taken, refused by name, ignored. A row each."""
+
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from gateway.fields import MESSAGE_IGNORED, MESSAGE_REFUSED
+
+ASKED = {"role": "user", "content": "t1 t2"}
+ANSWERED = {"role": "assistant", "content": "t3"}
+# As servers give an assistant's message, and clients send it back.
+REPLAYED: dict[str, dict[str, Any]] = {
+    "vLLM": {
+        "refusal": None, "annotations": None, "audio": None, "function_call": None, "tool_calls": [],
+        "reasoning": None, "reasoning_content": None,
+    },
+    "LiteLLM": {"tool_calls": None, "function_call": None, "annotations": [], "provider_specific_fields": {"refusal": None}},
+    "OpenRouter": {"refusal": None, "reasoning": None, "reasoning_details": [], "images": []},
+    "Mistral": {"tool_calls": None, "prefix": False},
+    "a page": {"id": "msg_1", "name": "Paceline", "reasoning_content": ""},
+}  # fmt: skip
+MISSPELT: dict[str, tuple[dict[str, Any], str]] = {
+    "content of a user": ({"role": "user", "contents": "x"}, "contents"),
+    "content of an assistant": ({"role": "assistant", "Content": "x"}, "Content"),
+    "role": ({"rol": "user", "content": "x"}, "rol"),
+    "text of a part": ({"role": "user", "content": [{"type": "text", "txt": "x"}]}, "content[0].txt"),
+    "a part's other key": (
+        {"role": "user", "content": [{"type": "text", "text": "x", "image": "y"}]},
+        "content[0].image",
+    ),
+}
+
+
+async def ids_of(http: httpx2.AsyncClient, message: dict[str, Any]) -> Any:
+    """What the model is given."""
+    response = await http.post("/tokenize", json={"messages": [ASKED, message]})
+    assert response.status_code == 200, response.text
+    return response.json()["tokens"]
+
+
+async def refusal_of(http: httpx2.AsyncClient, message: dict[str, Any]) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+    for path in ("/v1/chat/completions", "/tokenize"):
+        response = await http.post(path, json={"messages": [ASKED, message]})
+        assert response.status_code == 400, response.text
+        found.append(response.json()["error"])
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("name", MESSAGE_REFUSED)
+async def test_a_key_that_would_change_the_answer_is_refused_unless_it_asks_for_nothing(
+    http: httpx2.AsyncClient, name: str
+) -> None:
+    for value in ("something special", True, ["x"]):
+        error = await refusal_of(http, {**ANSWERED, name: value})
+        assert (error["param"], error["code"]) == (f"messages[1].{name}", "unsupported_field")
+        assert error["message"].startswith(f"messages[1].{name} ")
+    for neutral in (*MESSAGE_REFUSED[name], None):
+        assert await ids_of(http, {**ANSWERED, name: neutral}) == await ids_of(http, ANSWERED)
+
+
+@pytest.mark.parametrize("name", MESSAGE_IGNORED)
+async def test_a_key_that_is_ignored_changes_nothing(http: httpx2.AsyncClient, name: str) -> None:
+    assert await ids_of(http, {**ANSWERED, name: {"any": "thing"}}) == await ids_of(http, ANSWERED)
+    part = {"type": "text", "text": ANSWERED["content"], "cache_control": {"type": "ephemeral"}}
+    assert await ids_of(http, {**ANSWERED, "content": [part]}) == await ids_of(http, ANSWERED)
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+async def test_a_misspelt_key_is_refused_by_its_name(http: httpx2.AsyncClient, name: str) -> None:
+    message, key = MISSPELT[name]
+    error = await refusal_of(http, message)
+    assert (error["param"], error["code"]) == (f"messages[1].{key}", "unknown_field")
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+async def test_an_answer_may_be_sent_back_as_it_came(http: httpx2.AsyncClient, name: str) -> None:
+    assert await ids_of(http, {**ANSWERED, **REPLAYED[name]}) == await ids_of(http, ANSWERED)
+
+
+def test_an_answer_of_ours_may_be_sent_back_as_it_came(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "dummy:tiny", "max_tokens": 3, "temperature": 0}
+    message = client.chat.completions.create(messages=[ASKED], **asked).choices[0].message
+    plain = {"role": "assistant", "content": message.content}
+    answers = [
+        client.chat.completions.create(messages=[ASKED, answer, ASKED], **asked).choices[0].message.content
+        for answer in (message, message.model_dump(), message.to_dict(), plain)
+    ]
+    assert len(set(answers)) == 1
+
+
+async def test_other_objects_with_named_keys_refuse_unknown_ones_too(http: httpx2.AsyncClient) -> None:
+    body = {"messages": [ASKED], "prediction": {"type": "content", "contents": "t1"}}
+    response = await http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prediction.contents"
