@@ -16,16 +16,23 @@ from paceline.checks import require
 from paceline.cli import options
 from paceline.client import AsyncClient, Deployment, Prompt, Tls
 from paceline.errors import ConfigError, InvalidArgument, RequestError
-from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop, parse_sweep
-from paceline.loadtest.progress import LiveProgress
-from paceline.loadtest.report.page import render
-from paceline.loadtest.report.report import Point, Report, as_record
-from paceline.loadtest.report.table import first_failures, print_report
-from paceline.loadtest.run import Extent, Runner, Workload
-from paceline.loadtest.slices import UNLIMITED
-from paceline.loadtest.slo import Slo, parse_slo
-from paceline.loadtest.synthetic import Lengths, parse_lengths, synthetic_prompt
-from paceline.loadtest.variants import DEFAULT, Variant, parse_variants
+from paceline.loadtest.metrics import Slo, parse_slo
+from paceline.loadtest.page import render
+from paceline.loadtest.report import Point, Report, as_record, first_failures, print_report
+from paceline.loadtest.runner import Extent, LiveProgress, Runner, Workload
+from paceline.loadtest.workload import (
+    DEFAULT,
+    UNLIMITED,
+    ClosedLoop,
+    Lengths,
+    Load,
+    OpenLoop,
+    Variant,
+    parse_lengths,
+    parse_sweep,
+    parse_variants,
+    synthetic_prompt,
+)
 from paceline.prompts import read_prompts
 from paceline.sampling import SamplingParams
 

@@ -7,10 +7,7 @@ from collections import Counter
 import pytest
 
 from paceline.errors import InvalidArgument
-from paceline.loadtest.arrivals import poisson_arrivals
-from paceline.loadtest.loads import ClosedLoop, OpenLoop, parse_sweep
-from paceline.loadtest.slices import blocks
-from paceline.loadtest.variants import parse_variants
+from paceline.loadtest.workload import ClosedLoop, OpenLoop, blocks, parse_sweep, parse_variants, poisson_arrivals
 from paceline.speculation import Bounds, Drafter, EntropyAdaptive
 
 RATE, COUNT = 4.0, 4000

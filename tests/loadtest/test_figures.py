@@ -5,10 +5,9 @@ import json
 import pytest
 
 from paceline.errors import InvalidArgument
-from paceline.loadtest.figures import PARTS, Goodput, Run, figures_of, itls_ms, spread
-from paceline.loadtest.loads import ClosedLoop
-from paceline.loadtest.report.report import Point, Report, as_record
-from paceline.loadtest.slo import Slo, parse_slo
+from paceline.loadtest.metrics import PARTS, Goodput, Run, Slo, figures_of, itls_ms, parse_slo, spread
+from paceline.loadtest.report import Point, Report, as_record
+from paceline.loadtest.workload import ClosedLoop
 from tests.loadtest.conftest import failed, make_finish, make_record
 
 # First token after 100 ms; then 4 tokens in 20 ms, and 1 in 10.

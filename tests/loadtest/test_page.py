@@ -6,12 +6,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from paceline.loadtest.figures import Run
-from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop
-from paceline.loadtest.report.charts import Axes, Series, line_chart, stacked_bars, ticks
-from paceline.loadtest.report.page import render
-from paceline.loadtest.report.report import Point, Report
-from paceline.loadtest.slo import Slo
+from paceline.loadtest.charts import Axes, Series, line_chart, stacked_bars, ticks
+from paceline.loadtest.metrics import Run, Slo
+from paceline.loadtest.page import render
+from paceline.loadtest.report import Point, Report
+from paceline.loadtest.workload import ClosedLoop, Load, OpenLoop
 from tests.loadtest.conftest import failed, make_finish, make_record
 
 EVIL = "<script>alert('&')</script>"

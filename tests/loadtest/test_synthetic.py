@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.errors import InvalidArgument
-from paceline.loadtest.synthetic import Lengths, parse_lengths, synthetic_prompt
+from paceline.loadtest.workload import Lengths, parse_lengths, synthetic_prompt
 
 
 def test_synthetic_prompts_have_their_length_and_are_told_by_their_key() -> None:

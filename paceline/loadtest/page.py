@@ -5,14 +5,19 @@ from html import escape
 
 import numpy as np
 
-from paceline.loadtest.figures import PARTS, Figures, Values, e2es_ms, itls_ms, ttfts_ms
-from paceline.loadtest.report import charts
-from paceline.loadtest.report.charts import Axes, Series
-from paceline.loadtest.report.report import Point, Report
-from paceline.loadtest.report.rows import VALUES_FOR_P99, groups_of, number, of_spread, percent
-from paceline.loadtest.report.style import STYLE
-from paceline.loadtest.report.table import first_failures
-from paceline.loadtest.slo import Slo
+from paceline.loadtest import charts
+from paceline.loadtest.charts import STYLE, Axes, Series
+from paceline.loadtest.metrics import PARTS, Figures, Slo, Values, e2es_ms, itls_ms, ttfts_ms
+from paceline.loadtest.report import (
+    VALUES_FOR_P99,
+    Point,
+    Report,
+    first_failures,
+    groups_of,
+    number,
+    of_spread,
+    percent,
+)
 
 # Name, values, and what each value is of.
 LATENCIES = (

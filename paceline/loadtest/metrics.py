@@ -13,19 +13,122 @@
   way between the two, and the harness itself.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.client import Finish
-from paceline.loadtest.record import Record
-from paceline.loadtest.slo import Slo
+from paceline.errors import InvalidArgument
 
 PARTS = ("queue", "draft", "target", "wire", "coordinator", "client")
 Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A response with tokens: when it came, in milliseconds since its request was due, and how many it brought."""
+
+    at_ms: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a request failed: the gRPC status code's name, and what the server said."""
+
+    status: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Times in milliseconds since the request was due.
+
+    In a closed loop a request is due when it is sent. In an open loop it is due when the arrival process
+    says: a harness that comes late counts against the server rather than going unseen.
+    """
+
+    index: int
+    arrivals: tuple[Arrival, ...]
+    finish: Finish | None = None
+    failure: Failure | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        return self.failure is None
+
+    @property
+    def tokens(self) -> int:
+        return sum(arrival.tokens for arrival in self.arrivals)
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Time to first token; None if none came."""
+        return self.arrivals[0].at_ms if self.arrivals else None
+
+    @property
+    def e2e_ms(self) -> float | None:
+        """Time to the last token; None if none came."""
+        return self.arrivals[-1].at_ms if self.arrivals else None
+
+    @property
+    def gaps(self) -> list[Arrival]:
+        """For each response after the first: milliseconds *per token* since the one before, and its tokens.
+
+        This is inter-token latency as the client sees it. A round's tokens come in one response; each of
+        them counts with an equal part of the time since the last response.
+        """
+        pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
+        return [Arrival((late.at_ms - early.at_ms) / late.tokens, late.tokens) for early, late in pairs]
+
+    @property
+    def mean_itl_ms(self) -> float | None:
+        """Mean inter-token latency of this request; None where all its tokens came at once."""
+        if len(self.arrivals) < 2:
+            return None
+        first, last = self.arrivals[0], self.arrivals[-1]
+        return (last.at_ms - first.at_ms) / (self.tokens - first.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A request is good if it succeeds within all limits that are set, in milliseconds."""
+
+    # Time to first token.
+    ttft: float | None = None
+    # The request's mean inter-token latency.
+    itl: float | None = None
+    # Time to the last token.
+    e2e: float | None = None
+
+    @property
+    def label(self) -> str:
+        """As a user types it."""
+        limits = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return ",".join(f"{name}={limit:g}" for name, limit in limits if limit is not None)
+
+    def is_met_by(self, record: Record) -> bool:
+        if not record.is_ok:
+            return False
+        times = ((record.ttft_ms, self.ttft), (record.mean_itl_ms, self.itl), (record.e2e_ms, self.e2e))
+        return all(time is None or limit is None or time <= limit for time, limit in times)
+
+
+def parse_slo(text: str) -> Slo:
+    """From `ttft=500,itl=50`. Raises InvalidArgument."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    try:
+        limits = {name.strip(): float(value) for name, _, value in pairs}
+        ok = len(limits) == len(pairs) and all(0 < limit < math.inf for limit in limits.values())
+        if ok:
+            return Slo(**limits)
+    except (ValueError, TypeError):
+        pass
+    raise InvalidArgument.field("--slo", text, "of ttft, itl and e2e, each once, in milliseconds > 0: ttft=500,itl=50")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,16 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import TracebackType
 
 import grpc.aio
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from paceline.client import AsyncClient, Finish, Prompt
 from paceline.errors import PacelineError
-from paceline.loadtest.arrivals import poisson_arrivals
-from paceline.loadtest.figures import Run
-from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop
-from paceline.loadtest.record import Arrival, Failure, Record
-from paceline.loadtest.slices import blocks
-from paceline.loadtest.variants import Variant
+from paceline.loadtest.metrics import Arrival, Failure, Record, Run
+from paceline.loadtest.workload import ClosedLoop, Load, OpenLoop, Variant, blocks, poisson_arrivals
 from paceline.rpc.status import code_of
 from paceline.sampling import SamplingParams
 
@@ -69,7 +68,7 @@ class Runner:
         self._salt = f"loadtest {secrets.token_hex(8)}"
 
     async def run(self, load: Load, variants: list[Variant], extent: Extent) -> dict[str, Run]:
-        """What each variant did, by name. Variants take turns: see `slices.py`."""
+        """What each variant did, by name. Variants take turns: see `blocks`."""
         for variant in variants:
             await self._warm_up(load, variant, extent.warmup)
         records: list[list[Record]] = [[] for _ in variants]
@@ -173,3 +172,39 @@ def status_of(error: PacelineError) -> str:
     """
     cause = error.__context__
     return cause.code().name if isinstance(cause, grpc.aio.AioRpcError) else code_of(error).name
+
+
+class LiveProgress:
+    """A bar on stderr, only on a terminal; a context manager."""
+
+    def __init__(self, total: int | None) -> None:
+        """`total`: requests of the whole run, warm-ups included; None where only time ends it."""
+        console = Console(stderr=True)
+        columns = (
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("requests, {task.fields[tokens]} tokens[red]{task.fields[failed]}[/red]"), TimeElapsedColumn(),
+        )  # fmt: skip
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task("", total=total, tokens=0, failed="")
+        self._tokens = 0
+        self._failed = 0
+
+    def __enter__(self) -> "LiveProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show_load(self, label: str) -> None:
+        """Which load is on."""
+        self._progress.update(self._task, description=label)
+
+    def count(self, record: Record) -> None:
+        """Another request is done."""
+        self._tokens += record.tokens
+        self._failed += not record.is_ok
+        failed = f", {self._failed} failed" if self._failed else ""
+        self._progress.update(self._task, advance=1, tokens=self._tokens, failed=failed)
