@@ -84,11 +84,10 @@ def distill(
     asked = [] if prompts is None else read_prompts("--prompts", prompts)
     questions = [] if held_out is None else read_prompts("--held-out", held_out)
     # torch takes seconds to import, and only this command needs it.
-    from paceline.distillation.budget import Budget
     from paceline.distillation.command import run
+    from paceline.distillation.loss import Divergence
     from paceline.distillation.run import DistillConfig
-    from paceline.distillation.training.loss import Divergence
-    from paceline.distillation.training.trainer import TrainingPlan
+    from paceline.distillation.trainer import Budget, TrainingPlan
 
     if hours is not None:
         writing = Budget(seconds=hours * 3600 * WRITING_SHARE)

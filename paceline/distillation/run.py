@@ -7,7 +7,9 @@ FOLDER/curve.csv        alpha and agreement on held-out text, by tokens seen; al
 FOLDER/draft/           the draft, for `--model`
 """
 
+import csv
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,23 +20,86 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from paceline.distillation.budget import Budget
-from paceline.distillation.corpus.conversation import Record
-from paceline.distillation.corpus.corpus import Corpus, read_shard
-from paceline.distillation.corpus.frame import ChatFrame, read_tokenizer
-from paceline.distillation.corpus.questions import Questions, read_openings
-from paceline.distillation.corpus.writer import Writer
-from paceline.distillation.curve import Curve
+from paceline.distillation.batches import Lesson, MaskLesson, Masks, TextLesson
+from paceline.distillation.conversations import ChatFrame, Corpus, Question, Record, Style, read_shard, read_tokenizer
 from paceline.distillation.draft import chosen_layers, lender_of, make_backbone, save_draft
-from paceline.distillation.evaluation import answer_greedily, by_category
-from paceline.distillation.training.head import HeadIndex, frequent_ids
-from paceline.distillation.training.lessons import Lesson, MaskLesson, TextLesson
-from paceline.distillation.training.loss import Agreement, FrozenHead
-from paceline.distillation.training.masked_batches import Masks
-from paceline.distillation.training.trainer import Trainer, TrainingPlan
+from paceline.distillation.loss import Agreement, FrozenHead, HeadIndex, frequent_ids
+from paceline.distillation.questions import Questions, read_openings
+from paceline.distillation.trainer import Budget, Trainer, TrainingPlan
+from paceline.distillation.writer import Writer
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
+
+
+class Curve:
+    """FOLDER/curve.csv and FOLDER/curve.png. Existing rows are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._csv, self._png = folder / "curve.csv", folder / "curve.png"
+        self.rows: list[dict[str, float]] = []
+        if self._csv.exists():
+            with open(self._csv, newline="") as file:
+                rows = list(csv.DictReader(file))
+            self.rows = [
+                {name: int(value) if name == "tokens" else float(value) for name, value in row.items()} for row in rows
+            ]
+
+    def add(self, tokens: int, loss: float, found: Sequence[Agreement]) -> None:
+        """Adds a row. `loss`: the mean over the steps after the last row; `found`: by depth, which has columns of its own
+        from the second on."""
+        row = {"tokens": tokens, "loss": round(loss, 4)}
+        for depth, each in enumerate(found):
+            suffix = f"_{depth + 1}" if depth else ""
+            row |= {f"alpha{suffix}": round(each.mean_alpha, 4), f"top_1{suffix}": round(each.mean_top_1, 4)}
+        self.rows.append(row)
+        with open(self._csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, row.keys())
+            writer.writeheader()
+            writer.writerows(self.rows)
+        self._draw()
+
+    def _draw(self) -> None:
+        # Imported here, because the import takes a second and only pictures need it.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        FigureCanvasAgg(figure)
+        left, right = figure.subplots(1, 2)
+        tokens = [row["tokens"] / 1e6 for row in self.rows]
+        left.plot(tokens[1:], [row["loss"] for row in self.rows][1:])
+        left.set(xlabel="million tokens seen", ylabel="training loss")
+        right.plot(tokens, [row["alpha"] for row in self.rows], label="alpha, at least")
+        for name in self.rows[-1]:
+            if name.startswith("top_1"):
+                label = "same likeliest token" + name.removeprefix("top_1").replace("_", ", of token ")
+                right.plot(tokens, [row[name] for row in self.rows], label=label)
+        right.set(xlabel="million tokens seen", ylabel="on held-out text", ylim=(0, 1))
+        right.legend()
+        figure.savefig(self._png, format="png", dpi=120)
+
+
+GREEDY = Style(temperature=0.0, top_p=1.0, max_tokens=80)
+
+
+def answer_greedily(
+    model: CpuLlama, frame: ChatFrame, questions: Sequence[list[int]], at_once: int, top: int
+) -> list[Record]:
+    """The target's greedy answers to questions given as tokens, in the order of the questions."""
+    longest = max(map(len, questions), default=0)
+    asked = (Question(question, is_whole=True) for question in questions)
+    writer = Writer(model, frame, at_once, top, 0, asked, longest, (GREEDY,))
+    return [record for _, record in sorted(writer.records(), key=lambda pair: pair[0])]
+
+
+def by_category(trainer: Trainer, records: Sequence[Record], categories: Sequence[str]) -> dict[str, list[Agreement]]:
+    """Agreement by depth for each category, in the order in which the categories first appear."""
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for record, category in zip(records, categories, strict=True):
+        groups[category].append(record)
+    return {category: trainer.agreement(group) for category, group in groups.items()}
+
 
 # Number of held-out conversations. They are among the oldest, so that a resumed run holds out the same ones.
 HELD_OUT = 128

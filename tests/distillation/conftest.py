@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.distillation.corpus.conversation import Record
+from paceline.distillation.conversations import Record
 
 VOCAB, TOP = 64, 4
 

@@ -6,14 +6,11 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.distillation.budget import Budget
-from paceline.distillation.corpus.conversation import Record
+from paceline.distillation.batches import MaskLesson, Masks, anchors_of, lay, make_masked_batch
+from paceline.distillation.conversations import Record
 from paceline.distillation.draft import make_backbone
-from paceline.distillation.training.head import HeadIndex
-from paceline.distillation.training.lessons import MaskLesson
-from paceline.distillation.training.loss import FrozenHead
-from paceline.distillation.training.masked_batches import Masks, anchors_of, lay, make_masked_batch
-from paceline.distillation.training.trainer import Trainer, TrainingPlan
+from paceline.distillation.loss import FrozenHead, HeadIndex
+from paceline.distillation.trainer import Budget, Trainer, TrainingPlan
 from tests.distillation.conftest import VOCAB
 
 MASKS = Masks(num_rows=3, anchor_share=0.5)

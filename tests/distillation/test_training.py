@@ -8,15 +8,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.distillation.budget import Budget
-from paceline.distillation.corpus.conversation import Record
-from paceline.distillation.curve import Curve
+from paceline.distillation.batches import TextLesson, make_batch, shuffled
+from paceline.distillation.conversations import Record
 from paceline.distillation.draft import chosen_layers, make_backbone
-from paceline.distillation.training.batches import make_batch, shuffled
-from paceline.distillation.training.head import HeadIndex, frequent_ids
-from paceline.distillation.training.lessons import TextLesson
-from paceline.distillation.training.loss import Agreement, Divergence, FrozenHead
-from paceline.distillation.training.trainer import Trainer, TrainingPlan
+from paceline.distillation.loss import Agreement, Divergence, FrozenHead, HeadIndex, frequent_ids
+from paceline.distillation.run import Curve
+from paceline.distillation.trainer import Budget, Trainer, TrainingPlan
 from paceline.errors import ConfigError
 from tests.distillation.conftest import VOCAB
 

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.distillation.corpus.conversation import Question, Record, Style
-from paceline.distillation.corpus.corpus import Corpus, read_shard
-from paceline.distillation.corpus.frame import ChatFrame, read_tokenizer
-from paceline.distillation.corpus.questions import MAX_TEXT_TOKENS, OWN, Opening, Questions, read_openings
-from paceline.distillation.corpus.writer import Writer
+from paceline.distillation.conversations import ChatFrame, Corpus, Question, Record, Style, read_shard, read_tokenizer
+from paceline.distillation.questions import MAX_TEXT_TOKENS, OWN, Opening, Questions, read_openings
+from paceline.distillation.writer import Writer
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.models.weights import LoadedModel, load_model
 from paceline.errors import ConfigError

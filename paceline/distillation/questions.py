@@ -11,7 +11,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from paceline.distillation.corpus.conversation import Question, Record
+from paceline.distillation.conversations import Question, Record
 
 # Of the messages that are not given prompts, the fraction that is about a text.
 TEXT_SHARE = 0.25

@@ -10,11 +10,22 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from paceline.distillation.budget import Budget
-from paceline.distillation.corpus.conversation import Record
-from paceline.distillation.training.batches import shuffled
-from paceline.distillation.training.lessons import Lesson
-from paceline.distillation.training.loss import Agreement, Divergence, FrozenHead
+from paceline.distillation.batches import Lesson, shuffled
+from paceline.distillation.conversations import Record
+from paceline.distillation.loss import Agreement, Divergence, FrozenHead
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The work ends when the tokens or the seconds are used. The time of interrupted runs counts."""
+
+    tokens: float = math.inf
+    seconds: float = math.inf
+
+    def share(self, tokens: int, seconds: float) -> float:
+        """The used part of the budget, in [0, 1]."""
+        return min(1.0, max(tokens / self.tokens, seconds / self.seconds))
+
 
 # The fraction of the budget in which the learning rate rises.
 WARM_UP_SHARE = 0.03

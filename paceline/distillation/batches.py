@@ -10,16 +10,67 @@ every token its mask rows and drops most of them; here some tokens are anchors, 
       mask 1 at e's place learns f, and sees a b c and mask 0
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
-from paceline.distillation.corpus.conversation import Record
-from paceline.distillation.training.head import HeadIndex
-from paceline.distillation.training.loss import Goal
+from paceline.distillation.conversations import Record
+from paceline.distillation.loss import Goal, HeadIndex
+
+# Conversations of similar length are put together within windows of this many batches.
+WINDOW_BATCHES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """Conversations, padded on the right, and the target's distributions at the tokens that it wrote."""
+
+    tokens: torch.Tensor  # [num_conversations, longest] int64
+    # Indices into the flattened tokens: the token before each token that the target wrote.
+    rows: torch.Tensor  # [num_rows] int64
+    goal: Goal
+
+    def to(self, device: str) -> "TrainingBatch":
+        return TrainingBatch(self.tokens.to(device), self.rows.to(device), self.goal.to(device))
+
+
+def make_batch(records: Sequence[Record], index: HeadIndex) -> TrainingBatch:
+    longest = max(len(record.tokens) for record in records) - 1
+    tokens = np.zeros((len(records), longest), np.int64)
+    rows = []
+    for row, record in enumerate(records):
+        # The last token is only predicted: no token follows it.
+        tokens[row, : len(record.tokens) - 1] = record.tokens[:-1]
+        rows.append(row * longest + record.written.astype(np.int64) - 1)
+    ids = torch.from_numpy(np.concatenate([record.top_ids for record in records]).astype(np.int64))
+    logprobs = torch.from_numpy(np.concatenate([record.top_logprobs for record in records]).astype(np.float32))
+    goal = Goal(index.indices_of(ids), logprobs.exp())
+    return TrainingBatch(torch.from_numpy(tokens), torch.from_numpy(np.concatenate(rows)), goal)
+
+
+def shuffled(records: Sequence[Record], batch_tokens: int, seed: int) -> Iterator[list[Record]]:
+    """One pass over `records`, in batches of up to `batch_tokens` tokens with padding.
+
+    A batch has conversations of similar length.
+    """
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(records))
+    mean = max(1.0, float(np.mean([len(record.tokens) for record in records])))
+    window = max(1, int(WINDOW_BATCHES * batch_tokens / mean))
+    for first in range(0, len(order), window):
+        near = sorted(order[first : first + window], key=lambda at: len(records[at].tokens))
+        batches: list[list[Record]] = [[]]
+        for at in near:
+            if (len(batches[-1]) + 1) * len(records[at].tokens) > batch_tokens and batches[-1]:
+                batches.append([])
+            batches[-1].append(records[at])
+        for number in random.permutation(len(batches)):
+            yield batches[number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +186,62 @@ def make_masked_batch(
         torch.from_numpy(np.concatenate([each.depths for each in laid])),
         goal,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """The rows that learn."""
+
+    # What the backbone makes of them.
+    hidden: torch.Tensor  # [num_rows, hidden_size]
+    goal: Goal
+    # How many tokens behind the last one that a row knows: 0 for the next token.
+    depths: torch.Tensor  # [num_rows] int64
+
+
+class Lesson(Protocol):
+    """A way to learn from conversations."""
+
+    # The rows of a batch have depths below this.
+    num_depths: int
+
+    def read(self, backbone: PreTrainedModel, records: Sequence[Record], seed: int) -> Learning:
+        """Runs the backbone. `seed`: of what is random in it."""
+        ...
+
+
+class TextLesson:
+    """Every row of the text learns the next token: the draft proposes step by step."""
+
+    num_depths = 1
+
+    def __init__(self, index: HeadIndex, device: str = "cpu") -> None:
+        self._index = index
+        self._device = device
+
+    def read(self, backbone: PreTrainedModel, records: Sequence[Record], seed: int) -> Learning:
+        batch = make_batch(records, self._index).to(self._device)
+        with torch.autocast(self._device, torch.bfloat16):
+            hidden: torch.Tensor = backbone(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        return Learning(hidden.flatten(0, 1)[batch.rows], batch.goal, torch.zeros_like(batch.rows))
+
+
+class MaskLesson:
+    """Mask rows learn tokens further on: the draft proposes several tokens in one forward."""
+
+    def __init__(self, index: HeadIndex, masks: Masks, device: str = "cpu") -> None:
+        self.num_depths = masks.num_rows + 1
+        self._index = index
+        self._masks = masks
+        self._device = device
+
+    def read(self, backbone: PreTrainedModel, records: Sequence[Record], seed: int) -> Learning:
+        embedding = backbone.get_input_embeddings().weight  # [vocab_size, hidden_size]
+        random = np.random.default_rng(seed)
+        batch = make_masked_batch(records, self._masks, self._index, embedding.shape[0], random).to(self._device)
+        rows = torch.cat([embedding, backbone.mask_vectors])[batch.tokens]
+        with torch.autocast(self._device, torch.bfloat16):
+            hidden: torch.Tensor = backbone(
+                inputs_embeds=rows, position_ids=batch.positions, attention_mask=batch.sees, use_cache=False
+            ).last_hidden_state
+        return Learning(hidden.flatten(0, 1)[batch.rows], batch.goal, batch.depths)

@@ -7,14 +7,48 @@ p is known only for the target's likeliest tokens. The rest of its mass counts a
 """
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from paceline.distillation.training import gradient, gradient_torch
+from paceline.distillation.conversations import Record
+from paceline.distillation.gradient import differentiate, differentiate_in_torch
 from paceline.engine.cpu.kernels.scalars import bits_of
+
+ALL = 0
+
+
+def frequent_ids(records: Sequence[Record], vocab_size: int, size: int) -> NDArray[np.int64]:
+    """The ids of the `size` tokens that the target wrote most often, in increasing order: [size].
+
+    With size ALL all ids: [vocab_size].
+    """
+    if size == ALL or size >= vocab_size:
+        return np.arange(vocab_size)
+    counts = np.zeros(vocab_size, np.int64)
+    for record in records:
+        # Also count the likeliest token at each position: a small corpus alone has too few different tokens.
+        np.add.at(counts, record.top_ids[:, 0], 1)
+        counts += np.bincount(record.tokens[record.written], minlength=vocab_size)
+    return np.sort(np.argsort(-counts, kind="stable")[:size])
+
+
+class HeadIndex:
+    """Maps token ids to indices in the head. Tokens that the head does not have get the index `absent`."""
+
+    def __init__(self, ids: NDArray[np.int64], vocab_size: int) -> None:
+        self.absent = len(ids)
+        self._indices = torch.full((vocab_size,), self.absent)
+        self._indices[torch.from_numpy(ids)] = torch.arange(len(ids))
+
+    def indices_of(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Indices in the head, of the same shape as `token_ids`."""
+        return self._indices[token_ids]
+
 
 # Number of rows whose logits are in memory at the same time.
 CHUNK_ROWS = 512
@@ -127,10 +161,10 @@ def _differentiate(
     """
     by_overlap = divergence is Divergence.OVERLAP
     if logits.device.type != "cpu":
-        losses, by_logits = gradient_torch.differentiate(logits, indices, probs, by_overlap)
+        losses, by_logits = differentiate_in_torch(logits, indices, probs, by_overlap)
         return float(losses.sum()), by_logits
     found = np.empty(logits.shape[0], np.float32)
-    gradient.differentiate(bits_of(logits), indices.numpy(), probs.numpy(), by_overlap, found)
+    differentiate(bits_of(logits), indices.numpy(), probs.numpy(), by_overlap, found)
     return float(found.sum(dtype=np.float64)), logits
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from paceline.distillation.corpus.conversation import Conversation, Question, Record, Style
-from paceline.distillation.corpus.frame import ChatFrame
+from paceline.distillation.conversations import ChatFrame, Conversation, Question, Record, Style
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.llama import CpuLlama
 

@@ -4,6 +4,7 @@ It is most of a training step's work outside matrix products.
 """
 
 import numpy as np
+import torch
 from numba import prange
 
 from paceline.engine.arrays import Array
@@ -92,3 +93,30 @@ def differentiate(logits: Array, indices: Array, probs: Array, by_overlap: bool,
     """
     for row in prange(logits.shape[0]):
         losses[row] = _differentiate_row(logits[row], indices[row], probs[row], by_overlap)
+
+
+def differentiate_in_torch(
+    logits: torch.Tensor, indices: torch.Tensor, probs: torch.Tensor, by_overlap: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns losses: [num_rows] and the gradient: [num_rows, head_size].
+
+    logits: [num_rows, head_size]; indices and probs: [num_rows, top].
+    """
+    q = logits.float().softmax(dim=-1)
+    inside = indices < q.shape[-1]
+    indices = indices.clamp(max=q.shape[-1] - 1)
+    p, q_top = probs * inside, q.gather(1, indices) * inside
+    if by_overlap:
+        below = (q_top < p) * q_top
+        factor = below.sum(dim=-1, keepdim=True)
+        losses = 1 - torch.minimum(q_top, p).sum(dim=-1)
+        added = -below
+    else:
+        p_rest = (1 - p.sum(dim=-1, keepdim=True)).clamp_min(0)
+        q_rest = (1 - q_top.sum(dim=-1, keepdim=True)).clamp_min(float(LEAST_REST))
+        factor = 1 - p_rest / q_rest
+        losses = (p * (p.clamp_min(float(TINY)) / q_top.clamp_min(float(TINY))).log()).sum(dim=-1)
+        losses += (p_rest * (p_rest.clamp_min(float(TINY)) / q_rest).log()).squeeze(1)
+        added = q_top * (p_rest / q_rest) - p
+    gradient = (q * factor).scatter_add_(1, indices, added * inside)
+    return losses, gradient.to(logits.dtype)
