@@ -8,6 +8,8 @@ Leviathan, Kalman, Matias (2211.17192): equation 1, theorems 3.8 and 3.11, secti
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 
 def expected_tokens(alpha: float, longest: int) -> Iterator[float]:
@@ -87,3 +89,63 @@ def oracle_speedup(alpha: float, c: float, wire: float = 0.0, verify: float = 0.
     own = 1 + wire
     time = (1 - alpha) * own + alpha * min(c + verify, own)
     return math.inf if time == 0 else 1 / time
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The theory at one alpha and one set of costs, for k = 0 to `longest`. Costs in target forwards."""
+
+    alpha: float
+    draft_cost: float
+    wire: float
+    operations_cost: float
+    longest: int
+    # What each drafted row adds to the time of a target forward.
+    verify_cost: float = 0.0
+
+    @property
+    def best(self) -> int:
+        return best_k(self.alpha, self.draft_cost, self.wire, self.longest, self.verify_cost)
+
+    @property
+    def costs(self) -> str:
+        """In words, those that are 0 left out but for the draft's and the wire's."""
+        verify = f", verify cost {self.verify_cost:.3g}" if self.verify_cost > 0 else ""
+        return f"draft cost {self.draft_cost:.3g}, wire {self.wire:.3g}{verify}"
+
+    @property
+    def oracle_speed(self) -> float:
+        """Where each round's first rejection is known ahead, over plain decoding in one process; may be infinite."""
+        return oracle_speedup(self.alpha, self.draft_cost, self.wire, self.verify_cost)
+
+    def speed(self, k: int) -> float:
+        """Over plain decoding in one process, which has no wire."""
+        return speedup(self.alpha, k, self.draft_cost, self.wire, self.verify_cost)
+
+    def gain(self, k: int) -> float:
+        """Over plain decoding by the same services, whose rounds have their wire too."""
+        return self.speed(k) / self.speed(0)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each k."""
+        return [
+            {
+                "k": k,
+                "accepted_per_round": accepted_per_round(self.alpha, k),
+                "tokens_per_round": tokens_per_round(self.alpha, k),
+                "speedup": self.speed(k),
+                "speedup_over_k0": self.gain(k),
+                "operations": operations(self.alpha, k, self.operations_cost),
+                "target_reads": target_reads(self.alpha, k),
+            }
+            for k in range(self.longest + 1)
+        ]
+
+    def oracle(self) -> dict[str, float | None]:
+        """An oracle's figures; None where there is no bound."""
+        figures = {
+            "tokens_per_round": oracle_tokens(self.alpha),
+            "speedup": self.oracle_speed,
+            "over_best_k": self.oracle_speed / self.speed(self.best),
+        }
+        return {name: None if math.isinf(figure) else figure for name, figure in figures.items()}

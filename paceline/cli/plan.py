@@ -12,13 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.checks import require
-from paceline.cli import figures, options, plot
-from paceline.cli.forecast import Forecast, about_the_draft, about_the_oracle, advice
+from paceline.cli import options, plots
 from paceline.cli.measure import BUILT_IN_PROMPTS, MIN_TOKENS, Measured, measure
 from paceline.client import AsyncClient
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.prompts import read_prompts
 from paceline.speculation import MAX_DRAFT_TOKENS
+from paceline.theory import Forecast
+
+# Shares of accepted drafts above and below which a draft is too good, or agrees too seldom.
+MUCH_ACCEPTED = 0.9
+LITTLE_ACCEPTED = 0.5
 
 LEGEND = (
     "accepted, tokens: expected in a round; speed-up: over plain decoding\n"
@@ -154,7 +158,7 @@ def show(console: Console, made: Forecast, found: Measured | None) -> None:
     console.print(table)
     console.print(LEGEND, style="dim")
     console.print("\nspeed-up against k\n", style="dim")
-    console.print(plot.terminal_plot([row["speedup"] for row in rows], best))
+    console.print(plots.terminal_plot([row["speedup"] for row in rows], best))
     console.print(f"\n{advice(made)}", style="bold", markup=False)
     if said := about_the_draft(made):
         console.print(said, markup=False)
@@ -174,6 +178,56 @@ def measured_text(found: Measured, verify_cost: float) -> str:
     return f"{text}."
 
 
+def advice(made: Forecast) -> str:
+    """What to do, in one sentence."""
+    best = made.best
+    if best == 0:
+        return f"Do not speculate: with {made.alpha:.0%} of the drafts accepted, {_why_not(made)}"
+    tokens = f"{best} draft token{'s' if best > 1 else ''} a round"
+    most = " (the most allowed)" if best == made.longest else ""
+    expected = f"expect {made.gain(best):.2f} times the speed of plain decoding"
+    if made.wire > 0:
+        expected += f" by the same services, {made.speed(best):.2f} times that of one process without a wire"
+    return f"Speculate with {tokens}{most}: {expected}."
+
+
+def about_the_draft(made: Forecast) -> str | None:
+    """What its share of accepted drafts says of a draft; None between the two limits."""
+    if made.alpha > MUCH_ACCEPTED:
+        longer = "" if made.best == 0 else "Draft far, and "
+        said = f"{longer}try a smaller draft, whose steps take less time, although it agrees less often."
+        return f"More than {MUCH_ACCEPTED:.0%} of the drafts are accepted. {said[0].upper()}{said[1:]}"
+    if made.alpha < LITTLE_ACCEPTED:
+        return (
+            f"Less than {LITTLE_ACCEPTED:.0%} of the drafts are accepted: the draft agrees too seldom with the target. "
+            "Draft few tokens, take another draft, or make one for this target (paceline distill)."
+        )
+    return None
+
+
+def about_the_oracle(made: Forecast) -> str:
+    """How much a better choice of k in each round could bring."""
+    if math.isinf(made.oracle_speed):
+        return "Drafts that are always accepted and cost nothing: more of them are always faster."
+    share = made.oracle_speed / made.speed(made.best) - 1
+    over = "no speculation" if made.best == 0 else f"k = {made.best}"
+    return (
+        f"An oracle that knew in each round how many drafts will be accepted would be {share:.0%} faster than {over}: "
+        f"{made.oracle_speed:.2f}x. No choice of k can do better."
+    )
+
+
+def _why_not(made: Forecast) -> str:
+    """One draft token pays where any number does: corollary 3.9, with the wire and a row's time in every round."""
+    limit = made.alpha * (1 + made.wire) - made.verify_cost
+    if limit <= 0:
+        return "it does not pay however fast the draft is."
+    return (
+        f"it pays only where a draft step takes less than {limit:.3g} target forwards, and it takes "
+        f"{made.draft_cost:.3g}."
+    )
+
+
 def _measure(connect: Callable[[], AsyncClient], path: Path | None, max_tokens: int, temperature: float) -> Measured:
     require(max_tokens >= MIN_TOKENS, "--max-tokens", max_tokens, f">= {MIN_TOKENS}")
     require(0 <= temperature < math.inf, "--temperature", temperature, "a finite number >= 0")
@@ -183,7 +237,7 @@ def _measure(connect: Callable[[], AsyncClient], path: Path | None, max_tokens: 
 
 def _write_pictures(made: Forecast, png: Path | None, folder: Path | None) -> None:
     """Raises ConfigError, which names the flag, where a file can't be written."""
-    wanted = (("--png", png, plot.write_png), ("--figures", folder, figures.write_figures))
+    wanted = (("--png", png, plots.write_png), ("--figures", folder, plots.write_figures))
     for name, path, write in wanted:
         if path is None:
             continue

@@ -1,18 +1,74 @@
 """Completions on stdout: as text, coloured or not, or as JSON lines."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.control import strip_control_codes
 from rich.segment import Segment, Segments
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.report import print_stats
-from paceline.client import Completion, Piece
+from paceline.client import Completion, Finish, Piece, RoundTrace, TracedDraft
 from paceline.prompts import PromptRecord
+
+
+def tokens_per_second(completions: list[Completion]) -> float:
+    """Generated tokens over wall time, prompts included, one after the other."""
+    finishes = _finishes(completions)
+    total_ms = sum(finish.timing.total_ms for finish in finishes)
+    return 1e3 * sum(finish.completion_tokens for finish in finishes) / total_ms if total_ms else 0.0
+
+
+def print_stats(completions: list[Completion], title: str = "rounds") -> None:
+    """A table on stderr: counts are sums, times are means."""
+    finishes = _finishes(completions)
+    table = Table(title=title, title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    rounds = sum(finish.speculation.rounds for finish in finishes)
+    proposed = sum(finish.speculation.proposed for finish in finishes)
+    accepted = sum(finish.speculation.accepted for finish in finishes)
+    tokens = sum(finish.completion_tokens for finish in finishes)
+    table.add_row("tokens", str(tokens))
+    table.add_row("tokens per second", f"{tokens_per_second(completions):.1f}")
+    table.add_row("rounds", str(rounds))
+    if proposed:
+        table.add_row("accepted / proposed", f"{accepted} / {proposed} ({accepted / proposed:.0%})")
+        for position, rate in enumerate(_per_position(finishes), 1):
+            table.add_row(f"  position {position}", f"{rate:.0%}")
+        mean = sum(f.speculation.mean_acceptance_length * f.speculation.rounds for f in finishes) / max(1, rounds)
+        table.add_row("mean acceptance length", f"{mean:.2f} tokens")
+    for name in ("ttft", "total", "draft", "target", "queued", "wire"):
+        value = sum(getattr(finish.timing, f"{name}_ms") for finish in finishes) / len(finishes)
+        label = "time to first token" if name == "ttft" else f"time, {name}"
+        table.add_row(label, f"{value:.0f} ms")
+    synthetic = [f.speculation.synthetic_acceptance for f in finishes if f.speculation.synthetic_acceptance is not None]
+    if synthetic:
+        table.add_row("synthetic acceptance", f"{synthetic[0]:g} (a coin decided: this is no real text)")
+    if lenience := next((f.speculation.lenience for f in finishes if f.speculation.lenience), None):
+        table.add_row("lenience", f"{lenience:g} (the output's law is not quite the target's)")
+    table.add_row("seed", ", ".join(str(finish.seed) for finish in finishes[:3]))
+    Console(stderr=True).print(table)
+
+
+def _finishes(completions: list[Completion]) -> list[Finish]:
+    return [completion.finish for completion in completions if completion.finish is not None]
+
+
+def _per_position(finishes: list[Finish]) -> list[float]:
+    """Accepted over proposed at each draft position."""
+    longest = max(len(finish.speculation.proposed_per_position) for finish in finishes)
+    rates = []
+    for index in range(longest):
+        proposed = [f.speculation.proposed_per_position[index:][:1] for f in finishes]
+        accepted = [f.speculation.accepted_per_position[index:][:1] for f in finishes]
+        rates.append(sum(map(sum, accepted)) / max(1, sum(map(sum, proposed))))
+    return rates
+
 
 # Origins as colours: accepted drafts stand out, the target's own tokens look plain.
 ORIGINS = {"A": ("accepted draft", "green"), "R": ("recovered", "red"), "B": ("bonus", "blue"), "T": ("target", "")}
@@ -112,3 +168,91 @@ def as_record(answer: Answer) -> dict[str, Any]:
         "timing": asdict(finish.timing),
         "seed": finish.seed,
     }
+
+
+# Sign and colour of each kind of token: either is enough to tell them apart.
+ACCEPTED, REJECTED, CORRECTED, OWN, UNDECIDED = ("+", "green"), ("-", "red"), (">", "blue"), ("*", ""), ("~", "dim")
+LEGEND = {
+    ACCEPTED: "accepted draft",
+    REJECTED: "rejected draft",
+    CORRECTED: "the target's correction",
+    OWN: "the target's next token",
+    UNDECIDED: "draft that was not decided",
+}
+
+
+class TracePrinter(Printer):
+    """Prints rounds in place of the text."""
+
+    def __init__(self, stats: bool, with_headers: bool) -> None:
+        super().__init__(as_json=False, color=False, stats=stats, with_headers=with_headers)
+        self._lines = Console(highlight=False, soft_wrap=True)
+        names = (Text.assemble((f"{kind[0]} {name}", kind[1])) for kind, name in LEGEND.items())
+        Console(stderr=True, highlight=False, soft_wrap=True).print(Text(", ").join(names))
+
+    def piece(self, piece: Piece) -> None:
+        self._lines.print(line(piece))
+
+
+def line(piece: Piece) -> Text:
+    """One run of the target."""
+    trace = _trace_of(piece)
+    done = [draft for draft in trace.proposed if draft.p is not None]
+    figures = [f"{name} {_row([getattr(draft, name) for draft in done])}" for name in ("q", "p", "r") if done]
+    if trace.entropies:
+        allowed = " ".join(map(str, trace.allowed_draft_tokens))
+        figures.append(f"H {_row(trace.entropies)} | smoothed {_row(trace.smoothed_entropies)} | allows {allowed}")
+    times = {"draft": trace.draft_us, "target": trace.target_us, "queued": trace.queued_us, "wire": trace.wire_us}
+    figures.append(", ".join(f"{name} {us / 1e3:.1f}" for name, us in times.items()) + " ms")
+    who = trace.drafter if trace.proposed else trace.reason
+    head = f"{trace.round:>4} | k {trace.draft_tokens:<2} {who} | "
+    return Text.assemble(head, Text(" ").join(_tokens(piece, trace)), " | ", " | ".join(figures))
+
+
+def write_record(file: TextIO, answer: Answer, piece: Piece) -> None:
+    """One line of `--trace-json`."""
+    record = {
+        "index": answer.index,
+        "choice": piece.index,
+        **asdict(_trace_of(piece)),
+        "token_ids": piece.token_ids,
+        "text": piece.text,
+    }
+    print(json.dumps(record), file=file, flush=True)
+
+
+def _tokens(piece: Piece, trace: RoundTrace) -> list[Text]:
+    """The drafts, and behind those that were accepted the target's own token, where the round has one."""
+    accepted, rest = trace.proposed[: trace.num_accepted], trace.proposed[trace.num_accepted :]
+    found = [_token(ACCEPTED, draft.text) for draft in accepted]
+    if len(piece.token_ids) == trace.num_accepted:
+        # The text ended with a draft.
+        return found + [_token(UNDECIDED, draft.text) for draft in rest]
+    own = _own_text(piece, trace)
+    if not rest:
+        return [*found, _token(OWN, own)]
+    undecided = [_token(UNDECIDED, draft.text) for draft in rest[1:]]
+    return [*found, _token(REJECTED, rest[0].text), _token(CORRECTED, own), *undecided]
+
+
+def _own_text(piece: Piece, trace: RoundTrace) -> str:
+    """Of the target's own token: what it added to the text, or its id where it added nothing yet."""
+    rejected: TracedDraft | None = next(iter(trace.proposed[trace.num_accepted :]), None)
+    if rejected is not None and rejected.target_text is not None:
+        return rejected.target_text
+    return [text for text, _ in piece.parts][-1] or f"[{piece.token_ids[-1]}]"
+
+
+def _token(kind: tuple[str, str], text: str) -> Text:
+    """Spaces and ends of lines can be seen, and take no line of their own."""
+    shown = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+    return Text(kind[0] + shown.replace(" ", "·"), kind[1])
+
+
+def _row(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.2f}" for value in values)
+
+
+def _trace_of(piece: Piece) -> RoundTrace:
+    assert piece.trace is not None, "it was asked for"
+    return piece.trace

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.figures import write_figures
-from paceline.cli.forecast import Forecast, advice
-from paceline.cli.plot import BLOCKS, COLUMN_WIDTH, HEIGHT, terminal_plot
+from paceline.cli.plan import advice
+from paceline.cli.plots import BLOCKS, COLUMN_WIDTH, HEIGHT, terminal_plot, write_figures
+from paceline.theory import Forecast
 from tests.cli.conftest import Ran
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
