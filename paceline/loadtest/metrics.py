@@ -1,4 +1,4 @@
-"""From records to figures. No I/O.
+"""From records to metrics. No I/O.
 
 - Latencies are those of requests that succeeded; time to first token and end to end count once a request,
   inter-token latency once a token (`Record.gaps`).
@@ -161,7 +161,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Metrics:
     """A run in numbers. None where nothing was there to be measured."""
 
     requests: int
@@ -188,14 +188,14 @@ class Figures:
     round_ms: dict[str, float]
 
 
-def figures_of(run: Run, slo: Slo | None) -> Figures:
-    """All figures of a run."""
+def metrics_of(run: Run, slo: Slo | None) -> Metrics:
+    """All metrics of a run."""
     good = [record for record in run.records if record.is_ok]
     finishes = [record.finish for record in good if record.finish is not None]
     failures = Counter(record.failure.status for record in run.records if record.failure is not None)
     tokens = sum(record.tokens for record in good)
     proposed, accepted = drafts_per_position(finishes)
-    return Figures(
+    return Metrics(
         requests=len(run.records),
         succeeded=len(good),
         failures=dict(failures.most_common()),

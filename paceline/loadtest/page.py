@@ -7,7 +7,7 @@ import numpy as np
 
 from paceline.loadtest import charts
 from paceline.loadtest.charts import STYLE, Axes, Series
-from paceline.loadtest.metrics import PARTS, Figures, Slo, Values, e2es_ms, itls_ms, ttfts_ms
+from paceline.loadtest.metrics import PARTS, Metrics, Slo, Values, e2es_ms, itls_ms, ttfts_ms
 from paceline.loadtest.report import (
     VALUES_FOR_P99,
     Point,
@@ -48,7 +48,7 @@ DEFINITIONS = {
 
 def render(report: Report) -> str:
     """The whole page."""
-    names = list(report.points[0].figures)
+    names = list(report.points[0].metrics)
     body = [
         _header(report),
         _overview(report),
@@ -56,7 +56,7 @@ def render(report: Report) -> str:
         _sweep(report, names) if report.is_sweep else "",
         *(_point(point, report.slo, is_open=not report.is_sweep) for point in report.points),
         _section("How it was measured", _definition_list(report.settings)),
-        _section("What the figures mean", _definition_list(DEFINITIONS)),
+        _section("What the metrics mean", _definition_list(DEFINITIONS)),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -83,21 +83,21 @@ def _when(began: str) -> str:
 
 def _overview(report: Report) -> str:
     """A row for each load and variant."""
-    top = max(figures.tokens_per_second for point in report.points for figures in point.figures.values())
+    top = max(metrics.tokens_per_second for point in report.points for metrics in point.metrics.values())
     headings = ["load", "variant", "requests", "tokens/s", "ttft p50", "ttft p99", "itl p50", "itl p99", "e2e p50"]
     headings += ["accepted", "length"] + (["goodput"] if report.slo is not None else [])
     rows = []
     for point in report.points:
-        for colour, (name, figures) in enumerate(point.figures.items()):
-            cells = [escape(point.load.label), escape(name), _requests(figures)]
-            cells += [number(figures.tokens_per_second) + _meter(figures.tokens_per_second, top, colour)]
+        for colour, (name, metrics) in enumerate(point.metrics.items()):
+            cells = [escape(point.load.label), escape(name), _requests(metrics)]
+            cells += [number(metrics.tokens_per_second) + _meter(metrics.tokens_per_second, top, colour)]
             for spread, share in (
-                (figures.ttft_ms, "p50"), (figures.ttft_ms, "p99"), (figures.itl_ms, "p50"), (figures.itl_ms, "p99"),
-                (figures.e2e_ms, "p50"),
+                (metrics.ttft_ms, "p50"), (metrics.ttft_ms, "p99"), (metrics.itl_ms, "p50"), (metrics.itl_ms, "p99"),
+                (metrics.e2e_ms, "p50"),
             ):  # fmt: skip
                 cells.append(of_spread(spread, share))
-            cells += [percent(figures.acceptance_rate), number(figures.mean_acceptance_length)]
-            good = figures.goodput
+            cells += [percent(metrics.acceptance_rate), number(metrics.mean_acceptance_length)]
+            good = metrics.goodput
             cells += [] if good is None else [f"{number(good.requests_per_second)} ({percent(good.share)})"]
             # Where the page is narrow, a row is a block, and each cell says what it is.
             labelled = (f'<td data-label="{h}">{cell}</td>' for h, cell in zip(headings, cells, strict=True))
@@ -113,9 +113,9 @@ def _overview(report: Report) -> str:
     return _section("At a glance", f'<div class="scroll">{table}</div>{note}')
 
 
-def _requests(figures: Figures) -> str:
-    failed = figures.requests - figures.succeeded
-    return str(figures.requests) + (f' <span class="bad">({failed} failed)</span>' if failed else "")
+def _requests(metrics: Metrics) -> str:
+    failed = metrics.requests - metrics.succeeded
+    return str(metrics.requests) + (f' <span class="bad">({failed} failed)</span>' if failed else "")
 
 
 def _meter(value: float, top: float, colour: int) -> str:
@@ -141,11 +141,11 @@ def _sweep(report: Report, names: list[str]) -> str:
     ):
         series = []
         for colour, name in enumerate(names):
-            dots = [(point.load.short_label, point.figures[name]) for point in report.points]
+            dots = [(point.load.short_label, point.metrics[name]) for point in report.points]
             measured = [
-                (label, (figures.tokens_per_second, spread.p90))
-                for label, figures in dots
-                if (spread := getattr(figures, field)) is not None
+                (label, (metrics.tokens_per_second, spread.p90))
+                for label, metrics in dots
+                if (spread := getattr(metrics, field)) is not None
             ]
             series.append(Series(name, [dot for _, dot in measured], colour, [label for label, _ in measured]))
         axes = Axes(f"{title}, p90", "output tokens per second", "milliseconds")
@@ -154,14 +154,14 @@ def _sweep(report: Report, names: list[str]) -> str:
 
 
 def _point(point: Point, slo: Slo | None, is_open: bool) -> str:
-    names = list(point.figures)
+    names = list(point.metrics)
     drawn = [
         _cdf(title, unit, {name: values(run.records) for name, run in point.runs.items()})
         for title, values, unit in LATENCIES
     ]
     drawn.append(_acceptance(point))
     bars = charts.stacked_bars(
-        "a round's time", "ms", {name: figures.round_ms for name, figures in point.figures.items()}
+        "a round's time", "ms", {name: metrics.round_ms for name, metrics in point.metrics.items()}
     )
     drawn.append(_figure("a round's time: ms per target forward", charts.legend(list(PARTS), "phase") + bars))
     return (
@@ -186,23 +186,23 @@ def _acceptance(point: Point) -> str:
     series = [
         Series(
             name,
-            [(float(position), 100 * rate) for position, rate in enumerate(figures.acceptance_per_position, 1)],
+            [(float(position), 100 * rate) for position, rate in enumerate(metrics.acceptance_per_position, 1)],
             colour,
-            [""] * len(figures.acceptance_per_position),
+            [""] * len(metrics.acceptance_per_position),
         )
-        for colour, (name, figures) in enumerate(point.figures.items())
+        for colour, (name, metrics) in enumerate(point.metrics.items())
     ]
-    longest = max(len(figures.acceptance_per_position) for figures in point.figures.values())
+    longest = max(len(metrics.acceptance_per_position) for metrics in point.metrics.values())
     positions = [float(position) for position in range(1, max(longest, 2) + 1)]
     axes = Axes("acceptance rate by draft position", "position in the round", "% accepted", 100, positions)
     return _figure(axes.title, charts.line_chart(axes, series))
 
 
 def _table(point: Point, slo: Slo | None) -> str:
-    head = "<th></th>" + "".join(f"<th>{escape(name)}</th>" for name in point.figures)
+    head = "<th></th>" + "".join(f"<th>{escape(name)}</th>" for name in point.metrics)
     bodies = []
     for group in groups_of(point, slo):
-        rows = f'<tr class="heading"><th colspan="{len(point.figures) + 1}">{escape(group.heading)}</th></tr>'
+        rows = f'<tr class="heading"><th colspan="{len(point.metrics) + 1}">{escape(group.heading)}</th></tr>'
         for label, cells in group.rows:
             rows += f"<tr><td>{escape(label)}</td>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
         bodies.append(f"<tbody>{rows}</tbody>")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.loadtest.metrics import PARTS, Figures, Record, Run, Slo, Spread, figures_of
+from paceline.loadtest.metrics import PARTS, Metrics, Record, Run, Slo, Spread, metrics_of
 from paceline.loadtest.workload import Load
 
 FORMAT_VERSION = 1
@@ -21,11 +21,11 @@ class Point:
 
     load: Load
     runs: dict[str, Run]
-    figures: dict[str, Figures]
+    metrics: dict[str, Metrics]
 
     @classmethod
     def of(cls, load: Load, runs: dict[str, Run], slo: Slo | None) -> "Point":
-        return cls(load, runs, {name: figures_of(run, slo) for name, run in runs.items()})
+        return cls(load, runs, {name: metrics_of(run, slo) for name, run in runs.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Report:
 
 
 def as_record(report: Report) -> dict[str, Any]:
-    """The object of `--json`: figures as in `figures.py`, and every request."""
+    """The object of `--json`: metrics as in `metrics.py`, and every request."""
     return {
         "format_version": FORMAT_VERSION,
         "began": report.began,
@@ -62,8 +62,8 @@ def as_record(report: Report) -> dict[str, Any]:
             {
                 "load": asdict(point.load),
                 "variants": [
-                    {"name": name, **asdict(figures), "records": [_request(each) for each in point.runs[name].records]}
-                    for name, figures in point.figures.items()
+                    {"name": name, **asdict(metrics), "records": [_request(each) for each in point.runs[name].records]}
+                    for name, metrics in point.metrics.items()
                 ],
             }
             for point in report.points
@@ -96,12 +96,12 @@ class Group:
 
 
 def groups_of(point: Point, slo: Slo | None) -> list[Group]:
-    """All figures of a point. Where nothing was measured, a cell says so."""
-    all_ = list(point.figures.values())
+    """All metrics of a point. Where nothing was measured, a cell says so."""
+    all_ = list(point.metrics.values())
     groups = [
-        _throughput(next(iter(point.figures)), all_, slo),
+        _throughput(next(iter(point.metrics)), all_, slo),
         *(
-            Group(heading, _spread_rows([getattr(figures, name) for figures in all_]))
+            Group(heading, _spread_rows([getattr(metrics, name) for metrics in all_]))
             for heading, name in (
                 ("time to first token, ms", "ttft_ms"),
                 ("inter-token latency, ms", "itl_ms"),
@@ -111,12 +111,12 @@ def groups_of(point: Point, slo: Slo | None) -> list[Group]:
         _speculation(all_),
         Group(
             "ms per target forward",
-            [(part, [number(figures.round_ms.get(part)) for figures in all_]) for part in PARTS],
+            [(part, [number(metrics.round_ms.get(part)) for metrics in all_]) for part in PARTS],
         ),
     ]
-    statuses = sorted({status for figures in all_ for status in figures.failures})
+    statuses = sorted({status for metrics in all_ for status in metrics.failures})
     if statuses:
-        rows = [(status, [str(figures.failures.get(status, 0)) for figures in all_]) for status in statuses]
+        rows = [(status, [str(metrics.failures.get(status, 0)) for metrics in all_]) for status in statuses]
         groups.append(Group("failures by status code", rows))
     return groups
 
@@ -141,26 +141,26 @@ def of_spread(spread: Spread | None, name: str) -> str:
     return number(getattr(spread, name))
 
 
-def _row(label: str, all_: list[Figures], cell: Callable[[Figures], str]) -> tuple[str, list[str]]:
-    return label, [cell(figures) for figures in all_]
+def _row(label: str, all_: list[Metrics], cell: Callable[[Metrics], str]) -> tuple[str, list[str]]:
+    return label, [cell(metrics) for metrics in all_]
 
 
-def _throughput(first: str, all_: list[Figures], slo: Slo | None) -> Group:
+def _throughput(first: str, all_: list[Metrics], slo: Slo | None) -> Group:
     base = all_[0].tokens_per_second
     rows = [
-        _row("requests", all_, lambda figures: str(figures.requests)),
-        _row("failed", all_, lambda figures: str(figures.requests - figures.succeeded)),
-        _row("prompt tokens", all_, lambda figures: f"{figures.prompt_tokens:,}"),
-        _row("prompt tokens cached", all_, lambda figures: f"{figures.cached_prompt_tokens:,}"),
-        _row("output tokens", all_, lambda figures: f"{figures.output_tokens:,}"),
-        _row("wall time, s", all_, lambda figures: number(figures.wall_s)),
-        _row("tokens per second", all_, lambda figures: number(figures.tokens_per_second)),
+        _row("requests", all_, lambda metrics: str(metrics.requests)),
+        _row("failed", all_, lambda metrics: str(metrics.requests - metrics.succeeded)),
+        _row("prompt tokens", all_, lambda metrics: f"{metrics.prompt_tokens:,}"),
+        _row("prompt tokens cached", all_, lambda metrics: f"{metrics.cached_prompt_tokens:,}"),
+        _row("output tokens", all_, lambda metrics: f"{metrics.output_tokens:,}"),
+        _row("wall time, s", all_, lambda metrics: number(metrics.wall_s)),
+        _row("tokens per second", all_, lambda metrics: number(metrics.tokens_per_second)),
     ]
     if len(all_) > 1 and base:
-        rows.append(_row(f"speed-up over {first}", all_, lambda figures: f"{figures.tokens_per_second / base:.2f} x"))
-    rows.append(_row("requests per second", all_, lambda figures: number(figures.requests_per_second)))
+        rows.append(_row(f"speed-up over {first}", all_, lambda metrics: f"{metrics.tokens_per_second / base:.2f} x"))
+    rows.append(_row("requests per second", all_, lambda metrics: number(metrics.requests_per_second)))
     if slo is not None:
-        good = [figures.goodput for figures in all_]
+        good = [metrics.goodput for metrics in all_]
         rows.append(("goodput per second", [number(each.requests_per_second if each else None) for each in good]))
         rows.append(("goodput, share", [percent(each.share if each else None) for each in good]))
     return Group("throughput", rows)
@@ -176,14 +176,14 @@ def _spread_rows(spreads: list[Spread | None]) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _speculation(all_: list[Figures]) -> Group:
-    longest = max(len(figures.acceptance_per_position) for figures in all_)
+def _speculation(all_: list[Metrics]) -> Group:
+    longest = max(len(metrics.acceptance_per_position) for metrics in all_)
     rows = [
-        _row("mean acceptance length", all_, lambda figures: number(figures.mean_acceptance_length)),
-        _row("acceptance rate", all_, lambda figures: percent(figures.acceptance_rate)),
+        _row("mean acceptance length", all_, lambda metrics: number(metrics.mean_acceptance_length)),
+        _row("acceptance rate", all_, lambda metrics: percent(metrics.acceptance_rate)),
     ]
     for index in range(longest):
-        cells = [[percent(rate) for rate in figures.acceptance_per_position[index:][:1]] for figures in all_]
+        cells = [[percent(rate) for rate in metrics.acceptance_per_position[index:][:1]] for metrics in all_]
         rows.append((f"at position {index + 1}", [cell[0] if cell else NOTHING for cell in cells]))
     return Group("speculation", rows)
 
@@ -211,7 +211,7 @@ def print_report(console: Console, report: Report) -> None:
 def fitting(console: Console, point: Point, slo: Slo | None) -> Iterator[Table]:
     """Tables of the variants: as many side by side as the console is wide, at least one."""
     names: list[str] = []
-    for name in point.figures:
+    for name in point.metrics:
         if names and not fits(console, point_table(point, slo, [*names, name])):
             yield point_table(point, slo, names)
             names = []
@@ -227,7 +227,7 @@ def fits(console: Console, table: Table) -> bool:
 
 def point_table(point: Point, slo: Slo | None, names: list[str]) -> Table:
     """A column for each variant of `names`."""
-    columns = [column for column, name in enumerate(point.figures) if name in names]
+    columns = [column for column, name in enumerate(point.metrics) if name in names]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for name in names:
@@ -249,14 +249,14 @@ def sweep_table(report: Report, with_bars: bool) -> Table:
         table.add_column(heading, justify="right")
     if with_bars:
         table.add_column("tokens/s", min_width=BAR_WIDTH, no_wrap=True)
-    top = max(figures.tokens_per_second for point in report.points for figures in point.figures.values())
+    top = max(metrics.tokens_per_second for point in report.points for metrics in point.metrics.values())
     for point in report.points:
         table.add_section()
-        for name, figures in point.figures.items():
-            spreads = (figures.ttft_ms, figures.itl_ms, figures.e2e_ms)
-            bar = "█" * round(BAR_WIDTH * figures.tokens_per_second / top) if top else ""
+        for name, metrics in point.metrics.items():
+            spreads = (metrics.ttft_ms, metrics.itl_ms, metrics.e2e_ms)
+            bar = "█" * round(BAR_WIDTH * metrics.tokens_per_second / top) if top else ""
             table.add_row(
-                point.load.label, Text(name), number(figures.tokens_per_second),
+                point.load.label, Text(name), number(metrics.tokens_per_second),
                 *(of_spread(spread, "p50") for spread in spreads),
                 *([Text(bar, style="cyan")] if with_bars else []),
             )  # fmt: skip

@@ -120,7 +120,7 @@ def blocks(num_variants: int, requests: range, requests_per_slice: int) -> Itera
 
     So a machine that slows down, or a neighbour that comes and goes, hits all variants alike, and none is
     always the first. A slice ends when its last request is answered: no variant runs beside another's leftovers.
-    That end, where fewer than all clients are busy, costs each variant the same throughput; only figures of one
+    That end, where fewer than all clients are busy, costs each variant the same throughput; only metrics of one
     run with --compare should be compared with one another.
     """
     if num_variants == 1:
