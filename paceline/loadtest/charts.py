@@ -1,13 +1,39 @@
-"""Pictures as SVG text, without a library: lines and bars, in the page's own colours."""
+"""SVG charts and the CSS of the load test's HTML page."""
 
 import math
+import re
 from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 20, 14, 44
 BAR_HEIGHT, BAR_GAP = 22, 12
-NUM_COLOURS = 8
+# The page's colours, light and dark. c0 to c7 are the variants', phase0 to phase5 those of a round's parts; most
+# colour-blind readers can tell them apart (after Okabe and Ito).
+COLOURS = {
+    "ground": ("#f6f7f9", "#10141b"),
+    "paper": ("#ffffff", "#181e28"),
+    "ink": ("#1b2330", "#e6eaf0"),
+    "faint": ("#5c6675", "#9aa5b4"),
+    "rule": ("#dfe3e9", "#2d3644"),
+    "stripe": ("#f3f5f8", "#1d2430"),
+    "bad": ("#b3261e", "#ff8a80"),
+    "c0": ("#0b6fb8", "#5ab0f0"),
+    "c1": ("#d55e00", "#ff9248"),
+    "c2": ("#00866a", "#3fc9a4"),
+    "c3": ("#b8528f", "#e88cc2"),
+    "c4": ("#b98500", "#e8bd4a"),
+    "c5": ("#3aa0d8", "#8cd3f7"),
+    "c6": ("#6a50b8", "#a996f0"),
+    "c7": ("#7a5a48", "#c4a08c"),
+    "phase0": ("#8f99a8", "#7d8796"),
+    "phase1": ("#44aa99", "#5cc4b3"),
+    "phase2": ("#4b3fa0", "#8f84e0"),
+    "phase3": ("#d9c45a", "#e5d477"),
+    "phase4": ("#8c8a2e", "#b5b34e"),
+    "phase5": ("#882255", "#d0679b"),
+}
+NUM_COLOURS = len([name for name in COLOURS if re.fullmatch(r"c\d", name)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,27 +42,27 @@ class Series:
 
     name: str
     points: list[tuple[float, float]]
-    # Which of the page's colours.
+    # Index of the colour.
     colour: int
-    # Beside each point. Empty: the line alone, without markers.
+    # Labels of the points; a line without labels has no markers.
     labels: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What the two directions mean. y begins at 0, and so does x unless its ticks are given."""
+    """A chart's title and axes. Both axes begin at 0 unless `x_ticks` are given."""
 
     title: str
     x: str
     y: str
-    # The end of the y axis, where it is known beforehand.
+    # End of the y axis; defaults to the largest value.
     y_top: float | None = None
-    # The whole x axis, at least two.
+    # All ticks of the x axis, at least two.
     x_ticks: list[float] | None = None
 
 
 def ticks(top: float, about: int = 5) -> list[float]:
-    """Round numbers from 0 to the first at or above `top`, about so many steps."""
+    """Returns round numbers from 0 to at least `top`, in about `about` steps."""
     if not 0 < top < math.inf:
         return [0.0, 1.0]
     rough = top / about
@@ -47,7 +73,7 @@ def ticks(top: float, about: int = 5) -> list[float]:
 
 
 def line_chart(axes: Axes, series: list[Series]) -> str:
-    """Lines over a grid; text where there is nothing to draw."""
+    """Draws lines over a grid, or a note if there are no points."""
     points = [point for each in series for point in each.points]
     if not points:
         return empty_chart(axes.title)
@@ -69,7 +95,7 @@ def line_chart(axes: Axes, series: list[Series]) -> str:
 
 
 def stacked_bars(title: str, unit: str, rows: dict[str, dict[str, float]]) -> str:
-    """A bar for each row, a phase's colour for each part; a part's name and number show under the pointer."""
+    """Draws a bar for each row, in parts with tooltips."""
     top = max((sum(parts.values()) for parts in rows.values()), default=0.0)
     if top <= 0:
         return empty_chart(title)
@@ -95,7 +121,7 @@ def empty_chart(title: str) -> str:
 
 
 def legend(names: list[str], kind: str = "c") -> str:
-    """Which colour is whose, in the order of the colours: of variants (c), or of phases (phase)."""
+    """Lists names with their colours: `kind` is c for variants, phase for the parts of a round."""
     items = (
         f'<span class="key"><i class="{kind}{index % NUM_COLOURS}"></i>{escape(name)}</span>'
         for index, name in enumerate(names)
@@ -113,13 +139,13 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 
 def _marker(x: float, y: float, label: str, series: Series) -> str:
     dot = f'<circle class="dot c{series.colour % NUM_COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
-    # On the left of a point near the right edge.
+    # Near the right edge the label goes to the left.
     anchor, shift = ("end", -7) if x > WIDTH - RIGHT - 50 else ("start", 7)
     return dot + _text(x + shift, y - 6, label, anchor)
 
 
 def _grid(axes: Axes, x_ticks: list[tuple[float, float, float]], y_ticks: list[tuple[float, float, float]]) -> str:
-    """Lines, numbers and names; a tick is its value and its place."""
+    """Draws grid, tick labels and axis titles. A tick is (value, x, y)."""
     foot = HEIGHT - BOTTOM
     parts = []
     for value, _, y in y_ticks:
@@ -137,26 +163,7 @@ def _grid(axes: Axes, x_ticks: list[tuple[float, float, float]], y_ticks: list[t
     return "".join(parts)
 
 
-# Colours that stay apart for most colour-blind readers (after Okabe and Ito); lighter ones on dark.
-STYLE = (
-    """
-:root {
-  color-scheme: light dark;
-  --ground: #f6f7f9; --paper: #ffffff; --ink: #1b2330; --faint: #5c6675; --line: #dfe3e9; --stripe: #f3f5f8;
-  --bad: #b3261e;
-  --c0: #0b6fb8; --c1: #d55e00; --c2: #00866a; --c3: #b8528f; --c4: #b98500; --c5: #3aa0d8; --c6: #6a50b8;
-  --c7: #7a5a48;
-  --phase0: #8f99a8; --phase1: #44aa99; --phase2: #4b3fa0; --phase3: #d9c45a; --phase4: #8c8a2e; --phase5: #882255;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --ground: #10141b; --paper: #181e28; --ink: #e6eaf0; --faint: #9aa5b4; --line: #2d3644; --stripe: #1d2430;
-    --bad: #ff8a80;
-    --c0: #5ab0f0; --c1: #ff9248; --c2: #3fc9a4; --c3: #e88cc2; --c4: #e8bd4a; --c5: #8cd3f7; --c6: #a996f0;
-    --c7: #c4a08c;
-    --phase0: #7d8796; --phase1: #5cc4b3; --phase2: #8f84e0; --phase3: #e5d477; --phase4: #b5b34e; --phase5: #d0679b;
-  }
-}
+LAYOUT = """\
 * { box-sizing: border-box; }
 body {
   margin: 0; background: var(--ground); color: var(--ink);
@@ -166,10 +173,9 @@ main { max-width: 1240px; margin: 0 auto; padding: 36px 20px 60px; }
 h1 { font-size: 27px; line-height: 1.2; margin: 0 0 4px; letter-spacing: -0.01em; }
 h2 { font-size: 19px; margin: 0 0 12px; }
 h3 { font-size: 14px; margin: 0 0 6px; font-weight: 600; }
-.faint { color: var(--faint); margin: 0; }
-.bad { color: var(--bad); }
+.faint { margin: 0; }
 section, details.point {
-  background: var(--paper); border: 1px solid var(--line); border-radius: 12px; padding: 20px 22px; margin-top: 20px;
+  background: var(--paper); border: 1px solid var(--rule); border-radius: 12px; padding: 20px 22px; margin-top: 20px;
 }
 details.point > summary { font-size: 19px; font-weight: 650; cursor: pointer; }
 details.point[open] > summary { margin-bottom: 14px; }
@@ -177,12 +183,14 @@ details.point[open] > summary { margin-bottom: 14px; }
 figure { margin: 0; min-width: 0; }
 svg { width: 100%; height: auto; display: block; }
 svg text { fill: var(--ink); font-size: 12.5px; }
-.grid { stroke: var(--line); }
+.grid { stroke: var(--rule); }
 .axis { stroke: var(--faint); }
-.line { fill: none; stroke-width: 2.2; stroke-linejoin: round; }
+.line { fill: none; stroke: currentColor; stroke-width: 2.2; stroke-linejoin: round; }
+.bar, .dot { fill: currentColor; }
 .dot { stroke: var(--paper); stroke-width: 1.5; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 12px; font-size: 13.5px; }
 .key { display: inline-flex; align-items: center; gap: 7px; }
+.key i, .meter b { background: currentColor; }
 .key i { width: 12px; height: 12px; border-radius: 3px; }
 .scroll { overflow-x: auto; }
 .overview th:nth-child(2), .overview td:nth-child(2) { text-align: left; }
@@ -193,10 +201,10 @@ svg text { fill: var(--ink); font-size: 12.5px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { padding: 5px 9px; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 th:first-child, td:first-child { text-align: left; padding-left: 6px; }
-thead th { border-bottom: 2px solid var(--line); font-weight: 600; }
+thead th { border-bottom: 2px solid var(--rule); font-weight: 600; }
 tbody tr:nth-child(even) td { background: var(--stripe); }
 tr.heading th { text-align: left; padding-top: 16px; color: var(--faint); font-weight: 600; }
-.meter { display: inline-block; width: 48px; height: 9px; border-radius: 5px; background: var(--line);
+.meter { display: inline-block; width: 48px; height: 9px; border-radius: 5px; background: var(--rule);
   margin-left: 8px; vertical-align: middle; }
 .meter b { display: block; height: 100%; border-radius: 5px; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 20px; margin: 0; }
@@ -206,7 +214,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 1000px) {
   .overview thead { display: none; }
   .overview tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 2px 14px;
-    padding: 10px 0; border-bottom: 1px solid var(--line); }
+    padding: 10px 0; border-bottom: 1px solid var(--rule); }
   .overview td, .overview td:first-child { display: block; padding: 0; text-align: left; white-space: normal;
     background: none !important; }
   .overview td::before { content: attr(data-label); display: block; color: var(--faint); font-size: 12px; }
@@ -214,12 +222,13 @@ dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 560px) { dl { grid-template-columns: 1fr; } dd { margin-bottom: 8px; } }
 @media print { body { background: none; } section, details.point { break-inside: avoid; } }
 """
-    + "".join(
-        f".line.c{n} {{ stroke: var(--c{n}); }} .bar.c{n}, .dot.c{n} {{ fill: var(--c{n}); }} "
-        f".key i.c{n}, .meter b.c{n} {{ background: var(--c{n}); }}\n"
-        for n in range(8)
+
+
+def stylesheet() -> str:
+    """Returns the page's CSS. A class sets the colour of the same name, which lines, dots, bars and keys then use."""
+    light, dark = ("".join(f"--{name}: {pair[theme]}; " for name, pair in COLOURS.items()) for theme in (0, 1))
+    classes = "".join(f".{name} {{ color: var(--{name}); }}\n" for name in COLOURS)
+    return (
+        f":root {{ color-scheme: light dark; {light}}}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n{LAYOUT}{classes}"
     )
-    + "".join(
-        f".bar.phase{n}, .key i.phase{n} {{ fill: var(--phase{n}); background: var(--phase{n}); }}\n" for n in range(6)
-    )
-)

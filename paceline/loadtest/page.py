@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no script, no font, no picture from anywhere."""
+"""Renders a report as a self-contained HTML page."""
 
 from datetime import datetime
 from html import escape
@@ -6,7 +6,7 @@ from html import escape
 import numpy as np
 
 from paceline.loadtest import charts
-from paceline.loadtest.charts import STYLE, Axes, Series
+from paceline.loadtest.charts import Axes, Series, stylesheet
 from paceline.loadtest.metrics import PARTS, Metrics, Slo, Values, e2es_ms, itls_ms, ttfts_ms
 from paceline.loadtest.report import (
     VALUES_FOR_P99,
@@ -19,35 +19,34 @@ from paceline.loadtest.report import (
     percent,
 )
 
-# Name, values, and what each value is of.
+# Name, values, and what is counted.
 LATENCIES = (
     ("time to first token", ttfts_ms, "requests"),
     ("inter-token latency", itls_ms, "tokens"),
     ("end to end", e2es_ms, "requests"),
 )
-# Beyond it lie a few outliers that would press all the rest against the axis.
+# A few outliers beyond it would press the rest against the axis.
 LAST_PERCENTILE = 99
 DEFINITIONS = {
-    "time to first token": "From when a request was due to its first response. In a closed loop a request is due "
-    "when it is sent; in an open loop, when the arrival process says.",
-    "inter-token latency": "As the client sees it: the time between two responses divided by the tokens of the "
-    "second; each of these tokens counts once. The first response has none.",
+    "time to first token": "From when a request was due to its first response. A closed loop's request is due when it "
+    "is sent, an open loop's at its arrival time.",
+    "inter-token latency": "The time between two responses divided by the tokens of the second, counted once for each of "
+    "these tokens. Tokens of the first response have none.",
     "end to end": "From when a request was due to its last token.",
-    "tokens per second": "Output tokens of requests that succeeded, over wall time from the first request to the "
-    "last answer, summed over a variant's slices.",
-    "goodput": "Requests that succeed within every limit of the SLO, per second and as a share of all. The limit on "
-    "inter-token latency is one on a request's mean.",
-    "acceptance rate": "Accepted drafts over proposed ones. Behind a rejection nothing is accepted, so later "
-    "positions have lower rates.",
-    "mean acceptance length": "Tokens emitted per target forward, the prompt's own round aside.",
-    "a round's time": "Sums over all requests by the coordinator's account, per target forward. queue: waiting for a "
-    "device; draft, target: computing, beside others' rows; wire: messages and event loops; coordinator: what is left "
-    "of the request's time there (waiting for a place, tokenising, text); client: what the client saw beyond that.",
+    "tokens per second": "Output tokens of requests that succeeded, over the wall time of the variant's slices.",
+    "goodput": "Requests that succeeded within every limit of the SLO, per second and as a share of all requests. The "
+    "limit on inter-token latency applies to a request's mean.",
+    "acceptance rate": "Accepted / proposed drafts. Drafts after a rejection are never accepted, so rates fall with the "
+    "position.",
+    "mean acceptance length": "Tokens emitted per target forward, prefill aside.",
+    "a round's time": "Times that the coordinator reported, summed over all requests, per target forward. queue: waiting "
+    "for a device; draft, target: computing, in batches with other requests; wire: messages and event loops; coordinator: "
+    "the rest of its total (admission, tokenization, detokenization); client: what the client measured beyond that total.",
 }
 
 
 def render(report: Report) -> str:
-    """The whole page."""
+    """Returns the page."""
     names = list(report.points[0].metrics)
     body = [
         _header(report),
@@ -61,7 +60,7 @@ def render(report: Report) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Paceline load test, {_when(report.began)}</title><style>{STYLE}</style></head>"
+        f"<title>Paceline load test, {_when(report.began)}</title><style>{stylesheet()}</style></head>"
         f"<body><main>{''.join(body)}</main></body></html>\n"
     )
 
@@ -75,14 +74,14 @@ def _header(report: Report) -> str:
 
 
 def _when(began: str) -> str:
-    """An ISO 8601 time as people write it."""
+    """Formats an ISO 8601 time for people."""
     moment = datetime.fromisoformat(began)
     zone = f" {moment.tzinfo}" if moment.tzinfo is not None else ""
     return f"{moment.day} {moment:%B %Y, %H:%M}{zone}"
 
 
 def _overview(report: Report) -> str:
-    """A row for each load and variant."""
+    """A table with a row for each load and variant."""
     top = max(metrics.tokens_per_second for point in report.points for metrics in point.metrics.values())
     headings = ["load", "variant", "requests", "tokens/s", "ttft p50", "ttft p99", "itl p50", "itl p99", "e2e p50"]
     headings += ["accepted", "length"] + (["goodput"] if report.slo is not None else [])
@@ -99,7 +98,7 @@ def _overview(report: Report) -> str:
             cells += [percent(metrics.acceptance_rate), number(metrics.mean_acceptance_length)]
             good = metrics.goodput
             cells += [] if good is None else [f"{number(good.requests_per_second)} ({percent(good.share)})"]
-            # Where the page is narrow, a row is a block, and each cell says what it is.
+            # On a narrow page a row becomes a block of labelled cells.
             labelled = (f'<td data-label="{h}">{cell}</td>' for h, cell in zip(headings, cells, strict=True))
             rows.append(f"<tr>{''.join(labelled)}</tr>")
     head = "".join(f"<th>{heading}</th>" for heading in headings)
@@ -128,11 +127,13 @@ def _failures(report: Report) -> str:
     if not said:
         return ""
     lines = "".join(f"<li>{escape(line)}</li>" for line in said)
-    return _section("Failures", f'<p class="faint">The first answer of each kind.</p><ul class="bad">{lines}</ul>')
+    return _section(
+        "Failures", f'<p class="faint">The first message of each status code.</p><ul class="bad">{lines}</ul>'
+    )
 
 
 def _sweep(report: Report, names: list[str]) -> str:
-    """Throughput against latency: a line for each variant, a dot for each load."""
+    """Plots of latency against throughput: a line for each variant, a dot for each load."""
     drawn = []
     for title, field in (
         ("time to first token", "ttft_ms"),
@@ -171,7 +172,7 @@ def _point(point: Point, slo: Slo | None, is_open: bool) -> str:
 
 
 def _cdf(title: str, unit: str, values: dict[str, Values]) -> str:
-    """Which share of requests or tokens was as fast."""
+    """A plot of cumulative distributions."""
     shares = range(LAST_PERCENTILE + 1)
     series = [
         Series(name, list(zip(np.percentile(of, shares).tolist(), map(float, shares), strict=True)), colour)
