@@ -1,16 +1,12 @@
-"""From records to metrics. No I/O.
+"""Computes metrics from records of requests. No I/O.
 
-- Latencies are those of requests that succeeded; time to first token and end to end count once a request,
-  inter-token latency once a token (`Record.gaps`).
-- Percentiles interpolate linearly between the two nearest values.
-- Tokens per second: output tokens of requests that succeeded, over wall time from the first request's
-  start to the last one's end, summed over a variant's slices.
-- Goodput: requests that meet the SLO, per second of the same wall time, and as a share of all requests;
-  one that failed meets none.
-- A round's time: sums of all requests' times by the coordinator's account, over all their target
-  forwards, the prompt's included. `coordinator` is what its account leaves of a request's time: waiting
-  for a place, tokenising, and text. `client` is what the client saw beyond the coordinator's account: the
-  way between the two, and the harness itself.
+- Latencies cover requests that succeeded. Time to first token and end-to-end latency count once per request,
+  inter-token latency once per token (`Record.gaps`). Percentiles interpolate linearly.
+- Tokens per second: output tokens of requests that succeeded, over the wall time of the variant's slices.
+- Goodput: requests that succeeded within the SLO, per second of wall time and as a share of all requests.
+- A round's time: times that the coordinator reported, summed over all requests and divided by their target forwards,
+  prefill included. `coordinator` is the rest of its total: admission, tokenization, detokenization. `client` is what the
+  client measured beyond that total: transport and the load test itself.
 """
 
 import math
@@ -30,7 +26,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A response with tokens: when it came, in milliseconds since its request was due, and how many it brought."""
+    """A response with tokens: milliseconds since the request was due, and the number of tokens."""
 
     at_ms: float
     tokens: int
@@ -38,7 +34,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a request failed: the gRPC status code's name, and what the server said."""
+    """A failed request's gRPC status code and message."""
 
     status: str
     message: str
@@ -46,10 +42,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Times in milliseconds since the request was due.
+    """One request as its client saw it. Times are milliseconds since the request was due.
 
-    In a closed loop a request is due when it is sent. In an open loop it is due when the arrival process
-    says: a harness that comes late counts against the server rather than going unseen.
+    A closed loop's request is due when it is sent, an open loop's at its arrival time: if the load test is late, that
+    shows as latency instead of being omitted.
     """
 
     index: int
@@ -67,27 +63,26 @@ class Record:
 
     @property
     def ttft_ms(self) -> float | None:
-        """Time to first token; None if none came."""
+        """Time to first token; None without tokens."""
         return self.arrivals[0].at_ms if self.arrivals else None
 
     @property
     def e2e_ms(self) -> float | None:
-        """Time to the last token; None if none came."""
+        """Time to the last token; None without tokens."""
         return self.arrivals[-1].at_ms if self.arrivals else None
 
     @property
     def gaps(self) -> list[Arrival]:
-        """For each response after the first: milliseconds *per token* since the one before, and its tokens.
+        """Milliseconds *per token* since the previous response, and the number of tokens, for all responses but the first.
 
-        This is inter-token latency as the client sees it. A round's tokens come in one response; each of
-        them counts with an equal part of the time since the last response.
+        A round's tokens arrive in one response and share its latency equally.
         """
         pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
         return [Arrival((late.at_ms - early.at_ms) / late.tokens, late.tokens) for early, late in pairs]
 
     @property
     def mean_itl_ms(self) -> float | None:
-        """Mean inter-token latency of this request; None where all its tokens came at once."""
+        """Mean inter-token latency; None if all tokens came in one response."""
         if len(self.arrivals) < 2:
             return None
         first, last = self.arrivals[0], self.arrivals[-1]
@@ -96,18 +91,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A request is good if it succeeds within all limits that are set, in milliseconds."""
+    """Latency limits in milliseconds; None sets no limit."""
 
-    # Time to first token.
     ttft: float | None = None
-    # The request's mean inter-token latency.
+    # Limits the request's mean.
     itl: float | None = None
-    # Time to the last token.
     e2e: float | None = None
 
     @property
     def label(self) -> str:
-        """As a user types it."""
+        """The limits in the form that `parse_slo` reads."""
         limits = ((field.name, getattr(self, field.name)) for field in fields(self))
         return ",".join(f"{name}={limit:g}" for name, limit in limits if limit is not None)
 
@@ -119,7 +112,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """From `ttft=500,itl=50`. Raises InvalidArgument."""
+    """Parses `ttft=500,itl=50`. Raises InvalidArgument."""
     pairs = [part.partition("=") for part in text.split(",")]
     try:
         limits = {name.strip(): float(value) for name, _, value in pairs}
@@ -133,9 +126,8 @@ def parse_slo(text: str) -> Slo:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a latency is spread, in milliseconds."""
+    """The distribution of a latency, in milliseconds."""
 
-    # Of values.
     count: int
     mean: float
     p50: float
@@ -145,16 +137,15 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests that meet the SLO."""
+    """Requests within the SLO, per second and as a share of all requests."""
 
     requests_per_second: float
-    # Of all requests, in [0, 1].
     share: float
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one variant did under one load."""
+    """The requests of one variant under one load."""
 
     records: list[Record]
     wall_s: float
@@ -162,7 +153,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """A run in numbers. None where nothing was there to be measured."""
+    """The metrics of a run. None if there was nothing to measure."""
 
     requests: int
     succeeded: int
@@ -171,7 +162,7 @@ class Metrics:
     wall_s: float
     requests_per_second: float
     prompt_tokens: int
-    # Of these the target's cache held already.
+    # Prompt tokens found in the target's prefix cache.
     cached_prompt_tokens: int
     output_tokens: int
     tokens_per_second: float
@@ -179,17 +170,17 @@ class Metrics:
     itl_ms: Spread | None
     e2e_ms: Spread | None
     goodput: Goodput | None
-    # Accepted over proposed: in all, and at draft position 1, 2, …
+    # Accepted / proposed drafts: overall, and at draft position 1, 2, …
     acceptance_rate: float | None
     acceptance_per_position: list[float]
-    # Tokens emitted per target forward after the prompt's.
+    # Tokens per target forward, prefill aside.
     mean_acceptance_length: float | None
-    # Milliseconds per target forward, by part.
+    # Milliseconds per target forward, by PARTS.
     round_ms: dict[str, float]
 
 
 def metrics_of(run: Run, slo: Slo | None) -> Metrics:
-    """All metrics of a run."""
+    """Computes all metrics of a run."""
     good = [record for record in run.records if record.is_ok]
     finishes = [record.finish for record in good if record.finish is not None]
     failures = Counter(record.failure.status for record in run.records if record.failure is not None)
@@ -217,7 +208,7 @@ def metrics_of(run: Run, slo: Slo | None) -> Metrics:
 
 
 def spread(values: Values) -> Spread | None:
-    """Mean and percentiles; None of nothing."""
+    """Returns mean and percentiles, or None without values."""
     if not len(values):
         return None
     p50, p90, p99 = np.percentile(values, (50, 90, 99))
@@ -225,29 +216,29 @@ def spread(values: Values) -> Spread | None:
 
 
 def ttfts_ms(records: Iterable[Record]) -> Values:
-    """[num_requests]"""
+    """Times to first token of requests that succeeded: [num_requests]."""
     return np.array([record.ttft_ms for record in records if record.is_ok and record.arrivals], dtype=np.float64)
 
 
 def e2es_ms(records: Iterable[Record]) -> Values:
-    """[num_requests]"""
+    """End-to-end latencies of requests that succeeded: [num_requests]."""
     return np.array([record.e2e_ms for record in records if record.is_ok and record.arrivals], dtype=np.float64)
 
 
 def itls_ms(records: Iterable[Record]) -> Values:
-    """[num_tokens], those of each request's first response aside."""
+    """Inter-token latencies: [num_tokens], tokens of first responses aside."""
     gaps = [gap for record in records if record.is_ok for gap in record.gaps]
     return np.repeat(np.array([gap.at_ms for gap in gaps], dtype=np.float64), [gap.tokens for gap in gaps])
 
 
 def goodput(run: Run, slo: Slo) -> Goodput:
-    """Requests that meet the SLO, per second and as a share of all."""
+    """Counts requests within the SLO."""
     met = sum(slo.is_met_by(record) for record in run.records)
     return Goodput(_over(met, run.wall_s), _over(met, len(run.records)))
 
 
 def drafts_per_position(finishes: list[Finish]) -> tuple[list[int], list[int]]:
-    """Proposed and accepted drafts at position 1, 2, …"""
+    """Sums proposed and accepted drafts at position 1, 2, …"""
     longest = max((len(finish.speculation.proposed_per_position) for finish in finishes), default=0)
     proposed, accepted = [0] * longest, [0] * longest
     for finish in finishes:
@@ -259,14 +250,14 @@ def drafts_per_position(finishes: list[Finish]) -> tuple[list[int], list[int]]:
 
 
 def mean_acceptance_length(finishes: list[Finish]) -> float | None:
-    """Tokens per round over all rounds, not the mean of requests' means."""
+    """Averages tokens per round over all rounds, not over requests."""
     rounds = sum(finish.speculation.rounds for finish in finishes)
     tokens = sum(finish.speculation.mean_acceptance_length * finish.speculation.rounds for finish in finishes)
     return tokens / rounds if rounds else None
 
 
 def round_parts_ms(records: Iterable[Record]) -> dict[str, float]:
-    """Milliseconds per target forward, by part; empty of nothing."""
+    """Returns milliseconds per target forward by part, or nothing without forwards."""
     sums = dict.fromkeys(PARTS, 0.0)
     forwards = 0
     for record in records:
@@ -285,5 +276,4 @@ def round_parts_ms(records: Iterable[Record]) -> dict[str, float]:
 
 
 def _over(count: float, base: float) -> float:
-    """0 where there is nothing to divide by."""
     return count / base if base else 0.0

@@ -1,4 +1,4 @@
-"""All that a run found: its JSON form, and its tables in the terminal."""
+"""The report of a load test as JSON and as tables in the terminal."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One load: what each variant did under it, by name."""
+    """Runs and metrics under one load, by variant."""
 
     load: Load
     runs: dict[str, Run]
@@ -30,13 +30,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run."""
+    """A whole load test: a point for each load."""
 
     # Local time with its offset, ISO 8601.
     began: str
-    # Whom it asked: models, data types, version.
+    # Models, data types and version.
     deployment: dict[str, str]
-    # What it asked, by option.
+    # What was measured, for the reader.
     settings: dict[str, str]
     slo: Slo | None
     points: list[Point]
@@ -51,7 +51,7 @@ class Report:
 
 
 def as_record(report: Report) -> dict[str, Any]:
-    """The object of `--json`: metrics as in `metrics.py`, and every request."""
+    """Returns the object of `--json`: all metrics and every request."""
     return {
         "format_version": FORMAT_VERSION,
         "began": report.began,
@@ -83,20 +83,20 @@ def _request(record: Record) -> dict[str, Any]:
 
 
 NOTHING = "–"
-# Of fewer values the 99th percentile is hardly more than the largest.
+# With fewer values the 99th percentile is little more than the maximum.
 VALUES_FOR_P99 = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows under one heading: a label each, and a cell for each variant."""
+    """Rows under a heading. A row is a label and a cell for each variant."""
 
     heading: str
     rows: list[tuple[str, list[str]]]
 
 
 def groups_of(point: Point, slo: Slo | None) -> list[Group]:
-    """All metrics of a point. Where nothing was measured, a cell says so."""
+    """Formats all metrics of a point for the terminal and the HTML page."""
     all_ = list(point.metrics.values())
     groups = [
         _throughput(next(iter(point.metrics)), all_, slo),
@@ -122,7 +122,7 @@ def groups_of(point: Point, slo: Slo | None) -> list[Group]:
 
 
 def number(value: float | None) -> str:
-    """Three digits that matter, and no more than a person reads."""
+    """Formats a number with three significant digits."""
     if value is None:
         return NOTHING
     if abs(value) >= 100:
@@ -189,12 +189,12 @@ def _speculation(all_: list[Metrics]) -> Group:
 
 
 BAR_WIDTH = 16
-# Characters, more than any table has.
+# Wider than any table, in characters.
 UNBOUNDED = 10_000
 
 
 def print_report(console: Console, report: Report) -> None:
-    """A table for each point, and after a sweep one of them all."""
+    """Prints tables for each point, an overview after a sweep, and failures."""
     under = f"; goodput under {report.slo.label} ms" if report.slo is not None else ""
     for point in report.points:
         console.print(f"\n{point.load.label}{under}", style="bold", markup=False, soft_wrap=True)
@@ -209,7 +209,7 @@ def print_report(console: Console, report: Report) -> None:
 
 
 def fitting(console: Console, point: Point, slo: Slo | None) -> Iterator[Table]:
-    """Tables of the variants: as many side by side as the console is wide, at least one."""
+    """Yields tables of one or more variants each, as many as fit side by side."""
     names: list[str] = []
     for name in point.metrics:
         if names and not fits(console, point_table(point, slo, [*names, name])):
@@ -220,13 +220,13 @@ def fitting(console: Console, point: Point, slo: Slo | None) -> Iterator[Table]:
 
 
 def fits(console: Console, table: Table) -> bool:
-    """Whether nothing of a table is cut."""
+    """Whether the console is wide enough for a table."""
     unbounded = console.options.update(max_width=UNBOUNDED)
     return console.measure(table, options=unbounded).maximum <= console.width
 
 
 def point_table(point: Point, slo: Slo | None, names: list[str]) -> Table:
-    """A column for each variant of `names`."""
+    """Lays out a point with a column for each variant in `names`."""
     columns = [column for column, name in enumerate(point.metrics) if name in names]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
@@ -241,7 +241,7 @@ def point_table(point: Point, slo: Slo | None, names: list[str]) -> Table:
 
 
 def sweep_table(report: Report, with_bars: bool) -> Table:
-    """Throughput against latency: a row for each load and variant, where asked with a bar as long as its throughput."""
+    """Lays out throughput and latency with a row for each load and variant."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("load", no_wrap=True)
     table.add_column("variant")
@@ -264,7 +264,7 @@ def sweep_table(report: Report, with_bars: bool) -> Table:
 
 
 def first_failures(report: Report) -> list[str]:
-    """For each status code what the first such answer said, as one line."""
+    """Returns the first message of each status code."""
     said: dict[str, str] = {}
     for record in report.records:
         if record.failure is not None:

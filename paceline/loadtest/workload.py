@@ -1,4 +1,4 @@
-"""What a load test asks, and how its requests come."""
+"""What a load test sends and when: loads, arrivals, turns, synthetic prompts, variants."""
 
 import math
 import random
@@ -13,15 +13,15 @@ from paceline.speculation import MAX_DRAFT_TOKENS, Drafter, SpeculationParams, p
 
 MAX_CONCURRENCY = 4096
 MAX_RATE = 10_000.0
-# A slice is long beside its end, where fewer and fewer requests are left, and short beside the
-# minutes in which a machine changes its pace.
+# Slices are long compared with their ends, when clients run out of requests, and short compared with the minutes over
+# which a machine's speed drifts.
 TURNS_PER_SLICE = 4
 SECONDS_PER_SLICE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """Each of `concurrency` clients sends a request when its last one is answered. Raises InvalidArgument."""
+    """A load of `concurrency` clients, each of which sends its next request when the previous one has ended."""
 
     concurrency: int
 
@@ -35,7 +35,6 @@ class ClosedLoop:
 
     @property
     def short_label(self) -> str:
-        """For a point of a plot."""
         return str(self.concurrency)
 
     @property
@@ -45,7 +44,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests come by chance, `rate` a second, whether or not the others are answered. Raises InvalidArgument."""
+    """A load of `rate` requests per second with Poisson arrivals, however many are still running."""
 
     rate: float
 
@@ -58,7 +57,6 @@ class OpenLoop:
 
     @property
     def short_label(self) -> str:
-        """For a point of a plot."""
         return f"{self.rate:g}/s"
 
     @property
@@ -70,7 +68,7 @@ Load = ClosedLoop | OpenLoop
 
 
 def parse_sweep(text: str) -> list[Load]:
-    """From `concurrency=1,2,4` or `rate=0.5,1,2`. Raises InvalidArgument."""
+    """Parses `concurrency=1,2,4` or `rate=0.5,1,2`. Raises InvalidArgument."""
     name, _, values = text.partition("=")
     kinds: dict[str, Callable[[str], Load]] = {
         "concurrency": lambda value: ClosedLoop(int(value)),
@@ -85,9 +83,9 @@ def parse_sweep(text: str) -> list[Load]:
 
 
 def poisson_arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Arrival times in seconds from the start, without end: the gaps are exponential with mean 1 / rate.
+    """Yields arrival times in seconds from the start, endlessly: gaps are exponential with mean 1 / rate.
 
-    The same seed gives the same arrivals, and another rate the same ones on another scale.
+    The seed fixes the arrivals up to the time scale, which the rate sets.
     """
     source = random.Random(seed)
     now_s = 0.0
@@ -96,32 +94,31 @@ def poisson_arrivals(rate: float, seed: int) -> Iterator[float]:
         yield now_s
 
 
-# More than any run asks.
+# More requests than any run sends.
 UNLIMITED = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A variant's turn: which variant, and which requests."""
+    """One turn of a variant: its index and its requests."""
 
     variant: int
     requests: range
 
 
 def blocks(num_variants: int, requests: range, requests_per_slice: int) -> Iterator[list[Slice]]:
-    """Each block's slices, in order. A single variant needs no turns: one slice.
+    """Yields each block's slices in order. A single variant gets one slice.
 
-    Requests are cut into blocks. A block asks every variant the same requests, one variant after the other:
-    a variant's share of a block is a slice. The next block begins with the next variant:
+    Every variant answers each block's requests, one variant after the other, and each block starts with the next
+    variant:
 
         block 0   off 0-7     model 0-7     ngram 0-7
         block 1   model 8-15  ngram 8-15    off 8-15
         block 2   ngram 16-23 off 16-23     model 16-23
 
-    So a machine that slows down, or a neighbour that comes and goes, hits all variants alike, and none is
-    always the first. A slice ends when its last request is answered: no variant runs beside another's leftovers.
-    That end, where fewer than all clients are busy, costs each variant the same throughput; only metrics of one
-    run with --compare should be compared with one another.
+    A machine that slows down, or a noisy neighbour, then affects all variants alike. A slice ends when its last request
+    has ended, so variants never overlap. That tail lowers the throughput of each variant equally, so compare only
+    variants of one run.
     """
     if num_variants == 1:
         yield [Slice(0, requests)]
@@ -133,7 +130,7 @@ def blocks(num_variants: int, requests: range, requests_per_slice: int) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of synthetic requests, in tokens. Raises InvalidArgument."""
+    """The lengths of a synthetic request in tokens."""
 
     prompt: int
     output: int
@@ -143,14 +140,14 @@ class Lengths:
         require(ok, "--synthetic", f"{self.prompt}:{self.output}", "IN:OUT, both at least 1 token")
 
     def check(self, max_model_len: int) -> None:
-        """Raises InvalidArgument where a sequence would be longer than the model's longest."""
+        """Raises InvalidArgument if prompt and output exceed `max_model_len`."""
         fits = self.prompt + self.output <= max_model_len
         allowed = f"at most {max_model_len} tokens in all, the model's longest sequence"
         require(fits, "--synthetic", f"{self.prompt}:{self.output}", allowed)
 
 
 def parse_lengths(text: str) -> Lengths:
-    """From IN:OUT. Raises InvalidArgument."""
+    """Parses IN:OUT. Raises InvalidArgument."""
     prompt, _, output = text.partition(":")
     ok = prompt.isdecimal() and output.isdecimal()
     require(ok, "--synthetic", text, "IN:OUT, both numbers of tokens, like 512:128")
@@ -158,7 +155,7 @@ def parse_lengths(text: str) -> Lengths:
 
 
 def synthetic_prompt(num_tokens: int, token_ids: range, key: str) -> Prompt:
-    """`num_tokens` random ids out of `token_ids`; the same for the same key."""
+    """Returns `num_tokens` random ids from `token_ids`, determined by `key`."""
     source = random.Random(key)
     return source.choices(token_ids, k=num_tokens)
 
@@ -174,17 +171,18 @@ _ALLOWED = (
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to speculate, and its name in every table and plot."""
+    """A speculation setting, and its name in tables and plots."""
 
     name: str
-    # None: the server's own.
+    # None leaves everything to the server.
     speculation: SpeculationParams | None = None
 
 
 def parse_variants(text: str) -> dict[str, dict[str, Any]]:
-    """From `off,model,ngram:4,adaptive`: the SpeculationParams fields that each name says. Raises InvalidArgument.
+    """Parses `off,model,ngram:4,adaptive` into the SpeculationParams fields that each name sets.
 
-    What a name leaves open is the server's own: `model` its number of draft tokens, `4` its drafter.
+    The server's defaults apply to the rest: the number of draft tokens for `model`, the drafter for `4`.
+    Raises InvalidArgument.
     """
     names = [name.strip() for name in text.split(",")]
     try:
