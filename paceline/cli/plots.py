@@ -1,8 +1,7 @@
-"""Pictures for `paceline plan`.
+"""Plots of `paceline plan`.
 
-Figures 2, 3 and 4 of Leviathan, Kalman, Matias (2211.17192) at a forecast's costs, each with its numbers.
-
-At `--draft-cost 0` without other costs, figures 2 and 4 are the paper's; figure 3 has curves for costs of its own.
+`write_figures` draws figures 2, 3 and 4 of Leviathan, Kalman, Matias (2211.17192) at a forecast's costs. With costs of
+0, figures 2 and 4 are the paper's.
 """
 
 import csv
@@ -22,7 +21,7 @@ ALPHA_STEP = 0.1
 
 
 def terminal_plot(values: list[float], best: int) -> Text:
-    """A column for each value, k = 0 first, over a scale from 0; `best` is coloured, and 1 is a dotted line."""
+    """Draws a column for each k from 0, with `best` in colour and a dotted line at 1."""
     top = max(1.0, *values)
     one_row = int(min(1.0 / top * HEIGHT, HEIGHT - 1))
     plot = Text()
@@ -42,13 +41,13 @@ def terminal_plot(values: list[float], best: int) -> Text:
 
 
 def eighths(height: float) -> int:
-    """How much of a character cell a column fills that reaches `height` cells above the cell's foot: 0 to 8."""
+    """Returns how many eighths of a cell a column fills that rises `height` cells above the cell's foot."""
     return round(8 * min(1.0, max(0.0, height)))
 
 
 def write_png(path: Path, made: Forecast) -> None:
-    """Left: speed-up against k, also for alphas nearby. Right: the best k against alpha. Raises OSError."""
-    # A second to import, and only pictures need it.
+    """Plots speed-up against k, for nearby alphas too, and the best k against alpha. Raises OSError."""
+    # Takes a second to import.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -57,7 +56,7 @@ def write_png(path: Path, made: Forecast) -> None:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     alpha, ks = made.alpha, list(range(made.longest + 1))
-    # Apart in colour and in dashes: a picture may be printed in grey.
+    # Different dashes too, for prints in grey.
     curves = {
         max(0.0, alpha - ALPHA_STEP): {"color": "C1", "linestyle": "--"},
         min(1.0, alpha + ALPHA_STEP): {"color": "C4", "linestyle": "-."},
@@ -71,7 +70,6 @@ def write_png(path: Path, made: Forecast) -> None:
     left.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
     left.set(xlabel="k, draft tokens in a round", ylabel="speed over plain decoding", title="What to expect")
     left.set_ylim(bottom=0)
-    # Below both pictures, where no curve runs.
     figure.legend(loc="outside lower left", ncols=4, frameon=False)
     figure.suptitle(f"in target forwards: {made.costs}")
     alphas = [step / 200 for step in range(201)]
@@ -88,28 +86,27 @@ FIGURE_3_COSTS = (0.01, 0.02, 0.05, 0.1)
 # The best gamma at alpha 0.99 and c 0.01 is 113.
 FIGURE_3_LONGEST = 200
 ALPHAS = [percent / 100 for percent in range(100)]
-# Apart in dashes too: a picture may be printed in grey.
+# For prints in grey.
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A picture of curves over ALPHAS, by the names that the legend and the table have."""
+    """Curves over ALPHAS by name."""
 
     title: str
     unit: str
     curves: dict[str, list[float]]
-    # Steps between whole numbers.
     in_steps: bool = False
 
 
 def panels(made: Forecast) -> dict[str, list[Panel]]:
-    """What each figure shows, by the name of its files."""
+    """Returns each figure's panels by file name."""
     costs, verify = (made.draft_cost, made.wire, made.verify_cost), made.verify_cost
     best = {
         f"c = {c:g}": [float(theory.best_k(alpha, c, made.wire, FIGURE_3_LONGEST, verify)) for alpha in ALPHAS]
         for c in sorted({*FIGURE_3_COSTS, made.draft_cost})
-        # A draft that costs nothing has no best gamma: each further one is faster.
+        # Drafts that cost nothing have no best gamma.
         if c + verify > 0
     }
     return {
@@ -131,24 +128,24 @@ def panels(made: Forecast) -> dict[str, list[Panel]]:
 
 
 def write_figures(folder: Path, made: Forecast) -> None:
-    """Writes each figure as .png and .svg, and its numbers as .csv. Makes the folder. Raises OSError."""
+    """Writes each figure as .png and .svg, and its numbers as .csv. Raises OSError."""
     folder.mkdir(exist_ok=True)
     for name, shown in panels(made).items():
         _write_table(folder / f"{name}.csv", shown)
         drawn = _draw(shown, made.alpha)
         for form in ("png", "svg"):
-            # No date in it: the same numbers are the same file.
+            # Without a date, so that the same numbers give the same file.
             metadata = {"Date": None} if form == "svg" else None
             drawn.savefig(folder / f"{name}.{form}", format=form, dpi=120, metadata=metadata)
 
 
 def _by_gamma(value: Any) -> dict[str, list[float]]:
-    """A curve for each gamma. `value`: of alpha and gamma."""
+    """Returns a curve for each gamma. `value` is called with alpha and gamma."""
     return {f"gamma = {gamma}": [value(alpha, gamma) for alpha in ALPHAS] for gamma in GAMMAS}
 
 
 def _write_table(path: Path, shown: list[Panel]) -> None:
-    """A row for each alpha and curve: the panels' values, one column each."""
+    """Writes a row for each alpha and curve, with a column for each panel."""
     names = [panel.title.split(":")[0].lower() for panel in shown]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -159,8 +156,8 @@ def _write_table(path: Path, shown: list[Panel]) -> None:
 
 
 def _draw(shown: list[Panel], own_alpha: float) -> Any:
-    """The panels side by side, with a line at the forecast's alpha."""
-    # A second to import, and only pictures need it.
+    """Draws the panels side by side, with a line at `own_alpha`."""
+    # Takes a second to import.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
