@@ -1,13 +1,14 @@
-"""Batches with mask rows, which teach a draft to propose several tokens in one forward (PARD, 2504.18583, section 3).
+"""Training batches, and the objectives that learn from them.
 
-Behind an anchor, any token of the text, stand mask rows. Row j of them knows the text up to the anchor and the mask rows
-before it, and learns the target's distribution of the token that stands j + 1 places behind the anchor. The paper gives
-every token its mask rows and drops most of them; here some tokens are anchors, and have all of theirs.
+`NextToken` teaches a draft model to propose step by step. `MaskedTokens` teaches it to propose several tokens in one
+forward (PARD, 2504.18583, section 3): some tokens of the text are anchors, followed by mask tokens. Mask token j sees the
+text up to its anchor and the mask tokens before it, and learns the target's distribution j + 2 positions after the anchor.
+(The paper gives each token mask tokens and drops most of them.)
 
     text      a  b  c  d  e  f
-    row of c, an anchor, learns d
-      mask 0 at d's place learns e, and sees a b c
-      mask 1 at e's place learns f, and sees a b c and mask 0
+    c, an anchor, learns d
+      mask 0 at d's position learns e, and sees a b c
+      mask 1 at e's position learns f, and sees a b c and mask 0
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,16 +23,16 @@ from transformers import PreTrainedModel
 from paceline.distillation.conversations import Record
 from paceline.distillation.loss import Goal, HeadIndex
 
-# Conversations of similar length are put together within windows of this many batches.
+# Conversations are sorted by length within windows of this many batches.
 WINDOW_BATCHES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Conversations, padded on the right, and the target's distributions at the tokens that it wrote."""
+    """Conversations, padded on the right, with the target's distributions at the tokens that it wrote."""
 
     tokens: torch.Tensor  # [num_conversations, longest] int64
-    # Indices into the flattened tokens: the token before each token that the target wrote.
+    # Indices into the flattened tokens, of the tokens before those that the target wrote.
     rows: torch.Tensor  # [num_rows] int64
     goal: Goal
 
@@ -44,7 +45,7 @@ def make_batch(records: Sequence[Record], index: HeadIndex) -> TrainingBatch:
     tokens = np.zeros((len(records), longest), np.int64)
     rows = []
     for row, record in enumerate(records):
-        # The last token is only predicted: no token follows it.
+        # Nothing follows the last token.
         tokens[row, : len(record.tokens) - 1] = record.tokens[:-1]
         rows.append(row * longest + record.written.astype(np.int64) - 1)
     ids = torch.from_numpy(np.concatenate([record.top_ids for record in records]).astype(np.int64))
@@ -54,10 +55,7 @@ def make_batch(records: Sequence[Record], index: HeadIndex) -> TrainingBatch:
 
 
 def shuffled(records: Sequence[Record], batch_tokens: int, seed: int) -> Iterator[list[Record]]:
-    """One pass over `records`, in batches of up to `batch_tokens` tokens with padding.
-
-    A batch has conversations of similar length.
-    """
+    """Yields one pass over `records` in batches of similar length, up to `batch_tokens` tokens with padding."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(records))
     mean = max(1.0, float(np.mean([len(record.tokens) for record in records])))
@@ -75,24 +73,24 @@ def shuffled(records: Sequence[Record], batch_tokens: int, seed: int) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """How many mask rows stand behind an anchor, and which share of the target's tokens are anchors."""
+    """Mask tokens per anchor, and the share of the target's tokens that are anchors."""
 
-    num_rows: int
+    per_anchor: int
     anchor_share: float
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedBatch:
-    """Conversations with their mask rows behind them, padded on the right."""
+    """Conversations followed by their mask tokens, padded on the right."""
 
-    # Mask row j has the id vocab_size + j.
+    # Mask token j has the id vocab_size + j.
     tokens: torch.Tensor  # [num_conversations, longest] int64
     positions: torch.Tensor  # [num_conversations, longest] int64
-    # Which rows (last axis) a row sees.
+    # The attention mask: which tokens (last axis) a token sees.
     sees: torch.Tensor  # [num_conversations, 1, longest, longest] bool
-    # Indices into the flattened tokens, of the rows that learn.
+    # Indices into the flattened tokens, of those that learn.
     rows: torch.Tensor  # [num_learning] int64
-    # Of each learning row: 0 for a row of the text, j + 1 for mask row j.
+    # 0 for tokens of the text, j + 1 for mask token j.
     depths: torch.Tensor  # [num_learning] int64
     goal: Goal
 
@@ -109,34 +107,34 @@ class MaskedBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    """One conversation with its mask rows."""
+    """A conversation with its mask tokens."""
 
-    tokens: NDArray[np.int64]  # [num_rows]
-    positions: NDArray[np.int64]  # [num_rows]
-    # Of each row the number of rows of the text that it sees, and the first of the mask rows that it sees.
-    num_text: NDArray[np.int64]  # [num_rows]
-    first_mask: NDArray[np.int64]  # [num_rows]
-    # Rows that learn, their depths, and which of the record's distributions they learn.
+    tokens: NDArray[np.int64]  # [num_tokens]
+    positions: NDArray[np.int64]  # [num_tokens]
+    # How many tokens of the text each token sees, and the first mask token that it sees.
+    num_text: NDArray[np.int64]  # [num_tokens]
+    first_mask: NDArray[np.int64]  # [num_tokens]
+    # Tokens that learn, their depths, and which of the record's distributions they learn.
     rows: NDArray[np.int64]
     depths: NDArray[np.int64]
     goals: NDArray[np.int64]
 
 
 def anchors_of(record: Record, masks: Masks, random: np.random.Generator) -> NDArray[np.int64]:
-    """Places of tokens behind which the target wrote: a draft may begin there."""
-    # At least one mask row has something to learn.
+    """Returns random positions before tokens that the target wrote, sorted."""
+    # An anchor needs a token for at least one mask token to learn.
     places = record.written[record.written < len(record.tokens) - 1].astype(np.int64) - 1
     return np.sort(random.choice(places, max(1, round(masks.anchor_share * len(places))), replace=False))
 
 
 def lay(record: Record, anchors: NDArray[np.int64], num_masks: int, vocab_size: int) -> _Laid:
-    """The text's rows, all but the last token's, then the mask rows of each anchor."""
+    """Lays out the text, but for its last token, and the mask tokens of each anchor."""
     num_text = len(record.tokens) - 1
     index = np.full(num_text + 1, -1)
     index[record.written] = np.arange(record.num_written)
     depth = np.tile(np.arange(num_masks), len(anchors))
     position = np.repeat(anchors, num_masks) + 1 + depth
-    # A row learns the token behind it.
+    # Each learns the token after its position.
     inside = position < num_text
     depth, position = depth[inside], position[inside]
     anchor = position - 1 - depth
@@ -149,7 +147,7 @@ def lay(record: Record, anchors: NDArray[np.int64], num_masks: int, vocab_size: 
         tokens=np.concatenate([record.tokens[:-1].astype(np.int64), vocab_size + depth]),
         positions=positions,
         num_text=np.concatenate([np.arange(num_text) + 1, anchor + 1]),
-        # Rows of the text see no mask row.
+        # The text sees no mask tokens.
         first_mask=np.concatenate([np.full(num_text, num_text + len(depth)), own - depth]),
         rows=learning,
         depths=depths[learning],
@@ -160,7 +158,7 @@ def lay(record: Record, anchors: NDArray[np.int64], num_masks: int, vocab_size: 
 def make_masked_batch(
     records: Sequence[Record], masks: Masks, index: HeadIndex, vocab_size: int, random: np.random.Generator
 ) -> MaskedBatch:
-    laid = [lay(record, anchors_of(record, masks, random), masks.num_rows, vocab_size) for record in records]
+    laid = [lay(record, anchors_of(record, masks, random), masks.per_anchor, vocab_size) for record in records]
     longest = max(len(each.tokens) for each in laid)
     tokens, positions = np.zeros((2, len(laid), longest), np.int64)
     sees = np.zeros((len(laid), 1, longest, longest), bool)
@@ -171,7 +169,7 @@ def make_masked_batch(
         row = np.arange(num_rows)[:, None]
         masks_seen = (column >= each.first_mask[:, None]) & (column <= row)
         sees[number, 0, :num_rows] = (column < each.num_text[:, None]) | masks_seen
-    # Padding sees itself: a row that sees nothing has no softmax.
+    # Padding sees itself, since the softmax over nothing is undefined.
     sees[:, 0, column, column] = True
     ids = np.concatenate([record.top_ids[each.goals] for record, each in zip(records, laid, strict=True)])
     logprobs = np.concatenate([record.top_logprobs[each.goals] for record, each in zip(records, laid, strict=True)])
@@ -190,28 +188,28 @@ def make_masked_batch(
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """The rows that learn."""
+    """What an objective learns from a batch."""
 
-    # What the backbone makes of them.
+    # The backbone's output.
     hidden: torch.Tensor  # [num_rows, hidden_size]
     goal: Goal
-    # How many tokens behind the last one that a row knows: 0 for the next token.
+    # How many unknown tokens lie between a row and its goal: 0 for the next token.
     depths: torch.Tensor  # [num_rows] int64
 
 
-class Lesson(Protocol):
+class Objective(Protocol):
     """A way to learn from conversations."""
 
-    # The rows of a batch have depths below this.
+    # Depths are below this.
     num_depths: int
 
     def read(self, backbone: PreTrainedModel, records: Sequence[Record], seed: int) -> Learning:
-        """Runs the backbone. `seed`: of what is random in it."""
+        """Runs the backbone on a batch."""
         ...
 
 
-class TextLesson:
-    """Every row of the text learns the next token: the draft proposes step by step."""
+class NextToken:
+    """Each token of the text learns the next one: the draft model proposes step by step."""
 
     num_depths = 1
 
@@ -226,11 +224,11 @@ class TextLesson:
         return Learning(hidden.flatten(0, 1)[batch.rows], batch.goal, torch.zeros_like(batch.rows))
 
 
-class MaskLesson:
-    """Mask rows learn tokens further on: the draft proposes several tokens in one forward."""
+class MaskedTokens:
+    """Mask tokens learn later tokens: the draft model proposes several in one forward."""
 
     def __init__(self, index: HeadIndex, masks: Masks, device: str = "cpu") -> None:
-        self.num_depths = masks.num_rows + 1
+        self.num_depths = masks.per_anchor + 1
         self._index = index
         self._masks = masks
         self._device = device

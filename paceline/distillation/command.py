@@ -1,4 +1,4 @@
-"""The command `paceline distill`: runs a distillation, and shows its progress and its results."""
+"""Runs `paceline distill`: shows progress and results, and writes the model card."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,20 +20,19 @@ TITLES = ("text", "alpha, at least", "same likeliest token", "tokens")
 
 
 def by_depth(text: str, found: Sequence[Agreement]) -> dict[str, Agreement]:
-    """The next token by the text's name; of a draft that proposes several at once the others, each without a look at the
-    one before it."""
+    """Names agreement by depth: `text` for the next token, "`text`: token 2" for the one after it."""
     return {text if depth == 0 else f"{text}: token {depth + 1}": each for depth, each in enumerate(found)}
 
 
 def table(found: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
-    """Rows with the columns of TITLES."""
+    """Returns rows with the columns of TITLES."""
     return [
         (name, f"{each.mean_alpha:.3f}", f"{each.mean_top_1:.3f}", f"{each.num_rows:,}") for name, each in found.items()
     ]
 
 
 def write_card(folder: Path, work: Distillation, trained: Trained, found: Mapping[str, Agreement]) -> None:
-    """Writes the card. `found`: the draft's agreement with the target, for each kind of text."""
+    """Writes the model card, README.md. `found`: agreement with the target by kind of text."""
     config, plan = work.config, work.config.plan
     layers = ", ".join(map(str, chosen_layers(config.num_layers, work.beginning.config.num_layers)))
     command = (
@@ -44,22 +43,20 @@ def write_card(folder: Path, work: Distillation, trained: Trained, found: Mappin
     )
     facts = {
         "target": config.target,
-        "layers": f"{config.num_layers}, begun as {layers} of {config.begin_with}; stored as int8",
-        "head": f"the target's, for the {config.head_size:,} tokens that came most often"
-        if config.head_size
-        else "whole",
+        "layers": f"{config.num_layers}, initialised from {layers} of {config.begin_with}; stored as int8",
+        "head": f"the target's, for its {config.head_size:,} most frequent tokens" if config.head_size else "whole",
         "tokens in one forward": f"{config.num_masks + 1}",
-        "text": f"{work.corpus.num_written:,} tokens, all written by the target in conversations with itself",
-        "training": f"{trained.trainer.seen:,} tokens, repeats counted, in {trained.trainer.spent_s / 60:.0f} minutes",
-        "like it": f"`{command}`",
-        "licence": "that of the target, whose weights it was made from",
+        "text": f"{work.corpus.num_written:,} tokens, written by the target in conversations with itself",
+        "training": f"{trained.trainer.seen:,} tokens, including repeats, in {trained.trainer.spent_s / 60:.0f} minutes",
+        "command": f"`{command}`",
+        "licence": "that of the target, from whose weights it was made",
     }
     lines = [
-        f"# A draft for {config.target}", "",
-        "Made by `paceline distill`. Embedding, head and tokenizer are the target's own, and not in here.", "",
+        f"# A draft model for {config.target}", "",
+        "Made by `paceline distill`. Embedding, head and tokenizer are the target's and not included.", "",
         *_markdown([("", ""), *facts.items()]), "",
         *_markdown([TITLES, *table(found)]), "",
-        "Alpha is the chance that a drafted token is accepted at temperature 1: sum min(p, q).",
+        "Alpha is the probability that a draft token is accepted at temperature 1: sum min(p, q).",
     ]  # fmt: skip
     (folder / "README.md").write_text("\n".join(lines) + "\n")
 
@@ -72,7 +69,7 @@ def _markdown(rows: list[tuple[str, ...]]) -> list[str]:
 def run(
     folder: Path, config: DistillConfig, prompts: list[PromptRecord], held_out: list[PromptRecord], threads: int | None
 ) -> None:
-    """Writes, trains, evaluates; shows how it goes on stderr and what came of it on stdout."""
+    """Distils and evaluates. Progress goes to stderr, results to stdout."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda'; torch finds no such device here")
     num_threads = threads or len(CORES)

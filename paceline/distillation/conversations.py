@@ -1,4 +1,4 @@
-"""Conversations: the chat frame around a user's message, one while the target writes it, its record, and a corpus on disk."""
+"""Conversations that the target writes with itself: the chat frame, one in progress, its record, the corpus on disk."""
 
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _MARK = "\u2063paceline\u2063"
 
 
 def read_tokenizer(files: dict[str, bytes]) -> PreTrainedTokenizerFast:
-    """Makes a tokenizer. `files`: name -> content, as in `LoadedModel.tokenizer_files`."""
+    """Creates a tokenizer from `LoadedModel.tokenizer_files`."""
     with tempfile.TemporaryDirectory() as folder:
         for name, data in files.items():
             (Path(folder) / name).write_bytes(data)
@@ -27,17 +27,14 @@ def read_tokenizer(files: dict[str, bytes]) -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """A conversation is `before`, the user's message, `after`, the answer, and an EOS token."""
+    """Tokens that the chat template puts before and after a user message. The answer and an EOS token follow."""
 
     before: list[int]
     after: list[int]
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> "ChatFrame":
-        """The frame of a model's tokenizer.
-
-        Raises ConfigError if the model has no chat template, or if the template changes the user's message.
-        """
+        """Raises ConfigError if the model has no chat template or the template changes the user's message."""
         if tokenizer.chat_template is None:
             raise ConfigError("the target has no chat template; distillation needs one to have it write conversations")
         message = [{"role": "user", "content": _MARK}]
@@ -50,15 +47,12 @@ class ChatFrame:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A finished conversation, with the target's distribution at each token that it wrote.
-
-    Only the likeliest tokens of a distribution are kept. The mass of all others is one minus the sum of these.
-    """
+    """A finished conversation, with the likeliest tokens of the target's distribution at each token that it wrote."""
 
     tokens: NDArray[np.int32]  # [num_tokens]
     # Tokens before the answer.
     num_prompt_tokens: int
-    # Positions of the tokens that the target wrote: the answer, and the part of the user's message that it wrote.
+    # Positions of the tokens that the target wrote: the answer and part of the user message.
     written: NDArray[np.int32]  # [num_written]
     top_ids: NDArray[np.int32]  # [num_written, top]
     top_logprobs: NDArray[np.float16]  # [num_written, top], likeliest first
@@ -69,7 +63,7 @@ class Record:
 
     @property
     def answer(self) -> "Record":
-        """The same conversation, with only the answer counted as written."""
+        """Returns the record with only the answer as written tokens."""
         first = int(np.searchsorted(self.written, self.num_prompt_tokens))
         kept = (self.written[first:], self.top_ids[first:], self.top_logprobs[first:])
         return Record(self.tokens, self.num_prompt_tokens, *kept)
@@ -77,9 +71,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How the tokens of a user's message or of an answer are sampled."""
+    """Sampling parameters of a user message or an answer."""
 
-    # 0 takes the likeliest token.
+    # 0 is greedy.
     temperature: float
     top_p: float
     max_tokens: int
@@ -87,28 +81,28 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A user's message, or its beginning if `is_whole` is False: then the target writes the rest."""
+    """A user message, or its beginning, which the target completes, if `is_whole` is False."""
 
     tokens: list[int]
     is_whole: bool
 
 
 class Conversation:
-    """A conversation that is written token by token: the rest of the user's message, then the answer."""
+    """A conversation in progress: the target writes the rest of the user message, then the answer."""
 
     def __init__(
         self, number: int, frame: ChatFrame, num_cached: int, user: Style, answer: Style, question: Question
     ) -> None:
-        """`num_cached`: how many of the frame's first tokens are already in the cache."""
+        """`num_cached`: tokens of the frame that the cache holds."""
         self.number = number
         self._frame = frame
         self._answer = answer
-        # `tokens` are in the cache. `pending` must be fed before the next token is sampled.
+        # `tokens` are in the cache; `pending` must be fed before the next token is sampled.
         self.tokens = frame.before[:num_cached]
         self.pending = frame.before[num_cached:] + question.tokens
         self.style = user
         self.is_done = False
-        # Tokens written in the present part: the user's message or the answer.
+        # Tokens written in the current message.
         self._num_written = 0
         self._num_prompt_tokens = 0
         self._positions: list[int] = []
@@ -118,19 +112,16 @@ class Conversation:
             self._hand_over()
 
     def fed(self) -> None:
-        """The pending tokens were fed: they are in the cache."""
+        """Marks pending tokens as cached."""
         self.tokens += self.pending
         self.pending = []
 
     def write(self, token: int, ends: bool, top_ids: NDArray[np.int32], top_logprobs: NDArray[np.float16]) -> None:
-        """Takes the token sampled after the fed tokens, and the likeliest tokens of its distribution: [top] each.
-
-        `ends`: whether it is an EOS token.
-        """
+        """Appends a sampled token and the likeliest tokens of its distribution: [top]. `ends`: it is an EOS token."""
         is_answer = self._num_prompt_tokens > 0
         self._num_written += 1
         is_full = self._num_written >= self.style.max_tokens
-        # The chat template ends the user's message, so an EOS token there is dropped.
+        # The chat template ends the user message, so its EOS token is dropped.
         if is_answer or not ends:
             self._positions.append(len(self.tokens))
             self._top_ids.append(top_ids)
@@ -158,7 +149,7 @@ class Conversation:
 
 
 class Corpus:
-    """A folder of shards, each of many conversations."""
+    """A folder of shards with many conversations each. A shard is written completely or not at all."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -166,21 +157,21 @@ class Corpus:
 
     @property
     def shards(self) -> list[Path]:
-        """The shards' files, in the order in which they were written."""
+        """Files, oldest first."""
         return sorted(self._folder.glob("shard-*.safetensors"))
 
     @property
     def num_written(self) -> int:
-        """Number of tokens that the target wrote, in all conversations."""
+        """Tokens that the target wrote."""
         return sum(int(_read_array(shard, "num_written").sum()) for shard in self.shards)
 
     @property
     def seconds(self) -> float:
-        """Seconds that the writing of all shards took."""
+        """Time that the target took."""
         return sum(float(_read_array(shard, "seconds")[0]) for shard in self.shards)
 
     def add(self, records: list[Record], seconds: float) -> None:
-        """Writes one more shard. `seconds`: the time that its conversations took."""
+        """Writes a shard of conversations that took `seconds`."""
         arrays = {
             "seconds": np.array([seconds]),
             "tokens": np.concatenate([record.tokens for record in records]),
@@ -199,7 +190,7 @@ class Corpus:
 
 
 def read_shard(path: Path) -> Iterator[Record]:
-    """A shard's conversations. Raises ConfigError if the shard can't be read."""
+    """Yields a shard's conversations. Raises ConfigError if it can't be read."""
     try:
         arrays = tensors_on_disk.load_file(path)
     except Exception as error:  # safetensors raises several types for files it can't read

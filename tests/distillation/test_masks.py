@@ -6,22 +6,22 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.distillation.batches import MaskLesson, Masks, anchors_of, lay, make_masked_batch
+from paceline.distillation.batches import MaskedTokens, Masks, anchors_of, lay, make_masked_batch
 from paceline.distillation.conversations import Record
 from paceline.distillation.draft import make_backbone
 from paceline.distillation.loss import FrozenHead, HeadIndex
 from paceline.distillation.trainer import Budget, Trainer, TrainingPlan
 from tests.distillation.conftest import VOCAB
 
-MASKS = Masks(num_rows=3, anchor_share=0.5)
+MASKS = Masks(per_anchor=3, anchor_share=0.5)
 INDEX = HeadIndex(np.arange(VOCAB), VOCAB)
 
 
 def make_trainer(target: LlamaForCausalLM, budget: Budget) -> Trainer:
     torch.manual_seed(0)
-    backbone = make_backbone(target.config, target.state_dict(), 2, MASKS.num_rows)
+    backbone = make_backbone(target.config, target.state_dict(), 2, MASKS.per_anchor)
     head = FrozenHead(target.get_input_embeddings().weight.detach().to(torch.bfloat16))
-    return Trainer(backbone, head, MaskLesson(INDEX, MASKS), TrainingPlan(budget, 256, 1e-2))
+    return Trainer(backbone, head, MaskedTokens(INDEX, MASKS), TrainingPlan(budget, 256, 1e-2))
 
 
 def test_anchors_are_some_of_the_places_behind_which_a_mask_row_can_learn(records: list[Record]) -> None:
@@ -58,7 +58,7 @@ def test_a_mask_row_sees_its_text_and_its_own_masks_alone(
     records: list[Record],
 ) -> None:
     """In a batch of many anchors it comes out as by itself, behind the text up to its anchor."""
-    backbone = make_backbone(target.config, target.state_dict(), 2, MASKS.num_rows)
+    backbone = make_backbone(target.config, target.state_dict(), 2, MASKS.per_anchor)
     backbone.mask_vectors.data = torch.randn_like(backbone.mask_vectors)
     embedding = torch.cat([backbone.get_input_embeddings().weight, backbone.mask_vectors])
     some = records[:3]
@@ -72,7 +72,7 @@ def test_a_mask_row_sees_its_text_and_its_own_masks_alone(
         num_text = len(record.tokens) - 1
         row = num_text
         for anchor in anchors_of(record, MASKS, random):
-            num_masks = min(MASKS.num_rows, num_text - 1 - anchor)
+            num_masks = min(MASKS.per_anchor, num_text - 1 - anchor)
             ids = [*record.tokens[: anchor + 1].tolist(), *range(VOCAB, VOCAB + num_masks)]
             alone = backbone(inputs_embeds=embedding[torch.tensor([ids])], use_cache=False).last_hidden_state
             torch.testing.assert_close(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.distillation.batches import TextLesson, make_batch, shuffled
+from paceline.distillation.batches import NextToken, make_batch, shuffled
 from paceline.distillation.conversations import Record
 from paceline.distillation.draft import chosen_layers, make_backbone
 from paceline.distillation.loss import Agreement, Divergence, FrozenHead, HeadIndex, frequent_ids
@@ -22,8 +22,8 @@ def make_trainer(target: LlamaForCausalLM, budget: Budget, overlap_from: float =
     torch.manual_seed(0)
     backbone = make_backbone(target.config, target.state_dict(), 2)
     head = FrozenHead(target.get_input_embeddings().weight.detach().to(torch.bfloat16))
-    lesson = TextLesson(HeadIndex(np.arange(VOCAB), VOCAB))
-    return Trainer(backbone, head, lesson, TrainingPlan(budget, 256, 1e-2, overlap_from=overlap_from))
+    objective = NextToken(HeadIndex(np.arange(VOCAB), VOCAB))
+    return Trainer(backbone, head, objective, TrainingPlan(budget, 256, 1e-2, overlap_from=overlap_from))
 
 
 def test_a_draft_begins_as_the_targets_first_and_last_layers(target: LlamaForCausalLM) -> None:
