@@ -9,46 +9,46 @@ from paceline.speculation import SpeculationParams
 
 @dataclass(frozen=True, slots=True)
 class TracedDraft:
-    """One draft of a round. Drafts behind a rejection, or behind the end of the text, were not decided."""
+    """One draft of a round. Drafts after a rejection or the end of the text are undecided."""
 
     token_id: int
-    # Bytes that are no whole character come out as U+FFFD.
+    # Incomplete characters appear as U+FFFD.
     text: str
     # Accepted and emitted.
     accepted: bool
-    # Under `rejection`, where decided: the draft's probability, the target's, and the uniform number compared with
-    # them. The draft is accepted where r * lenience * q < p.
+    # Under `rejection`, if decided: the probabilities of the draft model and the target, and the uniform number. The draft
+    # is accepted if r * lenience * q < p.
     q: float | None = None
     p: float | None = None
     r: float | None = None
-    # Under `match`, where decided: the target's own choice.
+    # Under `match`, if decided: the target's own token.
     target_id: int | None = None
     target_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTrace:
-    """One round: one run of the target. Times in microseconds."""
+    """How a round came about. Times in microseconds."""
 
-    # 0 for the prompt's round.
+    # 0 for the round of the prompt.
     round: int
-    # "model", "ngram", "suffix", "prediction" or "custom"; "none" where nothing was proposed, for this reason.
+    # "model", "ngram", "suffix", "prediction" or "custom"; "none" if nothing was proposed, and the reason.
     drafter: str
     reason: str
-    # Asked of the drafter.
+    # Requested from the drafter.
     draft_tokens: int
     proposed: list[TracedDraft]
-    # Of these accepted and emitted.
+    # Accepted and emitted.
     num_accepted: int
-    # Under the entropy rule: the draft's entropy over ln(vocabulary) at each position where it looked.
+    # Under the entropy rule: the draft model's entropy / ln(vocabulary) at each position.
     entropies: list[float]
-    # The same, smoothed with those of decided positions before.
+    # Smoothed with those of earlier decided positions.
     smoothed_entropies: list[float]
-    # By each of these: the draft tokens that the rule allows in this round.
+    # The number of draft tokens that each of these allows.
     allowed_draft_tokens: list[int]
     draft_us: int
     target_us: int
-    # Waiting for a device on either server.
+    # Waiting for a device on both servers.
     queued_us: int
     # Messages and event loops.
     wire_us: int

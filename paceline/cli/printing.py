@@ -1,4 +1,4 @@
-"""Completions on stdout: as text, coloured or not, or as JSON lines."""
+"""Prints completions as text or JSON lines, their rounds, and statistics."""
 
 import json
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from paceline.prompts import PromptRecord
 
 
 def tokens_per_second(completions: list[Completion]) -> float:
-    """Generated tokens over wall time, prompts included, one after the other."""
+    """Returns generated tokens over the sum of generation times, prefill included."""
     finishes = _finishes(completions)
     total_ms = sum(finish.timing.total_ms for finish in finishes)
     return 1e3 * sum(finish.completion_tokens for finish in finishes) / total_ms if total_ms else 0.0
 
 
 def print_stats(completions: list[Completion], title: str = "rounds") -> None:
-    """A table on stderr: counts are sums, times are means."""
+    """Prints a table on stderr: sums of counts, means of times."""
     finishes = _finishes(completions)
     table = Table(title=title, title_justify="left")
     table.add_column("figure")
@@ -48,9 +48,9 @@ def print_stats(completions: list[Completion], title: str = "rounds") -> None:
         table.add_row(label, f"{value:.0f} ms")
     synthetic = [f.speculation.synthetic_acceptance for f in finishes if f.speculation.synthetic_acceptance is not None]
     if synthetic:
-        table.add_row("synthetic acceptance", f"{synthetic[0]:g} (a coin decided: this is no real text)")
+        table.add_row("synthetic acceptance", f"{synthetic[0]:g} (accepted at random: not real text)")
     if lenience := next((f.speculation.lenience for f in finishes if f.speculation.lenience), None):
-        table.add_row("lenience", f"{lenience:g} (the output's law is not quite the target's)")
+        table.add_row("lenience", f"{lenience:g} (the output distribution differs from the target's)")
     table.add_row("seed", ", ".join(str(finish.seed) for finish in finishes[:3]))
     Console(stderr=True).print(table)
 
@@ -60,7 +60,7 @@ def _finishes(completions: list[Completion]) -> list[Finish]:
 
 
 def _per_position(finishes: list[Finish]) -> list[float]:
-    """Accepted over proposed at each draft position."""
+    """Returns accepted / proposed at each draft position."""
     longest = max(len(finish.speculation.proposed_per_position) for finish in finishes)
     rates = []
     for index in range(longest):
@@ -70,19 +70,19 @@ def _per_position(finishes: list[Finish]) -> list[float]:
     return rates
 
 
-# Origins as colours: accepted drafts stand out, the target's own tokens look plain.
+# Name and colour of each origin.
 ORIGINS = {"A": ("accepted draft", "green"), "R": ("recovered", "red"), "B": ("bonus", "blue"), "T": ("target", "")}
 HEADER_CHARACTERS = 60
 
 
 def coloured(piece: Piece) -> Segments:
-    """A round's text, each token in the colour of where it comes from. Not as a Text, which makes spaces of tabs."""
+    """Colours a round's tokens by origin. Returns Segments, since Text expands tabs."""
     parts = ((strip_control_codes(text), ORIGINS[origin][1]) for text, origin in piece.parts)
     return Segments(Segment(text, Style.parse(style)) for text, style in parts)
 
 
 def legend() -> Text:
-    """Which colour is whose."""
+    """Returns the names of origins in their colours."""
     names = (Text(f"{name} ({style or 'plain'})", style) for name, style in ORIGINS.values())
     return Text(", ").join(names)
 
@@ -91,19 +91,19 @@ def legend() -> Text:
 class Answer:
     """One sample of one prompt."""
 
-    # Of the prompt in its file.
+    # Index of the prompt.
     index: int
-    # Of the sample.
+    # Index of the sample.
     choice: int
     record: PromptRecord
     completion: Completion = field(default_factory=Completion)
 
 
 class Printer:
-    """Prints completions in the order of the prompts and their samples, the first unfinished one as it streams."""
+    """Prints completions in the order of prompts and samples, streaming the first unfinished one."""
 
     def __init__(self, as_json: bool, color: bool, stats: bool, with_headers: bool) -> None:
-        """`color`: where stdout is a terminal, or FORCE_COLOR is set. `with_headers`: a line before each completion."""
+        """`color` has an effect on a terminal or with FORCE_COLOR. `with_headers`: print a line before each completion."""
         self._as_json = as_json
         self._stats = stats
         self._with_headers = with_headers and not as_json
@@ -114,13 +114,13 @@ class Printer:
             Console(stderr=True, highlight=False, soft_wrap=True).print(legend())
 
     def begin(self, answer: Answer) -> None:
-        """The completion that comes next."""
+        """Starts the next completion."""
         if not self._with_headers:
             return
         words = " ".join(answer.record.text.split())
         if len(words) > HEADER_CHARACTERS:
             cut = words[: HEADER_CHARACTERS + 1]
-            # At a space, if there is one.
+            # Cut at a space if there is one.
             words = (cut.rpartition(" ")[0] or cut[:-1]) + "…"
         sample = f", sample {answer.choice + 1}" if answer.choice else ""
         print("" if self._is_first else "\n", end="")
@@ -128,7 +128,7 @@ class Printer:
         self._is_first = False
 
     def piece(self, piece: Piece) -> None:
-        """Part of the completion whose turn it is."""
+        """Prints a piece of the current completion."""
         if self._as_json or not piece.text:
             return
         if self._color:
@@ -137,7 +137,7 @@ class Printer:
             print(piece.text, end="", flush=True)
 
     def end(self, answer: Answer) -> None:
-        """The completion whose turn it was is whole."""
+        """Ends the current completion."""
         if self._as_json:
             print(json.dumps(as_record(answer)), flush=True)
         else:
@@ -147,7 +147,7 @@ class Printer:
 
 
 def as_record(answer: Answer) -> dict[str, Any]:
-    """One line of `--json`."""
+    """Returns the object of a `--json` line."""
     completion, finish = answer.completion, answer.completion.finish
     assert finish is not None
     return {
@@ -170,19 +170,19 @@ def as_record(answer: Answer) -> dict[str, Any]:
     }
 
 
-# Sign and colour of each kind of token: either is enough to tell them apart.
+# Sign and colour of each kind of token in a trace.
 ACCEPTED, REJECTED, CORRECTED, OWN, UNDECIDED = ("+", "green"), ("-", "red"), (">", "blue"), ("*", ""), ("~", "dim")
 LEGEND = {
     ACCEPTED: "accepted draft",
     REJECTED: "rejected draft",
     CORRECTED: "the target's correction",
     OWN: "the target's next token",
-    UNDECIDED: "draft that was not decided",
+    UNDECIDED: "undecided draft",
 }
 
 
 class TracePrinter(Printer):
-    """Prints rounds in place of the text."""
+    """Prints a line for each round instead of the text (2211.17192, figure 1)."""
 
     def __init__(self, stats: bool, with_headers: bool) -> None:
         super().__init__(as_json=False, color=False, stats=stats, with_headers=with_headers)
@@ -195,7 +195,7 @@ class TracePrinter(Printer):
 
 
 def line(piece: Piece) -> Text:
-    """One run of the target."""
+    """Formats one round."""
     trace = _trace_of(piece)
     done = [draft for draft in trace.proposed if draft.p is not None]
     figures = [f"{name} {_row([getattr(draft, name) for draft in done])}" for name in ("q", "p", "r") if done]
@@ -210,7 +210,7 @@ def line(piece: Piece) -> Text:
 
 
 def write_record(file: TextIO, answer: Answer, piece: Piece) -> None:
-    """One line of `--trace-json`."""
+    """Writes a line of `--trace-json`."""
     record = {
         "index": answer.index,
         "choice": piece.index,
@@ -222,11 +222,11 @@ def write_record(file: TextIO, answer: Answer, piece: Piece) -> None:
 
 
 def _tokens(piece: Piece, trace: RoundTrace) -> list[Text]:
-    """The drafts, and behind those that were accepted the target's own token, where the round has one."""
+    """Formats accepted drafts, the target's own token if the round has one, and the other drafts."""
     accepted, rest = trace.proposed[: trace.num_accepted], trace.proposed[trace.num_accepted :]
     found = [_token(ACCEPTED, draft.text) for draft in accepted]
     if len(piece.token_ids) == trace.num_accepted:
-        # The text ended with a draft.
+        # A draft ended the text.
         return found + [_token(UNDECIDED, draft.text) for draft in rest]
     own = _own_text(piece, trace)
     if not rest:
@@ -236,7 +236,7 @@ def _tokens(piece: Piece, trace: RoundTrace) -> list[Text]:
 
 
 def _own_text(piece: Piece, trace: RoundTrace) -> str:
-    """Of the target's own token: what it added to the text, or its id where it added nothing yet."""
+    """Returns the text of the target's own token, or its id if it has added no text yet."""
     rejected: TracedDraft | None = next(iter(trace.proposed[trace.num_accepted :]), None)
     if rejected is not None and rejected.target_text is not None:
         return rejected.target_text
@@ -244,7 +244,7 @@ def _own_text(piece: Piece, trace: RoundTrace) -> str:
 
 
 def _token(kind: tuple[str, str], text: str) -> Text:
-    """Spaces and ends of lines can be seen, and take no line of their own."""
+    """Formats a token on one line, with visible spaces and line ends."""
     shown = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
     return Text(kind[0] + shown.replace(" ", "·"), kind[1])
 
