@@ -82,7 +82,7 @@ def distill(
     require(divergence in DIVERGENCES, "divergence", divergence, " or ".join(DIVERGENCES))
     require(device in DEVICES, "device", device, " or ".join(DEVICES))
     require(tokens is None or tokens >= MIN_TOKENS, "tokens", tokens, f"at least {MIN_TOKENS}")
-    require(tokens is None or hours is None, "hours", hours, "absent where tokens are given")
+    require(tokens is None or hours is None, "hours", hours, "absent if --tokens is given")
     require(hours is None or hours > 0, "hours", hours, "above 0")
     require(batch_tokens >= MIN_BATCH_TOKENS, "batch_tokens", batch_tokens, f"at least {MIN_BATCH_TOKENS}")
     require(0 < learning_rate < 1, "learning_rate", learning_rate, "in (0, 1)")

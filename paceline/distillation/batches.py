@@ -107,8 +107,6 @@ class MaskedBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    """A conversation with its mask tokens."""
-
     tokens: NDArray[np.int64]  # [num_tokens]
     positions: NDArray[np.int64]  # [num_tokens]
     # How many tokens of the text each token sees, and the first mask token that it sees.
@@ -190,7 +188,6 @@ def make_masked_batch(
 class Learning:
     """What an objective learns from a batch."""
 
-    # The backbone's output.
     hidden: torch.Tensor  # [num_rows, hidden_size]
     goal: Goal
     # How many unknown tokens lie between a row and its goal: 0 for the next token.
@@ -203,9 +200,7 @@ class Objective(Protocol):
     # Depths are below this.
     num_depths: int
 
-    def read(self, backbone: PreTrainedModel, records: Sequence[Record], seed: int) -> Learning:
-        """Runs the backbone on a batch."""
-        ...
+    def read(self, backbone: PreTrainedModel, records: Sequence[Record], seed: int) -> Learning: ...
 
 
 class NextToken:

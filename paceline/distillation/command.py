@@ -25,7 +25,6 @@ def by_depth(text: str, found: Sequence[Agreement]) -> dict[str, Agreement]:
 
 
 def table(found: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
-    """Returns rows with the columns of TITLES."""
     return [
         (name, f"{each.mean_alpha:.3f}", f"{each.mean_top_1:.3f}", f"{each.num_rows:,}") for name, each in found.items()
     ]

@@ -50,7 +50,6 @@ class Record:
     """A finished conversation, with the likeliest tokens of the target's distribution at each token that it wrote."""
 
     tokens: NDArray[np.int32]  # [num_tokens]
-    # Tokens before the answer.
     num_prompt_tokens: int
     # Positions of the tokens that the target wrote: the answer and part of the user message.
     written: NDArray[np.int32]  # [num_written]
@@ -112,7 +111,6 @@ class Conversation:
             self._hand_over()
 
     def fed(self) -> None:
-        """Marks pending tokens as cached."""
         self.tokens += self.pending
         self.pending = []
 
@@ -157,17 +155,14 @@ class Corpus:
 
     @property
     def shards(self) -> list[Path]:
-        """Files, oldest first."""
         return sorted(self._folder.glob("shard-*.safetensors"))
 
     @property
     def num_written(self) -> int:
-        """Tokens that the target wrote."""
         return sum(int(_read_array(shard, "num_written").sum()) for shard in self.shards)
 
     @property
     def seconds(self) -> float:
-        """Time that the target took."""
         return sum(float(_read_array(shard, "seconds")[0]) for shard in self.shards)
 
     def add(self, records: list[Record], seconds: float) -> None:

@@ -46,18 +46,15 @@ class HeadIndex:
         self._indices[torch.from_numpy(ids)] = torch.arange(len(ids))
 
     def indices_of(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Returns indices of the shape of `token_ids`."""
         return self._indices[token_ids]
 
 
-# Rows whose logits are in memory at a time.
 CHUNK_ROWS = 512
 
 
 class Divergence(enum.StrEnum):
     """The loss."""
 
-    # KL(p || q).
     KL = "kl"
     # 1 - sum min(p, q): the probability that a draft token is rejected (2211.17192, corollary 3.6).
     OVERLAP = "overlap"
@@ -74,7 +71,6 @@ class Goal:
         return Goal(self.indices.to(device), self.probs.to(device))
 
     def of(self, rows: torch.Tensor) -> "Goal":
-        """Returns the goal of some rows, given by indices."""
         return Goal(self.indices[rows], self.probs[rows])
 
 

@@ -69,12 +69,10 @@ class Questions:
 
     @property
     def longest(self) -> int:
-        """Maximum length of a question in tokens."""
         openings = [len(each.before) + len(each.after) for each in self._plain + self._about_text]
         return max([*map(len, self._prompts), *(MAX_TEXT_TOKENS + each for each in openings)], default=0)
 
     def keep(self, record: Record) -> None:
-        """Keeps an answer as a text for later questions."""
         answer: list[int] = [
             each for each in record.tokens[record.num_prompt_tokens :].tolist() if each not in self._ends
         ]

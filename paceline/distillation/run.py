@@ -125,14 +125,11 @@ class DistillConfig:
     num_layers: int
     # Model to copy the layers from: the target, or a draft model to train further.
     begin_with: str
-    # Budget of the corpus.
     writing: Budget
     plan: TrainingPlan
-    # Training device: cpu or cuda.
     device: str = "cpu"
     # Tokens of the head; 0 for all.
     head_size: int = 16_384
-    # Conversations that the target writes at once.
     at_once: int = 128
     # Likeliest tokens to record for each distribution.
     top: int = 32
@@ -258,7 +255,6 @@ class Distillation:
         return Trained(trainer, evaluate())
 
     def _trainer(self, head_ids: NDArray[np.int64]) -> Trainer:
-        """Creates the trainer at its initial state. head_ids: [head_size]."""
         config, tensors = self.config, self._lender.tensors
         backbone = make_backbone(
             self.beginning.config.source, self.beginning.tensors, config.num_layers, config.num_masks

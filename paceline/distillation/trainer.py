@@ -27,7 +27,6 @@ class Budget:
         return min(1.0, max(tokens / self.tokens, seconds / self.seconds))
 
 
-# Share of the budget in which the learning rate rises.
 WARM_UP_SHARE = 0.03
 # Final learning rate / peak learning rate.
 FINAL_SHARE = 0.05
@@ -49,7 +48,6 @@ class TrainingPlan:
     seed: int = 0
 
     def divergence_at(self, share: float) -> Divergence:
-        """Returns the loss after `share` of the budget."""
         return Divergence.OVERLAP if share >= self.overlap_from else self.divergence
 
     def rate(self, share: float) -> float:
@@ -85,7 +83,6 @@ class Trainer:
 
     @property
     def share(self) -> float:
-        """The used share of the budget, in [0, 1]."""
         return self._plan.budget.share(self.seen, self.spent_s)
 
     def run(self, records: Sequence[Record]) -> Iterator[float]:

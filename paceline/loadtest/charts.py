@@ -42,7 +42,6 @@ class Series:
 
     name: str
     points: list[tuple[float, float]]
-    # Index of the colour.
     colour: int
     # Labels of the points; a line without labels has no markers.
     labels: list[str] = field(default_factory=list)

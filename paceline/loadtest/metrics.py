@@ -157,7 +157,6 @@ class Metrics:
 
     requests: int
     succeeded: int
-    # Failed requests by status code.
     failures: dict[str, int]
     wall_s: float
     requests_per_second: float
@@ -180,7 +179,6 @@ class Metrics:
 
 
 def metrics_of(run: Run, slo: Slo | None) -> Metrics:
-    """Computes all metrics of a run."""
     good = [record for record in run.records if record.is_ok]
     finishes = [record.finish for record in good if record.finish is not None]
     failures = Counter(record.failure.status for record in run.records if record.failure is not None)
@@ -232,7 +230,6 @@ def itls_ms(records: Iterable[Record]) -> Values:
 
 
 def goodput(run: Run, slo: Slo) -> Goodput:
-    """Counts requests within the SLO."""
     met = sum(slo.is_met_by(record) for record in run.records)
     return Goodput(_over(met, run.wall_s), _over(met, len(run.records)))
 

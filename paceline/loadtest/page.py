@@ -46,7 +46,6 @@ DEFINITIONS = {
 
 
 def render(report: Report) -> str:
-    """Returns the page."""
     names = list(report.points[0].metrics)
     body = [
         _header(report),
@@ -172,7 +171,6 @@ def _point(point: Point, slo: Slo | None, is_open: bool) -> str:
 
 
 def _cdf(title: str, unit: str, values: dict[str, Values]) -> str:
-    """A plot of cumulative distributions."""
     shares = range(LAST_PERCENTILE + 1)
     series = [
         Series(name, list(zip(np.percentile(of, shares).tolist(), map(float, shares), strict=True)), colour)

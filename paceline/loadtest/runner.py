@@ -30,7 +30,6 @@ class Workload:
 
     # Maps a request's index and a variant's name to the prompt.
     prompt_of: Callable[[int, str], Prompt]
-    # Request i uses seed + i.
     sampling: SamplingParams
     raw: bool
     timeout_s: float
@@ -135,7 +134,6 @@ class Runner:
         return [task.result() for task in tasks]
 
     async def _ask(self, index: int, variant: Variant, due_s: float) -> Record:
-        """Sends one request and reads it to its end."""
         workload = self._workload
         client = self._clients[index % len(self._clients)]
         arrivals: list[Arrival] = []
@@ -196,11 +194,9 @@ class LiveProgress:
         self._progress.stop()
 
     def show_load(self, label: str) -> None:
-        """Shows the load that runs."""
         self._progress.update(self._task, description=label)
 
     def count(self, record: Record) -> None:
-        """Counts a finished request."""
         self._tokens += record.tokens
         self._failed += not record.is_ok
         failed = f", {self._failed} failed" if self._failed else ""
