@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -260,7 +261,11 @@ def test_the_numbers_of_figure_3_are_the_fastest_gammas(papers_figures: Path) ->
         assert float(found["the gamma that is fastest"]) == speeds.index(max(speeds)) < 149
 
 
-def test_figures_have_the_costs_that_were_given(paceline: Callable[..., Ran], tmp_path: Path) -> None:
+def test_figures_have_the_costs_that_were_given(
+    paceline: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The numbers alone: drawing takes a second.
+    monkeypatch.setattr("paceline.cli.plots._draw", lambda shown, alpha: Mock())
     ran = paceline("plan", *COSTS, "--verify-cost", 0.05, "--figures", tmp_path)
     assert ran.code == 0, ran.err
     rows = {(row["alpha"], row["curve"]): row for row in table_of(tmp_path / "figure4.csv")}

@@ -1,4 +1,4 @@
-"""Mask rows: each sees what it may, learns what stands at its place, and comes to be right."""
+"""Mask tokens: each sees what it may, learns what follows its position, and comes to be right."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def make_trainer(target: LlamaForCausalLM, budget: Budget) -> Trainer:
     return Trainer(backbone, head, MaskedTokens(INDEX, MASKS), TrainingPlan(budget, 256, 1e-2))
 
 
-def test_anchors_are_some_of_the_places_behind_which_a_mask_row_can_learn(records: list[Record]) -> None:
+def test_anchors_are_some_of_the_positions_after_which_a_mask_token_can_learn(records: list[Record]) -> None:
     random = np.random.default_rng(0)
     for record in records:
         anchors = anchors_of(record, MASKS, random)
@@ -33,7 +33,7 @@ def test_anchors_are_some_of_the_places_behind_which_a_mask_row_can_learn(record
         assert abs(len(anchors) - 0.5 * (record.num_written - 1)) <= 1
 
 
-def test_a_row_learns_the_token_behind_its_place(records: list[Record]) -> None:
+def test_a_token_learns_the_one_after_its_position(records: list[Record]) -> None:
     record = records[0]
     laid = lay(record, np.array([4, 6]), 3, VOCAB)
     num_text = len(record.tokens) - 1
@@ -45,7 +45,7 @@ def test_a_row_learns_the_token_behind_its_place(records: list[Record]) -> None:
         assert depth == (0 if row < num_text else laid.tokens[row] - VOCAB + 1)
 
 
-def test_masks_that_would_stand_behind_the_end_are_left_out(records: list[Record]) -> None:
+def test_masks_past_the_end_are_left_out(records: list[Record]) -> None:
     record = records[0]
     last = len(record.tokens) - 3
     laid = lay(record, np.array([last]), 3, VOCAB)
@@ -53,11 +53,11 @@ def test_masks_that_would_stand_behind_the_end_are_left_out(records: list[Record
 
 
 @torch.no_grad()
-def test_a_mask_row_sees_its_text_and_its_own_masks_alone(
+def test_a_mask_token_sees_only_its_text_and_its_own_masks(
     target: LlamaForCausalLM,
     records: list[Record],
 ) -> None:
-    """In a batch of many anchors it comes out as by itself, behind the text up to its anchor."""
+    """In a batch of many anchors it comes out as by itself, after the text up to its anchor."""
     backbone = make_backbone(target.config, target.state_dict(), 2, MASKS.per_anchor)
     backbone.mask_vectors.data = torch.randn_like(backbone.mask_vectors)
     embedding = torch.cat([backbone.get_input_embeddings().weight, backbone.mask_vectors])
@@ -83,8 +83,8 @@ def test_a_mask_row_sees_its_text_and_its_own_masks_alone(
     assert num_compared > 20
 
 
-def test_training_makes_mask_rows_right(target: LlamaForCausalLM, records: list[Record]) -> None:
-    trainer = make_trainer(target, Budget(20_000))
+def test_training_makes_mask_tokens_right(target: LlamaForCausalLM, records: list[Record]) -> None:
+    trainer = make_trainer(target, Budget(12_000))
     before = trainer.agreement(records)
     assert before[0].num_rows == sum(record.num_written for record in records)
     list(trainer.run(records))

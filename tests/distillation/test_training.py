@@ -39,11 +39,11 @@ def test_a_draft_begins_as_the_targets_first_and_last_layers(target: LlamaForCau
 
 
 def test_training_raises_alpha(target: LlamaForCausalLM, records: list[Record]) -> None:
-    trainer = make_trainer(target, Budget(20_000))
+    trainer = make_trainer(target, Budget(9_000))
     [before] = trainer.agreement(records)
     losses = list(trainer.run(records))
     [after] = trainer.agreement(records)
-    assert trainer.seen >= 20_000
+    assert trainer.seen >= 9_000
     assert losses[-1] < losses[0] / 2
     assert after.alpha / after.num_rows > 0.7 > 0.3 > before.alpha / before.num_rows
 
@@ -54,7 +54,7 @@ def test_the_overlap_may_come_last(target: LlamaForCausalLM, records: list[Recor
         Divergence.OVERLAP
     ] * 2
     assert TrainingPlan(Budget(2000)).divergence_at(1.0) is Divergence.KL
-    trainer = make_trainer(target, Budget(8000), overlap_from=0.5)
+    trainer = make_trainer(target, Budget(3000), overlap_from=0.5)
     losses = list(trainer.run(records))
     # An overlap's loss is at most 1; the draft knows little yet where KL ends.
     assert max(losses[len(losses) // 2 + 1 :]) <= 1 < max(losses[: len(losses) // 2])
@@ -70,13 +70,13 @@ def test_the_embedding_is_left_alone(target: LlamaForCausalLM, records: list[Rec
 def test_a_training_that_was_broken_off_ends_as_if_it_had_not(
     target: LlamaForCausalLM, records: list[Record], tmp_path: Path
 ) -> None:
-    whole = make_trainer(target, Budget(4000))
+    whole = make_trainer(target, Budget(2000))
     list(whole.run(records))
-    first = make_trainer(target, Budget(4000))
+    first = make_trainer(target, Budget(2000))
     for _, _ in zip(range(5), first.run(records), strict=False):
         pass
     first.save(tmp_path / "checkpoint.pt")
-    second = make_trainer(target, Budget(4000))
+    second = make_trainer(target, Budget(2000))
     second.load(tmp_path / "checkpoint.pt")
     list(second.run(records))
     assert second.seen == whole.seen

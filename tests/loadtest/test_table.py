@@ -1,5 +1,6 @@
 """Figures in the terminal stay readable where it is narrow, and say what they can't."""
 
+import functools
 import io
 
 import pytest
@@ -13,6 +14,7 @@ from tests.loadtest.test_page import run_of
 NAMES = ["off", "model:4", "model:8", "ngram", "hybrid:adaptive", "entropy", "hybrid"]
 
 
+@functools.cache
 def shown(width: int, *loads: int, count: int = 20) -> str:
     slo = Slo(ttft=60)
     points = [
