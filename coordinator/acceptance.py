@@ -58,7 +58,8 @@ class Proposal:
     queued_us: int = 0
     # Context tokens the drafter had to read first: 1 or 2, or more after a pause.
     num_tail_tokens: int = 1
-    drafter: DraftedBy = DraftedBy.CUSTOM
+    # Name of the drafter, as statistics show it.
+    drafter: str = DraftedBy.CUSTOM
     # Why there are no tokens, in words for a user.
     reason: str = ""
     # Tokens that the drafter was asked for.

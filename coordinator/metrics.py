@@ -90,8 +90,8 @@ class CoordinatorMetrics:
         self._rounds.inc(stats.rounds)
         self._round_tokens.inc(stats.round_tokens)
         for source, (proposed, accepted) in stats.by_source.items():
-            self._drafts.labels(source.value).inc(proposed)
-            self._accepted.labels(source.value).inc(accepted)
+            self._drafts.labels(source).inc(proposed)
+            self._accepted.labels(source).inc(accepted)
         for position, proposed in enumerate(stats.proposed_per_position):
             self._drafts_at.labels(position).inc(proposed)
             self._accepted_at.labels(position).inc(stats.accepted_per_position[position])

@@ -102,7 +102,7 @@ def _speculation(choice: Choice) -> Attributes:
         "paceline.proposed": stats.proposed,
         "paceline.accepted": stats.accepted,
         "paceline.acceptance_length": stats.mean_acceptance_length,
-        "paceline.sources": sorted(source.value for source in stats.by_source),
+        "paceline.sources": sorted(stats.by_source),
     }
 
 

@@ -14,7 +14,7 @@ def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Call
     computed_us, queued_us = proposal.computed_us + verdict.computed_us, proposal.queued_us + verdict.queued_us
     return RoundTrace(
         round=number,
-        drafter=proposal.drafter.value if proposal.tokens else "none",
+        drafter=proposal.drafter if proposal.tokens else "none",
         reason=proposal.reason,
         draft_tokens=proposal.num_asked,
         proposed=_trace_drafts(finished, len(emission.tokens), lambda token: bytes_of(token).decode(errors="replace")),
