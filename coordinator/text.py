@@ -20,6 +20,8 @@ T = TypeVar("T")
 CONTEXT_TOKENS = 8
 # What bytes that make no character become.
 BROKEN = "\ufffd"
+# Tokens held back for a character that is not whole yet. Each token is decoded together with those held back before it.
+MAX_PENDING_TOKENS = 8
 # A text of as many characters is tokenized in a few milliseconds.
 LONG_CHARACTERS = 10_000
 
@@ -92,9 +94,13 @@ class Tokenizer:
         """What the token alone stands for: perhaps a part of a character. Of a special token its name."""
         return self._token_bytes.of(token)
 
-    def is_byte(self, token: int) -> bool:
-        """Whether the token is named for a byte: such tokens become text together with their neighbours."""
-        return self._token_bytes.is_byte(token)
+    def has_text(self, token: int) -> bool:
+        """Whether the token adds text by itself: it is not special, and not named for a byte."""
+        return self._token_bytes.has_text(token)
+
+    def unfinished(self, ids: list[int]) -> tuple[list[int], int]:
+        """See `TokenBytes.unfinished`."""
+        return self._token_bytes.unfinished(ids)
 
     def stream(self, stop: tuple[str, ...], behind: Sequence[int] = ()) -> "TextStream":
         """`behind`: tokens whose text goes on with the stream's; none for a text that begins anew."""
@@ -134,29 +140,54 @@ class TextStream:
         return text + held
 
     def _begin(self, context: list[int]) -> None:
-        """What comes is decoded as if behind these tokens: some tokenizers take the space from a text's first word."""
+        """Decodes the tokens to come as if they followed these: some tokenizers take the space from a text's first word."""
         text = self._tokenizer.decode(context)
         if text.endswith(BROKEN):
             context, text = [], ""
         self._decoder = DecodeStream(ids=context, skip_special_tokens=True)
         # All tokens of the decoder, and the characters decoded so far.
         self._ids, self._num_decoded = context, len(text)
+        # The newest of these tokens, whose text is held back, and how many of its characters were given out already.
+        self._num_pending = self._num_surplus = 0
+
+    def _begin_again(self) -> None:
+        self._begin([each for each in self._ids if self._tokenizer.has_text(each)][-1:])
 
     def _decode(self, token: int) -> str:
-        backend = self._tokenizer.backend
         try:
-            chunk = self._decoder.step(backend, token) or ""
-        except Exception:
-            # tokenizers raises bare Exception where a byte that makes no character changes what those before it stood for. That
-            # text is given out: what comes now is decoded by itself.
-            before = self._rest()
-            self._begin([each for each in self._ids if not self._tokenizer.is_byte(each)][-1:])
-            chunk = self._decoder.step(backend, token) or ""
-        else:
+            chunk = self._step(token)
             before = ""
-        self._ids.append(token)
-        self._num_decoded += len(chunk)
+        except Exception:
+            # tokenizers raises bare Exception if a byte that makes no character changes what those before it meant. Their
+            # text is given out, and the new token is decoded by itself.
+            before = self._rest()
+            self._begin_again()
+            chunk = self._step(token)
+        if self._num_pending > MAX_PENDING_TOKENS:
+            chunk += self._settle()
         return before + chunk
+
+    def _step(self, token: int) -> str:
+        chunk: str = self._decoder.step(self._tokenizer.backend, token) or ""
+        self._ids.append(token)
+        self._num_pending += 1
+        if chunk:
+            chunk = chunk[self._num_surplus :]
+            self._num_pending = self._num_surplus = 0
+        self._num_decoded += len(chunk)
+        return chunk
+
+    def _settle(self) -> str:
+        """Gives out the text of pending tokens, except for the bytes that may still become a character."""
+        unfinished, num_surplus = self._tokenizer.unfinished(self._ids[-self._num_pending :])
+        held_back = len(self._tokenizer.decode(unfinished)) - num_surplus
+        rest = self._rest()
+        self._begin_again()
+        for token in unfinished:
+            self._step(token)
+        self._num_surplus = num_surplus
+        self._num_decoded += num_surplus
+        return rest[: len(rest) - held_back]
 
     def _rest(self) -> str:
         """What the decoder holds back: bytes that are not yet a character."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import tokenizers
 
+# A character has at most one byte more.
+MAX_UNFINISHED_BYTES = 3
 _BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -68,6 +70,31 @@ class TokenBytes:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         *offsets, end = accumulate((len(decoder.decode(piece)) for piece in pieces), initial=0)
         return [*offsets, end + len(decoder.decode(b"", final=True))]
+
+    def unfinished(self, ids: list[int]) -> tuple[list[int], int]:
+        """Returns the last tokens of `ids` if they hold the first bytes of a character, and how many characters precede
+        those bytes in them. Special tokens are skipped."""
+        kept: list[int] = []
+        data = b""
+        for token in reversed(ids):
+            if len(data) >= MAX_UNFINISHED_BYTES:
+                break
+            if token not in self._special and (piece := self.of(token)):
+                kept.insert(0, token)
+                data = piece + data
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(data)
+        num_unfinished = len(decoder.getstate()[0])
+        if num_unfinished == 0:
+            return [], 0
+        while len(data) - (size := len(self.of(kept[0]))) >= num_unfinished:
+            del kept[0]
+            data = data[size:]
+        return kept, len(data[:-num_unfinished].decode(errors="replace"))
+
+    def has_text(self, token: int) -> bool:
+        """Whether the token adds text by itself: it is not special, and not named for a byte."""
+        return token not in self._special and not self.is_byte(token) and bool(self.of(token))
 
     def is_byte(self, token: int) -> bool:
         """Whether the token is named for a byte."""
