@@ -13,13 +13,13 @@ from coordinator.drafting.custom import load_drafter
 from coordinator.drafting.factory import Proposers
 from coordinator.drafting.recent_answers import RecentAnswers
 from coordinator.generations import Generations
-from coordinator.metrics import CoordinatorMetrics, CoordinatorState
 from coordinator.remote.link import Link, LinkKind
-from coordinator.remote.same_model import SameModel
+from coordinator.remote.target import SameModel
 from coordinator.requests import RequestReader
 from coordinator.servicer import GenerationServicer
 from coordinator.synthetic import SyntheticAcceptance
-from coordinator.text import Tokenizer
+from coordinator.telemetry import CoordinatorMetrics, CoordinatorState
+from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswers
 from paceline.errors import ConfigError, Unavailable
 from paceline.keys import KeyRing

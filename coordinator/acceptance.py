@@ -20,9 +20,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.logprobs import PositionLogprobs, TokenLogprobs
 from paceline.noise import Purpose, make_key, uniform
 from paceline.speculation import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token's log-probability, and the likeliest tokens' at its position."""
+
+    logprob: float
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """What the target says of one position."""
+
+    candidates: dict[int, float]
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+    def of(self, token: int) -> TokenLogprobs:
+        return TokenLogprobs(self.candidates[token], self.top_token_ids, self.top_logprobs)
+
 
 Floats = NDArray[np.floating[Any]]
 

@@ -7,9 +7,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import Origin, Outcome, RoundNoise
-from coordinator.logprobs import TokenLogprobs
-from coordinator.text import TextStream
+from coordinator.acceptance import Origin, Outcome, RoundNoise, TokenLogprobs
+from coordinator.tokenizer import TextStream
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.trace import RoundTrace

@@ -11,8 +11,7 @@ from coordinator.acceptance import Outcome, Proposal, RoundNoise, Verdict, accep
 from coordinator.context import Context, Emission
 from coordinator.drafting.proposer import Proposer
 from coordinator.remote.target import RemoteTarget
-from coordinator.round import RoundTimer
-from coordinator.stats import GenerationStats
+from coordinator.stats import GenerationStats, RoundTimer
 
 # `accept`, or what stands for it in a benchmark (see `synthetic`).
 Decide = Callable[[Proposal, Verdict, RoundNoise], Outcome]

@@ -12,19 +12,16 @@ from coordinator.admission import Admission
 from coordinator.beams.search import search
 from coordinator.beams.target import TargetBeams
 from coordinator.choosing.active_generations import ActiveGenerations
-from coordinator.completion_log import log_generation
 from coordinator.context import Emission, Request
 from coordinator.decoding import generate
 from coordinator.drafting.factory import Proposers
 from coordinator.drafting.recent_answers import RecentAnswers
-from coordinator.metrics import CoordinatorMetrics
 from coordinator.remote.link import Link
 from coordinator.remote.target import RemoteTarget
-from coordinator.responses import Choice, make_responses
-from coordinator.spans import RequestSpan
+from coordinator.responses import Choice, make_responses, trace_round
 from coordinator.synthetic import SyntheticAcceptance
-from coordinator.text import Tokenizer
-from coordinator.tracing import trace_round
+from coordinator.telemetry import CoordinatorMetrics, RequestSpan, log_generation
+from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswer, UnreadAnswers
 from paceline.trace import RoundTrace
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from coordinator.context import Request
 from coordinator.drafting.factory import Proposers
-from coordinator.text import Tokenizer
+from coordinator.tokenizer import Tokenizer
 from paceline.checks import require, require_at_most
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument
 from paceline.noise import derive_seed, fresh_seed

@@ -1,17 +1,62 @@
-"""What a generation's rounds look like to a client: messages of the Generation service, as the bytes that are sent."""
+"""A generation's rounds as messages of the Generation service, as the bytes that are sent, and their traces."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from coordinator.acceptance import Origin
+from coordinator.acceptance import Origin, TokenLogprobs
 from coordinator.context import Context, Emission, FinishReason, Request
-from coordinator.logprobs import TokenLogprobs
-from coordinator.stats import GenerationStats
+from coordinator.stats import GenerationStats, Round
 from coordinator.synthetic import SyntheticAcceptance
-from coordinator.text import Tokenizer
+from coordinator.tokenizer import Tokenizer
 from paceline.rpc.channel import SPLIT_POSITIONS
+from paceline.speculation import Rule
+from paceline.trace import RoundTrace, TracedDraft
 from paceline.v1 import generation_pb2
+
+
+def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Callable[[int], bytes]) -> RoundTrace:
+    """`number`: 0 for the prompt's round; `bytes_of`: what a token stands for."""
+    proposal, verdict = finished.proposal, finished.verdict
+    computed_us, queued_us = proposal.computed_us + verdict.computed_us, proposal.queued_us + verdict.queued_us
+    return RoundTrace(
+        round=number,
+        drafter=proposal.drafter.value if proposal.tokens else "none",
+        reason=proposal.reason,
+        draft_tokens=proposal.num_asked,
+        proposed=_trace_drafts(finished, len(emission.tokens), lambda token: bytes_of(token).decode(errors="replace")),
+        num_accepted=min(finished.outcome.num_accepted, len(emission.tokens)),
+        entropies=proposal.entropies,
+        smoothed_entropies=proposal.smoothed_entropies,
+        allowed_draft_tokens=proposal.allowed_draft_tokens,
+        draft_us=proposal.computed_us,
+        target_us=verdict.computed_us,
+        queued_us=queued_us,
+        wire_us=max(0, int((finished.propose_s + finished.verify_s) * 1e6) - computed_us - queued_us),
+    )
+
+
+def _trace_drafts(finished: Round, num_emitted: int, text_of: Callable[[int], str]) -> list[TracedDraft]:
+    proposal, verdict, outcome = finished.proposal, finished.verdict, finished.outcome
+    drafts = []
+    for index, token in enumerate(proposal.tokens):
+        is_decided = index < min(num_emitted, finished.num_decided)
+        compared = outcome.comparisons[index] if is_decided and outcome.comparisons else None
+        target = verdict.tokens[index] if is_decided and verdict.rule is Rule.MATCH else None
+        drafts.append(
+            TracedDraft(
+                token_id=token,
+                text=text_of(token),
+                accepted=is_decided and index < outcome.num_accepted,
+                q=compared.q if compared else None,
+                p=compared.p if compared else None,
+                r=compared.r if compared else None,
+                target_id=target,
+                target_text=None if target is None else text_of(target),
+            )
+        )
+    return drafts
+
 
 ORIGINS = {
     Origin.ACCEPTED: generation_pb2.ORIGIN_ACCEPTED,

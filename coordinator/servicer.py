@@ -9,13 +9,12 @@ from typing import Any
 import grpc.aio
 
 import paceline
-from coordinator.completion_log import log_refusal
 from coordinator.context import Request
 from coordinator.generations import Answer, Generations
 from coordinator.remote.link import Link
 from coordinator.requests import RequestReader, requests_of_choices
 from coordinator.responses import Choice
-from coordinator.spans import RequestSpan
+from coordinator.telemetry import RequestSpan, log_refusal
 from coordinator.unread import UnreadAnswer
 from paceline.errors import PacelineError, Unavailable
 from paceline.observability.logs import request_id

@@ -16,9 +16,8 @@ from coordinator.beams.hypotheses import Beams, NextTokens, Tokens
 from coordinator.beams.together import all_of
 from coordinator.context import Request
 from coordinator.drafting.deadline import DraftDeadline
-from coordinator.remote.branches import Branches
+from coordinator.remote.branches import Branches, guess
 from coordinator.remote.link import Link
-from coordinator.remote.scoring import guess
 from coordinator.remote.sequence import RemoteSequence
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams

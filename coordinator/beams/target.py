@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from coordinator.beams.hypotheses import NextTokens, Tokens
 from coordinator.beams.together import all_of
 from coordinator.context import Request
-from coordinator.remote.branches import Branches
+from coordinator.remote.branches import Branches, Scored, score
 from coordinator.remote.link import Link
-from coordinator.remote.scoring import Scored, score
 from coordinator.remote.sequence import RemoteSequence
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from coordinator.acceptance import Proposal
 from coordinator.choosing.trial import Way
 from coordinator.context import Context
-from coordinator.round import Round
+from coordinator.stats import Round
 from paceline.speculation import Bounds
 
 

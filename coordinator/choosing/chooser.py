@@ -14,7 +14,7 @@ from coordinator.choosing.probe import PROBE_ROUNDS, Probe
 from coordinator.choosing.trial import Trial, Way
 from coordinator.context import Context
 from coordinator.drafting.proposer import Proposer
-from coordinator.round import Round
+from coordinator.stats import Round
 from paceline.speculation import Bounds
 
 # Beside others a row is taken to cost this fraction more than was measured: rounds that ended together are counted as one

@@ -7,7 +7,7 @@ from coordinator.acceptance import DraftedBy
 from coordinator.choosing.active_generations import ActiveGenerations
 from coordinator.choosing.line import Line
 from coordinator.choosing.trial import MOST_SKIPPED, Trial
-from coordinator.round import Round
+from coordinator.stats import Round
 
 # The first guess of a row's cost, in forwards of one row.
 GUESSED_ROW = 0.04

@@ -9,7 +9,7 @@ from coordinator.choosing.experience import SharedRates
 from coordinator.choosing.model import ModelSource
 from coordinator.context import Context
 from coordinator.drafting import Drafter
-from coordinator.round import Round
+from coordinator.stats import Round
 from paceline.speculation import Bounds
 
 # The first guess for a token of any kind.

@@ -12,7 +12,7 @@ from coordinator.choosing.trial import Way
 from coordinator.context import Context
 from coordinator.drafting import Drafter
 from coordinator.drafting.remote_model import RemoteDrafter
-from coordinator.round import Round
+from coordinator.stats import Round
 from paceline.speculation import Bounds
 
 # The first guess for a draft behind an accepted one.

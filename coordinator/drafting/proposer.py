@@ -15,7 +15,7 @@ from typing import Protocol
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafting import Drafter
-from coordinator.round import Round
+from coordinator.stats import Round
 
 
 class Cached(Protocol):

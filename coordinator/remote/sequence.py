@@ -16,8 +16,7 @@ from functools import partial
 from typing import Any
 
 from coordinator.context import Request
-from coordinator.remote.link import Link
-from coordinator.remote.pending import CacheError
+from coordinator.remote.link import CacheError, Link
 from paceline.errors import PacelineError, ResourceExhausted, Unavailable
 from paceline.rpc.messages import open_to_message
 from paceline.sampling import SamplingParams

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.acceptance import Proposal, Verdict
+from coordinator.acceptance import PositionLogprobs, Proposal, TokenLogprobs, Verdict
 from coordinator.context import Context, Request
-from coordinator.logprobs import PositionLogprobs, TokenLogprobs
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence, with_patience
 from paceline.checks import require
+from paceline.errors import ConfigError
 from paceline.rpc.messages import floats_from_bytes, rule_to_message
 from paceline.speculation import Rule
+from paceline.v1 import model_pb2
 
 
 class RemoteTarget:
@@ -152,3 +153,34 @@ def _unpack_logprobs(message: Any, candidates: list[list[int]], num_top: int) ->
         PositionLogprobs(dict(zip(reversed(of), reversed(values.tolist()), strict=True)), ids[at].tolist(), top[at].tolist())
         for at, (of, values) in enumerate(zip(candidates, chosen, strict=True))
     ]  # fmt: skip
+
+
+# What decides the bits of the output, by the model card's field.
+IDENTITY = {
+    "weights_fingerprint": "weights",
+    "tokenizer_fingerprint": "tokenizer",
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "kv_cache_dtype": "KV cache dtype",
+    "device": "device",
+    "max_model_len": "maximum length",
+}
+
+
+class SameModel:
+    """Remembers the first server's model."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._first: model_pb2.ModelCard | None = None
+
+    def check(self, card: model_pb2.ModelCard) -> None:
+        """Raises ConfigError, naming what differs, for a card that is not the first one's."""
+        first = self._first = self._first or card
+        for field, name in IDENTITY.items():
+            before, now = getattr(first, field), getattr(card, field)
+            if before != now:
+                raise ConfigError(
+                    f"the target server at {self._address} came back with another {name}: {now!r} in place of {before!r} "
+                    f"({card.name!r}, before {first.name!r}); start the coordinator again to use it"
+                )

@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from coordinator.text import LONG_CHARACTERS, TextStream, Tokenizer
+from coordinator.tokenizer import LONG_CHARACTERS, TextStream, Tokenizer
 from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError, InvalidArgument

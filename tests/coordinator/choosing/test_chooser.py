@@ -5,7 +5,7 @@ import random
 import pytest
 
 from coordinator.acceptance import Origin, Outcome, Verdict
-from coordinator.round import Round
+from coordinator.stats import Round
 from paceline.speculation import Bounds
 from paceline.theory import best_k, speedup
 from tests.coordinator.choosing.world import Crowd, World, begin, make_chooser

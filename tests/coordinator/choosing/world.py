@@ -11,7 +11,7 @@ from coordinator.choosing.look_up import LookUpSource, first_look_up_rate
 from coordinator.choosing.model import ModelSource, first_model_rate
 from coordinator.context import Context
 from coordinator.drafting.ngram import NgramDrafter
-from coordinator.round import Round
+from coordinator.stats import Round
 from paceline.speculation import Bounds
 from tests.coordinator.contexts import make_context
 
