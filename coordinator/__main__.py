@@ -6,13 +6,12 @@ import logging
 from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
-from coordinator.choosing.active_generations import ActiveGenerations
-from coordinator.choosing.experience import Experience
 from coordinator.config import CoordinatorSettings
-from coordinator.drafting.custom import load_drafter
-from coordinator.drafting.factory import Proposers
-from coordinator.drafting.recent_answers import RecentAnswers
+from coordinator.drafters.custom import load_drafter
+from coordinator.drafters.suffix import RecentAnswers
 from coordinator.generations import Generations
+from coordinator.policy.cost_model import ActiveGenerations, Experience
+from coordinator.policy.factory import Proposers
 from coordinator.remote.link import Link, LinkKind
 from coordinator.remote.target import SameModel
 from coordinator.requests import RequestReader

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ByteSize, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import CliToggleFlag, SettingsConfigDict
 
-from coordinator.ngram_shape import NgramShape, parse_orders
+from coordinator.drafters.ngram_table import NgramShape, parse_orders
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.keys import require_keys_or_loopback
 from paceline.rpc.channel import check_address

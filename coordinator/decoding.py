@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from coordinator.acceptance import Outcome, Proposal, RoundNoise, Verdict, accept
 from coordinator.context import Context, Emission
-from coordinator.drafting.proposer import Proposer
+from coordinator.policy.policy import Proposer
 from coordinator.remote.target import RemoteTarget
 from coordinator.stats import GenerationStats, RoundTimer
 

@@ -9,13 +9,13 @@ from functools import partial
 
 from coordinator.acceptance import accept
 from coordinator.admission import Admission
+from coordinator.beams.models import TargetBeams
 from coordinator.beams.search import search
-from coordinator.beams.target import TargetBeams
-from coordinator.choosing.active_generations import ActiveGenerations
 from coordinator.context import Emission, Request
 from coordinator.decoding import generate
-from coordinator.drafting.factory import Proposers
-from coordinator.drafting.recent_answers import RecentAnswers
+from coordinator.drafters.suffix import RecentAnswers
+from coordinator.policy.cost_model import ActiveGenerations
+from coordinator.policy.factory import Proposers
 from coordinator.remote.link import Link
 from coordinator.remote.target import RemoteTarget
 from coordinator.responses import Choice, make_responses, trace_round

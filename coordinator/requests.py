@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.context import Request
-from coordinator.drafting.factory import Proposers
+from coordinator.policy.factory import Proposers
 from coordinator.tokenizer import Tokenizer
 from paceline.checks import require, require_at_most
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument

@@ -11,9 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from coordinator.acceptance import Origin, Outcome
-from coordinator.beams.drafter import BeamDrafter
 from coordinator.beams.hypotheses import BeamRules, Beams, NextTokens, Tokens
-from coordinator.beams.target import TargetBeams
+from coordinator.beams.models import BeamDrafter, TargetBeams
 from coordinator.context import Context, Emission, Request
 from coordinator.stats import GenerationStats, RoundCost
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from coordinator.beams.drafter import NoBeamDrafter
 from coordinator.beams.hypotheses import BeamRules, Beams, Tokens
+from coordinator.beams.models import NoBeamDrafter, TargetBeams, Verified
 from coordinator.beams.search import paths_of, search
-from coordinator.beams.target import TargetBeams, Verified
 from coordinator.remote.branches import common_length
 from coordinator.stats import GenerationStats
 from paceline.engine.models.dummy import dummy_config, make_dummy

@@ -16,9 +16,8 @@ import pytest
 
 from coordinator.__main__ import DRAFT
 from coordinator.decoding import generate
-from coordinator.drafting.deadline import DraftDeadline
-from coordinator.drafting.proposer import FixedProposer
-from coordinator.drafting.remote_model import RemoteDrafter
+from coordinator.drafters.model import DraftDeadline, RemoteDrafter
+from coordinator.policy.policy import FixedProposer
 from coordinator.remote.link import Link
 from coordinator.remote.target import RemoteTarget
 from coordinator.stats import GenerationStats

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.paper.ngram_memory import measure_ngram_memory, measured, ngram_memory
-from coordinator.ngram_shape import NgramShape
+from coordinator.drafters.ngram_table import NgramShape
 
 
 def test_bytes_grow_with_contexts_and_not_with_tokens_that_have_left() -> None:

@@ -1,0 +1,1 @@
+"""Drafters, which make proposals: one file each."""
