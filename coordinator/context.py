@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from coordinator.acceptance import Origin, Outcome, RoundNoise, TokenLogprobs
 from coordinator.tokenizer import TextStream
+from paceline.results import RoundTrace
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
-from paceline.trace import RoundTrace
 
 
 class FinishReason(enum.Enum):

@@ -23,7 +23,7 @@ from coordinator.synthetic import SyntheticAcceptance
 from coordinator.telemetry import CoordinatorMetrics, RequestSpan, log_generation
 from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswer, UnreadAnswers
-from paceline.trace import RoundTrace
+from paceline.results import RoundTrace
 
 # What choices' tasks hand to the call: encoded messages; None when a task is over, however it ended.
 Answer = UnreadAnswer[Choice]

@@ -9,9 +9,9 @@ from coordinator.context import Context, Emission, FinishReason, Request
 from coordinator.stats import GenerationStats, Round
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.tokenizer import Tokenizer
+from paceline.results import RoundTrace, TracedDraft
 from paceline.rpc.channel import SPLIT_POSITIONS
 from paceline.speculation import Rule
-from paceline.trace import RoundTrace, TracedDraft
 from paceline.v1 import generation_pb2
 
 

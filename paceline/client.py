@@ -25,10 +25,12 @@ from paceline.results import (
     Finish,
     Model,
     Piece,
+    RoundTrace,
     Speculation,
     Timing,
     TokenizerInfo,
     TokenLogprobs,
+    TracedDraft,
 )  # fmt: skip
 from paceline.rpc.answers import deployment_from_message, detokenized_from_message, piece_from_message
 from paceline.rpc.authentication import KeyedChannel
@@ -47,7 +49,6 @@ from paceline.rpc.tls import Tls, find_tls
 from paceline.rpc.trace_context import trace_metadata
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
-from paceline.trace import RoundTrace, TracedDraft
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 
 __all__ = [

@@ -9,14 +9,15 @@ from paceline.results import (
     Finish,
     Model,
     Piece,
+    RoundTrace,
     Speculation,
     Timing,
     TokenizerInfo,
     TokenLogprobs,
+    TracedDraft,
 )
 from paceline.rpc.messages import speculation_from_message
 from paceline.speculation import SpeculationParams
-from paceline.trace import RoundTrace, TracedDraft
 from paceline.v1 import generation_pb2, model_pb2
 
 _LETTERS = {
