@@ -7,9 +7,9 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import Origin, Outcome, RoundNoise, TokenLogprobs
+from coordinator.acceptance import Origin, Outcome, RoundNoise
 from coordinator.tokenizer import TextStream
-from paceline.results import RoundTrace
+from paceline.results import RoundTrace, TokenLogprobs
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 

@@ -31,7 +31,7 @@ async def generate(
             outcome = decide(proposal, verdict, context.round_noise)
             finished = timer.finish(proposal, verdict, outcome)
             proposer.learn(finished)
-            emission = context.extend(outcome, verdict.prompt_logprobs)
+            emission = context.extend(outcome, verdict.report.prompt_logprobs)
             proposer.truncate(len(context) - 1)
             target.truncate(len(context) - 1)
             stats.count(finished, emission)

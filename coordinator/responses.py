@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from coordinator.acceptance import Origin, TokenLogprobs
+from coordinator.acceptance import Origin
 from coordinator.context import Context, Emission, FinishReason, Request
 from coordinator.stats import GenerationStats, Round
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.tokenizer import Tokenizer
-from paceline.results import RoundTrace, TracedDraft
+from paceline.results import RoundTrace, TokenLogprobs, TracedDraft
 from paceline.rpc.channel import SPLIT_POSITIONS
 from paceline.speculation import Rule
 from paceline.v1 import generation_pb2
@@ -18,19 +18,22 @@ from paceline.v1 import generation_pb2
 def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Callable[[int], bytes]) -> RoundTrace:
     """`number`: 0 for the prompt's round; `bytes_of`: what a token stands for."""
     proposal, verdict = finished.proposal, finished.verdict
-    computed_us, queued_us = proposal.computed_us + verdict.computed_us, proposal.queued_us + verdict.queued_us
+    computed_us, queued_us = (
+        proposal.report.computed_us + verdict.report.computed_us,
+        proposal.report.queued_us + verdict.report.queued_us,
+    )
     return RoundTrace(
         round=number,
-        drafter=proposal.drafter.value if proposal.tokens else "none",
-        reason=proposal.reason,
-        draft_tokens=proposal.num_asked,
+        drafter=proposal.report.drafter.value if proposal.tokens else "none",
+        reason=proposal.report.reason,
+        draft_tokens=proposal.report.num_asked,
         proposed=_trace_drafts(finished, len(emission.tokens), lambda token: bytes_of(token).decode(errors="replace")),
         num_accepted=min(finished.outcome.num_accepted, len(emission.tokens)),
-        entropies=proposal.entropies,
-        smoothed_entropies=proposal.smoothed_entropies,
-        allowed_draft_tokens=proposal.allowed_draft_tokens,
-        draft_us=proposal.computed_us,
-        target_us=verdict.computed_us,
+        entropies=proposal.report.entropies,
+        smoothed_entropies=proposal.report.smoothed_entropies,
+        allowed_draft_tokens=proposal.report.allowed_draft_tokens,
+        draft_us=proposal.report.computed_us,
+        target_us=verdict.report.computed_us,
         queued_us=queued_us,
         wire_us=max(0, int((finished.propose_s + finished.verify_s) * 1e6) - computed_us - queued_us),
     )

@@ -3,8 +3,9 @@
 import time
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import DraftedBy, Outcome, Proposal, Verdict
+from coordinator.acceptance import Outcome, Proposal, Verdict
 from coordinator.context import Emission
+from coordinator.reports import DraftedBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +102,22 @@ class GenerationStats:
         if self.first_token_us == 0:
             # The prompt's round: its time is the prompt's, not speculation's.
             self.first_token_us = int((now_s - self.arrived_s) * 1e6)
-            self.cached_prompt_tokens = verdict.cached_tokens
+            self.cached_prompt_tokens = verdict.report.cached_tokens
         else:
             self.rounds += 1
             self.round_tokens += len(emission.tokens)
             self.rounds_by_accepted += [0] * (len(proposal) + 1 - len(self.rounds_by_accepted))
             self.rounds_by_accepted[num_accepted] += 1
         if len(proposal):
-            proposed, accepted = self.by_source.get(proposal.drafter, (0, 0))
-            self.by_source[proposal.drafter] = proposed + len(proposal), accepted + num_accepted
-        if proposal.drafter is DraftedBy.PREDICTION:
+            proposed, accepted = self.by_source.get(proposal.report.drafter, (0, 0))
+            self.by_source[proposal.report.drafter] = proposed + len(proposal), accepted + num_accepted
+        if proposal.report.drafter is DraftedBy.PREDICTION:
             self.prediction_accepted += num_accepted
             self.prediction_rejected += len(proposal) - num_accepted
         self.last_round = finished
-        self.draft_us += proposal.computed_us
-        self.target_us += verdict.computed_us
-        self.queued_us += proposal.queued_us + verdict.queued_us
+        self.draft_us += proposal.report.computed_us
+        self.target_us += verdict.report.computed_us
+        self.queued_us += proposal.report.queued_us + verdict.report.queued_us
         self.rounds_us += int((now_s - finished.started_s) * 1e6)
         self._count_positions(len(proposal), num_accepted)
 

@@ -6,12 +6,13 @@ a right guess saves the model a step, a wrong one costs it a row (`paceline.theo
 
 from collections.abc import Hashable, Sequence
 
-from coordinator.acceptance import DraftedBy, Proposal
+from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
 from coordinator.drafters.drafter import Rates
 from coordinator.drafters.model import DraftDeadline, RemoteDrafter
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.remote.link import Link
+from coordinator.reports import DraftedBy
 
 # How often a guess behind right ones is right, by the length of its match: as n-grams foresee the text (`ngram`). A match
 # longer than these is right more often still (0.72 of 4 tokens, 0.96 of 7, in greedy texts), and that is learned soon.

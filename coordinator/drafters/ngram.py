@@ -6,9 +6,10 @@ says otherwise the orders are 4, 3 and 2, so contexts have 3, 2 and 1 tokens. Th
 
 import asyncio
 
-from coordinator.acceptance import DraftedBy, Proposal
+from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, NgramTable, Prediction
+from coordinator.reports import DraftedBy, DraftReport
 
 # Of the tokens in a row that were predicted, as many tell something. Of 7,200 tokens of SmolLM2-135M, in answers to 60
 # prompts of Spec-Bench's kind, a prediction by a match of 3 was right for 0.64 of those behind a wrong one, 0.57 behind
@@ -53,7 +54,9 @@ class NgramDrafter:
             return Proposal()
         await self._take(context)
         chain = self._chain(context.tokens[-self._longest :], num_draft_tokens)
-        return Proposal([prediction.token for prediction in chain], drafter=DraftedBy.NGRAM, reason="no match")
+        return Proposal(
+            [prediction.token for prediction in chain], report=DraftReport(drafter=DraftedBy.NGRAM, reason="no match")
+        )
 
     def truncate(self, length: int) -> None:
         """Does nothing: only decided tokens of the context are counted."""

@@ -8,10 +8,11 @@ The place follows from decided tokens alone, each looked at once, however rounds
 import asyncio
 from bisect import bisect_left
 
-from coordinator.acceptance import DraftedBy, Proposal
+from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.ngram import CHUNK_TOKENS
 from coordinator.policy.policy import Proposer, propose_from
+from coordinator.reports import DraftedBy, DraftReport
 
 # The newest tokens that are compared to find a place again.
 LONGEST_SEARCHED = 8
@@ -60,7 +61,9 @@ class PredictionDrafter:
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         most = min(num_draft_tokens, DRAFTS_PER_AGREEMENT * await self.agreement(context))
         tokens = self._prediction[self._position : self._position + most]
-        return Proposal(tokens, drafter=DraftedBy.PREDICTION, reason="the output does not follow the prediction")
+        return Proposal(
+            tokens, report=DraftReport(drafter=DraftedBy.PREDICTION, reason="the output does not follow the prediction")
+        )
 
     def truncate(self, length: int) -> None:
         """Does nothing: only decided tokens of the context are followed."""

@@ -11,9 +11,10 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from coordinator.acceptance import DraftedBy, Proposal
+from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.ngram import CHUNK_TOKENS
+from coordinator.reports import DraftedBy, DraftReport
 
 # Tokens that a chain has in common: a place is found once so many agree.
 KEY_TOKENS = 2
@@ -157,7 +158,7 @@ class SuffixDrafter:
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         await self._take(context)
-        return Proposal(self._copy(num_draft_tokens), drafter=DraftedBy.SUFFIX, reason="no match")
+        return Proposal(self._copy(num_draft_tokens), report=DraftReport(drafter=DraftedBy.SUFFIX, reason="no match"))
 
     def truncate(self, length: int) -> None:
         """Does nothing: only decided tokens of the context are looked at."""

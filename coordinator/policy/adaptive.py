@@ -11,6 +11,7 @@ from coordinator.policy.cost_model import Experience, guessed_row
 from coordinator.policy.measurements import Pace
 from coordinator.policy.planners import ModelSource, Plan, Prices, Source
 from coordinator.policy.policy import Proposer
+from coordinator.reports import DraftReport
 from coordinator.stats import Round
 from paceline.speculation import Bounds
 
@@ -45,24 +46,24 @@ class Chooser(Proposer):
     async def propose_after_prompt(self, context: Context) -> Proposal:
         self._has_begun, self._asked, self._trial = True, None, None
         if context.draft_room < 1:
-            return Proposal(reason="one token is left to generate")
+            return Proposal(report=DraftReport(reason="one token is left to generate"))
         most = min(self._bounds.max, context.draft_room)
         bounds, prices = Bounds(min(self._bounds.min, most), most), self._prices()
         self._way, self._trial = prices.way, self._costs.level.trial
         if self._way is Way.NOBODY and bounds.min == 0:
             # Not even looked up: that takes time too.
-            return Proposal(reason=f"does not pay at {self._costs.num_active} at once")
+            return Proposal(report=DraftReport(reason=f"does not pay at {self._costs.num_active} at once"))
         plans = [(source, await source.plan(context, bounds, prices)) for source in self._sources]
         # The model comes last: what it says is the reason for a round without drafts.
         source, plan = max(reversed(plans), key=lambda each: (each[1].num_draft_tokens > 0, each[1].gain))
         if plan.num_draft_tokens == 0:
             plan = self._plan_to_probe(context, source, plan)
         if plan.num_draft_tokens == 0:
-            return Proposal(reason=plan.reason)
+            return Proposal(report=DraftReport(reason=plan.reason))
         self._asked = source, plan
         proposal = await source.propose(context, plan)
-        reason = "" if proposal.tokens else proposal.reason or "the drafter proposed nothing"
-        return replace(proposal, num_asked=plan.num_draft_tokens, reason=reason)
+        reason = "" if proposal.tokens else proposal.report.reason or "the drafter proposed nothing"
+        return replace(proposal, report=replace(proposal.report, num_asked=plan.num_draft_tokens, reason=reason))
 
     def learn(self, finished: Round) -> None:
         if not self._has_begun:
@@ -88,7 +89,7 @@ class Chooser(Proposer):
         if num_active == 1 or trial is not self._trial:
             return
         if trial.counts(num_active, self._costs.was_beside_a_prompt(finished)):
-            once_s = min(finished.propose_s, self._costs.reading_s(finished.proposal.num_tail_tokens))
+            once_s = min(finished.propose_s, self._costs.reading_s(finished.proposal.report.num_tail_tokens))
             num_tokens = len(finished.outcome.tokens)
             trial.learn(self._way, num_active, num_tokens, finished.started_s, finished.verified_s, once_s)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from coordinator.acceptance import DraftedBy
 from coordinator.drafters.drafter import Rates
 from coordinator.policy.bandit import MOST_SKIPPED, Probe, Trial
 from coordinator.policy.measurements import Line, Pace
+from coordinator.reports import DraftedBy
 from coordinator.stats import Round
 
 
@@ -169,14 +169,14 @@ class Costs:
 
     def _learn_drafting(self, finished: Round) -> None:
         proposal = finished.proposal
-        if proposal.drafter in (DraftedBy.NGRAM, DraftedBy.SUFFIX, DraftedBy.PREDICTION):
+        if proposal.report.drafter in (DraftedBy.NGRAM, DraftedBy.SUFFIX, DraftedBy.PREDICTION):
             return
         self.drafted_s = self.now_s
-        line = self.level.drafting(proposal.drafter)
-        if proposal.num_tail_tokens <= NORMAL_TAIL:
+        line = self.level.drafting(proposal.report.drafter)
+        if proposal.report.num_tail_tokens <= NORMAL_TAIL:
             line.learn(len(proposal), finished.propose_s)
         else:
-            self.level.reading.learn(proposal.num_tail_tokens, finished.propose_s - line(len(proposal)))
+            self.level.reading.learn(proposal.report.num_tail_tokens, finished.propose_s - line(len(proposal)))
 
     def was_beside_a_prompt(self, *rounds: Round) -> bool:
         """Whether a prompt was being read while they ran."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from coordinator.acceptance import DraftedBy
 from coordinator.beams.models import BeamDrafter, ModelBeamDrafter, NoBeamDrafter
 from coordinator.context import Request
 from coordinator.drafters.drafter import Drafter, NoDrafter
@@ -18,6 +17,7 @@ from coordinator.policy.cost_model import Experience
 from coordinator.policy.planners import LookUpSource, ModelSource, Source, first_look_up_rate, first_model_rate
 from coordinator.policy.policy import FixedProposer, Proposer
 from coordinator.remote.link import Link
+from coordinator.reports import DraftedBy
 from paceline.checks import require
 from paceline.speculation import MAX_DRAFT_TOKENS, Bounds
 from paceline.speculation import Drafter as DrafterName

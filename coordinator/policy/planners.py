@@ -4,12 +4,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coordinator.acceptance import DraftedBy, Proposal
+from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import Drafter
 from coordinator.drafters.model import RemoteDrafter
 from coordinator.policy.bandit import PROBE_ROUNDS, Way
 from coordinator.policy.cost_model import Costs, SharedRates
+from coordinator.reports import DraftedBy
 from coordinator.stats import Round
 from paceline.speculation import Bounds
 
@@ -139,7 +140,7 @@ class ModelSource:
         if len(proposal) == 0 and self._remote is not None:
             # It was in trouble.
             return
-        for k in range(1, proposal.num_asked + 1):
+        for k in range(1, proposal.report.num_asked + 1):
             self._rates.learn(("proposed", k), len(proposal) >= k)
             self._rates.learn(("accepted", k), finished.outcome.num_accepted >= k)
 

@@ -15,6 +15,7 @@ from typing import Protocol
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import Drafter
+from coordinator.reports import DraftReport
 from coordinator.stats import Round
 
 
@@ -39,7 +40,7 @@ class Proposer(ABC):
         read the prompt.
         """
         if context.num_generated == 0:
-            return Proposal(reason="the prompt's round")
+            return Proposal(report=DraftReport(reason="the prompt's round"))
         return await self.propose_after_prompt(context)
 
     @abstractmethod
@@ -75,11 +76,11 @@ async def propose_from(drafter: Drafter, context: Context, num_draft_tokens: int
     num_asked = min(num_draft_tokens, context.draft_room)
     proposal = await drafter.propose(context, num_asked)
     if proposal.tokens:
-        return replace(proposal, num_asked=num_asked, reason="")
+        return replace(proposal, report=replace(proposal.report, num_asked=num_asked, reason=""))
     if num_draft_tokens == 0:
         reason = "speculation is off"
     elif num_asked == 0:
         reason = "one token is left to generate"
     else:
-        reason = proposal.reason or "the drafter proposed nothing"
-    return replace(proposal, num_asked=num_asked, reason=reason)
+        reason = proposal.report.reason or "the drafter proposed nothing"
+    return replace(proposal, report=replace(proposal.report, num_asked=num_asked, reason=reason))

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.acceptance import PositionLogprobs, Proposal, TokenLogprobs, Verdict
+from coordinator.acceptance import PositionLogprobs, Proposal, Verdict
 from coordinator.context import Context, Request
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence, with_patience
+from coordinator.reports import VerifyReport
 from paceline.checks import require
 from paceline.errors import ConfigError
+from paceline.results import TokenLogprobs
 from paceline.rpc.messages import floats_from_bytes, rule_to_message
 from paceline.speculation import Rule
 from paceline.v1 import model_pb2
@@ -68,7 +70,7 @@ class RemoteTarget:
             candidates = _candidates(verdict, proposal, rule)
             logprobs = _unpack_logprobs(answer.logprobs, candidates, self._sampling.logprobs)
         of_prompt = await self._score(context.tokens[1:], [*parts, answer.prompt_logprobs]) if scores_prompt else []
-        return replace(verdict, logprobs=logprobs, prompt_logprobs=of_prompt)
+        return replace(verdict, logprobs=logprobs, report=replace(verdict.report, prompt_logprobs=of_prompt))
 
     async def _score(self, tokens: list[int], parts: list[Any]) -> list[TokenLogprobs]:
         """Log-probabilities of `tokens` from the messages that hold them one part after the other.
@@ -95,19 +97,12 @@ class RemoteTarget:
 def verdict_from_answer(answer: Any, proposal: Proposal, rule: Rule, lenience: float) -> Verdict:
     """The verdict in a target_pb2.Verdict. Raises InvalidArgument if the message's parts do not fit together."""
     tokens, num_drafts = list(answer.tokens), len(proposal.tokens)
+    report = VerifyReport(answer.cached_tokens, answer.computed_us, answer.queued_us)
     if rule is Rule.MATCH or num_drafts == 0:
         _require_count("tokens", tokens, num_drafts + 1)
         accepts = list(answer.lenient_accepts)
         _require_count("lenient_accepts", accepts, num_drafts if accepts else 0)
-        return Verdict(
-            tokens,
-            lenient_accepts=accepts,
-            cached_tokens=answer.cached_tokens,
-            computed_us=answer.computed_us,
-            queued_us=answer.queued_us,
-            rule=rule,
-            lenience=lenience,
-        )
+        return Verdict(tokens, lenient_accepts=accepts, rule=rule, lenience=lenience, report=report)
     _require_count("tokens", tokens, 1)
     _require_count("outside_tokens", answer.outside_tokens, num_drafts)
     sizes = [len(support) for support in proposal.supports]
@@ -118,10 +113,9 @@ def verdict_from_answer(answer: Any, proposal: Proposal, rule: Rule, lenience: f
         support_probs=np.split(probs, np.cumsum(sizes)[:-1]),
         outside_masses=masses.tolist(),
         outside_tokens=list(answer.outside_tokens),
-        computed_us=answer.computed_us,
-        queued_us=answer.queued_us,
         rule=rule,
         lenience=lenience,
+        report=report,
     )
 
 

@@ -139,7 +139,7 @@ async def test_the_prompts_round_teaches_nothing() -> None:
     proposal = await chooser.propose(context)
     chooser.learn(Round(proposal, Verdict([0]), Outcome([0], 0, Origin.TARGET), 0.0, 0.0, 9.0))
     assert world.experience.costs.now_s == 0, "of no round"
-    assert (len(proposal), proposal.reason) == (0, "the prompt's round")
+    assert (len(proposal), proposal.report.reason) == (0, "the prompt's round")
 
 
 def a_text(coin: random.Random, repeats: float) -> list[int]:
