@@ -4,8 +4,9 @@ import time
 from dataclasses import dataclass, field
 
 from coordinator.acceptance import Outcome, Proposal, Verdict
-from coordinator.context import Emission
+from coordinator.context import Context, Emission
 from coordinator.reports import DraftedBy
+from paceline.results import Finish, Speculation, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,38 @@ class GenerationStats:
     def count_first_token(self) -> None:
         """It goes out now: of beam search with all the others."""
         self.first_token_us = self.total_us
+
+    def finish(self, context: Context, synthetic_acceptance: float | None = None) -> Finish:
+        """The figures so far as a client is told them; the reason is empty while the generation runs."""
+        lenience = context.request.speculation.lenience
+        return Finish(
+            reason="" if context.finish_reason is None else context.finish_reason.value,
+            prompt_tokens=len(context.request.prompt),
+            cached_prompt_tokens=self.cached_prompt_tokens,
+            completion_tokens=context.num_generated,
+            seed=context.request.seed,
+            speculation=Speculation(
+                rounds=self.rounds,
+                proposed=self.proposed,
+                accepted=self.accepted,
+                proposed_per_position=list(self.proposed_per_position),
+                accepted_per_position=list(self.accepted_per_position),
+                mean_acceptance_length=self.mean_acceptance_length,
+                lenience=lenience if lenience < 1 else None,
+                synthetic_acceptance=synthetic_acceptance,
+                rounds_by_accepted=list(self.rounds_by_accepted),
+                prediction_accepted=self.prediction_accepted,
+                prediction_rejected=self.prediction_rejected,
+            ),
+            timing=Timing(
+                ttft_ms=self.first_token_us / 1e3,
+                total_ms=self.total_us / 1e3,
+                draft_ms=self.draft_us / 1e3,
+                target_ms=self.target_us / 1e3,
+                queued_ms=self.queued_us / 1e3,
+                wire_ms=self.wire_us / 1e3,
+            ),
+        )
 
     def _count_positions(self, num_proposed: int, num_accepted: int) -> None:
         missing = num_proposed - len(self.proposed_per_position)

@@ -1,7 +1,6 @@
-"""What a coordinator tells of its work: Prometheus metrics, spans, and a log line for each generation. Never a word of a prompt
-or an answer.
+"""Prometheus metrics, spans, and a log line for each generation. They never contain a prompt or an answer.
 
-Everything is made of the statistics that a generation keeps anyway: no round costs more. A request's spans:
+All of them read `Finish`, the statistics that a client gets. A request's spans:
 
     generate            the call, with what was asked for and what came of it
       queue             until the generation has its place
@@ -31,9 +30,18 @@ from paceline.observability.spans import Spans, Value
 from paceline.rpc.authentication import caller
 from paceline.rpc.status import code_of
 
+log = logging.getLogger(__name__)
+# Stages of a round, as in `paceline.results.Timing`.
+STAGES = ("draft", "target", "queued", "wire")
+Attributes = Mapping[str, Value]
+
 
 class CoordinatorMetrics:
-    """One coordinator's."""
+    """Counters and histograms of one coordinator.
+
+    A generation is counted when it is over. During its rounds only the time between two outputs is observed: once a
+    round, whatever the number of tokens.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -43,27 +51,27 @@ class CoordinatorMetrics:
             return Histogram(f"paceline_{name}_seconds", text, buckets=bounds, registry=registry)
 
         self._requests = counter("requests", "Requests by gRPC status code.", "code")
-        self._generations = counter("generations", "Generations that came to their end, by its reason.", "reason")
-        self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
-        self._cached_tokens = counter("cached_prompt_tokens", "Tokens of prompts that the target's cache held.")
-        self._tokens = counter("generated_tokens", "Tokens of generations.")
-        self._rounds = counter("rounds", "Target forwards behind the prompt's own.")
-        self._round_tokens = counter("round_tokens", "Tokens that these rounds gave.")
-        self._drafts = counter("draft_tokens", "Drafts by who proposed them.", "source")
-        self._accepted = counter("accepted_draft_tokens", "Drafts that were accepted.", "source")
-        self._drafts_at = counter("draft_tokens_per_position", "Drafts by position in the round.", "position")
+        self._generations = counter("generations", "Finished generations by finish reason.", "reason")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
+        self._cached_tokens = counter("cached_prompt_tokens", "Prompt tokens found in the target's cache.")
+        self._tokens = counter("generated_tokens", "Generated tokens.")
+        self._rounds = counter("rounds", "Speculative rounds: target forwards after the prompt's.")
+        self._round_tokens = counter("round_tokens", "Tokens emitted by these rounds.")
+        self._drafts = counter("draft_tokens", "Draft tokens by drafter.", "source")
+        self._accepted = counter("accepted_draft_tokens", "Accepted draft tokens by drafter.", "source")
+        self._drafts_at = counter("draft_tokens_per_position", "Draft tokens by position in the round.", "position")
         self._accepted_at = counter(
-            "accepted_draft_tokens_per_position", "Accepted drafts by position in the round.", "position"
+            "accepted_draft_tokens_per_position", "Accepted draft tokens by position in the round.", "position"
         )
-        self._stages = counter("stage_seconds", "Time of rounds by stage.", "stage")
-        self._first_token = histogram("time_to_first_token", "From a request to its first token.", LONG_S)
-        self._between = histogram("time_between_outputs", "Between two outputs, of one or more tokens.", SHORT_S)
-        self._whole = histogram("generation", "From a request to its end.", LONG_S)
-        self._queued = histogram("queue", "From a request to its place among the running.", LONG_S)
+        self._stages = counter("stage_seconds", "Seconds spent in rounds by stage.", "stage")
+        self._first_token = histogram("time_to_first_token", "Seconds from a request to its first token.", LONG_S)
+        self._between = histogram("time_between_outputs", "Seconds between two outputs of one or more tokens.", SHORT_S)
+        self._whole = histogram("generation", "Seconds from a request to its end.", LONG_S)
+        self._queued = histogram("queue", "Seconds a request waits in the queue.", LONG_S)
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """Counts a request by how it ends."""
+        """Counts a request by the status code it ends with."""
         code = "ok"
         try:
             yield
@@ -77,43 +85,43 @@ class CoordinatorMetrics:
             self._requests.labels(code).inc()
 
     def count_unauthenticated(self) -> None:
-        """A call without a good key: it comes no further than that."""
+        """Counts a call without a valid key."""
         self._requests.labels("unauthenticated").inc()
 
     def count_place(self, waited_s: float) -> None:
         self._queued.observe(waited_s)
 
     def count_gap(self, seconds: float) -> None:
-        """Between two outputs of a generation."""
+        """Observes the time between two outputs of a generation."""
         self._between.observe(seconds)
 
     def count_generation(self, choice: Choice) -> None:
-        """One that is over, however it ended."""
-        stats, context = choice.stats, choice.context
-        if context.finish_reason is not None:
-            self._generations.labels(context.finish_reason.value).inc()
-            self._whole.observe(stats.total_us / 1e6)
-        if stats.first_token_us == 0:
+        """Counts a generation that is over, however it ended."""
+        stats, finish = choice.stats, choice.finish()
+        figures, timing = finish.speculation, finish.timing
+        if finish.reason:
+            self._generations.labels(finish.reason).inc()
+            self._whole.observe(timing.total_ms / 1e3)
+        if timing.ttft_ms == 0:
             return
-        self._first_token.observe(stats.first_token_us / 1e6)
-        self._prompt_tokens.inc(len(context.request.prompt))
-        self._cached_tokens.inc(stats.cached_prompt_tokens)
-        self._tokens.inc(context.num_generated)
-        self._rounds.inc(stats.rounds)
+        self._first_token.observe(timing.ttft_ms / 1e3)
+        self._prompt_tokens.inc(finish.prompt_tokens)
+        self._cached_tokens.inc(finish.cached_prompt_tokens)
+        self._tokens.inc(finish.completion_tokens)
+        self._rounds.inc(figures.rounds)
         self._round_tokens.inc(stats.round_tokens)
         for source, (proposed, accepted) in stats.by_source.items():
             self._drafts.labels(source.value).inc(proposed)
             self._accepted.labels(source.value).inc(accepted)
-        for position, proposed in enumerate(stats.proposed_per_position):
+        for position, proposed in enumerate(figures.proposed_per_position):
             self._drafts_at.labels(position).inc(proposed)
-            self._accepted_at.labels(position).inc(stats.accepted_per_position[position])
-        stages = {"draft": stats.draft_us, "target": stats.target_us, "queued": stats.queued_us, "wire": stats.wire_us}
-        for stage, microseconds in stages.items():
-            self._stages.labels(stage).inc(microseconds / 1e6)
+            self._accepted_at.labels(position).inc(figures.accepted_per_position[position])
+        for stage in STAGES:
+            self._stages.labels(stage).inc(getattr(timing, f"{stage}_ms") / 1e3)
 
 
 class CoordinatorState(Collector):
-    """What is asked for when somebody looks: who runs, who waits, what is not read, which server is there."""
+    """Gauges read at scrape time: running and waiting generations, unread answers, and the state of the links."""
 
     def __init__(self, admission: Admission, links: Sequence[Link], unread: UnreadAnswers) -> None:
         self._admission = admission
@@ -122,19 +130,21 @@ class CoordinatorState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         admission = self._admission
-        yield GaugeMetricFamily("paceline_generations_running", "Generations that run.", admission.running)
-        yield GaugeMetricFamily("paceline_generations_waiting", "Generations that wait for a place.", admission.waiting)
-        most = GaugeMetricFamily("paceline_generations_limit", "Most generations that may do so.", labels=["state"])
+        yield GaugeMetricFamily("paceline_generations_running", "Running generations.", admission.running)
+        yield GaugeMetricFamily("paceline_generations_waiting", "Waiting generations.", admission.waiting)
+        most = GaugeMetricFamily("paceline_generations_limit", "Limit on generations by state.", labels=["state"])
         most.add_metric(["running"], admission.max_running)
         most.add_metric(["waiting"], admission.max_waiting)
         yield most
         yield GaugeMetricFamily(
-            "paceline_unread_answer_bytes", "Parts of answers that callers have not read.", self._unread.num_bytes
+            "paceline_unread_answer_bytes", "Bytes of answers that callers have not read.", self._unread.num_bytes
         )
-        up = GaugeMetricFamily("paceline_server_up", "Whether a model server is there, and heard.", labels=["server"])
+        up = GaugeMetricFamily(
+            "paceline_server_up", "Whether a model server is connected and responding.", labels=["server"]
+        )
         connections = CounterMetricFamily(
             "paceline_server_connections",
-            "Connections made to a model server: each after the first follows a loss.",
+            "Connections made to a model server; each after the first is a reconnect.",
             labels=["server"],
         )
         for link in self._links:
@@ -144,18 +154,15 @@ class CoordinatorState(Collector):
         yield connections
 
 
-Attributes = Mapping[str, Value]
-
-
 class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):
-    """The span of one call; it ends with the block."""
+    """The span of one call, which ends with the block."""
 
     def __init__(self, spans: Spans, parent: str, request_id: str) -> None:
-        """`parent`: the caller's traceparent; "": the call begins a trace."""
+        """`parent`: the caller's traceparent; empty to begin a trace."""
         self._spans = spans
         self._span = spans.start("generate", parent, "server")
         self._span.set({"paceline.request_id": request_id, "paceline.caller": caller.get() or "-"})
-        # Those that are over.
+        # Choices that are over.
         self._choices: list[Choice] = []
 
     @property
@@ -163,13 +170,13 @@ class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):
         return self._span.traceparent
 
     def describe(self, request: Request, is_chat: bool, model: str) -> None:
-        """What was asked for. `model`: the target's name."""
+        """Records what was asked for. `model`: the target's name."""
         if self._span.is_kept:
             operation = "chat" if is_chat else "text_completion"
             self._span.set({"gen_ai.operation.name": operation, "gen_ai.request.model": model, **_asked(request)})
 
     def add(self, choice: Choice, error: BaseException | None) -> None:
-        """A generation that is over. `error`: what ended it early."""
+        """Adds the phases of a generation that is over. `error`: what ended it early."""
         if not self._span.is_kept:
             return
         self._choices.append(choice)
@@ -197,8 +204,8 @@ class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):
 
 
 def _phases(choice: Choice, error: BaseException | None) -> Iterator[tuple[str, float, float, Attributes]]:
-    """Name, beginning, end and attributes of those that the generation came to."""
-    stats, now_s = choice.stats, time.perf_counter()
+    """Yields name, start, end and attributes of each phase that the generation reached."""
+    stats, finish, now_s = choice.stats, choice.finish(), time.perf_counter()
     which = {"paceline.choice": choice.index}
     if stats.placed_s is None:
         yield "queue", stats.arrived_s, now_s, which
@@ -206,29 +213,31 @@ def _phases(choice: Choice, error: BaseException | None) -> Iterator[tuple[str, 
     yield "queue", stats.arrived_s, stats.placed_s, which
     prompt = {
         **which,
-        "paceline.prompt_tokens": len(choice.context.request.prompt),
-        "paceline.cached_tokens": stats.cached_prompt_tokens,
+        "paceline.prompt_tokens": finish.prompt_tokens,
+        "paceline.cached_tokens": finish.cached_prompt_tokens,
     }
-    if stats.first_token_us == 0:
+    if finish.timing.ttft_ms == 0:
         yield "prompt", stats.placed_s, now_s, prompt
         return
-    first_s = stats.arrived_s + stats.first_token_us / 1e6
+    first_s = stats.arrived_s + finish.timing.ttft_ms / 1e3
     yield "prompt", stats.placed_s, first_s, prompt
     # The first token may have been the last.
     if stats.rounds or error is not None:
-        yield "decode", first_s, now_s, {**which, **_speculation(choice)}
-
-
-def _speculation(choice: Choice) -> Attributes:
-    stats = choice.stats
-    return {
-        "paceline.rounds": stats.rounds,
-        "paceline.round_tokens": stats.round_tokens,
-        "paceline.proposed": stats.proposed,
-        "paceline.accepted": stats.accepted,
-        "paceline.acceptance_length": stats.mean_acceptance_length,
-        "paceline.sources": sorted(source.value for source in stats.by_source),
-    }
+        figures = finish.speculation
+        yield (
+            "decode",
+            first_s,
+            now_s,
+            {
+                **which,
+                "paceline.rounds": figures.rounds,
+                "paceline.round_tokens": stats.round_tokens,
+                "paceline.proposed": figures.proposed,
+                "paceline.accepted": figures.accepted,
+                "paceline.acceptance_length": figures.mean_acceptance_length,
+                "paceline.sources": sorted(source.value for source in stats.by_source),
+            },
+        )
 
 
 def _asked(request: Request) -> Attributes:
@@ -246,65 +255,57 @@ def _asked(request: Request) -> Attributes:
 
 
 def _outcome(choices: list[Choice]) -> Attributes:
-    """Of all choices together; the prompt is theirs in common."""
-    first, stats = choices[0], [choice.stats for choice in choices]
-    reasons = [choice.context.finish_reason for choice in choices]
+    """Sums up all choices; they share the prompt."""
+    finishes = [choice.finish() for choice in choices]
+    times = {
+        f"paceline.{stage}_ms": sum(getattr(finish.timing, f"{stage}_ms") for finish in finishes) for stage in STAGES
+    }
     return {
-        "gen_ai.usage.input_tokens": len(first.context.request.prompt),
-        "gen_ai.usage.cache_read.input_tokens": first.stats.cached_prompt_tokens,
-        "gen_ai.usage.output_tokens": sum(choice.context.num_generated for choice in choices),
-        "gen_ai.response.finish_reasons": [reason.value for reason in reasons if reason is not None],
-        "paceline.draft_ms": sum(each.draft_us for each in stats) / 1e3,
-        "paceline.target_ms": sum(each.target_us for each in stats) / 1e3,
-        "paceline.queued_ms": sum(each.queued_us for each in stats) / 1e3,
-        "paceline.wire_ms": sum(each.wire_us for each in stats) / 1e3,
+        "gen_ai.usage.input_tokens": finishes[0].prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": finishes[0].cached_prompt_tokens,
+        "gen_ai.usage.output_tokens": sum(finish.completion_tokens for finish in finishes),
+        "gen_ai.response.finish_reasons": [finish.reason for finish in finishes if finish.reason],
+        **times,
     }
 
 
 def _code(error: BaseException) -> str:
-    """gRPC's status. A call that its client gave up ends with none of our errors."""
+    """Returns the gRPC status. A call that its client gave up raises none of our errors."""
     return code_of(error).name if isinstance(error, Exception) else "CANCELLED"
 
 
-log = logging.getLogger(__name__)
-
-
 def log_refusal(error: Exception) -> None:
-    """A request that became no generation. What the error says may quote the request: only its code is told."""
+    """Logs a request that was refused: the code alone, as the message may quote the request."""
     log.info("request refused", extra=with_fields(caller=caller.get() or "-", code=code_of(error).name.lower()))
 
 
 def log_generation(choice: Choice, error: BaseException | None) -> None:
-    """`error`: what ended it early."""
-    context, stats = choice.context, choice.stats
-    # Before the first token there is nothing to tell of it.
-    first_token = {"first_token_ms": stats.first_token_us // 1000} if stats.first_token_us else {}
+    """Logs a generation that is over. `error`: what ended it early."""
+    finish = choice.finish()
+    figures, timing = finish.speculation, finish.timing
+    first_token = {"first_token_ms": int(timing.ttft_ms)} if timing.ttft_ms else {}
     fields = {
         "choice": choice.index,
         "caller": caller.get() or "-",
-        "end": _end_of(choice, error),
-        "prompt_tokens": len(context.request.prompt),
-        "cached_tokens": stats.cached_prompt_tokens,
-        "completion_tokens": context.num_generated,
-        "rounds": stats.rounds,
-        "proposed": stats.proposed,
-        "accepted": stats.accepted,
-        "acceptance_length": round(stats.mean_acceptance_length, 2),
-        "sources": ",".join(sorted(stats.by_source)) or "none",
+        "end": _end_of(finish.reason, error),
+        "prompt_tokens": finish.prompt_tokens,
+        "cached_tokens": finish.cached_prompt_tokens,
+        "completion_tokens": finish.completion_tokens,
+        "rounds": figures.rounds,
+        "proposed": figures.proposed,
+        "accepted": figures.accepted,
+        "acceptance_length": round(figures.mean_acceptance_length, 2),
+        "sources": ",".join(sorted(choice.stats.by_source)) or "none",
         **first_token,
-        "total_ms": stats.total_us // 1000,
-        "draft_ms": stats.draft_us // 1000,
-        "target_ms": stats.target_us // 1000,
-        "queued_ms": stats.queued_us // 1000,
-        "wire_ms": stats.wire_us // 1000,
+        "total_ms": int(timing.total_ms),
+        **{f"{stage}_ms": int(getattr(timing, f"{stage}_ms")) for stage in STAGES},
     }
     log.info("generation over", extra=with_fields(**fields))
 
 
-def _end_of(choice: Choice, error: BaseException | None) -> str:
+def _end_of(reason: str, error: BaseException | None) -> str:
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return "cancelled"
     if isinstance(error, Exception):
         return code_of(error).name.lower()
-    reason = choice.context.finish_reason
-    return "unknown" if reason is None else reason.value
+    return reason or "unknown"

@@ -89,8 +89,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a generation."""
+    """The end of a generation. The coordinator's metrics, spans and logs read it too."""
 
+    # "stop" or "length"; empty while the generation runs.
     reason: str
     prompt_tokens: int
     # Of these the target's cache held already (prefix caching).
