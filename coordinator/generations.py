@@ -16,7 +16,7 @@ from coordinator.decoding import generate
 from coordinator.drafters.suffix import RecentAnswers
 from coordinator.policy.cost_model import ActiveGenerations
 from coordinator.policy.factory import Proposers
-from coordinator.remote.link import Link
+from coordinator.remote.link import TargetLink
 from coordinator.remote.target import RemoteTarget
 from coordinator.responses import Choice, make_responses, trace_round
 from coordinator.synthetic import SyntheticAcceptance
@@ -37,7 +37,7 @@ class Generations:
     decides; `recent`: remembers what is answered.
     """
 
-    target: Link
+    target: TargetLink
     tokenizer: Tokenizer
     admission: Admission
     proposers: Proposers

@@ -7,21 +7,22 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic
 
-from coordinator.remote.link import Link
-from coordinator.remote.sequence import RemoteSequence, with_patience
+from coordinator.remote.link import Answer, Command, TargetLink
+from coordinator.remote.sequence import RemoteSequence, retry_until
 from paceline.checks import require
 from paceline.rpc.messages import draft_mode_to_message, floats_from_bytes, rule_to_message
 from paceline.speculation import DraftMode, Rule
+from paceline.v1 import draft_pb2, target_pb2
 
 Tokens = tuple[int, ...]
 
 
-class Branch:
+class Branch(Generic[Command, Answer]):
     """A hypothesis's sequence, and the tokens behind the prompt that it was fed."""
 
-    def __init__(self, sequence: RemoteSequence, tokens: Tokens, num_prompt_tokens: int) -> None:
+    def __init__(self, sequence: RemoteSequence[Command, Answer], tokens: Tokens, num_prompt_tokens: int) -> None:
         self.sequence = sequence
         self.tokens = tokens
         self._num_prompt_tokens = num_prompt_tokens
@@ -31,26 +32,26 @@ class Branch:
         return min(self.sequence.length, self._num_prompt_tokens + common_length(self.tokens, tokens))
 
 
-class Branches:
+class Branches(Generic[Command, Answer]):
     """All branches of one search on one server."""
 
-    def __init__(self, root: RemoteSequence, num_prompt_tokens: int) -> None:
+    def __init__(self, root: RemoteSequence[Command, Answer], num_prompt_tokens: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
         self._branches = [Branch(root, (), num_prompt_tokens)]
 
-    def take(self, paths: Sequence[Tokens]) -> list[RemoteSequence]:
+    def take(self, paths: Sequence[Tokens]) -> list[RemoteSequence[Command, Answer]]:
         """A sequence for each path, of tokens behind the prompt; it holds a part of prompt and path, and nothing else.
 
         A path goes on in the branch with which it has most in common. Of several for one branch the one with most in
         common keeps it; the others become forks of it. Branches that none goes on in are released.
         """
-        chosen: dict[Branch, list[int]] = {branch: [] for branch in self._branches}
+        chosen: dict[Branch[Command, Answer], list[int]] = {branch: [] for branch in self._branches}
         common = []
         for index, path in enumerate(paths):
             branch = max(self._branches, key=lambda each: each.common(path))
             chosen[branch].append(index)
             common.append(branch.common(path))
-        taken: dict[int, Branch] = {}
+        taken: dict[int, Branch[Command, Answer]] = {}
         for branch, indices in chosen.items():
             if not indices:
                 branch.sequence.release()
@@ -87,7 +88,12 @@ class Scored:
 
 
 async def score(
-    target: Link, sequence: RemoteSequence, tokens: list[int], num_drafts: int, num_next: int, patience_s: float
+    target: TargetLink,
+    sequence: RemoteSequence[target_pb2.TargetCommand, target_pb2.Verdict],
+    tokens: list[int],
+    num_drafts: int,
+    num_next: int,
+    timeout_s: float,
 ) -> Scored:
     """The `num_next` likeliest tokens at the last `num_drafts` + 1 positions of `tokens`, each by the tokens up to it.
 
@@ -97,7 +103,7 @@ async def score(
     # The newest token must be fed for its logits.
     sequence.truncate(len(context) - 1)
 
-    def fill(command: Any, position: int, tail: list[int]) -> None:
+    def fill(command: target_pb2.TargetCommand, position: int, tail: list[int]) -> None:
         verify = command.verify
         verify.position = position
         verify.tail_tokens.extend(tail)
@@ -105,7 +111,7 @@ async def score(
         verify.rule = rule_to_message(Rule.MATCH)
         verify.logprobs = num_next
 
-    answer = await with_patience(target, patience_s, lambda: sequence.feed(context, fill, lambda answer: num_drafts))
+    answer = await retry_until(target, timeout_s, lambda: sequence.feed(context, fill, lambda answer: num_drafts))
     ids, count = list(answer.logprobs.top_token_ids), (num_drafts + 1) * num_next
     require(len(ids) == count, "logprobs.top_token_ids", f"{len(ids)} ids", f"{count} ids")
     pairs = list(zip(ids, floats_from_bytes(answer.logprobs.top, "logprobs.top", count).tolist(), strict=True))
@@ -113,14 +119,16 @@ async def score(
     return Scored(next_tokens, answer.cached_tokens, answer.computed_us, answer.queued_us)
 
 
-async def guess(sequence: RemoteSequence, tokens: list[int], num_next: int) -> Scored:
+async def guess(
+    sequence: RemoteSequence[draft_pb2.DraftCommand, draft_pb2.Proposal], tokens: list[int], num_next: int
+) -> Scored:
     """The same behind `tokens` by a draft model, as far as its support goes: what it would draw from at temperature 1.
 
     Raises PacelineError where the draft server can't.
     """
     sequence.truncate(len(tokens) - 1)
 
-    def fill(command: Any, position: int, tail: list[int]) -> None:
+    def fill(command: draft_pb2.DraftCommand, position: int, tail: list[int]) -> None:
         propose = command.propose
         propose.position = position
         propose.tail_tokens.extend(tail)

@@ -14,11 +14,10 @@ import grpc
 import numpy as np
 import pytest
 
-from coordinator.__main__ import DRAFT
 from coordinator.decoding import generate
 from coordinator.drafters.model import DraftDeadline, RemoteDrafter
 from coordinator.policy.policy import FixedProposer
-from coordinator.remote.link import Link
+from coordinator.remote.link import DRAFT, Link
 from coordinator.remote.target import RemoteTarget
 from coordinator.stats import GenerationStats
 from paceline.rpc.messages import PROTOCOL_VERSION

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.__main__ import DRAFT
 from coordinator.config import CoordinatorSettings
 from coordinator.context import Context
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, parse_orders
 from coordinator.policy.cost_model import ActiveGenerations, Experience
 from coordinator.policy.factory import Proposers
-from coordinator.remote.link import Link
+from coordinator.remote.link import DRAFT, Link
 from coordinator.reports import DraftedBy
 from paceline.errors import InvalidArgument
 from paceline.settings import make_settings
