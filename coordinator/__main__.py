@@ -8,10 +8,11 @@ from prometheus_client import CollectorRegistry
 from coordinator.admission import Admission
 from coordinator.config import CoordinatorSettings
 from coordinator.drafters.custom import load_drafter
-from coordinator.drafters.suffix import RecentAnswers
+from coordinator.drafters.drafter import Resources
+from coordinator.drafters.token_index import RecentAnswers
 from coordinator.generations import Generations
+from coordinator.policy.adaptive import Policies
 from coordinator.policy.cost_model import ActiveGenerations, Experience
-from coordinator.policy.factory import Proposers
 from coordinator.remote.link import DRAFT, TARGET, DraftLink, Link, TargetLink
 from coordinator.remote.target import SameModel
 from coordinator.requests import RequestReader
@@ -57,8 +58,8 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
         generations = _generations(settings, target, draft, tokenizer, card, metrics)
         registry.register(CoordinatorState(generations.admission, links, generations.unread))
         defaults = settings.speculation_defaults
-        generations.proposers.check(defaults.drafter)
-        reader = RequestReader(tokenizer, generations.proposers, defaults)
+        generations.policies.check(defaults.drafter)
+        reader = RequestReader(tokenizer, generations.policies, defaults)
         interceptors = [] if ring is None else [KeyCheck(ring, metrics.count_unauthenticated)]
         server = Server(settings.listen, interceptors, settings.tls, settings.reflection)
         servicer = GenerationServicer(draft, reader, generations, defaults, spans)
@@ -98,13 +99,12 @@ def _generations(
         target=target,
         tokenizer=tokenizer,
         admission=Admission(settings.max_running, settings.max_waiting, card.total_blocks * card.block_size),
-        proposers=Proposers(draft, custom, Experience(active), recent, settings.ngram_shape),
+        policies=Policies(Resources(draft, custom, recent, settings.ngram_shape), Experience(active)),
         patience_s=settings.patience,
         active=active,
         metrics=metrics,
         unread=UnreadAnswers(settings.max_unread_memory),
         synthetic=synthetic,
-        recent=recent,
     )
 
 

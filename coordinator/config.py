@@ -41,6 +41,12 @@ def _check_orders(text: str) -> str:
     return text
 
 
+def _check_drafter(name: str) -> str:
+    if name not in (names := [each.value for each in Drafter]):
+        raise ValueError(f"it must be one of {', '.join(names)}")
+    return name
+
+
 ServerAddress = Annotated[str, AfterValidator(_check_server)]
 
 
@@ -71,9 +77,8 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
         description="most that is kept of answers whose callers do not read, e.g. 256MiB; of one call a quarter of it",
     )
     speculation: bool = Field(True, description="speculate where a request does not say")
-    drafter: Literal["model", "hierarchical", "ngram", "suffix", "hybrid", "custom"] = Field(
-        "hybrid",
-        description="who drafts where a request does not say: model, hierarchical, ngram, suffix, hybrid or custom",
+    drafter: Annotated[str, AfterValidator(_check_drafter)] = Field(
+        "hybrid", description=f"default drafter: {', '.join(each.value for each in Drafter)}"
     )
     custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a drafter of your own (docs/drafting.md)")
     draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(

@@ -9,13 +9,11 @@ from functools import partial
 
 from coordinator.acceptance import accept
 from coordinator.admission import Admission
-from coordinator.beams.models import TargetBeams
-from coordinator.beams.search import search
+from coordinator.beams.search import beam_search
 from coordinator.context import Emission, Request
 from coordinator.decoding import generate
-from coordinator.drafters.suffix import RecentAnswers
+from coordinator.policy.adaptive import Policies
 from coordinator.policy.cost_model import ActiveGenerations
-from coordinator.policy.factory import Proposers
 from coordinator.remote.link import TargetLink
 from coordinator.remote.target import RemoteTarget
 from coordinator.responses import Choice, make_responses, trace_round
@@ -34,19 +32,18 @@ class Generations:
     """All generations of the coordinator: what they share, and the way of each.
 
     `patience_s`: how long one waits for a target that went away; `synthetic`: for benchmarks, in place of the rule that
-    decides; `recent`: remembers what is answered.
+    decides.
     """
 
     target: TargetLink
     tokenizer: Tokenizer
     admission: Admission
-    proposers: Proposers
+    policies: Policies
     patience_s: float
     active: ActiveGenerations
     metrics: CoordinatorMetrics
     unread: UnreadAnswers
     synthetic: SyntheticAcceptance | None = None
-    recent: RecentAnswers | None = None
 
     async def run(self, choice: Choice, answer: Answer, span: RequestSpan) -> None:
         """One generation from its place in the queue to its end. Raises what ended it early."""
@@ -57,8 +54,9 @@ class Generations:
                 choice.stats.placed_s = time.perf_counter()
                 self.metrics.count_place(choice.stats.placed_s - choice.stats.arrived_s)
                 await self._rounds(choice, answer)
-            if self.recent is not None:
-                await self.recent.add(request.cache_salt, choice.context.tokens[len(request.prompt) :])
+            recent = self.policies.resources.recent
+            if recent is not None:
+                await recent.add(request.cache_salt, choice.context.tokens[len(request.prompt) :])
         except BaseException as caught:
             error = caught
             raise
@@ -88,13 +86,13 @@ class Generations:
     def _generate(self, choice: Choice) -> AsyncGenerator[Emission, None]:
         request = choice.context.request
         target = RemoteTarget(self.target, request, self.patience_s)
-        return generate(choice.context, self.proposers.make(request), target, choice.stats, self.synthetic or accept)
+        return generate(choice.context, self.policies.make(request), target, choice.stats, self.synthetic or accept)
 
     def _search(self, choice: Choice) -> AsyncGenerator[Emission, None]:
-        request = choice.context.request
-        target = TargetBeams(self.target, request, self.patience_s)
         has_read = partial(self.active.has_read, choice)
-        return search(choice.context, self.proposers.make_for_beams(request), target, choice.stats, has_read)
+        return beam_search(
+            choice.context, self.target, self.patience_s, self.policies.resources, choice.stats, has_read
+        )
 
     def _hand_over(self, answer: Answer, choice: Choice, emission: Emission | None) -> None:
         # Later in this turn of the event loop: the next round's command goes out before this round's text.

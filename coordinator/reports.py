@@ -24,7 +24,8 @@ class DraftedBy(enum.StrEnum):
 class DraftReport:
     """How a proposal came about."""
 
-    drafter: DraftedBy = DraftedBy.CUSTOM
+    # Name of the drafter, as statistics show it.
+    drafter: str = DraftedBy.CUSTOM
     # Why there are no tokens, for a user to read.
     reason: str = ""
     # Tokens that the drafter was asked for.

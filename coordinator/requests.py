@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.context import Request
-from coordinator.policy.factory import Proposers
+from coordinator.policy.adaptive import Policies
 from coordinator.tokenizer import Tokenizer
 from paceline.checks import require, require_at_most
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument
@@ -27,10 +27,10 @@ class RequestReader:
     """Reads requests: fills open fields with the defaults, and tokenizes. What it refuses raises InvalidArgument,
     naming the field and its range."""
 
-    def __init__(self, tokenizer: Tokenizer, proposers: Proposers, defaults: SpeculationParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, policies: Policies, defaults: SpeculationParams) -> None:
         """`defaults`: of what a request does not say."""
         self._tokenizer = tokenizer
-        self._proposers = proposers
+        self._policies = policies
         self._defaults = defaults
 
     async def read(self, message: generation_pb2.GenerateRequest, card: model_pb2.ModelCard) -> Request:
@@ -45,7 +45,7 @@ class RequestReader:
             sampling = replace(sampling, seed=fresh_seed())
         speculation.check(sampling)
         require(not message.trace or sampling.beams == 1, "trace", message.trace, "left out with beams")
-        self._proposers.check(speculation.drafter)
+        self._policies.check(speculation.drafter)
         prompt = await self.read_prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
         _check_prompt_length("prompt", len(prompt), card, room=min(1, sampling.max_tokens))

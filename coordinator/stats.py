@@ -86,7 +86,7 @@ class GenerationStats:
     prediction_accepted: int = 0
     prediction_rejected: int = 0
     # Proposed and accepted tokens, by who drafted them.
-    by_source: dict[DraftedBy, tuple[int, int]] = field(default_factory=dict)
+    by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
     # The round that was counted last.
     last_round: Round | None = None
     draft_us: int = 0
@@ -112,7 +112,7 @@ class GenerationStats:
         if len(proposal):
             proposed, accepted = self.by_source.get(proposal.report.drafter, (0, 0))
             self.by_source[proposal.report.drafter] = proposed + len(proposal), accepted + num_accepted
-        if proposal.report.drafter is DraftedBy.PREDICTION:
+        if proposal.report.drafter == DraftedBy.PREDICTION:
             self.prediction_accepted += num_accepted
             self.prediction_rejected += len(proposal) - num_accepted
         self.last_round = finished

@@ -111,8 +111,8 @@ class CoordinatorMetrics:
         self._rounds.inc(figures.rounds)
         self._round_tokens.inc(stats.round_tokens)
         for source, (proposed, accepted) in stats.by_source.items():
-            self._drafts.labels(source.value).inc(proposed)
-            self._accepted.labels(source.value).inc(accepted)
+            self._drafts.labels(source).inc(proposed)
+            self._accepted.labels(source).inc(accepted)
         for position, proposed in enumerate(figures.proposed_per_position):
             self._drafts_at.labels(position).inc(proposed)
             self._accepted_at.labels(position).inc(figures.accepted_per_position[position])
@@ -235,7 +235,7 @@ def _phases(choice: Choice, error: BaseException | None) -> Iterator[tuple[str, 
                 "paceline.proposed": figures.proposed,
                 "paceline.accepted": figures.accepted,
                 "paceline.acceptance_length": figures.mean_acceptance_length,
-                "paceline.sources": sorted(source.value for source in stats.by_source),
+                "paceline.sources": sorted(stats.by_source),
             },
         )
 

@@ -19,7 +19,7 @@ from paceline.client import Prompt
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
 from paceline.rpc.supervision import instance_of
-from paceline.speculation import Bounds, DraftLength, DraftMode, EntropyAdaptive, SpeculationParams
+from paceline.speculation import Bounds, Drafter, DraftLength, DraftMode, EntropyAdaptive, SpeculationParams
 
 HEALTH_TIMEOUT_S = 1.0
 TOKENIZE = (
@@ -75,6 +75,7 @@ class Describing:
                 "target": asdict(found.target),
                 "draft": None if found.draft is None else asdict(found.draft),
                 "defaults": _speculation(found.defaults),
+                "drafters": {each.value: each.help for each in Drafter},
                 "running": found.running,
                 "max_running": found.max_running,
             }

@@ -14,20 +14,34 @@ MAX_DRAFT_TOKENS = 16
 _ALLOWED_LENGTHS = f"a number in [0, {MAX_DRAFT_TOKENS}], adaptive or entropy"
 
 
+def _drafter(name: str, help: str, *, asks_model: bool = False, only_ids: bool = False) -> tuple[str, str, bool, bool]:
+    return name, help, asks_model, only_ids
+
+
 class Drafter(enum.Enum):
-    """Where proposals come from."""
+    """The registered drafters. `coordinator/drafters/NAME.py` makes each.
 
-    MODEL = "model"
-    NGRAM = "ngram"
-    HYBRID = "hybrid"
-    CUSTOM = "custom"
-    SUFFIX = "suffix"
-    HIERARCHICAL = "hierarchical"
+    help: description for users.
+    asks_model: asks the draft model, if there is one.
+    only_ids: proposes token ids without probabilities, which can only be matched.
+    """
 
-    @property
-    def asks_model(self) -> bool:
-        """Whether a draft model drafts, if there is one."""
-        return self in (Drafter.MODEL, Drafter.HYBRID, Drafter.HIERARCHICAL)
+    _value_: str
+    help: str
+    asks_model: bool
+    only_ids: bool
+
+    MODEL = _drafter("model", "the draft model", asks_model=True)
+    HIERARCHICAL = _drafter("hierarchical", "the draft model with n-gram guesses", asks_model=True)
+    NGRAM = _drafter("ngram", "n-grams of this context", only_ids=True)
+    SUFFIX = _drafter("suffix", "long matches in this context and recent answers", only_ids=True)
+    HYBRID = _drafter("hybrid", "whichever of these gains most", asks_model=True)
+    CUSTOM = _drafter("custom", "the drafter of --custom-drafter")
+
+    def __new__(cls, name: str, help: str = "", asks_model: bool = False, only_ids: bool = False) -> "Drafter":
+        member = object.__new__(cls)
+        member._value_, member.help, member.asks_model, member.only_ids = name, help, asks_model, only_ids
+        return member
 
 
 class DraftMode(enum.Enum):
@@ -227,10 +241,7 @@ class SpeculationParams:
     def resolved_rule(self, sampling: SamplingParams) -> Rule:
         """The rule in force. A draft that is one id and no distribution can only be matched: `rejection`
         with a one-hot q is the same law."""
-        only_ids = self.drafter in (Drafter.NGRAM, Drafter.SUFFIX) or self.draft_mode in (
-            DraftMode.GREEDY,
-            DraftMode.COUPLED,
-        )
+        only_ids = self.drafter.only_ids or self.draft_mode in (DraftMode.GREEDY, DraftMode.COUPLED)
         if sampling.is_greedy or only_ids:
             return Rule.MATCH
         needs_probabilities = self.lenience < 1 or self.draft_mode is DraftMode.SAMPLED

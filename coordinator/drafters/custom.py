@@ -1,17 +1,38 @@
-"""Custom drafters: loads a drafter that the command line names (see docs/drafting.md)."""
+"""Custom drafters: runs a drafter that --custom-drafter names (see docs/drafting.md)."""
 
 import importlib
 from collections.abc import Callable
 
-from coordinator.context import Request
-from coordinator.drafters.drafter import Drafter
+from coordinator.acceptance import Proposal
+from coordinator.context import Context, Request
+from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, ModelDrafter, Resources
+from coordinator.reports import DraftedBy
 from paceline.errors import ConfigError
 
 
-def load_drafter(path: str) -> Callable[[Request], Drafter]:
-    """Loads the factory at `path`, "package.module:factory". A call for each request returns the request's drafter.
+class CustomDrafter(ModelDrafter):
+    """Adapts a plain `Drafter` to the adaptive policy."""
 
-    Raises ConfigError, which names --custom-drafter and says what is wrong.
+    name = DraftedBy.CUSTOM
+    has_confidence = False
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+
+    async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
+        return await self._drafter.propose(context, num_draft_tokens)
+
+    def truncate(self, length: int) -> None:
+        self._drafter.truncate(length)
+
+    def release(self) -> None:
+        self._drafter.release()
+
+
+def load_drafter(path: str) -> Callable[[Request], Drafter]:
+    """Loads the factory at `path`, "package.module:factory", which makes a drafter for each request.
+
+    Raises ConfigError naming --custom-drafter and the reason.
     """
     module_name, colon, factory_name = path.partition(":")
     if not (module_name and colon and factory_name):
@@ -30,3 +51,15 @@ def load_drafter(path: str) -> Callable[[Request], Drafter]:
 
 def _error(path: str, wrong: str) -> ConfigError:
     return ConfigError(f"--custom-drafter {path!r}: {wrong}")
+
+
+def _make(resources: Resources, request: Request) -> CustomDrafter:
+    assert resources.custom is not None, "requests for it are refused without one"
+    return CustomDrafter(resources.custom(request))
+
+
+FACTORY = Factory(
+    _make,
+    lambda resources, request: DrafterSet(model=_make(resources, request)),
+    missing=lambda resources: "" if resources.custom is not None else "this coordinator has no --custom-drafter",
+)

@@ -1,36 +1,50 @@
-"""The hybrid proposer of a fixed number of tokens: n-grams if the newest tokens have a long match, otherwise the draft model."""
+"""The hybrid drafter: n-grams after a long match, otherwise the draft model.
+
+With an adaptive number of draft tokens, all drafters take part and the policy chooses.
+"""
 
 from coordinator.acceptance import Proposal
-from coordinator.context import Context
-from coordinator.drafters.drafter import Drafter
+from coordinator.context import Context, Request
+from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
+from coordinator.drafters.model import make_model, make_model_or_ngram
 from coordinator.drafters.ngram import NgramDrafter
-from coordinator.policy.policy import Proposer, propose_from
+from coordinator.drafters.suffix import make_suffix
 
-# n-grams propose after a match of at least this many tokens, which the context must contain at least once before.
-# Measured with SmolLM2-135M on half of the project's prompts, 200 tokens each. Of 4 n-gram drafts the target accepts,
-# greedy and at temperature 0.8:
-#     2.5 and 1.6 after a match of 3 tokens seen once; 3.0 and 2.2 after 3 tokens seen more often
-#     1.2 and 0.9 after 2 tokens
-#     0.5 and 0.4 after 1 token
-# Of 4 drafts of a model, the target accepts 0.9 at an acceptance rate of 0.5, and 1.8 at 0.7, but the model takes time.
-# Speed relative to plain decoding on 16 prompts of Spec-Bench, one run each: 1.37 (k = 4) and 1.43 (adaptive) with 2
-# tokens, 1.31 and 1.35 with 3.
-# Where an operator asks for order 2 alone there is no such match, and the model always proposes.
+# N-grams propose after a match of at least this many tokens. The target then accepts about as many of their tokens as of
+# a good draft model's, and they cost nothing. With n-grams of order 2 alone, the model always proposes.
 LONG_MATCH = 2
 
 
-class HybridProposer(Proposer):
-    """One generation's n-gram drafter and model drafter, with a fixed number of draft tokens.
+class HybridDrafter(Drafter):
+    """One generation's n-grams and draft model.
 
-    While n-grams propose, the draft model reads nothing. Its next command has a longer tail. The choice depends on
-    decided tokens alone: so a seed repeats its text under `rejection` too.
+    While n-grams propose, the draft model reads nothing, and its next command has a longer tail. The choice depends on
+    decided tokens alone, so a seed repeats its text under `rejection` too.
     """
 
-    def __init__(self, ngram: NgramDrafter, model: Drafter, num_draft_tokens: int) -> None:
-        super().__init__(ngram, model)
+    def __init__(self, ngram: NgramDrafter, model: Drafter) -> None:
         self._ngram, self._model = ngram, model
-        self._num_draft_tokens = num_draft_tokens
 
-    async def propose_after_prompt(self, context: Context) -> Proposal:
+    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         drafter = self._ngram if await self._ngram.match(context) >= LONG_MATCH else self._model
-        return await propose_from(drafter, context, self._num_draft_tokens)
+        return await drafter.propose(context, num_draft_tokens)
+
+    def truncate(self, length: int) -> None:
+        self._ngram.truncate(length)
+        self._model.truncate(length)
+
+    def release(self) -> None:
+        self._ngram.release()
+        self._model.release()
+
+
+def _fixed(resources: Resources, request: Request) -> HybridDrafter:
+    return HybridDrafter(NgramDrafter(resources.ngram_shape), make_model_or_ngram(resources, request))
+
+
+def _adaptive(resources: Resources, request: Request) -> DrafterSet:
+    lookups = [make_suffix(resources, request), NgramDrafter(resources.ngram_shape)]
+    return DrafterSet(lookups, make_model(resources, request))
+
+
+FACTORY = Factory(_fixed, _adaptive)

@@ -1,19 +1,19 @@
-"""The remote drafter: proposals from the draft server's model.
+"""The draft model: proposes what the draft server's model generates.
 
-A fault of the draft server never fails a request. If the server is away, too slow or its cache is full, or if the context
-exceeds the draft model's maximum length, decoding continues without proposals, and the drafter tries again later.
+A fault of the draft server never fails a request. If the server is away, too slow or out of cache, or if the context
+exceeds the draft model's maximum length, n-grams propose instead, and the drafter tries again later.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
+from coordinator.drafters.deadline import DraftDeadline, DraftWait
+from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, ModelDrafter, Resources
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence
@@ -22,65 +22,7 @@ from paceline.checks import require, require_at_most
 from paceline.errors import PacelineError
 from paceline.rpc.messages import draft_mode_to_message, entropy_rule_to_message, floats_from_bytes
 from paceline.speculation import EntropyAdaptive
-
-# Until a time is known: a large model may have to read a long prompt first.
-UNKNOWN_S = 30.0
-# Waiting at least this long costs little, and servers pause for reasons of their own. Not shorter than the link's SILENT_S:
-# so a server that has stopped is not asked again before it is heard.
-LEAST_S = 2.0
-# A draft may take this many times as long as is usual.
-PATIENCE = 10.0
-# Weight of the newest time.
-RECENT = 0.1
-
-
-class DraftDeadline:
-    """Learns from all drafts of one draft server."""
-
-    def __init__(self) -> None:
-        self._token_s = 0.0
-
-    def seconds(self, num_tokens: int) -> float:
-        """Until when a draft that feeds or makes `num_tokens` tokens should be there."""
-        if self._token_s == 0:
-            return UNKNOWN_S
-        return LEAST_S + PATIENCE * self._token_s * num_tokens
-
-    def learn(self, num_tokens: int, seconds: float) -> None:
-        """A draft took so long, waiting included."""
-        token_s = seconds / max(1, num_tokens)
-        self._token_s = token_s if self._token_s == 0 else self._token_s + RECENT * (token_s - self._token_s)
-
-
-class DraftWait:
-    """The wait for one draft. It begins anew whenever the command is sent: behind a correction of what the draft server's
-    cache holds, it brings a longer tail along."""
-
-    def __init__(self, deadline: DraftDeadline) -> None:
-        self._deadline = deadline
-        self._sent_s = time.monotonic()
-        self._num_draft_tokens = 0
-        # Tokens that the newest command brought along.
-        self.num_tail_tokens = 0
-        # A context for the wait, which raises TimeoutError.
-        self.limit = asyncio.timeout(deadline.seconds(0))
-
-    def begin(self, num_tail_tokens: int, num_draft_tokens: int) -> None:
-        """A command is sent. Called inside of `limit`."""
-        self.num_tail_tokens, self._num_draft_tokens = num_tail_tokens, num_draft_tokens
-        self._sent_s = time.monotonic()
-        seconds = self._deadline.seconds(num_tail_tokens + num_draft_tokens)
-        self.limit.reschedule(asyncio.get_running_loop().time() + seconds)
-
-    def learn(self) -> None:
-        """The draft is there."""
-        self._deadline.learn(self.num_tail_tokens + self._num_draft_tokens, self.seconds)
-
-    @property
-    def seconds(self) -> float:
-        """Since the newest command was sent."""
-        return time.monotonic() - self._sent_s
-
+from paceline.v1 import draft_pb2
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +30,11 @@ FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 8.0
 
 
-class RemoteDrafter:
+class RemoteDrafter(ModelDrafter):
     """One generation's sequence on the draft server."""
 
-    drafted_by = DraftedBy.MODEL
+    name = DraftedBy.MODEL
+    has_confidence = True
 
     def __init__(self, link: Link, request: Request, deadline: DraftDeadline) -> None:
         self._link = link
@@ -110,31 +53,28 @@ class RemoteDrafter:
         self._round_start = 0
 
     def absence(self, context: Context) -> str:
-        """Why the model can't draft here, in words for a user; empty if it can."""
         if not self._link.is_up:
             return "draft server away"
-        # A silent server would cost a whole deadline at each attempt.
+        # Each attempt with a silent server would cost a whole deadline.
         if self._link.is_silent or time.monotonic() < self._paused_until_s:
             return "draft server in trouble"
-        return "" if self._room(context) >= 1 else "past the draft model's maximum length"
+        return "" if self._capacity(context) >= 1 else "past the draft model's maximum length"
 
     async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
-        """`least_confidence`: the model stops behind the token with which its confidence in all its tokens falls below
-        this."""
         return await self._draft(context, num_draft_tokens, least_confidence)
 
     async def _draft(
         self, context: Context, num_draft_tokens: int, least_confidence: float, guess: Sequence[int] = ()
     ) -> Proposal:
-        """`guess`: of the draft model's own next tokens, fewer than `num_draft_tokens`. It checks them in one forward."""
+        """`guess`: of the draft model's next tokens, fewer than `num_draft_tokens`, for it to check in one forward."""
         if num_draft_tokens < 1:
             return Proposal()
         if absence := self.absence(context):
             return Proposal(report=DraftReport(reason=absence))
-        num_draft_tokens = min(num_draft_tokens, self._room(context))
+        num_draft_tokens = min(num_draft_tokens, self._capacity(context))
         wait = DraftWait(self._deadline)
 
-        def fill(command: Any, position: int, tail: list[int]) -> None:
+        def fill(command: draft_pb2.DraftCommand, position: int, tail: list[int]) -> None:
             wait.begin(len(tail), num_draft_tokens)
             propose = command.propose
             propose.position = position
@@ -151,7 +91,7 @@ class RemoteDrafter:
             async with wait.limit:
                 answer = await self._sequence.feed(context.tokens, fill, lambda answer: answer.num_fed_drafts)
             wait.learn()
-            proposal = _proposal(answer, wait.num_tail_tokens, self.drafted_by, self._entropy_rule)
+            proposal = _proposal(answer, wait.num_tail_tokens, self.name, self._entropy_rule)
             self._check(proposal, num_draft_tokens)
         except (PacelineError, TimeoutError) as error:
             reason = str(error) or f"no draft came in {wait.seconds:.1f} s"
@@ -164,14 +104,12 @@ class RemoteDrafter:
         self._round_emas = proposal.report.smoothed_entropies
         return proposal
 
-    @property
-    def num_read(self) -> int:
-        """Context tokens in the draft server's cache, as far as is known."""
+    def num_cached(self, context: Context) -> int:
         return self._sequence.length
 
     def truncate(self, length: int) -> None:
         self._sequence.truncate(length)
-        # The positions 0 to `length` are decided: position `length` is that of the newest token.
+        # Positions 0 to `length` are decided: `length` is the newest token's.
         num_decided = min(len(self._round_emas), length + 1 - self._round_start)
         if num_decided > 0:
             self._ema = self._round_emas[num_decided - 1]
@@ -180,25 +118,25 @@ class RemoteDrafter:
     def release(self) -> None:
         self._sequence.release()
 
-    def _room(self, context: Context) -> int:
-        """How many draft tokens fit into the draft model's maximum length: k of them feed n + k - 1 tokens."""
+    def _capacity(self, context: Context) -> int:
+        """Returns how many draft tokens the draft model's maximum length leaves: k of them feed n + k - 1 tokens."""
         card = self._link.card
         return card.max_model_len - len(context) + 1 if card is not None else 0
 
-    def _check(self, proposal: Proposal, most: int) -> None:
-        """Raises InvalidArgument for drafts that were not asked for, or that the target would refuse."""
+    def _check(self, proposal: Proposal, num_asked: int) -> None:
+        """Raises InvalidArgument for tokens beyond those asked for, and for ids that the target would refuse."""
         assert self._link.card is not None, "the server answered"
-        require_at_most(most, len(proposal.tokens), "tokens", "tokens")
-        # Models with the same tokens may be filled up to sizes of their own.
+        require_at_most(num_asked, len(proposal.tokens), "tokens", "tokens")
+        # Vocabularies with the same tokens may be padded to different sizes.
         vocab_size = min(self._link.card.vocab_size, self._target_vocab_size)
         worst = max((*proposal.tokens, *(int(support.max()) for support in proposal.supports)), default=0)
         require(worst < vocab_size, "tokens", worst, f"token ids in [0, {vocab_size})")
 
 
 def _proposal(
-    answer: Any, num_tail_tokens: int, drafted_by: DraftedBy, entropy_rule: EntropyAdaptive | None
+    answer: draft_pb2.Proposal, num_tail_tokens: int, name: str, entropy_rule: EntropyAdaptive | None
 ) -> Proposal:
-    """The proposal of an answer. Raises InvalidArgument if the sizes in the message do not match."""
+    """Reads an answer. Raises InvalidArgument if its sizes do not match."""
     supports, probs = [], []
     if answer.support_sizes:
         sizes, num_drafts, num_ids = list(answer.support_sizes), len(answer.tokens), len(answer.support_token_ids)
@@ -217,11 +155,11 @@ def _proposal(
         supports=supports,
         support_probs=probs,
         report=DraftReport(
-            drafter=drafted_by,
-            reason="the draft model is unsure",
+            drafter=name,
             num_tail_tokens=num_tail_tokens,
             computed_us=answer.computed_us,
             queued_us=answer.queued_us,
+            reason="the draft model is unsure",
             entropies=entropies,
             smoothed_entropies=smoothed,
             allowed_draft_tokens=[entropy_rule.allowed_draft_tokens(each) for each in smoothed] if entropy_rule else [],
@@ -229,9 +167,11 @@ def _proposal(
     )
 
 
-def _entropies(answer: Any) -> tuple[list[float], list[float]]:
-    """Of an answer under the entropy rule: entropies, and smoothed ones. Raises InvalidArgument, as a value outside of
-    [0, 1] is no length of a draft, and no state that a server would take."""
+def _entropies(answer: draft_pb2.Proposal) -> tuple[list[float], list[float]]:
+    """Reads the entropies of an answer under the entropy rule, and the smoothed ones.
+
+    Raises InvalidArgument for values outside [0, 1], and unless there are as many of both.
+    """
     found: list[list[float]] = []
     for name in ("entropies", "entropy_emas"):
         packed: bytes = getattr(answer, name)
@@ -245,8 +185,8 @@ def _entropies(answer: Any) -> tuple[list[float], list[float]]:
     return entropies, smoothed
 
 
-class StandbyDrafter:
-    """Proposes from `model` if it is available, otherwise from `ngram`."""
+class StandbyDrafter(Drafter):
+    """Proposes from `model` while it is available, otherwise from `ngram`."""
 
     def __init__(self, model: RemoteDrafter, ngram: NgramDrafter) -> None:
         self._model = model
@@ -261,8 +201,23 @@ class StandbyDrafter:
 
     def truncate(self, length: int) -> None:
         self._model.truncate(length)
-        self._ngram.truncate(length)
 
     def release(self) -> None:
         self._model.release()
-        self._ngram.release()
+
+
+def make_model(resources: Resources, request: Request) -> RemoteDrafter | None:
+    """Makes the request's sequence on the draft server; None without a draft server."""
+    return None if resources.draft is None else RemoteDrafter(resources.draft, request, resources.deadline)
+
+
+def make_model_or_ngram(resources: Resources, request: Request) -> Drafter:
+    ngram, model = NgramDrafter(resources.ngram_shape), make_model(resources, request)
+    return ngram if model is None else StandbyDrafter(model, ngram)
+
+
+def _adaptive(resources: Resources, request: Request) -> DrafterSet:
+    return DrafterSet(model=make_model(resources, request), standby=[NgramDrafter(resources.ngram_shape)])
+
+
+FACTORY = Factory(make_model_or_ngram, _adaptive)

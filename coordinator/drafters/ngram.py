@@ -1,49 +1,49 @@
 """The n-gram drafter: proposes the tokens that followed the newest tokens earlier in this prompt and completion.
 
-An n-gram of order n is n tokens in a row: n - 1 tokens of context, and the token that follows them. Unless an operator
-says otherwise the orders are 4, 3 and 2, so contexts have 3, 2 and 1 tokens. The drafter needs no model and no message.
+An n-gram of order n is n - 1 tokens of context and the token that follows them. By default the orders are 4, 3 and 2. The
+drafter needs no model and no message.
 """
 
 import asyncio
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
+from coordinator.drafters.drafter import DrafterSet, Factory, LookupDrafter
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, NgramTable, Prediction
 from coordinator.reports import DraftedBy, DraftReport
 
-# Of the tokens in a row that were predicted, as many tell something. Of 7,200 tokens of SmolLM2-135M, in answers to 60
-# prompts of Spec-Bench's kind, a prediction by a match of 3 was right for 0.64 of those behind a wrong one, 0.57 behind
-# one that was right, 0.67 behind two, 0.75 behind three, 0.84 behind four and more; by a match of 2 for 0.50 and 0.51,
-# by a match of 1 for 0.25.
-LONGEST_RUN = 4
-# Tokens counted without a pause: a few milliseconds. Then other generations run.
+# Tokens predicted in a row that are told apart: the next one is right more often the longer the run, up to about this.
+MAX_RUN = 4
+# Tokens counted without a pause, so that other generations run in between.
 CHUNK_TOKENS = 512
+# Length of the match, and of the run of right predictions before.
+Kind = tuple[int, int]
 
 
-class NgramDrafter:
-    """One generation's n-grams. It proposes ids without probabilities, so rule `match` verifies them."""
+class NgramDrafter(LookupDrafter):
+    """One generation's n-grams. Proposes ids without probabilities, so rule `match` verifies them."""
+
+    name = DraftedBy.NGRAM
 
     def __init__(self, shape: NgramShape = DEFAULT_SHAPE) -> None:
         self._window, self._longest = shape.window_tokens, shape.longest_match
         self._table = NgramTable(shape)
         self._num_taken = 0
-        # Of the newest generated tokens in a row, how many the table predicted.
+        # How many of the newest generated tokens in a row the table predicted.
         self._run = 0
-        self._hits: list[tuple[tuple[int, int], bool]] = []
+        self._hits: list[tuple[Kind, bool]] = []
 
-    async def outlook(self, context: Context, num_tokens: int) -> list[tuple[int, int]]:
-        """The kinds of the next tokens: the length of each one's match, and how many tokens in a row were right."""
+    async def candidates(self, context: Context, num_tokens: int) -> list[Kind]:
         await self._take(context)
         chain = self._chain(context.tokens[-self._longest :], num_tokens)
         return [_kind(prediction, self._run + index) for index, prediction in enumerate(chain)]
 
-    def take_hits(self) -> list[tuple[tuple[int, int], bool]]:
-        """Of each generated token since the last call that was predicted: its kind, and whether it was right."""
+    def take_hits(self) -> list[tuple[Kind, bool]]:
         hits, self._hits = self._hits, []
         return hits
 
     async def match(self, context: Context) -> int:
-        """Length of the longest end of the context that was seen before, of the lengths that the orders have; 0: none."""
+        """Returns the length of the longest end of the context that an n-gram has as its context; 0 if none has."""
         await self._take(context)
         prediction = self._table.predict(context.tokens[-self._longest :])
         return prediction.match_length if prediction is not None else 0
@@ -55,17 +55,11 @@ class NgramDrafter:
         await self._take(context)
         chain = self._chain(context.tokens[-self._longest :], num_draft_tokens)
         return Proposal(
-            [prediction.token for prediction in chain], report=DraftReport(drafter=DraftedBy.NGRAM, reason="no match")
+            [prediction.token for prediction in chain], report=DraftReport(drafter=self.name, reason="no match")
         )
 
-    def truncate(self, length: int) -> None:
-        """Does nothing: only decided tokens of the context are counted."""
-
-    def release(self) -> None:
-        pass
-
     async def _take(self, context: Context) -> None:
-        """Counts the tokens that are not counted yet, at most the last window. The first call counts the prompt."""
+        """Counts the new tokens within the window. The first call counts the prompt."""
         tokens, num_prompt_tokens = context.tokens, len(context.request.prompt)
         self._num_taken = max(self._num_taken, len(tokens) - self._window)
         while self._num_taken < len(tokens):
@@ -79,7 +73,7 @@ class NgramDrafter:
                 await asyncio.sleep(0)
 
     def _compare(self, tail: list[int], token: int) -> None:
-        """Remembers whether the table would have predicted the token."""
+        """Notes whether the table predicts the token."""
         prediction = self._table.predict(tail)
         is_right = prediction is not None and prediction.token == token
         if prediction is not None:
@@ -89,8 +83,7 @@ class NgramDrafter:
     def _chain(self, tail: list[int], num_tokens: int) -> list[Prediction]:
         """Predicts tokens one after the other, each from the tokens before it.
 
-        Returns `num_tokens` tokens, or none: every token that was predicted has a continuation itself. The newest token
-        has one too, if it was predicted: it was seen earlier as well.
+        Returns `num_tokens` predictions or none: a predicted token was seen before, so it has a continuation itself.
         """
         chain: list[Prediction] = []
         while len(chain) < num_tokens and (prediction := self._table.predict(tail)) is not None:
@@ -99,5 +92,11 @@ class NgramDrafter:
         return chain
 
 
-def _kind(prediction: Prediction, run: int) -> tuple[int, int]:
-    return prediction.match_length, min(run, LONGEST_RUN)
+def _kind(prediction: Prediction, run: int) -> Kind:
+    return prediction.match_length, min(run, MAX_RUN)
+
+
+FACTORY = Factory(
+    lambda resources, request: NgramDrafter(resources.ngram_shape),
+    lambda resources, request: DrafterSet([NgramDrafter(resources.ngram_shape)]),
+)

@@ -1,6 +1,7 @@
-"""Which n-grams are counted: of which orders, and among how many tokens.
+"""Counts n-grams within a window of tokens, and predicts from them.
 
-Beside the settings, and not beside the drafter: who only reads settings need not import what drafting needs.
+The longest context that was seen before decides. Its most frequent continuation is predicted; the most recent on a tie.
+Imports nothing of the drafters: the settings need the shape.
 """
 
 from collections import deque
@@ -11,17 +12,17 @@ from itertools import islice
 from paceline.checks import require, require_type
 
 MIN_ORDER, MAX_ORDER = 2, 8
-# Three orders take up to 1.5 kB for each token, seven 3.5 kB: 200 and 460 MB at the most, for each table.
+# A table takes up to 3.5 kB for each token of the window.
 MAX_WINDOW_TOKENS = 2**17
 ORDERS_ALLOWED = f"different whole numbers in [{MIN_ORDER}, {MAX_ORDER}] with commas between them, such as 4,3,2"
 
 
 @dataclass(frozen=True, slots=True)
 class NgramShape:
-    """The shape of one generation's n-grams. Raises InvalidArgument on construction.
+    """The shape of an n-gram table. Raises InvalidArgument on construction.
 
-    window_tokens: how many of the newest tokens of prompt and completion are counted, from the longest order to 2^17.
-    orders: tokens of an n-gram, its last one included; different numbers from 2 to 8 in any order, kept longest first.
+    window_tokens: newest tokens of prompt and completion that are counted, from the longest order to 2^17.
+    orders: lengths of the n-grams, last token included; different numbers from 2 to 8, kept longest first.
     """
 
     window_tokens: int = 4096
@@ -40,12 +41,12 @@ class NgramShape:
 
     @property
     def context_lengths(self) -> tuple[int, ...]:
-        """Tokens of context, longest first: an n-gram's all but its last."""
+        """Returns the context lengths of the n-grams, longest first."""
         return tuple(order - 1 for order in self.orders)
 
     @property
     def longest_match(self) -> int:
-        """The most tokens of context that are looked at."""
+        """Returns the longest context length."""
         return self.orders[0] - 1
 
 
@@ -53,9 +54,9 @@ DEFAULT_SHAPE = NgramShape()
 
 
 def parse_orders(text: str) -> tuple[int, ...]:
-    """From what a user types. Raises InvalidArgument."""
+    """Parses orders that a user typed. Raises InvalidArgument."""
     parts = [part.strip() for part in text.split(",")]
-    # int() refuses thousands of digits in words of its own.
+    # int() raises its own error for thousands of digits.
     require(all(part.isdecimal() and len(part) < 3 for part in parts), "orders", text, ORDERS_ALLOWED)
     return NgramShape(MAX_WINDOW_TOKENS, tuple(map(int, parts))).orders
 
@@ -80,11 +81,11 @@ class NgramTable:
         self._continuations: dict[tuple[int, ...], _Continuations] = {}
 
     def __len__(self) -> int:
-        """Number of contexts: fewer than the orders for each token of the window."""
+        """Counts the contexts."""
         return len(self._continuations)
 
     def add(self, token: int) -> None:
-        """Adds the next token. If the window is full, drops the oldest."""
+        """Adds the next token, and drops the oldest if the window is full."""
         if len(self._tokens) == self._window:
             self._forget_oldest()
         recent = tuple(islice(reversed(self._tokens), self._longest))[::-1]
@@ -98,7 +99,7 @@ class NgramTable:
         self._num_added += 1
 
     def predict(self, tail: Sequence[int]) -> Prediction | None:
-        """Predicts the token after `tail`, from the longest end of `tail` that was seen before; None if none was."""
+        """Predicts the token after `tail` from its longest end that was seen before; None if none was."""
         for length in self._lengths:
             if length <= len(tail) and (seen := self._continuations.get(tuple(tail[-length:]))) is not None:
                 token, times_seen = seen.best()
@@ -125,7 +126,7 @@ class _Continuations:
     def __init__(self) -> None:
         # Token -> how often it was seen, and its last position. Positions differ, so no two values are equal.
         self._seen: dict[int, tuple[int, int]] = {}
-        # None: `best` must search for it.
+        # None if `best` must search for it.
         self._best: int | None = None
 
     def __len__(self) -> int:
@@ -146,11 +147,11 @@ class _Continuations:
         else:
             del self._seen[token]
         if token == self._best:
-            # Search only when `best` is called: a context of one frequent token may have thousands of continuations.
+            # Search when `best` is called: a frequent token may have thousands of continuations.
             self._best = None
 
     def best(self) -> tuple[int, int]:
-        """The most frequent token, ties to the most recent, and how often it was seen."""
+        """Returns the most frequent token, the most recent on a tie, and how often it was seen."""
         if self._best is None:
             self._best = max(self._seen, key=self._seen.__getitem__)
         return self._best, self._seen[self._best][0]

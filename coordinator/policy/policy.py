@@ -1,43 +1,32 @@
-"""The proposer: makes a round's proposal, or leaves the round without one. It asks drafters, which make drafts in one way each.
+"""The `Policy` of a generation makes each round's proposal, or leaves the round without one.
 
-    FixedProposer                             one drafter, always for the same number of tokens
-    HybridProposer (`hybrid`)                 n-grams or the draft model, always for the same number of tokens
-    PredictionProposer (`prediction`)         the text that the client expects; else another proposer
-    Chooser (`coordinator.choosing.chooser`)  the default: whichever drafter gains most, for as many tokens as pay
-
-`factory` chooses among them for a request.
+FixedPolicy                     one drafter, always for the same number of tokens
+PredictionPolicy                the client's predicted output while it matches; otherwise another policy
+AdaptivePolicy (`adaptive`)     the default: the drafter that gains most, for as many tokens as pay
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import Drafter
+from coordinator.drafters.prediction import LONG_MATCH, PredictionDrafter
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
 
 
-class Cached(Protocol):
-    """What a proposer asks for drafts: a drafter, or a source that has one."""
+class Policy(ABC):
+    """One generation's policy."""
 
-    def truncate(self, length: int) -> None: ...
-
-    def release(self) -> None: ...
-
-
-class Proposer(ABC):
-    """One generation's proposer."""
-
-    def __init__(self, *cached: Cached) -> None:
-        self._cached = cached
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = drafters
 
     async def propose(self, context: Context) -> Proposal:
-        """The proposal for the next round.
+        """Makes the proposal for the next round.
 
-        The round that feeds the prompt has no drafts, so that the first token does not wait until the draft model has
-        read the prompt.
+        The prompt's round has no drafts, so that the first token does not wait for the draft model to read the prompt.
         """
         if context.num_generated == 0:
             return Proposal(report=DraftReport(reason="the prompt's round"))
@@ -45,34 +34,49 @@ class Proposer(ABC):
 
     @abstractmethod
     async def propose_after_prompt(self, context: Context) -> Proposal:
-        """The proposal for a round after the prompt's."""
+        """Makes the proposal for a round after the prompt's."""
 
-    def learn(self, finished: Round) -> None:  # noqa: B027 a fixed proposer has nothing to learn
+    def learn(self, finished: Round) -> None:  # noqa: B027 a fixed policy has nothing to learn
         """Learns from a finished round."""
 
     def truncate(self, length: int) -> None:
-        for each in self._cached:
-            each.truncate(length)
+        for drafter in self._drafters:
+            drafter.truncate(length)
 
     def release(self) -> None:
-        for each in self._cached:
-            each.release()
+        for drafter in self._drafters:
+            drafter.release()
 
 
-class FixedProposer(Proposer):
-    """Asks the same drafter for the same number of tokens in every round."""
+class FixedPolicy(Policy):
+    """Asks one drafter for the same number of tokens in every round."""
 
     def __init__(self, drafter: Drafter, num_draft_tokens: int) -> None:
-        super().__init__(drafter)
+        super().__init__([drafter])
         self._drafter = drafter
         self._num_draft_tokens = num_draft_tokens
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
-        return await propose_from(self._drafter, context, self._num_draft_tokens)
+        return await _propose(self._drafter, context, self._num_draft_tokens)
 
 
-async def propose_from(drafter: Drafter, context: Context, num_draft_tokens: int) -> Proposal:
-    """The drafter's proposal of `num_draft_tokens` tokens, or of as many as the context has room for; or why not."""
+class PredictionPolicy(Policy):
+    """Proposes from the prediction while the output follows it, otherwise as `fallback` does."""
+
+    def __init__(self, prediction: PredictionDrafter, num_draft_tokens: int, fallback: FixedPolicy) -> None:
+        super().__init__([prediction, *fallback._drafters])
+        self._prediction = prediction
+        self._num_draft_tokens = num_draft_tokens
+        self._fallback = fallback
+
+    async def propose_after_prompt(self, context: Context) -> Proposal:
+        if await self._prediction.match(context) >= LONG_MATCH:
+            return await _propose(self._prediction, context, self._num_draft_tokens)
+        return await self._fallback.propose_after_prompt(context)
+
+
+async def _propose(drafter: Drafter, context: Context, num_draft_tokens: int) -> Proposal:
+    """Proposes `num_draft_tokens` tokens, or as many as the context has room for, or says why there are none."""
     num_asked = min(num_draft_tokens, context.draft_room)
     proposal = await drafter.propose(context, num_asked)
     if proposal.tokens:

@@ -95,7 +95,7 @@ LengthPenalty = Annotated[
 ]
 SpeculationSwitch = Annotated[str | None, typer.Option(help="on or off; default: the coordinator's")]
 DrafterName = Annotated[
-    str | None, typer.Option(help="model, hierarchical, ngram, suffix, hybrid or custom; default: the coordinator's")
+    str | None, typer.Option(help=f"{', '.join(each.value for each in Drafter)}; default: the coordinator's")
 ]
 DraftTokens = Annotated[
     str | None,

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from coordinator.beams.hypotheses import BeamRules, Beams, Tokens
-from coordinator.beams.models import NoBeamDrafter, TargetBeams, Verified
+from coordinator.beams.models import TargetBeams, Verified
 from coordinator.beams.search import paths_of, search
 from coordinator.remote.branches import common_length
 from coordinator.stats import GenerationStats
@@ -105,6 +105,6 @@ async def test_a_prompt_counts_as_read_long_before_the_search_ends() -> None:
     context, happened = make_context([1, 2], max_tokens=3), list[str]()
     context.request = replace(context.request, sampling=replace(context.request.sampling, beams=2))
     target = cast(TargetBeams, ByTable(happened))
-    rounds = search(context, NoBeamDrafter(), target, GenerationStats(), lambda: happened.append("read"))
+    rounds = search(context, None, target, GenerationStats(), lambda: happened.append("read"))
     assert len([emission async for emission in rounds]) == 1
     assert happened == ["verified", "read"] * 3

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.hierarchical import HierarchicalDrafter, num_worth_a_row
-from coordinator.drafters.model import DraftDeadline
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.reports import DraftedBy
 from tests.coordinator.contexts import make_context
@@ -48,7 +48,7 @@ async def test_a_guess_behind_a_wrong_one_says_nothing(tmp_path: Path) -> None:
     fake = FakeDraft(fill_with(tokens=[9, 4, 5, 6, 2]))
     async with linked(fake, tmp_path) as link:
         drafter = HierarchicalDrafter(link, context.request, DraftDeadline(), NgramDrafter())
-        before = dict.fromkeys(await NgramDrafter().outlook(context, 4))
+        before = dict.fromkeys(await NgramDrafter().candidates(context, 4))
         first, *others = before
         rates = {kind: drafter._rates[kind] for kind in before}
         await drafter.propose(context, 5)

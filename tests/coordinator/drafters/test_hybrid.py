@@ -5,8 +5,9 @@ import pytest
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
-from coordinator.drafters.hybrid import HybridProposer
+from coordinator.drafters.hybrid import HybridDrafter
 from coordinator.drafters.ngram import NgramDrafter
+from coordinator.policy.policy import FixedPolicy
 from tests.coordinator.contexts import decide, make_context
 
 BY_MODEL = Proposal([50, 51], [np.array([50]), np.array([51])], [np.ones(1), np.ones(1)])
@@ -45,8 +46,8 @@ class RecordingNgram(NgramDrafter):
         self.calls.append("release")
 
 
-def hybrid(model: StubModel, ngram: NgramDrafter | None = None, num_draft_tokens: int = 4) -> HybridProposer:
-    return HybridProposer(ngram or NgramDrafter(), model, num_draft_tokens)
+def hybrid(model: StubModel, ngram: NgramDrafter | None = None, num_draft_tokens: int = 4) -> FixedPolicy:
+    return FixedPolicy(HybridDrafter(ngram or NgramDrafter(), model), num_draft_tokens)
 
 
 def decided(tokens: list[int]) -> Context:

@@ -158,10 +158,10 @@ async def test_a_kind_tells_the_length_of_a_match_that_the_orders_have() -> None
     assert await drafter.match(context) == 7
     decide(context, [9, 7, 1, 5])
     # Three were right: 9 by seven tokens, 7 by seven and 1 by seven. Behind 5 there is a match of one token.
-    assert [kind for kind, _ in (await drafter.outlook(context, 1), drafter.take_hits())[1]] == [
+    assert [kind for kind, _ in (await drafter.candidates(context, 1), drafter.take_hits())[1]] == [
         (7, 0), (7, 1), (7, 2), (7, 3),
     ]  # fmt: skip
-    assert await drafter.outlook(context, 1) == [(1, 0)]
+    assert await drafter.candidates(context, 1) == [(1, 0)]
 
 
 async def test_undecided_tokens_never_enter_the_table() -> None:

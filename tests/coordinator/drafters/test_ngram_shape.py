@@ -8,9 +8,10 @@ import pytest
 
 from coordinator.config import CoordinatorSettings
 from coordinator.context import Context
+from coordinator.drafters.drafter import Resources
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, parse_orders
+from coordinator.policy.adaptive import Policies
 from coordinator.policy.cost_model import ActiveGenerations, Experience
-from coordinator.policy.factory import Proposers
 from coordinator.remote.link import DRAFT, Link
 from coordinator.reports import DraftedBy
 from paceline.errors import InvalidArgument
@@ -82,8 +83,8 @@ async def test_all_ngrams_have_the_orders_asked_for(
 ) -> None:
     link = Link(DRAFT, "127.0.0.1:1", lambda card: None) if has_draft else None
     context = after_a_token(drafter, length)
-    proposers = Proposers(link, None, Experience(ActiveGenerations()), None, NgramShape(orders=orders))
-    proposal = await proposers.make(context.request).propose(context)
+    resources = Resources(link, ngram_shape=NgramShape(orders=orders))
+    proposal = await Policies(resources, Experience(ActiveGenerations())).make(context.request).propose(context)
     assert (proposal.report.drafter, proposal.tokens[:1]) == (DraftedBy.NGRAM, [SHAPES[orders]])
 
 
@@ -95,6 +96,6 @@ async def test_guesses_have_the_orders_asked_for(tmp_path: Path, orders: tuple[i
         decide(context, PROMPT[3:8])
     fake = FakeDraft(fill_with(tokens=[9, 9]))
     async with linked(fake, tmp_path) as link:
-        proposers = Proposers(link, None, Experience(ActiveGenerations()), None, NgramShape(orders=orders))
-        await proposers.make(context.request).propose(context)
+        resources = Resources(link, ngram_shape=NgramShape(orders=orders))
+        await Policies(resources, Experience(ActiveGenerations())).make(context.request).propose(context)
     assert [list(asked.guess_tokens) for asked in fake.asked] == [[SHAPES.get(orders, PROMPT[8])]]

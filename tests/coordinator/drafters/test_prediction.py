@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from coordinator.context import Context
+from coordinator.drafters.drafter import Resources
 from coordinator.drafters.ngram import NgramDrafter
-from coordinator.drafters.prediction import PredictionDrafter, PredictionProposer
+from coordinator.drafters.prediction import PredictionDrafter
+from coordinator.policy.adaptive import Policies
 from coordinator.policy.cost_model import ActiveGenerations, Experience
-from coordinator.policy.factory import Proposers
-from coordinator.policy.policy import FixedProposer
+from coordinator.policy.policy import FixedPolicy, PredictionPolicy
 from coordinator.reports import DraftedBy
 from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
 from tests.coordinator.contexts import decide, make_context
@@ -79,13 +80,13 @@ async def test_a_place_does_not_depend_on_how_rounds_divide_the_output() -> None
         assert one.tokens == other.tokens
 
 
-def proposer(prediction: list[int]) -> PredictionProposer:
-    return PredictionProposer(PredictionDrafter(prediction), 5, FixedProposer(NgramDrafter(), 2))
+def policy(prediction: list[int]) -> PredictionPolicy:
+    return PredictionPolicy(PredictionDrafter(prediction), 5, FixedPolicy(NgramDrafter(), 2))
 
 
 async def test_where_the_output_leaves_the_prediction_the_other_drafter_proposes() -> None:
     """n-grams stand for it."""
-    drafts = proposer(PREDICTION)
+    drafts = policy(PREDICTION)
     context = after(PREDICTION[:3])
     along = await drafts.propose(context)
     assert (along.report.drafter, along.tokens, along.report.num_asked) == (DraftedBy.PREDICTION, PREDICTION[3:8], 5)
@@ -95,7 +96,7 @@ async def test_where_the_output_leaves_the_prediction_the_other_drafter_proposes
 
 
 async def test_the_prompts_own_round_has_no_drafts() -> None:
-    proposal = await proposer(PREDICTION).propose(make_context(PROMPT))
+    proposal = await policy(PREDICTION).propose(make_context(PROMPT))
     assert (proposal.tokens, proposal.report.reason) == ([], "the prompt's round")
 
 
@@ -107,18 +108,18 @@ async def test_a_prediction_is_drafted_from_to_the_full_unless_the_request_fixes
     context = make_context(PROMPT)
     speculation = SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=asked)
     request = replace(context.request, prediction=prediction, speculation=speculation)
-    proposer = Proposers(None, None, Experience(ActiveGenerations())).make(request)
+    policy = Policies(Resources(), Experience(ActiveGenerations())).make(request)
     decide(context, prediction[:40])
-    proposal = await proposer.propose(context)
+    proposal = await policy.propose(context)
     assert (proposal.report.drafter, len(proposal)) == (DraftedBy.PREDICTION, given)
 
 
 async def test_how_far_the_output_agrees_says_how_likely_the_next_tokens_are() -> None:
     drafter, context = PredictionDrafter(PREDICTION), after(PREDICTION[:3])
-    kinds = await drafter.outlook(context, 4)
+    kinds = await drafter.candidates(context, 4)
     # Two to begin with and three that agreed: 5 to 8 tokens before each of the next, by powers of two.
     assert kinds == [3, 3, 3, 4]
     assert drafter.take_hits() == [(2, True), (2, True), (3, True)]
     decide(context, [900])
-    await drafter.outlook(context, 4)
+    await drafter.candidates(context, 4)
     assert drafter.take_hits() == [(3, False)]

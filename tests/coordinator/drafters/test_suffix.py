@@ -5,7 +5,8 @@ import random
 import pytest
 
 from coordinator.context import Context
-from coordinator.drafters.suffix import END, MAX_SALTS, PART_TOKENS, RecentAnswers, SuffixDrafter, TokenIndex
+from coordinator.drafters.suffix import SuffixDrafter
+from coordinator.drafters.token_index import END, MAX_SALTS, PART_TOKENS, RecentAnswers, TokenIndex
 from coordinator.reports import DraftedBy
 from tests.coordinator.contexts import decide, make_context
 
@@ -78,10 +79,10 @@ async def test_it_stands_at_the_same_place_however_rounds_divide_the_tokens() ->
 async def test_hits_tell_by_kind_whether_it_was_right() -> None:
     drafter = SuffixDrafter(recent(TEXT))
     context = after([100, 101])
-    assert await drafter.outlook(context, 3) == [(False, 2), (False, 2), (False, 3)]
+    assert await drafter.candidates(context, 3) == [(False, 2), (False, 2), (False, 3)]
     assert drafter.take_hits() == []
     decide(context, [102, 103, 7])
-    await drafter.outlook(context, 3)
+    await drafter.candidates(context, 3)
     assert drafter.take_hits() == [((False, 2), True), ((False, 2), True), ((False, 3), False)]
 
 

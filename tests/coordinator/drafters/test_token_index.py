@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from coordinator.drafters.suffix import END, KEY_TOKENS, MOST_PLACES, NOWHERE, TokenIndex
+from coordinator.drafters.token_index import END, KEY_TOKENS, MAX_POSITIONS, NOWHERE, TokenIndex
 
 
 def index_of(*tokens: int, capacity: int = 1024) -> TokenIndex:
@@ -64,7 +64,7 @@ def test_in_a_full_ring_it_finds_what_a_search_through_the_newest_tokens_finds(c
             assert tokens[place - agreement : place] == newest[len(newest) - agreement :]
             assert place < len(tokens)
         places = [end for end in range(known.start + KEY_TOKENS, len(tokens)) if tokens[end - 2 : end] == newest[-2:]]
-        if len(places) <= MOST_PLACES // 4:
+        if len(places) <= MAX_POSITIONS // 4:
             # Beside them few others share their hash.
             assert (agreement > 0) == bool(places)
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context
+from coordinator.drafters.custom import CustomDrafter
+from coordinator.drafters.drafter import DrafterSet
 from coordinator.drafters.ngram import NgramDrafter
-from coordinator.policy.adaptive import Chooser
+from coordinator.policy.adaptive import AdaptivePolicy
 from coordinator.policy.cost_model import ActiveGenerations, Experience
-from coordinator.policy.planners import LookUpSource, ModelSource, first_look_up_rate, first_model_rate
 from coordinator.reports import DraftedBy, DraftReport
 from coordinator.stats import Round
 from paceline.speculation import Bounds
@@ -34,16 +35,11 @@ class Guesser:
         pass
 
 
-def make_chooser(experience: Experience, bounds: Bounds | None = None, sources: str = "model") -> Chooser:
+def make_policy(experience: Experience, bounds: Bounds | None = None, sources: str = "model") -> AdaptivePolicy:
     """`sources`: names with spaces between them."""
-    found: list[LookUpSource | ModelSource] = []
-    if "ngram" in sources:
-        rates = experience.rates(DraftedBy.NGRAM, True, first_look_up_rate)
-        found.append(LookUpSource(NgramDrafter(), rates))
-    if "model" in sources:
-        rates = experience.rates(DraftedBy.CUSTOM, True, first_model_rate)
-        found.append(ModelSource(Guesser(), DraftedBy.CUSTOM, rates, experience.costs))
-    return Chooser(found, bounds or Bounds(), experience, is_greedy=True)
+    lookups = [NgramDrafter()] if "ngram" in sources else []
+    drafters = DrafterSet(lookups, CustomDrafter(Guesser()) if "model" in sources else None)
+    return AdaptivePolicy(drafters, bounds or Bounds(), experience, is_greedy=True)
 
 
 def begin(prompt: list[int], max_tokens: int = 99_000) -> Context:
@@ -72,7 +68,7 @@ class World:
         self.experience = Experience(self.active)
 
     async def play(
-        self, chooser: Chooser, rounds: int, coin: random.Random, context: Context | None = None
+        self, policy: AdaptivePolicy, rounds: int, coin: random.Random, context: Context | None = None
     ) -> tuple[int, float]:
         """Tokens and seconds of so many rounds, or until the text is over."""
         context = context or begin([1])
@@ -80,12 +76,12 @@ class World:
         for _ in range(rounds):
             if context.is_finished or (self.text and context.num_generated >= len(self.text)):
                 break
-            proposal = await chooser.propose(context)
+            proposal = await policy.propose(context)
             by_model = proposal.report.drafter is DraftedBy.CUSTOM and len(proposal) > 0
             coming = self.text[context.num_generated :] or [0] * (len(proposal) + 1)
             accepted = 0
             for index, (drafted, token) in enumerate(zip(proposal.tokens, coming, strict=False)):
-                # The same for every chooser that comes by.
+                # The same for every policy that comes by.
                 luck = random.Random(context.num_generated + index).random() if self.text else coin.random()
                 if not (luck < self.alpha if by_model else drafted == token):
                     break
@@ -96,9 +92,9 @@ class World:
             proposed_s = self.now_s + propose_s
             ended_s = proposed_s + self._about(self.verify_s + self.row_s * len(proposal), coin)
             outcome = Outcome(coming[: accepted + 1], accepted, Origin.BONUS)
-            chooser.learn(Round(proposal, Verdict([0]), outcome, self.now_s, proposed_s, ended_s))
+            policy.learn(Round(proposal, Verdict([0]), outcome, self.now_s, proposed_s, ended_s))
             context.extend(outcome)
-            chooser.truncate(len(context) - 1)
+            policy.truncate(len(context) - 1)
             self.now_s = ended_s
         return len(context) - num_before, self.now_s - began_s
 
@@ -116,7 +112,7 @@ class Crowd:
         self.active = ActiveGenerations(clock=lambda: self.now_s)
         self.experience = Experience(self.active)
         self.context = begin([0])
-        self.choosers = [self._join() for _ in alphas]
+        self.policies = [self._join() for _ in alphas]
 
     @property
     def plain(self) -> float:
@@ -127,28 +123,28 @@ class Crowd:
         """Tokens a second."""
         tokens, began_s = 0, self.now_s
         for _ in range(rounds):
-            proposals = [await chooser.propose(self.context) for chooser in self.choosers]
+            proposals = [await policy.propose(self.context) for policy in self.policies]
             num_drafts = sum(map(len, proposals))
             ended_s = self.now_s + (self.step_s + self.each_draft_s * num_drafts) * self.coin.uniform(0.9, 1.1)
-            for proposal, alpha, chooser in zip(proposals, self.alphas, self.choosers, strict=True):
+            for proposal, alpha, policy in zip(proposals, self.alphas, self.policies, strict=True):
                 accepted = next((i for i in range(len(proposal)) if self.coin.random() >= alpha), len(proposal))
                 outcome = Outcome([0] * (accepted + 1), accepted, Origin.BONUS)
-                chooser.learn(Round(proposal, Verdict([0]), outcome, self.now_s, self.now_s, ended_s))
+                policy.learn(Round(proposal, Verdict([0]), outcome, self.now_s, self.now_s, ended_s))
                 tokens += accepted + 1
             self.now_s = ended_s
         return tokens / (self.now_s - began_s)
 
     async def drafts(self) -> list[int]:
         """How many each proposes next."""
-        return [len(await chooser.propose(self.context)) for chooser in self.choosers]
+        return [len(await policy.propose(self.context)) for policy in self.policies]
 
     def leave_alone(self, alpha: float) -> None:
-        for chooser in self.choosers:
-            self.active.leave(chooser)
-        self.alphas, self.choosers = [alpha], [self._join()]
+        for policy in self.policies:
+            self.active.leave(policy)
+        self.alphas, self.policies = [alpha], [self._join()]
 
-    def _join(self) -> Chooser:
-        chooser = make_chooser(self.experience)
-        self.active.join(chooser)
-        self.active.has_read(chooser)
-        return chooser
+    def _join(self) -> AdaptivePolicy:
+        policy = make_policy(self.experience)
+        self.active.join(policy)
+        self.active.has_read(policy)
+        return policy
