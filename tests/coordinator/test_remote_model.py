@@ -183,17 +183,17 @@ async def test_a_draft_that_needs_the_context_read_anew_is_waited_for_so_long(tm
     async with linked(Forgetful(fits), tmp_path) as link:
         context, deadline = make_context(list(range(40))), WaitedFor()
         drafter = RemoteDrafter(link, context.request, deadline)
-        assert (await drafter.propose(context, 4)).num_tail_tokens == 40
+        assert (await drafter.propose(context, 4)).report.num_tail_tokens == 40
         drafter.truncate(39)
         # One token, and then all of them.
-        assert (await drafter.propose(context, 4)).num_tail_tokens == 40
+        assert (await drafter.propose(context, 4)).report.num_tail_tokens == 40
         drafter.truncate(39)
         assert [each for each in deadline.asked if each] == [44, 5, 44]
         while link.is_up:
             await asyncio.sleep(0.01)
         await link.wait_up(20)
         assert drafter.num_cached(context) == 0
-        assert (await drafter.propose(context, 4)).num_tail_tokens == 40
+        assert (await drafter.propose(context, 4)).report.num_tail_tokens == 40
         assert deadline.asked[-1] == 44
 
 
