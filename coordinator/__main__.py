@@ -11,15 +11,15 @@ from coordinator.drafters.custom import load_drafter
 from coordinator.drafters.drafter import Resources
 from coordinator.drafters.token_index import RecentAnswers
 from coordinator.generations import Generations
-from coordinator.metrics import CoordinatorMetrics, CoordinatorState
 from coordinator.policy.adaptive import Policies
 from coordinator.policy.cost_model import ActiveGenerations, Experience
-from coordinator.remote.link import Link, LinkKind
-from coordinator.remote.same_model import SameModel
+from coordinator.remote.link import DRAFT, TARGET, DraftLink, Link, TargetLink
+from coordinator.remote.target import SameModel
 from coordinator.requests import RequestReader
 from coordinator.servicer import GenerationServicer
 from coordinator.synthetic import SyntheticAcceptance
-from coordinator.text import Tokenizer
+from coordinator.telemetry import CoordinatorMetrics, CoordinatorState
+from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswers
 from paceline.errors import ConfigError, Unavailable
 from paceline.keys import KeyRing
@@ -29,14 +29,11 @@ from paceline.observability.traces import traced
 from paceline.rpc.authentication import KeyCheck
 from paceline.rpc.server import DRAIN_S, Server, require_free_address, run, wait_for_signal
 from paceline.settings import parse_settings
-from paceline.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, model_pb2, target_pb2, target_pb2_grpc
+from paceline.v1 import generation_pb2, model_pb2, target_pb2, target_pb2_grpc
 
 log = logging.getLogger(__name__)
 # How often health follows the target.
 READINESS_S = 0.5
-
-TARGET = LinkKind("target", target_pb2_grpc.TargetStub, target_pb2.TargetRequest)
-DRAFT = LinkKind("draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest)
 
 
 async def serve(settings: CoordinatorSettings) -> None:
@@ -50,7 +47,7 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
     ring = KeyRing(settings.api_keys) if settings.api_keys is not None else None
     require_free_address(settings.listen)
     target = Link(TARGET, settings.target, SameModel(settings.target).check, settings.servers_tls)
-    links = [target]
+    links: list[Link] = [target]
     try:
         tokenizer, card = await _wait_for_target(target, settings.connect_timeout)
         draft = _draft_link(settings, card)
@@ -79,7 +76,7 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
             await link.stop()
 
 
-def _draft_link(settings: CoordinatorSettings, target: model_pb2.ModelCard) -> Link | None:
+def _draft_link(settings: CoordinatorSettings, target: model_pb2.ModelCard) -> DraftLink | None:
     """None: work without a draft server."""
     if settings.draft == "none":
         return None
@@ -87,7 +84,7 @@ def _draft_link(settings: CoordinatorSettings, target: model_pb2.ModelCard) -> L
 
 
 def _generations(
-    settings: CoordinatorSettings, target: Link, draft: Link | None, tokenizer: Tokenizer, card: model_pb2.ModelCard,
+    settings: CoordinatorSettings, target: TargetLink, draft: DraftLink | None, tokenizer: Tokenizer, card: model_pb2.ModelCard,
     metrics: CoordinatorMetrics,
 ) -> Generations:  # fmt: skip
     """What generations share. `card`: the target's. Raises ConfigError for a custom drafter that can't be loaded."""
@@ -111,7 +108,7 @@ def _generations(
     )
 
 
-async def _follow(target: Link, server: Server) -> None:
+async def _follow(target: TargetLink, server: Server) -> None:
     """Health says SERVING while the target is there: without it there is no output, though requests wait for it."""
     while True:
         await server.set_serving(target.is_up)
@@ -131,7 +128,7 @@ def check_same_tokenizer(draft: model_pb2.ModelCard, target: model_pb2.ModelCard
     )
 
 
-async def _wait_for_target(target: Link, timeout_s: float) -> tuple[Tokenizer, model_pb2.ModelCard]:
+async def _wait_for_target(target: TargetLink, timeout_s: float) -> tuple[Tokenizer, model_pb2.ModelCard]:
     """Raises ConfigError if there is none."""
     target.start()
     try:
@@ -146,7 +143,7 @@ async def _wait_for_target(target: Link, timeout_s: float) -> tuple[Tokenizer, m
     return Tokenizer(files), target.card
 
 
-async def _wait_for_draft(draft: Link, timeout_s: float) -> None:
+async def _wait_for_draft(draft: DraftLink, timeout_s: float) -> None:
     """Raises ConfigError if the draft can't be used at all; waits for one that is only slow to come."""
     draft.start()
     try:

@@ -5,12 +5,11 @@ The context lives here and nowhere else; caches on the servers are prefixes of i
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.acceptance import Origin, Outcome, RoundNoise
-from coordinator.logprobs import TokenLogprobs
-from coordinator.text import TextStream
-from paceline.results import RoundTrace
+from coordinator.tokenizer import TextStream
+from paceline.results import RoundTrace, TokenLogprobs
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 
@@ -71,8 +70,6 @@ class Emission:
     # Text each token made certain.
     pieces: list[str]
     is_last: bool
-    # Where in the completion's text each token's own begins, in characters.
-    text_offsets: list[int]
     # Where asked for: one for each token.
     logprobs: list[TokenLogprobs]
     # Where asked for, in the first emission: one for each prompt token from the second on.
@@ -125,7 +122,7 @@ class Context:
         if self.num_remaining == 0:
             # The prompt was to be read and no more.
             self.finish_reason = FinishReason.LENGTH
-            return Emission([], [], [], True, [], [], list(prompt_logprobs))
+            return Emission([], [], [], True, [], list(prompt_logprobs))
         tokens, pieces, text_offsets = [], [], []
         for token in outcome.tokens:
             self.tokens.append(token)
@@ -142,5 +139,7 @@ class Context:
             pieces[-1] += self._text.finish()
             break
         kept = len(tokens)
-        origins, logprobs = outcome.origins[:kept], outcome.logprobs[:kept]
-        return Emission(tokens, origins, pieces, self.is_finished, text_offsets, logprobs, list(prompt_logprobs))
+        logprobs = [
+            replace(each, text_offset=at) for each, at in zip(outcome.logprobs[:kept], text_offsets, strict=False)
+        ]
+        return Emission(tokens, outcome.origins[:kept], pieces, self.is_finished, logprobs, list(prompt_logprobs))

@@ -11,8 +11,7 @@ from coordinator.acceptance import Outcome, Proposal, RoundNoise, Verdict, accep
 from coordinator.context import Context, Emission
 from coordinator.policy.policy import Policy
 from coordinator.remote.target import RemoteTarget
-from coordinator.round import RoundTimer
-from coordinator.stats import GenerationStats
+from coordinator.stats import GenerationStats, RoundTimer
 
 # `accept`, or what stands for it in a benchmark (see `synthetic`).
 Decide = Callable[[Proposal, Verdict, RoundNoise], Outcome]
@@ -32,7 +31,7 @@ async def generate(
             outcome = decide(proposal, verdict, context.round_noise)
             finished = timer.finish(proposal, verdict, outcome)
             policy.learn(finished)
-            emission = context.extend(outcome, verdict.prompt_logprobs)
+            emission = context.extend(outcome, verdict.report.prompt_logprobs)
             policy.truncate(len(context) - 1)
             target.truncate(len(context) - 1)
             stats.count(finished, emission)

@@ -10,19 +10,16 @@ from functools import partial
 from coordinator.acceptance import accept
 from coordinator.admission import Admission
 from coordinator.beams.search import beam_search
-from coordinator.completion_log import log_generation
 from coordinator.context import Emission, Request
 from coordinator.decoding import generate
-from coordinator.metrics import CoordinatorMetrics
 from coordinator.policy.adaptive import Policies
 from coordinator.policy.cost_model import ActiveGenerations
-from coordinator.remote.link import Link
+from coordinator.remote.link import TargetLink
 from coordinator.remote.target import RemoteTarget
-from coordinator.responses import Choice, make_responses
-from coordinator.spans import RequestSpan
+from coordinator.responses import Choice, make_responses, trace_round
 from coordinator.synthetic import SyntheticAcceptance
-from coordinator.text import Tokenizer
-from coordinator.tracing import trace_round
+from coordinator.telemetry import CoordinatorMetrics, RequestSpan, log_generation
+from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswer, UnreadAnswers
 from paceline.results import RoundTrace
 
@@ -38,7 +35,7 @@ class Generations:
     decides.
     """
 
-    target: Link
+    target: TargetLink
     tokenizer: Tokenizer
     admission: Admission
     policies: Policies

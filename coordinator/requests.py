@@ -1,19 +1,20 @@
 """Requests of the Generation service, from messages to checked values."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from coordinator.context import Request
 from coordinator.policy.adaptive import Policies
-from coordinator.text import Tokenizer
+from coordinator.tokenizer import Tokenizer
 from paceline.checks import require, require_at_most
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import sampling_from_message, speculation_from_message
 from paceline.sampling import MAX_ID_CHARACTERS, MAX_SALT_CHARACTERS
 from paceline.speculation import SpeculationParams
-from paceline.v1 import model_pb2
+from paceline.v1 import generation_pb2, model_pb2
 
 # Far more than tokens have on average: a longer text has too many tokens for the model, whatever they are.
 MAX_CHARACTERS_PER_TOKEN = 32
@@ -32,7 +33,7 @@ class RequestReader:
         self._policies = policies
         self._defaults = defaults
 
-    async def read(self, message: Any, card: model_pb2.ModelCard) -> Request:
+    async def read(self, message: generation_pb2.GenerateRequest, card: model_pb2.ModelCard) -> Request:
         """A GenerateRequest, with everything resolved. `card`: the target's."""
         require_at_most(MAX_ID_CHARACTERS, len(message.request_id), "request_id", "characters")
         require_at_most(MAX_SALT_CHARACTERS, len(message.cache_salt), "cache_salt", "characters")
@@ -64,7 +65,7 @@ class RequestReader:
 
     async def read_prompt(
         self,
-        message: Any,
+        message: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest,
         card: model_pb2.ModelCard,
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
@@ -81,12 +82,12 @@ class RequestReader:
             case _:
                 raise InvalidArgument.of_value("prompt", None, "text, chat or token_ids")
 
-    def read_ids(self, message: Any, card: model_pb2.ModelCard) -> list[int]:
+    def read_ids(self, message: generation_pb2.DetokenizeRequest, card: model_pb2.ModelCard) -> list[int]:
         """Of a DetokenizeRequest."""
         require_at_most(card.max_model_len, len(message.token_ids), "token_ids", "ids")
         return _checked_ids("token_ids", message.token_ids, card)
 
-    async def _read_prediction(self, message: Any, card: model_pb2.ModelCard) -> list[int]:
+    async def _read_prediction(self, message: generation_pb2.GenerateRequest, card: model_pb2.ModelCard) -> list[int]:
         """What the output will largely be; nothing where the request does not say."""
         if message.WhichOneof("prediction") == "prediction_text":
             ids = await self._encode("prediction", message.prediction_text, card, add_special_tokens=False)
@@ -104,7 +105,9 @@ class RequestReader:
             return []
         return await self._tokenizer.run(lambda: self._tokenizer.encode(text, add_special_tokens), len(text))
 
-    async def _encode_chat(self, chat: Any, card: model_pb2.ModelCard, add_generation_prompt: bool) -> list[int]:
+    async def _encode_chat(
+        self, chat: generation_pb2.Chat, card: model_pb2.ModelCard, add_generation_prompt: bool
+    ) -> list[int]:
         messages = _parse_messages(chat)
         num_characters = sum(len(each["role"]) + len(each["content"]) for each in messages)
         num_characters += len(chat.template_options)
@@ -125,7 +128,7 @@ def requests_of_choices(request: Request) -> list[Request]:
     ]
 
 
-def _parse_messages(chat: Any) -> list[dict[str, str]]:
+def _parse_messages(chat: generation_pb2.Chat) -> list[dict[str, str]]:
     require(len(chat.messages) > 0, "chat.messages", "empty", "at least one message")
     require_at_most(MAX_MESSAGES, len(chat.messages), "chat.messages", "messages")
     for message in chat.messages:
@@ -146,7 +149,7 @@ def _parse_template_options(text: str) -> dict[str, Any]:
     return dict(options)
 
 
-def _checked_ids(name: str, ids: Any, card: model_pb2.ModelCard) -> list[int]:
+def _checked_ids(name: str, ids: Iterable[int], card: model_pb2.ModelCard) -> list[int]:
     worst = max(ids, default=0)
     require(worst < card.vocab_size, name, worst, f"in [0, {card.vocab_size})")
     return list(ids)

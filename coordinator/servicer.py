@@ -4,18 +4,16 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import grpc.aio
 
 import paceline
-from coordinator.completion_log import log_refusal
 from coordinator.context import Request
 from coordinator.generations import Answer, Generations
-from coordinator.remote.link import Link
+from coordinator.remote.link import DraftLink
 from coordinator.requests import RequestReader, requests_of_choices
 from coordinator.responses import Choice
-from coordinator.spans import RequestSpan
+from coordinator.telemetry import RequestSpan, log_refusal
 from coordinator.unread import UnreadAnswer
 from paceline.errors import PacelineError, Unavailable
 from paceline.observability.logs import request_id
@@ -32,7 +30,7 @@ class GenerationServicer:
 
     def __init__(
         self,
-        draft: Link | None,
+        draft: DraftLink | None,
         requests: RequestReader,
         generations: Generations,
         defaults: SpeculationParams,
@@ -48,7 +46,9 @@ class GenerationServicer:
         self._target = generations.target
         self._tokenizer = generations.tokenizer
 
-    async def Generate(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def Generate(
+        self, message: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes]:
         message.request_id = message.request_id or secrets.token_hex(8)
         name, parent = message.request_id[:MAX_ID_CHARACTERS], traceparent_of(context.invocation_metadata())
         request_id.set(name)
@@ -76,7 +76,9 @@ class GenerationServicer:
                     # Also where the caller leaves now: what is not read any more would count for ever.
                     answer.close()
 
-    async def Describe(self, message: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def Describe(
+        self, message: generation_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.DescribeResponse:
         return generation_pb2.DescribeResponse(
             target=self._card,
             draft=self._draft.card if self._draft is not None else None,
@@ -90,7 +92,9 @@ class GenerationServicer:
             ),
         )
 
-    async def Tokenize(self, message: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def Tokenize(
+        self, message: generation_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.TokenIds:
         ids = await self._requests.read_prompt(
             message,
             self._card,
@@ -99,7 +103,9 @@ class GenerationServicer:
         )
         return generation_pb2.TokenIds(ids=ids)
 
-    async def Detokenize(self, message: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def Detokenize(
+        self, message: generation_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.DetokenizeResponse:
         ids = self._requests.read_ids(message, self._card)
         skips = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
         # A token has a few characters.
@@ -107,7 +113,7 @@ class GenerationServicer:
         pieces = map(self._tokenizer.bytes_of, ids)
         return generation_pb2.DetokenizeResponse(text=text, pieces=pieces, text_offsets=offsets)
 
-    async def _read(self, message: Any) -> Request:
+    async def _read(self, message: generation_pb2.GenerateRequest) -> Request:
         try:
             return await self._requests.read(message, self._card)
         except PacelineError as error:

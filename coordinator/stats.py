@@ -1,11 +1,56 @@
-"""What speculation did and where the time went, per request."""
+"""What speculation did and where the time went, of a round and of a generation."""
 
 import time
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import DraftedBy
-from coordinator.context import Emission
-from coordinator.round import Round
+from coordinator.acceptance import Outcome, Proposal, Verdict
+from coordinator.context import Context, Emission
+from coordinator.reports import DraftedBy
+from paceline.results import Finish, Speculation, Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What was proposed, answered and decided, and when (seconds of `time.perf_counter`)."""
+
+    proposal: Proposal
+    verdict: Verdict
+    outcome: Outcome
+    started_s: float
+    proposed_s: float
+    verified_s: float
+
+    @property
+    def num_decided(self) -> int:
+        """Drafts that were accepted or rejected: those behind a rejection were neither."""
+        return min(len(self.proposal), self.outcome.num_accepted + 1)
+
+    @property
+    def propose_s(self) -> float:
+        return self.proposed_s - self.started_s
+
+    @property
+    def verify_s(self) -> float:
+        return self.verified_s - self.proposed_s
+
+
+class RoundTimer:
+    """Reads the clock between a round's steps."""
+
+    __slots__ = ("_proposed_s", "_started_s", "_verified_s")
+
+    def __init__(self) -> None:
+        """The round starts now."""
+        self._started_s = self._proposed_s = self._verified_s = time.perf_counter()
+
+    def mark_proposed(self) -> None:
+        self._proposed_s = time.perf_counter()
+
+    def mark_verified(self) -> None:
+        self._verified_s = time.perf_counter()
+
+    def finish(self, proposal: Proposal, verdict: Verdict, outcome: Outcome) -> Round:
+        return Round(proposal, verdict, outcome, self._started_s, self._proposed_s, self._verified_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +103,22 @@ class GenerationStats:
         if self.first_token_us == 0:
             # The prompt's round: its time is the prompt's, not speculation's.
             self.first_token_us = int((now_s - self.arrived_s) * 1e6)
-            self.cached_prompt_tokens = verdict.cached_tokens
+            self.cached_prompt_tokens = verdict.report.cached_tokens
         else:
             self.rounds += 1
             self.round_tokens += len(emission.tokens)
             self.rounds_by_accepted += [0] * (len(proposal) + 1 - len(self.rounds_by_accepted))
             self.rounds_by_accepted[num_accepted] += 1
         if len(proposal):
-            proposed, accepted = self.by_source.get(proposal.drafter, (0, 0))
-            self.by_source[proposal.drafter] = proposed + len(proposal), accepted + num_accepted
-        if proposal.drafter == DraftedBy.PREDICTION:
+            proposed, accepted = self.by_source.get(proposal.report.drafter, (0, 0))
+            self.by_source[proposal.report.drafter] = proposed + len(proposal), accepted + num_accepted
+        if proposal.report.drafter == DraftedBy.PREDICTION:
             self.prediction_accepted += num_accepted
             self.prediction_rejected += len(proposal) - num_accepted
         self.last_round = finished
-        self.draft_us += proposal.computed_us
-        self.target_us += verdict.computed_us
-        self.queued_us += proposal.queued_us + verdict.queued_us
+        self.draft_us += proposal.report.computed_us
+        self.target_us += verdict.report.computed_us
+        self.queued_us += proposal.report.queued_us + verdict.report.queued_us
         self.rounds_us += int((now_s - finished.started_s) * 1e6)
         self._count_positions(len(proposal), num_accepted)
 
@@ -99,6 +144,38 @@ class GenerationStats:
     def count_first_token(self) -> None:
         """It goes out now: of beam search with all the others."""
         self.first_token_us = self.total_us
+
+    def finish(self, context: Context, synthetic_acceptance: float | None = None) -> Finish:
+        """The figures so far as a client is told them; the reason is empty while the generation runs."""
+        lenience = context.request.speculation.lenience
+        return Finish(
+            reason="" if context.finish_reason is None else context.finish_reason.value,
+            prompt_tokens=len(context.request.prompt),
+            cached_prompt_tokens=self.cached_prompt_tokens,
+            completion_tokens=context.num_generated,
+            seed=context.request.seed,
+            speculation=Speculation(
+                rounds=self.rounds,
+                proposed=self.proposed,
+                accepted=self.accepted,
+                proposed_per_position=list(self.proposed_per_position),
+                accepted_per_position=list(self.accepted_per_position),
+                mean_acceptance_length=self.mean_acceptance_length,
+                lenience=lenience if lenience < 1 else None,
+                synthetic_acceptance=synthetic_acceptance,
+                rounds_by_accepted=list(self.rounds_by_accepted),
+                prediction_accepted=self.prediction_accepted,
+                prediction_rejected=self.prediction_rejected,
+            ),
+            timing=Timing(
+                ttft_ms=self.first_token_us / 1e3,
+                total_ms=self.total_us / 1e3,
+                draft_ms=self.draft_us / 1e3,
+                target_ms=self.target_us / 1e3,
+                queued_ms=self.queued_us / 1e3,
+                wire_ms=self.wire_us / 1e3,
+            ),
+        )
 
     def _count_positions(self, num_proposed: int, num_accepted: int) -> None:
         missing = num_proposed - len(self.proposed_per_position)

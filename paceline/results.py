@@ -88,8 +88,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a generation."""
+    """The end of a generation. The coordinator's metrics, spans and logs read it too."""
 
+    # "stop" or "length"; empty while the generation runs.
     reason: str
     prompt_tokens: int
     # Prompt tokens found in the target's prefix cache.

@@ -142,6 +142,9 @@ def _check_beta(beta: float, name: str) -> None:
 class SpeculationParams:
     """Whether, how and how far to speculate. Raises InvalidArgument on construction.
 
+    An enum's value does for its member, such as `drafter="suffix"`, and so do the words "adaptive" and "entropy" for
+    the number of draft tokens.
+
     enabled: speculate at all.
     drafter: where proposals come from.
     num_draft_tokens: proposed in a round: a number from 0 to 16, or the rule that chooses it, Bounds (adaptive) or
@@ -164,6 +167,7 @@ class SpeculationParams:
     draft_temperature: float | None = None
 
     def __post_init__(self) -> None:
+        self._convert_words()
         require_type(self, bool, "True or False", "enabled")
         require_type(self, Drafter, "a Drafter", "drafter")
         if self.rule is not None:
@@ -182,6 +186,18 @@ class SpeculationParams:
             require_type(self, Real, "a number or None", "draft_temperature")
             is_positive = 0 < self.draft_temperature < math.inf
             require(is_positive, "draft_temperature", self.draft_temperature, "a finite number > 0")
+
+    def _convert_words(self) -> None:
+        for name, kind in (("drafter", Drafter), ("rule", Rule), ("draft_mode", DraftMode)):
+            word = getattr(self, name)
+            if isinstance(word, str):
+                known: dict[str, enum.Enum] = {member.value: member for member in kind}
+                require(word in known, name, word, "one of " + ", ".join(known))
+                object.__setattr__(self, name, known[word])
+        if isinstance(self.num_draft_tokens, str):
+            rules: dict[str, DraftLength] = {"adaptive": Bounds(), "entropy": EntropyAdaptive()}
+            require(self.num_draft_tokens in rules, "num_draft_tokens", self.num_draft_tokens, _ALLOWED_LENGTHS)
+            object.__setattr__(self, "num_draft_tokens", rules[self.num_draft_tokens])
 
     def overruled_by(self, asked: Mapping[str, Any], sampling: SamplingParams) -> "SpeculationParams":
         """These defaults, with the fields that a request asks for in their place.

@@ -131,7 +131,7 @@ SMOLLM2 = {
 }
 # Begun first, so that no worker is left with one of them at the end.
 LONGEST_FIRST = (
-    "smollm2", "tests/law", "tests/compose", "tests/distillation", "tests/end_to_end", "tests/engine/cuda", "tests/engine",
+    "smollm2", "tests/distribution", "tests/compose", "tests/distillation", "tests/end_to_end", "tests/engine/cuda", "tests/engine",
 )  # fmt: skip
 
 

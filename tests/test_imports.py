@@ -17,7 +17,7 @@ PACKAGES = ("paceline", *SERVICES)
 # Who translates between messages and domain values, besides paceline/rpc.
 MESSAGE_FILES = {
     "coordinator/servicer.py", "coordinator/requests.py", "coordinator/responses.py", "coordinator/__main__.py", "coordinator/remote/link.py",
-    "coordinator/remote/pending.py", "coordinator/remote/same_model.py", "coordinator/remote/sequence.py", "coordinator/remote/target.py", "coordinator/remote/scoring.py", "coordinator/drafters/model.py",
+    "coordinator/remote/target.py", "coordinator/remote/sequence.py", "coordinator/remote/branches.py", "coordinator/drafters/model.py",
     "draft_server/servicer.py", "draft_server/__main__.py", "target_server/servicer.py", "target_server/__main__.py",
     "paceline/serving/servicer.py", "paceline/client.py",
 }  # fmt: skip

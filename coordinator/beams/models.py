@@ -16,9 +16,8 @@ from typing import Any, TypeVar
 from coordinator.beams.hypotheses import Beams, NextTokens, Tokens
 from coordinator.context import Request
 from coordinator.drafters.drafter import Resources
-from coordinator.remote.branches import Branches
+from coordinator.remote.branches import Branches, Scored, guess, score
 from coordinator.remote.link import Link
-from coordinator.remote.scoring import Scored, guess, score
 from coordinator.remote.sequence import RemoteSequence
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams

@@ -3,9 +3,10 @@
 import importlib
 from collections.abc import Callable
 
-from coordinator.acceptance import DraftedBy, Proposal
+from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, ModelDrafter, Resources
+from coordinator.reports import DraftedBy
 from paceline.errors import ConfigError
 
 

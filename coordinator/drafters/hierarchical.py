@@ -6,13 +6,14 @@ guess saves the model a step, a wrong one costs it a row (`paceline.theory.guess
 
 from collections.abc import Hashable, Sequence
 
-from coordinator.acceptance import DraftedBy, Proposal
+from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Rates, Resources
 from coordinator.drafters.model import RemoteDrafter, StandbyDrafter
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.remote.link import Link
+from coordinator.reports import DraftedBy
 
 # Prior rate of right guesses after right ones, by the length of the n-gram match. Longer matches are learned soon.
 FIRST_RATES = {3: 0.6, 2: 0.5, 1: 0.25}

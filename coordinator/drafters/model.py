@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.acceptance import DraftedBy, Proposal
+from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
 from coordinator.drafters.deadline import DraftDeadline, DraftWait
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, ModelDrafter, Resources
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence
+from coordinator.reports import DraftedBy, DraftReport
 from paceline.checks import require, require_at_most
 from paceline.errors import PacelineError
 from paceline.rpc.messages import draft_mode_to_message, entropy_rule_to_message, floats_from_bytes
@@ -69,7 +70,7 @@ class RemoteDrafter(ModelDrafter):
         if num_draft_tokens < 1:
             return Proposal()
         if absence := self.absence(context):
-            return Proposal(reason=absence)
+            return Proposal(report=DraftReport(reason=absence))
         num_draft_tokens = min(num_draft_tokens, self._capacity(context))
         wait = DraftWait(self._deadline)
 
@@ -97,10 +98,10 @@ class RemoteDrafter(ModelDrafter):
             log.info("drafting pauses for %.2f s: %s", self._pause_s, reason)
             self._paused_until_s = time.monotonic() + self._pause_s
             self._pause_s = min(MAX_PAUSE_S, self._pause_s * 2)
-            return Proposal(reason="draft server in trouble")
+            return Proposal(report=DraftReport(reason="draft server in trouble"))
         self._pause_s = FIRST_PAUSE_S
         self._round_start = len(context)
-        self._round_emas = proposal.smoothed_entropies
+        self._round_emas = proposal.report.smoothed_entropies
         return proposal
 
     def num_cached(self, context: Context) -> int:
@@ -153,14 +154,16 @@ def _proposal(
         tokens=list(answer.tokens),
         supports=supports,
         support_probs=probs,
-        computed_us=answer.computed_us,
-        queued_us=answer.queued_us,
-        num_tail_tokens=num_tail_tokens,
-        drafter=name,
-        reason="the draft model is unsure",
-        entropies=entropies,
-        smoothed_entropies=smoothed,
-        allowed_draft_tokens=[entropy_rule.allowed_draft_tokens(each) for each in smoothed] if entropy_rule else [],
+        report=DraftReport(
+            drafter=name,
+            num_tail_tokens=num_tail_tokens,
+            computed_us=answer.computed_us,
+            queued_us=answer.queued_us,
+            reason="the draft model is unsure",
+            entropies=entropies,
+            smoothed_entropies=smoothed,
+            allowed_draft_tokens=[entropy_rule.allowed_draft_tokens(each) for each in smoothed] if entropy_rule else [],
+        ),
     )
 
 
@@ -194,7 +197,7 @@ class StandbyDrafter(Drafter):
         if not absence:
             return await self._model.propose(context, num_draft_tokens)
         proposal = await self._ngram.propose(context, num_draft_tokens)
-        return proposal if proposal.tokens else Proposal(reason=f"{absence}, and no match")
+        return proposal if proposal.tokens else Proposal(report=DraftReport(reason=f"{absence}, and no match"))
 
     def truncate(self, length: int) -> None:
         self._model.truncate(length)

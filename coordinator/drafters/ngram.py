@@ -6,10 +6,11 @@ drafter needs no model and no message.
 
 import asyncio
 
-from coordinator.acceptance import DraftedBy, Proposal
+from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, Factory, LookupDrafter
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, NgramTable, Prediction
+from coordinator.reports import DraftedBy, DraftReport
 
 # Tokens predicted in a row that are told apart: the next one is right more often the longer the run, up to about this.
 MAX_RUN = 4
@@ -53,7 +54,9 @@ class NgramDrafter(LookupDrafter):
             return Proposal()
         await self._take(context)
         chain = self._chain(context.tokens[-self._longest :], num_draft_tokens)
-        return Proposal([prediction.token for prediction in chain], drafter=self.name, reason="no match")
+        return Proposal(
+            [prediction.token for prediction in chain], report=DraftReport(drafter=self.name, reason="no match")
+        )
 
     async def _take(self, context: Context) -> None:
         """Counts the new tokens within the window. The first call counts the prompt."""

@@ -8,10 +8,11 @@ decided tokens alone, whatever the rounds.
 import asyncio
 from bisect import bisect_left
 
-from coordinator.acceptance import DraftedBy, Proposal
+from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import LookupDrafter
 from coordinator.drafters.ngram import CHUNK_TOKENS
+from coordinator.reports import DraftedBy, DraftReport
 from paceline.speculation import MAX_DRAFT_TOKENS
 
 # Newest tokens that are compared to find the position again.
@@ -63,7 +64,9 @@ class PredictionDrafter(LookupDrafter):
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         num_tokens = min(num_draft_tokens, DRAFTS_PER_MATCH * await self.match(context))
         tokens = self._prediction[self._position : self._position + num_tokens]
-        return Proposal(tokens, drafter=self.name, reason="the output does not follow the prediction")
+        return Proposal(
+            tokens, report=DraftReport(drafter=self.name, reason="the output does not follow the prediction")
+        )
 
     async def _follow(self, context: Context) -> None:
         tokens, begin = context.tokens, len(context.request.prompt)

@@ -6,11 +6,12 @@ mismatch it searches again. Suffix decoding: 2411.04975.
 
 import asyncio
 
-from coordinator.acceptance import DraftedBy, Proposal
+from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
 from coordinator.drafters.drafter import DrafterSet, Factory, LookupDrafter, Resources
 from coordinator.drafters.ngram import CHUNK_TOKENS, NgramDrafter
 from coordinator.drafters.token_index import END, MAX_MATCH, TokenIndex
+from coordinator.reports import DraftedBy, DraftReport
 from paceline.speculation import MAX_DRAFT_TOKENS
 
 # Newest tokens of prompt and completion that are searched.
@@ -45,7 +46,7 @@ class SuffixDrafter(LookupDrafter):
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         await self._take(context)
-        return Proposal(self._copy(num_draft_tokens), drafter=self.name, reason="no match")
+        return Proposal(self._copy(num_draft_tokens), report=DraftReport(drafter=self.name, reason="no match"))
 
     async def _take(self, context: Context) -> None:
         """Takes the tokens that are new since the last call; in the first call the prompt."""

@@ -12,7 +12,8 @@ from coordinator.policy.cost_model import Experience, guessed_row
 from coordinator.policy.measurements import Speedup
 from coordinator.policy.planners import DraftCosts, LookupPlanner, ModelPlanner, Plan
 from coordinator.policy.policy import FixedPolicy, Policy, PredictionPolicy
-from coordinator.round import Round
+from coordinator.reports import DraftReport
+from coordinator.stats import Round
 from paceline.checks import require
 from paceline.speculation import MAX_DRAFT_TOKENS, Bounds
 from paceline.speculation import Drafter as DrafterName
@@ -55,24 +56,24 @@ class AdaptivePolicy(Policy):
     async def propose_after_prompt(self, context: Context) -> Proposal:
         self._has_begun, self._chosen, self._bandit = True, None, None
         if context.draft_room < 1:
-            return Proposal(reason="one token is left to generate")
+            return Proposal(report=DraftReport(reason="one token is left to generate"))
         limit = min(self._bounds.max, context.draft_room)
         bounds, costs = Bounds(min(self._bounds.min, limit), limit), self._draft_costs()
         self._arm, self._bandit = costs.arm, self._costs.level.bandit
         if self._arm is Arm.NONE and bounds.min == 0:
             # Lookups take time too.
-            return Proposal(reason=f"does not pay at {self._costs.num_active} at once")
+            return Proposal(report=DraftReport(reason=f"does not pay at {self._costs.num_active} at once"))
         plans = [(planner, await planner.plan(context, bounds, costs)) for planner in self._planners]
         # The model comes last: on a tie its reason explains a round without drafts.
         planner, plan = max(reversed(plans), key=lambda each: (each[1].num_draft_tokens > 0, each[1].gain))
         if plan.num_draft_tokens == 0 and self._model is not None and planner is self._model:
             plan = self._plan_to_probe(context, self._model, plan)
         if plan.num_draft_tokens == 0:
-            return Proposal(reason=plan.reason)
+            return Proposal(report=DraftReport(reason=plan.reason))
         self._chosen = planner, plan
         proposal = await planner.propose(context, plan)
-        reason = "" if proposal.tokens else proposal.reason or "the drafter proposed nothing"
-        return replace(proposal, num_asked=plan.num_draft_tokens, reason=reason)
+        reason = "" if proposal.tokens else proposal.report.reason or "the drafter proposed nothing"
+        return replace(proposal, report=replace(proposal.report, num_asked=plan.num_draft_tokens, reason=reason))
 
     def learn(self, finished: Round) -> None:
         if not self._has_begun:
@@ -96,7 +97,7 @@ class AdaptivePolicy(Policy):
         if num_active == 1 or bandit is not self._bandit:
             return
         if bandit.counts(num_active, self._costs.overlapped_a_prompt(finished)):
-            once_s = min(finished.propose_s, self._costs.reading_s(finished.proposal.num_tail_tokens))
+            once_s = min(finished.propose_s, self._costs.reading_s(finished.proposal.report.num_tail_tokens))
             num_tokens = len(finished.outcome.tokens)
             bandit.learn(self._arm, num_active, num_tokens, finished.started_s, finished.verified_s, once_s)
 

@@ -13,7 +13,7 @@ from statistics import fmean
 from coordinator.drafters.drafter import Rates
 from coordinator.policy.bandit import MAX_SKIPPED, Bandit, Probe
 from coordinator.policy.measurements import Line, Speedup
-from coordinator.round import Round
+from coordinator.stats import Round
 
 # First guess of a row's cost, in forwards of one row.
 GUESSED_ROW = 0.04
@@ -176,11 +176,11 @@ class CostModel:
     def _learn_drafting(self, finished: Round) -> None:
         proposal = finished.proposal
         self.drafted_s = self.now_s
-        line = self.level.drafting(proposal.drafter)
-        if proposal.num_tail_tokens <= NORMAL_TAIL:
+        line = self.level.drafting(proposal.report.drafter)
+        if proposal.report.num_tail_tokens <= NORMAL_TAIL:
             line.learn(len(proposal), finished.propose_s)
         else:
-            self.level.reading.learn(proposal.num_tail_tokens, finished.propose_s - line(len(proposal)))
+            self.level.reading.learn(proposal.report.num_tail_tokens, finished.propose_s - line(len(proposal)))
 
     def overlapped_a_prompt(self, *rounds: Round) -> bool:
         """Returns whether a prompt was being read while the rounds ran."""

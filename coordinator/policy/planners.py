@@ -12,7 +12,7 @@ from coordinator.context import Context
 from coordinator.drafters.drafter import LookupDrafter, ModelDrafter
 from coordinator.policy.bandit import PROBE_ROUNDS, Arm
 from coordinator.policy.cost_model import CostModel, Experience, SharedRates
-from coordinator.round import Round
+from coordinator.stats import Round
 from paceline.speculation import Bounds
 
 # Prior acceptance rate of a token that was looked up, of any kind.
@@ -100,7 +100,7 @@ class ModelPlanner:
         if len(proposal) == 0 and self.drafter.has_confidence:
             # The drafter was unavailable.
             return
-        for k in range(1, proposal.num_asked + 1):
+        for k in range(1, proposal.report.num_asked + 1):
             self._rates.learn(("proposed", k), len(proposal) >= k)
             self._rates.learn(("accepted", k), finished.outcome.num_accepted >= k)
 

@@ -13,7 +13,8 @@ from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import Drafter
 from coordinator.drafters.prediction import LONG_MATCH, PredictionDrafter
-from coordinator.round import Round
+from coordinator.reports import DraftReport
+from coordinator.stats import Round
 
 
 class Policy(ABC):
@@ -28,7 +29,7 @@ class Policy(ABC):
         The prompt's round has no drafts, so that the first token does not wait for the draft model to read the prompt.
         """
         if context.num_generated == 0:
-            return Proposal(reason="the prompt's round")
+            return Proposal(report=DraftReport(reason="the prompt's round"))
         return await self.propose_after_prompt(context)
 
     @abstractmethod
@@ -79,11 +80,11 @@ async def _propose(drafter: Drafter, context: Context, num_draft_tokens: int) ->
     num_asked = min(num_draft_tokens, context.draft_room)
     proposal = await drafter.propose(context, num_asked)
     if proposal.tokens:
-        return replace(proposal, num_asked=num_asked, reason="")
+        return replace(proposal, report=replace(proposal.report, num_asked=num_asked, reason=""))
     if num_draft_tokens == 0:
         reason = "speculation is off"
     elif num_asked == 0:
         reason = "one token is left to generate"
     else:
-        reason = proposal.reason or "the drafter proposed nothing"
-    return replace(proposal, num_asked=num_asked, reason=reason)
+        reason = proposal.report.reason or "the drafter proposed nothing"
+    return replace(proposal, report=replace(proposal.report, num_asked=num_asked, reason=reason))

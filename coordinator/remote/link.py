@@ -10,16 +10,16 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
-from coordinator.remote.pending import Pending
-from paceline.errors import ConfigError, OutOfRange, PacelineError, Unavailable
+from paceline.errors import Aborted, ConfigError, OutOfRange, PacelineError, PositionMismatch, Unavailable
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, NO_TLS, SPLIT_BYTES, open_channel
 from paceline.rpc.messages import PROTOCOL_VERSION
+from paceline.rpc.status import error_of
 from paceline.rpc.tls import Tls
-from paceline.v1 import model_pb2
+from paceline.v1 import draft_pb2, draft_pb2_grpc, model_pb2, target_pb2, target_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -31,22 +31,106 @@ STALL_S = 10.0
 SILENT_S = 2.0
 # For a server's description.
 DESCRIBE_S = 10.0
+# The kind of answer that is only a part of one: more follow.
+PART = "prompt_logprobs"
+
+Command = TypeVar("Command", bound=target_pb2.TargetCommand | draft_pb2.DraftCommand)
+Answer = TypeVar("Answer", bound=target_pb2.Verdict | draft_pb2.Proposal)
+TakePart = Callable[[target_pb2.Logprobs], None]
 
 
 @dataclass(frozen=True, slots=True)
-class LinkKind:
+class LinkKind(Generic[Command, Answer]):
     """What a link needs to know of a service."""
 
     name: str
+    # grpc generates no types for stubs.
     make_stub: Callable[[grpc.aio.Channel], Any]
-    request_class: type[Any]
+    request_class: type[target_pb2.TargetRequest] | type[draft_pb2.DraftRequest]
 
 
-class Link:
+TARGET: LinkKind[target_pb2.TargetCommand, target_pb2.Verdict] = LinkKind(
+    "target", target_pb2_grpc.TargetStub, target_pb2.TargetRequest
+)
+DRAFT: LinkKind[draft_pb2.DraftCommand, draft_pb2.Proposal] = LinkKind(
+    "draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest
+)
+
+
+class CacheError(PacelineError):
+    """A command failed because the cache is not as its owner believed: `cache_length` is the truth."""
+
+    def __init__(self, cache_length: int, message: str) -> None:
+        super().__init__(message)
+        self.cache_length = cache_length
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Generic[Answer]):
+    """A command that waits for its answer."""
+
+    answer: asyncio.Future[Answer]
+    # Called with what precedes the answer; None if nothing may.
+    take_part: TakePart | None
+
+
+class Pending(Generic[Answer]):
+    """The commands of one link that are not answered yet, by their ids, which answers echo."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Waiting[Answer]] = {}
+
+    async def wait(self, command_id: int, take_part: TakePart | None) -> Answer:
+        """Returns the answer. Raises what the server says, CacheError if that is about the cache's length."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[command_id] = Waiting(future, take_part)
+        try:
+            return await future
+        finally:
+            self._waiting.pop(command_id, None)
+
+    def on_answer(self, answer: target_pb2.TargetAnswer | draft_pb2.DraftAnswer) -> None:
+        """Hands an answer message to the command that waits for it. Raises Unavailable for one that no server should send."""
+        waiting = self._waiting.get(answer.command_id)
+        if waiting is None or waiting.answer.done():
+            # A Truncate that failed says so by its sequence's next command as well.
+            return
+        kind = answer.WhichOneof("answer")
+        if kind is None:
+            raise Unavailable("the server sent an answer of unknown kind")
+        if kind == "opened" or (kind == PART and waiting.take_part is None):
+            raise Unavailable(f"the server sent {kind!r} in answer to another command")
+        if kind == "failure":
+            waiting.answer.set_exception(_error_of(answer.failure))
+        elif kind == PART:
+            assert waiting.take_part is not None
+            waiting.take_part(getattr(answer, kind))
+        else:
+            waiting.answer.set_result(getattr(answer, kind))
+
+    def fail(self, text: str) -> None:
+        """Raises Unavailable in every waiting command."""
+        for waiting in self._waiting.values():
+            if not waiting.answer.done():
+                waiting.answer.set_exception(Unavailable(text))
+
+
+def _error_of(failure: model_pb2.Failure) -> PacelineError:
+    error = error_of(failure.status)
+    if isinstance(error, PositionMismatch | OutOfRange | Aborted) and failure.HasField("cache_length"):
+        return CacheError(failure.cache_length, str(error))
+    return error
+
+
+class Link(Generic[Command, Answer]):
     """The way to one server. Commands are sent in the order of the calls; many may share a message."""
 
     def __init__(
-        self, kind: LinkKind, address: str, check_card: Callable[[model_pb2.ModelCard], None], tls: Tls = NO_TLS
+        self,
+        kind: LinkKind[Command, Answer],
+        address: str,
+        check_card: Callable[[model_pb2.ModelCard], None],
+        tls: Tls = NO_TLS,
     ) -> None:
         """`check_card` raises ConfigError for a server that can't be used. The files of `tls` are read at each connection."""
         self.kind = kind
@@ -64,9 +148,9 @@ class Link:
         self._trouble = "not reached yet"
         self._next_id = 0
         self._next_sequence_id = 0
-        self._pending = Pending()
+        self._pending = Pending[Answer]()
         # Messages that will go out together, and the size of the newest.
-        self._unsent: list[Any] = []
+        self._unsent: list[target_pb2.TargetRequest | draft_pb2.DraftRequest] = []
         self._newest_bytes = 0
         self._has_unsent = asyncio.Event()
         # `time.monotonic`: when the server last sent something, and when the link came up and went down.
@@ -125,7 +209,7 @@ class Link:
         self._next_sequence_id += 1
         return self._next_sequence_id
 
-    def send(self, sequence_id: int, fill: Callable[[Any], None]) -> int:
+    def send(self, sequence_id: int, fill: Callable[[Command], None]) -> int:
         """Sends a command nobody waits for; returns its id. Dropped if the link is down: so is the sequence.
 
         Raises OutOfRange for one that no message can hold.
@@ -137,7 +221,7 @@ class Link:
                 self._newest_bytes = 0
             # Written where it will travel: a copy would cost as much again.
             commands = self._unsent[-1].commands
-            command = commands.add(command_id=self._next_id, sequence_id=sequence_id)
+            command: Any = commands.add(command_id=self._next_id, sequence_id=sequence_id)
             fill(command)
             if (size := command.ByteSize()) > MAX_COMMAND_BYTES:
                 del commands[-1]
@@ -147,8 +231,8 @@ class Link:
         return self._next_id
 
     async def request(
-        self, sequence_id: int, fill: Callable[[Any], None], take_part: Callable[[Any], None] | None = None
-    ) -> Any:
+        self, sequence_id: int, fill: Callable[[Command], None], take_part: TakePart | None = None
+    ) -> Answer:
         """Sends a command and waits for its answer. `take_part` is given what comes of it before.
 
         Raises what the server says, CacheError where that is about the cache's length,
@@ -212,7 +296,7 @@ class Link:
             while (response := _decoded(await call.read())) is not grpc.aio.EOF:
                 self._heard_s = time.monotonic()
                 for answer in response.answers:
-                    self._pending.settle(answer)
+                    self._pending.on_answer(answer)
             self._trouble = "the server closed the session"
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -273,3 +357,7 @@ def _decoded(message: Any) -> Any:
     if message is None:
         raise Unavailable("the server sent a message that is not valid protobuf of the expected type")
     return message
+
+
+TargetLink = Link[target_pb2.TargetCommand, target_pb2.Verdict]
+DraftLink = Link[draft_pb2.DraftCommand, draft_pb2.Proposal]

@@ -11,16 +11,16 @@ shorter tail. After any surprise the length is corrected, and the command sent a
 import asyncio
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 from coordinator.context import Request
-from coordinator.remote.link import Link
-from coordinator.remote.pending import CacheError
+from coordinator.remote.link import Answer, CacheError, Command, Link, TakePart, TargetLink
 from paceline.errors import PacelineError, ResourceExhausted, Unavailable
 from paceline.rpc.messages import open_to_message
 from paceline.sampling import SamplingParams
+from paceline.v1 import draft_pb2, target_pb2
 
 # Corrections of the length in a row before a command is given up.
 MAX_CORRECTIONS = 8
@@ -30,10 +30,20 @@ MAX_PAUSE_S = 1.0
 LAST_TRIAL_S = 1.0
 
 
-class RemoteSequence:
+T = TypeVar("T")
+SomeCommand = TypeVar("SomeCommand", contravariant=True)
+
+
+class Fill(Protocol[SomeCommand]):
+    """Writes a Propose or Verify."""
+
+    def __call__(self, command: SomeCommand, position: int, tail: list[int]) -> None: ...
+
+
+class RemoteSequence(Generic[Command, Answer]):
     """Mirrors the sequence's length; everything else about it is the server's."""
 
-    def __init__(self, link: Link, request: Request, sampling: SamplingParams | None = None) -> None:
+    def __init__(self, link: Link[Command, Answer], request: Request, sampling: SamplingParams | None = None) -> None:
         """`sampling`: None for the request's own."""
         self.link = link
         self._open = open_to_message(
@@ -52,10 +62,10 @@ class RemoteSequence:
     async def feed(
         self,
         tokens: list[int],
-        fill: Callable[..., None],
-        count_drafts: Callable[[Any], int],
-        take_part: Callable[[Any], None] | None = None,
-    ) -> Any:
+        fill: Fill[Command],
+        count_drafts: Callable[[Answer], int],
+        take_part: TakePart | None = None,
+    ) -> Answer:
         """One Propose or Verify, which brings tokens[length:] along.
 
         `fill(command, position, tail)` writes the command; `count_drafts(answer)` says how many drafts
@@ -90,7 +100,7 @@ class RemoteSequence:
         if length < self._length:
             self._correct(length)
 
-    def fork(self, length: int) -> "RemoteSequence":
+    def fork(self, length: int) -> "RemoteSequence[Command, Answer]":
         """A new sequence that begins with the first `length` tokens of this one's cache; empty where this one has none.
 
         No answer is awaited: where the server can't fork, the new sequence's first command is told so, and is sent again
@@ -129,7 +139,7 @@ class RemoteSequence:
         self._length = length
 
 
-async def with_patience(link: Link, timeout_s: float, attempt: Callable[[], Any]) -> Any:
+async def retry_until(link: TargetLink, timeout_s: float, attempt: Callable[[], Awaitable[T]]) -> T:
     """Repeats `attempt` while the server is away or has no room, for up to `timeout_s`.
 
     The context is here, so a server that died costs a replay and nothing else. The time counts from when the server went
@@ -153,11 +163,11 @@ def _ending_ids(request: Request) -> tuple[int, ...]:
     return () if request.sampling.ignore_eos else request.eos_token_ids
 
 
-def _fill_truncate(command: Any, length: int) -> None:
+def _fill_truncate(command: target_pb2.TargetCommand | draft_pb2.DraftCommand, length: int) -> None:
     command.truncate.SetInParent()
     command.truncate.length = length
 
 
-def _fill_fork(command: Any, parent_id: int, length: int) -> None:
+def _fill_fork(command: target_pb2.TargetCommand | draft_pb2.DraftCommand, parent_id: int, length: int) -> None:
     command.fork.parent_sequence_id = parent_id
     command.fork.length = length

@@ -115,7 +115,7 @@ def test_truncate_and_release_reach_both() -> None:
 async def test_the_prompts_own_round_has_no_drafts() -> None:
     model = StubModel()
     proposal = await hybrid(model).propose(make_context([1, 2, 3, 1, 2]))
-    assert (len(proposal), proposal.reason, model.asked) == (0, "the prompt's round", [])
+    assert (len(proposal), proposal.report.reason, model.asked) == (0, "the prompt's round", [])
 
 
 async def test_no_more_is_asked_for_than_the_answer_has_room_for() -> None:
@@ -123,4 +123,4 @@ async def test_no_more_is_asked_for_than_the_answer_has_room_for() -> None:
     decide(context, [9])
     proposal = await hybrid(model).propose(context)
     # Three tokens are left: two drafts and one more.
-    assert (model.asked, proposal.num_asked) == ([(4, 2)], 2)
+    assert (model.asked, proposal.report.num_asked) == ([(4, 2)], 2)

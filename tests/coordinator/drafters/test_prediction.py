@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.acceptance import DraftedBy
 from coordinator.context import Context
 from coordinator.drafters.drafter import Resources
 from coordinator.drafters.ngram import NgramDrafter
@@ -13,6 +12,7 @@ from coordinator.drafters.prediction import PredictionDrafter
 from coordinator.policy.adaptive import Policies
 from coordinator.policy.cost_model import ActiveGenerations, Experience
 from coordinator.policy.policy import FixedPolicy, PredictionPolicy
+from coordinator.reports import DraftedBy
 from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
 from tests.coordinator.contexts import decide, make_context
 
@@ -89,15 +89,15 @@ async def test_where_the_output_leaves_the_prediction_the_other_drafter_proposes
     drafts = policy(PREDICTION)
     context = after(PREDICTION[:3])
     along = await drafts.propose(context)
-    assert (along.drafter, along.tokens, along.num_asked) == (DraftedBy.PREDICTION, PREDICTION[3:8], 5)
+    assert (along.report.drafter, along.tokens, along.report.num_asked) == (DraftedBy.PREDICTION, PREDICTION[3:8], 5)
     decide(context, [900, 901])
     away = await drafts.propose(context)
-    assert (away.drafter, away.tokens, away.num_asked) == (DraftedBy.NGRAM, PREDICTION[:2], 2)
+    assert (away.report.drafter, away.tokens, away.report.num_asked) == (DraftedBy.NGRAM, PREDICTION[:2], 2)
 
 
 async def test_the_prompts_own_round_has_no_drafts() -> None:
     proposal = await policy(PREDICTION).propose(make_context(PROMPT))
-    assert (proposal.tokens, proposal.reason) == ([], "the prompt's round")
+    assert (proposal.tokens, proposal.report.reason) == ([], "the prompt's round")
 
 
 @pytest.mark.parametrize(("asked", "given"), [(3, 3), (Bounds(0, 4), 16), (EntropyAdaptive(Bounds(1, 2)), 16)], ids=str)
@@ -111,7 +111,7 @@ async def test_a_prediction_is_drafted_from_to_the_full_unless_the_request_fixes
     policy = Policies(Resources(), Experience(ActiveGenerations())).make(request)
     decide(context, prediction[:40])
     proposal = await policy.propose(context)
-    assert (proposal.drafter, len(proposal)) == (DraftedBy.PREDICTION, given)
+    assert (proposal.report.drafter, len(proposal)) == (DraftedBy.PREDICTION, given)
 
 
 async def test_how_far_the_output_agrees_says_how_likely_the_next_tokens_are() -> None:

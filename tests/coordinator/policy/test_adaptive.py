@@ -5,7 +5,7 @@ import random
 import pytest
 
 from coordinator.acceptance import Origin, Outcome, Verdict
-from coordinator.round import Round
+from coordinator.stats import Round
 from paceline.speculation import Bounds
 from paceline.theory import best_k, speedup
 from tests.coordinator.contexts import make_context
@@ -139,7 +139,7 @@ async def test_the_prompts_round_teaches_nothing() -> None:
     proposal = await policy.propose(context)
     policy.learn(Round(proposal, Verdict([0]), Outcome([0], 0, Origin.TARGET), 0.0, 0.0, 9.0))
     assert world.experience.costs.now_s == 0, "of no round"
-    assert (len(proposal), proposal.reason) == (0, "the prompt's round")
+    assert (len(proposal), proposal.report.reason) == (0, "the prompt's round")
 
 
 def a_text(coin: random.Random, repeats: float) -> list[int]:

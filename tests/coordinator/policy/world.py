@@ -3,14 +3,15 @@
 import random
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import DraftedBy, Origin, Outcome, Proposal, Verdict
+from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context
 from coordinator.drafters.custom import CustomDrafter
 from coordinator.drafters.drafter import DrafterSet
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.policy.adaptive import AdaptivePolicy
 from coordinator.policy.cost_model import ActiveGenerations, Experience
-from coordinator.round import Round
+from coordinator.reports import DraftedBy, DraftReport
+from coordinator.stats import Round
 from paceline.speculation import Bounds
 from tests.coordinator.contexts import make_context
 
@@ -23,7 +24,9 @@ class Guesser:
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         num_tail_tokens, self.num_read = len(context) - self.num_read, len(context) + num_draft_tokens - 1
-        return Proposal([-1] * num_draft_tokens, drafter=DraftedBy.CUSTOM, num_tail_tokens=num_tail_tokens)
+        return Proposal(
+            [-1] * num_draft_tokens, report=DraftReport(drafter=DraftedBy.CUSTOM, num_tail_tokens=num_tail_tokens)
+        )
 
     def truncate(self, length: int) -> None:
         self.num_read = min(self.num_read, length)
@@ -74,7 +77,7 @@ class World:
             if context.is_finished or (self.text and context.num_generated >= len(self.text)):
                 break
             proposal = await policy.propose(context)
-            by_model = proposal.drafter is DraftedBy.CUSTOM and len(proposal) > 0
+            by_model = proposal.report.drafter is DraftedBy.CUSTOM and len(proposal) > 0
             coming = self.text[context.num_generated :] or [0] * (len(proposal) + 1)
             accepted = 0
             for index, (drafted, token) in enumerate(zip(proposal.tokens, coming, strict=False)):
@@ -84,7 +87,7 @@ class World:
                     break
                 accepted += 1
             accepted = min(accepted, len(coming) - 1)
-            num_tail_tokens = proposal.num_tail_tokens if by_model else 0
+            num_tail_tokens = proposal.report.num_tail_tokens if by_model else 0
             propose_s = num_tail_tokens * self.read_s + by_model * len(proposal) * self._about(self.draft_s, coin)
             proposed_s = self.now_s + propose_s
             ended_s = proposed_s + self._about(self.verify_s + self.row_s * len(proposal), coin)

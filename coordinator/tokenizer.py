@@ -1,17 +1,21 @@
-"""Tokens <-> text: the target's own tokenizer, incremental decoding, stop strings."""
+"""Tokens <-> text: the target's own tokenizer, incremental decoding, stop strings, and the bytes of a token."""
 
 import asyncio
+import codecs
+import json
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
+import tokenizers
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
 from coordinator.chat_template import ChatTemplate
-from coordinator.token_bytes import TokenBytes
 from paceline.errors import ConfigError
 
 T = TypeVar("T")
@@ -20,6 +24,8 @@ T = TypeVar("T")
 CONTEXT_TOKENS = 8
 # What bytes that make no character become.
 BROKEN = "\ufffd"
+# Tokens held back for a character that is not whole yet. Each token is decoded together with those held back before it.
+MAX_PENDING_TOKENS = 8
 # A text of as many characters is tokenized in a few milliseconds.
 LONG_CHARACTERS = 10_000
 
@@ -92,9 +98,13 @@ class Tokenizer:
         """What the token alone stands for: perhaps a part of a character. Of a special token its name."""
         return self._token_bytes.of(token)
 
-    def is_byte(self, token: int) -> bool:
-        """Whether the token is named for a byte: such tokens become text together with their neighbours."""
-        return self._token_bytes.is_byte(token)
+    def has_text(self, token: int) -> bool:
+        """Whether the token adds text by itself: it is not special, and not named for a byte."""
+        return self._token_bytes.has_text(token)
+
+    def unfinished(self, ids: list[int]) -> tuple[list[int], int]:
+        """See `TokenBytes.unfinished`."""
+        return self._token_bytes.unfinished(ids)
 
     def stream(self, stop: tuple[str, ...], behind: Sequence[int] = ()) -> "TextStream":
         """`behind`: tokens whose text goes on with the stream's; none for a text that begins anew."""
@@ -134,29 +144,54 @@ class TextStream:
         return text + held
 
     def _begin(self, context: list[int]) -> None:
-        """What comes is decoded as if behind these tokens: some tokenizers take the space from a text's first word."""
+        """Decodes the tokens to come as if they followed these: some tokenizers take the space from a text's first word."""
         text = self._tokenizer.decode(context)
         if text.endswith(BROKEN):
             context, text = [], ""
         self._decoder = DecodeStream(ids=context, skip_special_tokens=True)
         # All tokens of the decoder, and the characters decoded so far.
         self._ids, self._num_decoded = context, len(text)
+        # The newest of these tokens, whose text is held back, and how many of its characters were given out already.
+        self._num_pending = self._num_surplus = 0
+
+    def _begin_again(self) -> None:
+        self._begin([each for each in self._ids if self._tokenizer.has_text(each)][-1:])
 
     def _decode(self, token: int) -> str:
-        backend = self._tokenizer.backend
         try:
-            chunk = self._decoder.step(backend, token) or ""
-        except Exception:
-            # tokenizers raises bare Exception where a byte that makes no character changes what those before it stood for. That
-            # text is given out: what comes now is decoded by itself.
-            before = self._rest()
-            self._begin([each for each in self._ids if not self._tokenizer.is_byte(each)][-1:])
-            chunk = self._decoder.step(backend, token) or ""
-        else:
+            chunk = self._step(token)
             before = ""
-        self._ids.append(token)
-        self._num_decoded += len(chunk)
+        except Exception:
+            # tokenizers raises bare Exception if a byte that makes no character changes what those before it meant. Their
+            # text is given out, and the new token is decoded by itself.
+            before = self._rest()
+            self._begin_again()
+            chunk = self._step(token)
+        if self._num_pending > MAX_PENDING_TOKENS:
+            chunk += self._settle()
         return before + chunk
+
+    def _step(self, token: int) -> str:
+        chunk: str = self._decoder.step(self._tokenizer.backend, token) or ""
+        self._ids.append(token)
+        self._num_pending += 1
+        if chunk:
+            chunk = chunk[self._num_surplus :]
+            self._num_pending = self._num_surplus = 0
+        self._num_decoded += len(chunk)
+        return chunk
+
+    def _settle(self) -> str:
+        """Gives out the text of pending tokens, except for the bytes that may still become a character."""
+        unfinished, num_surplus = self._tokenizer.unfinished(self._ids[-self._num_pending :])
+        held_back = len(self._tokenizer.decode(unfinished)) - num_surplus
+        rest = self._rest()
+        self._begin_again()
+        for token in unfinished:
+            self._step(token)
+        self._num_surplus = num_surplus
+        self._num_decoded += num_surplus
+        return rest[: len(rest) - held_back]
 
     def _rest(self) -> str:
         """What the decoder holds back: bytes that are not yet a character."""
@@ -183,3 +218,101 @@ def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that `stop` begins with, short of `stop` itself."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+# A character has at most one byte more.
+MAX_UNFINISHED_BYTES = 3
+_BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Character -> byte, as GPT-2 has it: printable bytes stand for themselves, the others follow from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+class TokenBytes:
+    """Of one tokenizer."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # Special tokens and others that were added to the vocabulary: they are written as they are.
+        self._added = {id: str(token).encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
+        self._special = frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        steps = _decoder_steps(tokenizer)
+        kinds = {step["type"] for step in steps}
+        # Without one, tokens are joined by spaces.
+        self._has_decoder = bool(steps)
+        self._alphabet = _byte_level_alphabet() if "ByteLevel" in kinds else None
+        self._has_byte_names = "ByteFallback" in kinds
+        self._replacements = [
+            (step["pattern"]["String"], step["content"])
+            for step in steps
+            if step["type"] == "Replace" and "String" in step["pattern"]
+        ]
+
+    def of(self, token: int) -> bytes:
+        """Empty for an id that the tokenizer does not know: a model's vocabulary may be filled up with such ids."""
+        if token in self._added:
+            return self._added[token]
+        written = self._tokenizer.id_to_token(token)
+        if written is None:
+            return b""
+        if self._alphabet is not None:
+            return bytes(self._alphabet[character] for character in written)
+        if self.is_byte(token):
+            return bytes.fromhex(written[len("<0x") : -1])
+        for pattern, content in self._replacements:
+            written = written.replace(pattern, content)
+        return str(written).encode()
+
+    def offsets_of(self, ids: list[int], skip_special_tokens: bool) -> list[int]:
+        """Returns how many characters the bytes before each token make, and at last those of all."""
+        skipped = self._special if skip_special_tokens else frozenset()
+        pieces = [b"" if token in skipped else self.of(token) for token in ids]
+        if not self._has_decoder:
+            words = [at for at, piece in enumerate(pieces) if piece]
+            for at in words[1:]:
+                pieces[at] = b" " + pieces[at]
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        *offsets, end = accumulate((len(decoder.decode(piece)) for piece in pieces), initial=0)
+        return [*offsets, end + len(decoder.decode(b"", final=True))]
+
+    def unfinished(self, ids: list[int]) -> tuple[list[int], int]:
+        """Returns the last tokens of `ids` if they hold the first bytes of a character, and how many characters precede
+        those bytes in them. Special tokens are skipped."""
+        kept: list[int] = []
+        data = b""
+        for token in reversed(ids):
+            if len(data) >= MAX_UNFINISHED_BYTES:
+                break
+            if token not in self._special and (piece := self.of(token)):
+                kept.insert(0, token)
+                data = piece + data
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(data)
+        num_unfinished = len(decoder.getstate()[0])
+        if num_unfinished == 0:
+            return [], 0
+        while len(data) - (size := len(self.of(kept[0]))) >= num_unfinished:
+            del kept[0]
+            data = data[size:]
+        return kept, len(data[:-num_unfinished].decode(errors="replace"))
+
+    def has_text(self, token: int) -> bool:
+        """Whether the token adds text by itself: it is not special, and not named for a byte."""
+        return token not in self._special and not self.is_byte(token) and bool(self.of(token))
+
+    def is_byte(self, token: int) -> bool:
+        """Whether the token is named for a byte."""
+        written = self._tokenizer.id_to_token(token)
+        return self._has_byte_names and written is not None and _BYTE_NAME.fullmatch(written) is not None
+
+
+def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    """What the tokenizer does with tokens to make them text."""
+    decoder = json.loads(tokenizer.to_str())["decoder"]
+    if decoder is None:
+        return []
+    return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]

@@ -28,7 +28,7 @@ from paceline.noise import Purpose
 from paceline.sampling import SamplingParams
 from paceline.speculation import DraftMode, Rule
 from target_server.verifier import VerifyJob
-from tests.law.toy_rounds import Generation, Rounds, Table, Toy
+from tests.distribution.toy_rounds import Generation, Rounds, Table, Toy
 
 
 class DropUnsure(Rounds):

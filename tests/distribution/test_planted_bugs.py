@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from draft_server.drafter import Support
 from paceline.sampling import SamplingParams
 from paceline.speculation import Bounds, DraftMode, EntropyAdaptive, Rule
-from tests.law.planted_bugs import (
+from tests.distribution.planted_bugs import (
     BUGS,
     HARMLESS,
     KEYED_BY_POSITION_ALONE,
@@ -25,7 +25,7 @@ from tests.law.planted_bugs import (
     DenseGreedy,
     OneMinusInside,
 )
-from tests.law.toy_rounds import Rounds, Table, Toy, p_values
+from tests.distribution.toy_rounds import Rounds, Table, Toy, p_values
 
 LIMIT = 1e-9
 SET_SIZE = 400
