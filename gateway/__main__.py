@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from gateway.app import make_app
 from gateway.config import GatewaySettings
-from gateway.connection import Connection
+from gateway.http import Connection
 from paceline.observability.exposition import exposed
 from paceline.observability.traces import traced
 from paceline.rpc.server import DRAIN_S, require_free_address, run, wait_for_signal

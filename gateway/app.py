@@ -14,20 +14,14 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import GatewaySettings
-from gateway.describing import Describing
-from gateway.errors import HttpError, of_paceline, refuse
+from gateway.endpoints import Describing, Gateway, Generating
+from gateway.errors import HttpError, error_response, of_paceline, refuse
 from gateway.fields import names_at
-from gateway.forms import ChatForm, TextForm
-from gateway.gateway import Gateway
-from gateway.generating import Generating
-from gateway.guard import Guard
-from gateway.json_response import error_response
-from gateway.metrics import GatewayMetrics
-from gateway.requests import parse_chat, parse_text
-from gateway.spans import Spanned, note_failure
+from gateway.middleware import Guard, SlashIgnored
+from gateway.openai import ChatForm, TextForm, parse_chat, parse_text
+from gateway.telemetry import GatewayMetrics, Spanned, note_failure
 from paceline.errors import PacelineError
 from paceline.keys import KeyRing, is_of_this_machine
 from paceline.observability.spans import NO_SPANS, Spans
@@ -72,19 +66,6 @@ def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
     app.router.redirect_slashes = False
     app.state.exposition = gateway.exposition
     return app
-
-
-class SlashIgnored:
-    """Serves PATH/ as PATH. A redirect would name a scheme, and a proxy that ends TLS hides the client's."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if path.endswith("/") and path != "/":
-            scope = {**scope, "path": path[:-1]}
-        await self._app(scope, receive, send)
 
 
 def make_middleware(settings: GatewaySettings, metrics: GatewayMetrics, spans: Spans) -> list[Middleware]:

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import orjson
+from starlette.responses import Response
+
 from paceline import errors
 
 # Of an error that says nothing of when to come again, in seconds.
@@ -91,3 +94,16 @@ def of_exception(error: BaseException, names: Names = SAME_NAMES) -> Any:
 
 def internal() -> HttpError:
     return HttpError(500, "internal error; see the gateway's log", "server_error")
+
+
+class JsonResponse(Response):
+    """As Starlette's, written faster."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def error_response(error: HttpError) -> JsonResponse:
+    return JsonResponse(error.body, error.status, error.headers)

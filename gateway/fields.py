@@ -217,3 +217,19 @@ def _check(
         ):
             allowed = " or ".join(repr(each) for each in refused[key]) or "left out"
             raise refuse(name, f"{name} is not supported; it must be {allowed}", "unsupported_field")
+
+
+def get(body: Mapping[str, Any], name: str, kind: type, allowed: str, default: Any = None) -> Any:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise refuse(name, f"{name} is {value!r:.80}; it must be {allowed}")
+    return value
+
+
+def flag(body: Mapping[str, Any], name: str, default: bool = False, where: str = "") -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise refuse(where + name, f"{where}{name} is {value!r:.80}; it must be true or false")
+    return default if value is None else value

@@ -1,32 +1,28 @@
 """A body becomes a request: prompts, sampling, speculation, and how the answer is wanted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from gateway.bodies import flag, get
-from gateway.errors import of_paceline, refuse
+from gateway.errors import refuse
 from gateway.fields import (
-    CHAT,
-    CHAT_NAMES,
     DRAFT_LENGTH,
+    PART,
+    PART_IGNORED,
     PREDICTION,
     SAMPLING,
     SPECULATION,
     STREAM_OPTIONS,
-    TEXT,
-    check_fields,
     check_keys,
+    check_message,
+    flag,
+    get,
     whole_numbers,
 )
-from gateway.prompts import messages_of, prompts_of, text_of
 from paceline.client import Prompt
-from paceline.errors import InvalidArgument
 from paceline.results import Deployment
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
-
-DEFAULT_TEXT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,48 +44,6 @@ class HttpRequest:
     cache_salt: str
     template_options: dict[str, Any] | None = None
     parses_special_tokens: bool = False
-
-
-def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
-    """Of /v1/chat/completions. Raises HttpError and InvalidArgument, both naming the field."""
-    check_fields(body, CHAT)
-    body = whole_numbers(body)
-    name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-    most = get(body, name, int, "a whole number")
-    if most is not None and most < 1:
-        raise refuse(name, f"{name} is {most}; it must be at least 1")
-    top = None
-    if flag(body, "logprobs"):
-        top = get(body, "top_logprobs", int, "a whole number in [0, 20]", 0)
-    elif body.get("top_logprobs"):
-        raise refuse("top_logprobs", "top_logprobs needs logprobs to be true")
-    options = get(body, "chat_template_kwargs", dict, "an object")
-    if not flag(body, "add_generation_prompt", True):
-        raise refuse("add_generation_prompt", "add_generation_prompt is false; it must be true")
-    if most is None:
-        most = deployment.target.max_model_len
-    try:
-        sampling = _sampling(body, max_tokens=most, logprobs=top)
-    except InvalidArgument as error:
-        raise of_paceline(error, {**CHAT_NAMES, "max_tokens": name}) from None
-    parses = flag(body, "parse_special_tokens")
-    messages: list[Prompt] = [messages_of(body)]
-    return _request(body, deployment, messages, sampling, template_options=options, parses_special_tokens=parses)
-
-
-def parse_text(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
-    """Of /v1/completions. Raises HttpError and InvalidArgument, both naming the field."""
-    check_fields(body, TEXT)
-    body = whole_numbers(body)
-    most = get(body, "max_tokens", int, "a whole number", DEFAULT_TEXT_TOKENS)
-    echo = flag(body, "echo")
-    top = get(body, "logprobs", int, "a whole number in [0, 20]")
-    if most == 0 and not echo:
-        raise refuse("max_tokens", "max_tokens is 0; it must be at least 1, or 0 with echo")
-    sampling = _sampling(body, max_tokens=most, logprobs=top)
-    if echo and top is not None:
-        sampling = replace(sampling, prompt_logprobs=top)
-    return _request(body, deployment, prompts_of(body), sampling, echo=echo, is_raw=True)
 
 
 def _request(
@@ -194,3 +148,61 @@ def _prediction(body: Mapping[str, Any]) -> str | None:
             raise refuse("prediction.type", f"prediction.type is {asked['type']!r:.80}; it must be 'content'")
         asked = asked.get("content", "")
     return None if asked is None else text_of(asked, "prediction.content")
+
+
+MAX_PROMPTS = 256
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def messages_of(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise refuse("messages", "messages is not a list with at least one message")
+    return [_message(each, f"messages[{index}]") for index, each in enumerate(messages)]
+
+
+def _message(message: Any, name: str) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise refuse(name, f"{name} is not an object with role and content")
+    check_message(message, name)
+    role = message.get("role")
+    if role not in ROLES:
+        raise refuse(f"{name}.role", f"{name}.role is {role!r:.80}; it must be one of {', '.join(ROLES)}")
+    content = message.get("content")
+    is_silent = content is None and role == "assistant"
+    return {"role": role, "content": "" if is_silent else text_of(content, f"{name}.content")}
+
+
+def text_of(content: Any, name: str) -> str:
+    """Returns a text, or the texts of its parts joined as they are: a client may cut a text anywhere."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise refuse(name, f"{name} is {content!r:.80}; it must be a text or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        is_text = isinstance(part, dict) and part.get("type") == "text"
+        if is_text:
+            check_keys(part, PART, f"{name}[{index}]", PART_IGNORED)
+        if not is_text or not isinstance(part.get("text"), str):
+            raise refuse(f"{name}[{index}]", f"{name}[{index}] is no text part; this model reads text alone")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def prompts_of(body: Mapping[str, Any]) -> list[Prompt]:
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and len(prompt) > 0:
+        if all(_is_id(each) for each in prompt):
+            return [prompt]
+        if len(prompt) > MAX_PROMPTS:
+            raise refuse("prompt", f"prompt is {len(prompt)} prompts; it must be at most {MAX_PROMPTS}")
+        if all(isinstance(each, str) or (isinstance(each, list) and all(map(_is_id, each))) for each in prompt):
+            return list(prompt)
+    raise refuse("prompt", "prompt is not a text, a list of token ids, or a list of either")
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31

@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from gateway.connection import HEADERS_TIMEOUT_S, MOST_HEADER_BYTES
+from gateway.http import HEADERS_TIMEOUT_S, MOST_HEADER_BYTES
 from tests.gateway.conftest import Door
 
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"

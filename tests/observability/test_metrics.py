@@ -11,8 +11,8 @@ import pytest
 
 from gateway.app import make_app
 from gateway.config import GatewaySettings
-from gateway.guard import COUNTED_PATHS
-from gateway.vllm_names import VLLM_NAMES
+from gateway.middleware import COUNTED_PATHS
+from gateway.telemetry import VLLM_NAMES
 from paceline.errors import InvalidArgument, Unauthenticated
 from paceline.results import Completion
 from paceline.sampling import SamplingParams

@@ -11,8 +11,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.spans import PATHS, Spanned
-from gateway.sse import send_events
+from gateway.generation import send_events
+from gateway.telemetry import PATHS, Spanned
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.observability.traces import traced

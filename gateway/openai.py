@@ -1,10 +1,16 @@
 """The two forms of an answer: a chat's and a text's, in chunks and whole."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from gateway.tokens import TokenTexts
-from paceline.results import TokenLogprobs
+from gateway.errors import of_paceline, refuse
+from gateway.fields import CHAT, CHAT_NAMES, TEXT, check_fields, flag, get, whole_numbers
+from gateway.requests import HttpRequest, _request, _sampling, messages_of, prompts_of
+from gateway.router import TokenTexts
+from paceline.client import Prompt
+from paceline.errors import InvalidArgument
+from paceline.results import Deployment, TokenLogprobs
 
 # What JSON can't say, minus infinity, in OpenAI's words: of tokens that could not come.
 LOWEST = -9999.0
@@ -116,3 +122,48 @@ class TextForm:
 
 def _finite(logprob: float) -> float:
     return max(logprob, LOWEST)
+
+
+DEFAULT_TEXT_TOKENS = 16
+
+
+def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
+    """Of /v1/chat/completions. Raises HttpError and InvalidArgument, both naming the field."""
+    check_fields(body, CHAT)
+    body = whole_numbers(body)
+    name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    most = get(body, name, int, "a whole number")
+    if most is not None and most < 1:
+        raise refuse(name, f"{name} is {most}; it must be at least 1")
+    top = None
+    if flag(body, "logprobs"):
+        top = get(body, "top_logprobs", int, "a whole number in [0, 20]", 0)
+    elif body.get("top_logprobs"):
+        raise refuse("top_logprobs", "top_logprobs needs logprobs to be true")
+    options = get(body, "chat_template_kwargs", dict, "an object")
+    if not flag(body, "add_generation_prompt", True):
+        raise refuse("add_generation_prompt", "add_generation_prompt is false; it must be true")
+    if most is None:
+        most = deployment.target.max_model_len
+    try:
+        sampling = _sampling(body, max_tokens=most, logprobs=top)
+    except InvalidArgument as error:
+        raise of_paceline(error, {**CHAT_NAMES, "max_tokens": name}) from None
+    parses = flag(body, "parse_special_tokens")
+    messages: list[Prompt] = [messages_of(body)]
+    return _request(body, deployment, messages, sampling, template_options=options, parses_special_tokens=parses)
+
+
+def parse_text(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
+    """Of /v1/completions. Raises HttpError and InvalidArgument, both naming the field."""
+    check_fields(body, TEXT)
+    body = whole_numbers(body)
+    most = get(body, "max_tokens", int, "a whole number", DEFAULT_TEXT_TOKENS)
+    echo = flag(body, "echo")
+    top = get(body, "logprobs", int, "a whole number in [0, 20]")
+    if most == 0 and not echo:
+        raise refuse("max_tokens", "max_tokens is 0; it must be at least 1, or 0 with echo")
+    sampling = _sampling(body, max_tokens=most, logprobs=top)
+    if echo and top is not None:
+        sampling = replace(sampling, prompt_logprobs=top)
+    return _request(body, deployment, prompts_of(body), sampling, echo=echo, is_raw=True)

@@ -5,15 +5,111 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from gateway.delivered import Delivered, Repetition
-from gateway.metrics import GatewayMetrics
-from gateway.patience import Patience
+from gateway.telemetry import GatewayMetrics
 from paceline.client import AsyncClient, Tls
-from paceline.errors import Unavailable
+from paceline.errors import Aborted, Unavailable
 from paceline.results import Deployment, Piece
+
+
+@dataclass(slots=True)
+class DeliveredChoice:
+    """What a client has of one choice."""
+
+    token_ids: list[int] = field(default_factory=list)
+    is_finished: bool = False
+
+
+class Delivered:
+    """All choices of a request, by their index."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, DeliveredChoice] = {}
+
+    def add(self, piece: Piece) -> None:
+        choice = self._choices.setdefault(piece.index, DeliveredChoice())
+        choice.token_ids += piece.token_ids
+        choice.is_finished = piece.finish is not None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._choices
+
+    def as_it_stands(self) -> dict[int, DeliveredChoice]:
+        """A copy, by the choices' index: what is delivered later is not in it."""
+        return {index: replace(each, token_ids=list(each.token_ids)) for index, each in self._choices.items()}
+
+    @property
+    def prediction(self) -> list[int] | None:
+        """What a repetition will begin with: drafts that are right. Of several unfinished choices the longest's tokens."""
+        unfinished = [each.token_ids for each in self._choices.values() if not each.is_finished]
+        return max(unfinished, key=len, default=None) or None
+
+
+class Repetition:
+    """A request's pieces once more, without what was delivered before."""
+
+    def __init__(self, delivered: Delivered) -> None:
+        # Before the repetition began. A choice of which nothing was delivered begins with it, and is never compared.
+        self._before = delivered.as_it_stands()
+        # Tokens of this repetition so far, by choice.
+        self._num_tokens: dict[int, int] = {}
+
+    def rest_of(self, piece: Piece) -> Piece | None:
+        """The part of `piece` that the client lacks; None: it has all of it.
+
+        Raises Aborted where the tokens are others than those delivered: then there is no going on.
+        """
+        choice = self._before.get(piece.index)
+        if choice is None:
+            return piece
+        start = self._num_tokens.get(piece.index, 0)
+        self._num_tokens[piece.index] = start + len(piece.token_ids)
+        known = choice.token_ids[start:]
+        num_known = min(len(known), len(piece.token_ids))
+        if piece.token_ids[:num_known] != known[:num_known]:
+            raise Aborted("the coordinator went away, and another one's answer begins with other tokens")
+        if choice.is_finished or (num_known == len(piece.token_ids) and piece.finish is None):
+            return None
+        return _behind(piece, num_known)
+
+
+def _behind(piece: Piece, num_tokens: int) -> Piece:
+    """`piece` without its first tokens, and without what only an answer's first piece has. A round that is cut has no trace."""
+    return replace(
+        piece,
+        text=piece.text[sum(piece.text_lengths[:num_tokens]) :],
+        token_ids=piece.token_ids[num_tokens:],
+        origins=piece.origins[num_tokens:],
+        text_lengths=piece.text_lengths[num_tokens:],
+        logprobs=piece.logprobs[num_tokens:],
+        prompt_logprobs=[],
+        trace=piece.trace if num_tokens == 0 else None,
+    )
+
+
+class Patience:
+    """One request's. It counts from a failure on, and anew once the answer came further."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._failing_since_s: float | None = None
+        self.failure = Unavailable("no coordinator was asked")
+
+    def note_failure(self, error: Unavailable) -> None:
+        self.failure = error
+        if self._failing_since_s is None:
+            self._failing_since_s = time.monotonic()
+
+    def note_progress(self) -> None:
+        self._failing_since_s = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._failing_since_s is not None and time.monotonic() - self._failing_since_s >= self._patience_s
+
 
 T = TypeVar("T")
 # How long a coordinator that did not answer is passed over.
@@ -150,3 +246,54 @@ class Coordinators:
             if patience.is_over or not any(each.was_there for each in self._all):
                 return
             await asyncio.sleep(PAUSE_S)
+
+
+# Far more than any vocabulary in use has.
+MOST_KNOWN = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A token as a client sees it: its bytes, and a text that tells it from others."""
+
+    text: str
+    utf8: bytes
+
+
+class TokenTexts:
+    """Texts by token id. All coordinators of a gateway serve the same model."""
+
+    def __init__(self, coordinators: Coordinators) -> None:
+        self._coordinators = coordinators
+        self._known: dict[int, TokenText] = {}
+
+    def __getitem__(self, token: int) -> TokenText:
+        return self._known[token]
+
+    async def learn(self, ids: set[int], key: str | None) -> None:
+        """Makes `ids` known. Raises what a coordinator raises."""
+        unknown = sorted(ids - self._known.keys())
+        if not unknown:
+            return
+        if len(self._known) + len(unknown) > MOST_KNOWN:
+            self._known.clear()
+            unknown = sorted(ids)
+        # A coordinator takes no more ids at once than its model takes tokens.
+        most = (await self._coordinators.describe(key)).target.max_model_len
+        for start in range(0, len(unknown), most):
+            await self._learn(unknown[start : start + most], key)
+
+    async def _learn(self, ids: list[int], key: str | None) -> None:
+        found = await self._coordinators.ask(
+            "", lambda each: each.client_for(key).detokenize(ids, skip_special_tokens=False)
+        )
+        for token, utf8 in zip(ids, found.pieces, strict=True):
+            self._known[token] = TokenText(_readable(utf8), utf8)
+
+
+def _readable(utf8: bytes) -> str:
+    """The token's text; part of a character as OpenAI writes it, "bytes:\\xe2\\x80"."""
+    try:
+        return utf8.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in utf8)

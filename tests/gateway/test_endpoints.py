@@ -8,7 +8,7 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from gateway.describing import fields_of_length
+from gateway.endpoints import fields_of_length
 from gateway.fields import DRAFT_LENGTH
 from paceline.engine.models.weights import find_folder
 from paceline.speculation import Bounds, DraftLength, EntropyAdaptive, parse_draft_length

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.delivered import Delivered, Repetition
+from gateway.router import Delivered, Repetition
 from paceline.errors import Aborted
 from paceline.results import Finish, Piece, Speculation, Timing, TokenLogprobs
 from paceline.trace import RoundTrace

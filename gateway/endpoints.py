@@ -1,25 +1,116 @@
-"""The endpoints that answer at once: models, the deployment, the tokenizer, health."""
+"""What all endpoints share: the coordinators, what tokens are called, and the model's name."""
 
 import asyncio
 import os
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from gateway.bodies import flag, get, read_body
-from gateway.errors import refuse, unavailable
-from gateway.fields import DRAFT_LENGTH, whole_numbers
-from gateway.gateway import Gateway, key_of
-from gateway.json_response import JsonResponse
-from gateway.prompts import messages_of
+from gateway.config import GatewaySettings
+from gateway.errors import JsonResponse, no_such_model, refuse, unavailable
+from gateway.fields import DRAFT_LENGTH, flag, get, names_at, whole_numbers
+from gateway.generation import send_events, until_client_goes
+from gateway.http import read_body
+from gateway.middleware import take_from_body
+from gateway.openai import Form
+from gateway.reply import Reply
+from gateway.requests import HttpRequest, messages_of
+from gateway.router import Coordinators, TokenTexts
+from gateway.telemetry import GatewayMetrics, VllmNames
 from paceline.client import Prompt
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
 from paceline.rpc.supervision import instance_of
 from paceline.speculation import Bounds, DraftLength, DraftMode, EntropyAdaptive, SpeculationParams
+
+
+class Gateway:
+    """An asynchronous context: it has connections while it is open."""
+
+    coordinators: Coordinators
+    texts: TokenTexts
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.metrics = GatewayMetrics()
+        # Ours, and the same under vLLM's names.
+        self.exposition = CollectorRegistry()
+        self.exposition.register(self.metrics.registry)
+        self.exposition.register(VllmNames(self.metrics, settings.model_name))
+
+    async def __aenter__(self) -> "Gateway":
+        settings = self.settings
+        self.coordinators = Coordinators(settings.addresses, settings.patience, settings.servers_tls, self.metrics)
+        self.texts = TokenTexts(self.coordinators)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.coordinators.close()
+
+    def model_name(self, deployment: Deployment) -> str:
+        """What clients call the model."""
+        return self.settings.model_name or deployment.target.name
+
+    def check_model(self, body: Mapping[str, Any], deployment: Deployment) -> None:
+        """Raises HttpError (404) for a model that is not served."""
+        model, known = get(body, "model", str, "a text"), self.model_name(deployment)
+        if model not in (None, known, deployment.target.name):
+            raise no_such_model(model, known)
+
+
+def key_of(request: Request) -> str | None:
+    """The caller's key; `Guard` has read it."""
+    key: str | None = request.state.key
+    return key
+
+
+Parse = Callable[[Mapping[str, Any], Deployment], HttpRequest]
+
+
+class Generating:
+    """One of them: how its body is read and its answer looks."""
+
+    def __init__(self, gateway: Gateway, form: Form, parse: Parse) -> None:
+        self._gateway = gateway
+        self._form = form
+        self._parse = parse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        body = await read_body(request, self._gateway.settings.max_body_bytes)
+        await until_client_goes(receive, self._answer(body, request, send))
+
+    async def _answer(self, body: dict[str, Any], request: Request, send: Send) -> None:
+        gateway, key = self._gateway, key_of(request)
+        deployment = await gateway.coordinators.describe(key)
+        gateway.check_model(body, deployment)
+        asked = self._parse(body, deployment)
+        asked = replace(asked, request_id=take_from_body(request, asked.request_id))
+        if asked.echo or (asked.has_usage_in_every_chunk and len(asked.prompts) > 1):
+            asked = await self._with_ids(asked, key)
+        reply = Reply(self._form, asked, gateway.model_name(deployment), gateway.coordinators, gateway.texts, key)
+        if asked.is_stream:
+            await send_events(reply.chunks(), send, names_at(request.scope["path"]))
+        else:
+            response = JsonResponse(await reply.whole())
+            await response(request.scope, request.receive, send)
+
+    async def _with_ids(self, asked: HttpRequest, key: str | None) -> HttpRequest:
+        """Prompts as token ids: what is echoed is said of each of them, and usage counts those that have not begun."""
+
+        async def ids_of(text: str) -> list[int]:
+            ask = self._gateway.coordinators.ask
+            return await ask("", lambda each: each.client_for(key).tokenize(text, raw=True))
+
+        prompts: list[Prompt] = [await ids_of(each) if isinstance(each, str) else each for each in asked.prompts]
+        return replace(asked, prompts=prompts)
+
 
 HEALTH_TIMEOUT_S = 1.0
 TOKENIZE = (

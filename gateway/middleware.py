@@ -4,18 +4,23 @@ import base64
 import binascii
 import logging
 import re
+import secrets
+import string
 import time
+from collections.abc import MutableMapping
+from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway import request_ids
-from gateway.errors import HttpError, internal, refuse, too_many, unauthorized
-from gateway.json_response import error_response
-from gateway.metrics import GatewayMetrics
+from gateway.errors import HttpError, error_response, internal, refuse, too_many, unauthorized
+from gateway.telemetry import GatewayMetrics
 from paceline.keys import KeyRing, is_loopback
+from paceline.observability import logs
 from paceline.observability.logs import with_fields
+from paceline.sampling import MAX_ID_CHARACTERS
 
 log = logging.getLogger(__name__)
 # Answered without a key: health, and the page, which holds no data and in which a key can be typed.
@@ -59,18 +64,18 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), request_ids.answer_header(state)]}
+                message = {**message, "headers": [*message.get("headers", ()), answer_header(state)]}
             await send(message)
 
         headers = Headers(scope=scope)
         key, name = _key_of(headers), None
         state = scope.setdefault("state", {})
         state["key"] = key
-        request_ids.begin(state)
+        begin(state)
         self.num_open += 1
         self._metrics.count_open(1)
         try:
-            request_ids.take_from_headers(state, headers)
+            take_from_headers(state, headers)
             name = self._admit(scope["path"], _host_of(scope, headers), key)
             await self._app(scope, receive, send_noted)
         except HttpError as error:
@@ -133,3 +138,52 @@ def _key_of(headers: Headers) -> str | None:
         except (binascii.Error, UnicodeDecodeError):
             return None
     return headers.get("x-api-key") or None
+
+
+HEADER = "x-request-id"
+# What a header's value carries as it is.
+_PLAIN = string.punctuation + " "
+
+
+def begin(state: MutableMapping[str, Any]) -> None:
+    """Gives the request whose state this is a name of our own."""
+    _name(state, secrets.token_hex(12))
+
+
+def take_from_headers(state: MutableMapping[str, Any], headers: Headers) -> None:
+    """What the client, or a proxy on its way, calls the request. Raises HttpError."""
+    given = headers.get(HEADER, "")
+    if len(given) > MAX_ID_CHARACTERS or not given.isprintable():
+        raise refuse(HEADER, f"{HEADER} must be at most {MAX_ID_CHARACTERS} printable characters")
+    if given:
+        _name(state, given)
+
+
+def take_from_body(request: Request, given: str) -> str:
+    """The name in the body goes before one in the headers. Returns the request's; the coordinator says what is too long."""
+    state: MutableMapping[str, Any] = request.scope["state"]
+    _name(state, given[:MAX_ID_CHARACTERS] or state["request_id"])
+    return given or str(state["request_id"])
+
+
+def answer_header(state: MutableMapping[str, Any]) -> tuple[bytes, bytes]:
+    return HEADER.encode(), quote(state["request_id"], safe=_PLAIN).encode()
+
+
+def _name(state: MutableMapping[str, Any], name: str) -> None:
+    # For the answer, and for what is logged from here on: tasks see the state, and inherit the other.
+    state["request_id"] = name
+    logs.request_id.set(name)
+
+
+class SlashIgnored:
+    """Serves PATH/ as PATH. A redirect would name a scheme, and a proxy that ends TLS hides the client's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path.endswith("/") and path != "/":
+            scope = {**scope, "path": path[:-1]}
+        await self._app(scope, receive, send)
