@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from gateway.app import make_app
 from gateway.config import GatewaySettings
-from gateway.http import Connection
+from gateway.http import HttpConnection
 from paceline.observability.exposition import exposed
 from paceline.observability.traces import traced
 from paceline.rpc.server import DRAIN_S, require_free_address, run, wait_for_signal
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """One that leaves signals to us: its own way ends by raising them again."""
 
     @contextlib.contextmanager
@@ -50,26 +50,26 @@ async def _serve(settings: GatewaySettings, app: Starlette) -> None:
     }  # fmt: skip
     if settings.tls:
         # Made now: a bad file ends the gateway before it listens.
-        context = following_context(settings.tls)
+        context = reloading_context(settings.tls)
         options["ssl_context_factory"] = lambda config, default: context
     if settings.listen.startswith("unix:"):
-        sockets, options["uds"], where = None, settings.listen.removeprefix("unix:"), settings.listen
+        sockets, options["uds"], address = None, settings.listen.removeprefix("unix:"), settings.listen
     else:
         sockets = [_bind(settings.listen)]
-        where = (
+        address = (
             f"http{'s' if settings.tls else ''}://{settings.listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
         )
-    config = uvicorn.Config(app, http=Connection, **options)
+    config = uvicorn.Config(app, http=HttpConnection, **options)
     # Where it listens we say ourselves.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    server = Server(config)
+    server = GatewayServer(config)
     serving = asyncio.create_task(server.serve(sockets))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     # What stands by now stays: the garbage collector need not go through it again and again.
     gc.collect()
     gc.freeze()
-    log.info("gateway: listening on %s (%s)", where, settings.tls.said)
+    log.info("gateway: listening on %s (%s)", address, settings.tls.said)
     ending = asyncio.create_task(wait_for_signal())
     await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
     log.info("gateway: draining for up to %.0f s", DRAIN_S)
@@ -77,7 +77,7 @@ async def _serve(settings: GatewaySettings, app: Starlette) -> None:
     await serving
 
 
-def following_context(tls: Tls) -> ssl.SSLContext:
+def reloading_context(tls: Tls) -> ssl.SSLContext:
     """For HTTPS: each new connection gets what the files hold by then. Raises ConfigError."""
     contexts = Reloaded(tls, tls.server_context)
     first = contexts.value

@@ -16,12 +16,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from gateway.config import GatewaySettings
-from gateway.endpoints import Describing, Gateway, Generating
-from gateway.errors import HttpError, error_response, of_paceline, refuse
+from gateway.endpoints import Endpoints, Gateway, GenerateEndpoint
+from gateway.errors import HttpError, bad_request, error_response, from_paceline
 from gateway.fields import names_at
 from gateway.middleware import Guard, SlashIgnored
 from gateway.openai import ChatForm, TextForm, parse_chat, parse_text
-from gateway.telemetry import GatewayMetrics, Spanned, note_failure
+from gateway.telemetry import GatewayMetrics, RequestSpans, record_failure
 from paceline.errors import PacelineError
 from paceline.keys import KeyRing, is_of_this_machine
 from paceline.observability.spans import NO_SPANS, Spans
@@ -35,7 +35,7 @@ PAGE_HEADERS = {"content-security-policy": "default-src 'self'", "x-content-type
 def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
     """The ASGI application. `spans`: of requests. Raises ConfigError for a file of keys that can't be read."""
     gateway = Gateway(settings)
-    describing = Describing(gateway)
+    endpoints = Endpoints(gateway)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
@@ -43,17 +43,17 @@ def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
             yield
 
     routes = [
-        Route("/v1/chat/completions", Generating(gateway, ChatForm(), parse_chat), methods=["POST"]),
-        Route("/v1/completions", Generating(gateway, TextForm(), parse_text), methods=["POST"]),
-        Route("/v1/models", describing.models),
-        Route("/v1/models/{model:path}", describing.model),
-        Route("/v1/deployment", describing.deployment),
-        Route("/tokenize", describing.tokenize, methods=["POST"]),
-        Route("/detokenize", describing.detokenize, methods=["POST"]),
-        Route("/tokenizer_info", describing.tokenizer_info),
-        Route("/metrics", describing.metrics),
-        Route("/health", describing.health),
-        Route("/ready", describing.ready),
+        Route("/v1/chat/completions", GenerateEndpoint(gateway, ChatForm(), parse_chat), methods=["POST"]),
+        Route("/v1/completions", GenerateEndpoint(gateway, TextForm(), parse_text), methods=["POST"]),
+        Route("/v1/models", endpoints.models),
+        Route("/v1/models/{model:path}", endpoints.model),
+        Route("/v1/deployment", endpoints.deployment),
+        Route("/tokenize", endpoints.tokenize, methods=["POST"]),
+        Route("/detokenize", endpoints.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", endpoints.tokenizer_info),
+        Route("/metrics", endpoints.metrics),
+        Route("/health", endpoints.health),
+        Route("/ready", endpoints.ready),
         Route("/", page),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
@@ -75,7 +75,10 @@ def make_middleware(settings: GatewaySettings, metrics: GatewayMetrics, spans: S
     guard = Middleware(
         Guard, keys=keys, max_open=settings.max_open_requests, loopback_only=loopback_only, metrics=metrics
     )
-    slash, inner = Middleware(SlashIgnored), [Middleware(Spanned, spans=spans), guard] if spans.are_kept else [guard]
+    slash, inner = (
+        Middleware(SlashIgnored),
+        [Middleware(RequestSpans, spans=spans), guard] if spans.are_kept else [guard],
+    )
     if settings.allow_origin is None:
         return [slash, *inner]
     cors = Middleware(
@@ -96,8 +99,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 async def on_paceline_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PacelineError)
-    note_failure(error)
-    return error_response(of_paceline(error, names_at(request.scope["path"])))
+    record_failure(error)
+    return error_response(from_paceline(error, names_at(request.scope["path"])))
 
 
 async def on_framework_error(request: Request, error: Exception) -> Response:
@@ -112,4 +115,4 @@ async def on_framework_error(request: Request, error: Exception) -> Response:
 
 async def on_depth(request: Request, error: Exception) -> Response:
     """Whoever looked into the body ran out of depth."""
-    return error_response(refuse("body", "the body is nested too deeply"))
+    return error_response(bad_request("body", "the body is nested too deeply"))

@@ -13,14 +13,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.config import GatewaySettings
-from gateway.errors import JsonResponse, no_such_model, refuse, unavailable
+from gateway.errors import JsonResponse, bad_request, no_such_model, unavailable
 from gateway.fields import DRAFT_LENGTH, flag, get, names_at, whole_numbers
 from gateway.generation import send_events, until_client_goes
 from gateway.http import read_body
-from gateway.middleware import take_from_body
+from gateway.middleware import read_request_id_field
 from gateway.openai import Form
 from gateway.reply import Reply
-from gateway.requests import HttpRequest, messages_of
+from gateway.requests import HttpRequest, parse_messages
 from gateway.router import Coordinators, TokenTexts
 from gateway.telemetry import GatewayMetrics, VllmNames
 from paceline.client import Prompt
@@ -73,7 +73,7 @@ def key_of(request: Request) -> str | None:
 Parse = Callable[[Mapping[str, Any], Deployment], HttpRequest]
 
 
-class Generating:
+class GenerateEndpoint:
     """One of them: how its body is read and its answer looks."""
 
     def __init__(self, gateway: Gateway, form: Form, parse: Parse) -> None:
@@ -91,9 +91,9 @@ class Generating:
         deployment = await gateway.coordinators.describe(key)
         gateway.check_model(body, deployment)
         asked = self._parse(body, deployment)
-        asked = replace(asked, request_id=take_from_body(request, asked.request_id))
+        asked = replace(asked, request_id=read_request_id_field(request, asked.request_id))
         if asked.echo or (asked.has_usage_in_every_chunk and len(asked.prompts) > 1):
-            asked = await self._with_ids(asked, key)
+            asked = await self._with_token_ids(asked, key)
         reply = Reply(self._form, asked, gateway.model_name(deployment), gateway.coordinators, gateway.texts, key)
         if asked.is_stream:
             await send_events(reply.chunks(), send, names_at(request.scope["path"]))
@@ -101,7 +101,7 @@ class Generating:
             response = JsonResponse(await reply.whole())
             await response(request.scope, request.receive, send)
 
-    async def _with_ids(self, asked: HttpRequest, key: str | None) -> HttpRequest:
+    async def _with_token_ids(self, asked: HttpRequest, key: str | None) -> HttpRequest:
         """Prompts as token ids: what is echoed is said of each of them, and usage counts those that have not begun."""
 
         async def ids_of(text: str) -> list[int]:
@@ -120,7 +120,7 @@ TOKENIZE = (
 DETOKENIZE = ("model", "tokens")
 
 
-class Describing:
+class Endpoints:
     """Handlers, each for one path."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -190,12 +190,12 @@ class Describing:
         is_chat = body.get("messages") is not None
         text = get(body, "prompt", str, "a text")
         if is_chat == (text is not None):
-            raise refuse("prompt", "there must be either prompt or messages")
-        prompt: Prompt = messages_of(body) if is_chat else text
+            raise bad_request("prompt", "there must be either prompt or messages")
+        prompt: Prompt = parse_messages(body) if is_chat else text
         special, opening = flag(body, "add_special_tokens", not is_chat), flag(body, "add_generation_prompt", True)
         parses = flag(body, "parse_special_tokens", not is_chat)
         if not (is_chat or parses):
-            raise refuse("parse_special_tokens", "parse_special_tokens is false; it must be true with prompt")
+            raise bad_request("parse_special_tokens", "parse_special_tokens is false; it must be true with prompt")
         ask = self._gateway.coordinators.ask
         ids = await ask(
             "",
@@ -209,7 +209,7 @@ class Describing:
         )
         names = None
         if flag(body, "return_token_strs"):
-            await self._gateway.texts.learn(set(ids), key)
+            await self._gateway.texts.load(set(ids), key)
             names = [self._gateway.texts[token].text for token in ids]
         longest = deployment.target.max_model_len
         return JsonResponse({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": names})
@@ -220,7 +220,7 @@ class Describing:
         self._gateway.check_model(body, await self._describe(request))
         ids = get(body, "tokens", list, "a list of token ids", [])
         if not all(type(each) is int and 0 <= each < 2**31 for each in ids):
-            raise refuse("tokens", "tokens is not a list of token ids")
+            raise bad_request("tokens", "tokens is not a list of token ids")
         ask = self._gateway.coordinators.ask
         found = await ask("", lambda each: each.client_for(key).detokenize(ids, skip_special_tokens=False))
         return JsonResponse({"prompt": found.text})
@@ -232,7 +232,7 @@ class Describing:
         body = await read_body(request, self._gateway.settings.max_body_bytes)
         for name in body:
             if name not in names:
-                raise refuse(name[:100], f"there is no field {name[:100]!r}; there are {', '.join(names)}")
+                raise bad_request(name[:100], f"there is no field {name[:100]!r}; there are {', '.join(names)}")
         return whole_numbers(body)
 
     def _card(self, deployment: Deployment) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def _speculation(defaults: SpeculationParams) -> dict[str, Any]:
     return {
         "enabled": defaults.enabled,
         "drafter": defaults.drafter.value,
-        **fields_of_length(defaults.num_draft_tokens),
+        **draft_length_fields(defaults.num_draft_tokens),
         "rule": None if defaults.rule is None else defaults.rule.value,
         "coupled": defaults.draft_mode is DraftMode.COUPLED,
         "lenience": defaults.lenience,
@@ -256,7 +256,7 @@ def _speculation(defaults: SpeculationParams) -> dict[str, Any]:
     }
 
 
-def fields_of_length(length: DraftLength) -> dict[str, Any]:
+def draft_length_fields(length: DraftLength) -> dict[str, Any]:
     """The fields from which parse_draft_length makes this length; None: left out."""
     match length:
         case Bounds() as bounds:

@@ -13,8 +13,8 @@ from paceline import errors
 # Of an error that says nothing of when to come again, in seconds.
 RETRY_AFTER_S = 1
 # What clients call fields that are called otherwise here (fields.py).
-Names = Mapping[str, str]
-SAME_NAMES: Names = MappingProxyType({})
+FieldNames = Mapping[str, str]
+NO_RENAMES: FieldNames = MappingProxyType({})
 # OpenAI's codes by our reasons.
 _CODES = {errors.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded"}
 
@@ -32,7 +32,7 @@ class HttpError(Exception):
         self.headers = headers
 
 
-def refuse(name: str | None, message: str, code: str | None = None) -> HttpError:
+def bad_request(name: str | None, message: str, code: str | None = None) -> HttpError:
     """A request whose field `name` can't be served. None: the message tells what it is."""
     return HttpError(400, message, "invalid_request_error", name, code)
 
@@ -47,8 +47,8 @@ def no_such_model(model: str, known: str) -> HttpError:
     return HttpError(404, message, "invalid_request_error", "model", "model_not_found")
 
 
-def too_large(most_bytes: int) -> HttpError:
-    return HttpError(413, f"the body is larger than {most_bytes} bytes", "invalid_request_error", code="body_too_large")
+def too_large(max_bytes: int) -> HttpError:
+    return HttpError(413, f"the body is larger than {max_bytes} bytes", "invalid_request_error", code="body_too_large")
 
 
 def too_many(message: str, retry_after_s: float | None = None) -> HttpError:
@@ -62,15 +62,15 @@ def unavailable(message: str) -> HttpError:
     return HttpError(503, message, "service_unavailable_error", code="unavailable", headers=headers)
 
 
-def of_paceline(error: errors.PacelineError, names: Names = SAME_NAMES) -> HttpError:
+def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -> HttpError:
     """What a coordinator, or a check of ours, says, in HTTP's words."""
     message = str(error)
     match error:
         case errors.InvalidArgument():
             named = error.renamed(names.get(error.field, error.field))
-            return refuse(named.field, str(named), _CODES.get(error.reason))
+            return bad_request(named.field, str(named), _CODES.get(error.reason))
         case errors.OutOfRange():
-            return refuse(None, message)
+            return bad_request(None, message)
         case errors.Unauthenticated():
             return unauthorized(message)
         case errors.PermissionDenied():
@@ -83,12 +83,12 @@ def of_paceline(error: errors.PacelineError, names: Names = SAME_NAMES) -> HttpE
             return HttpError(500, message, "server_error")
 
 
-def of_exception(error: BaseException, names: Names = SAME_NAMES) -> Any:
+def error_body(error: BaseException, names: FieldNames = NO_RENAMES) -> Any:
     """The body for an error in mid-stream, whatever it is; what is not ours stays inside."""
     if isinstance(error, HttpError):
         return error.body
     if isinstance(error, errors.PacelineError):
-        return of_paceline(error, names).body
+        return from_paceline(error, names).body
     return internal().body
 
 

@@ -11,7 +11,7 @@ readers.
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gateway.errors import SAME_NAMES, Names, refuse
+from gateway.errors import NO_RENAMES, FieldNames, bad_request
 
 # Fields of SamplingParams that have the same name and meaning here.
 SAMPLING = {
@@ -155,8 +155,8 @@ _OF_MESSAGES = {
     "chat": "messages", "chat.messages": "messages",
     "chat.template_options": "chat_template_kwargs", "template_options": "chat_template_kwargs",
 }  # fmt: skip
-CHAT_NAMES: Names = {**_OF_SPECULATION, **_OF_MESSAGES, "prompt": "messages", "logprobs": "top_logprobs"}
-_NAMES: dict[str, Names] = {
+CHAT_NAMES: FieldNames = {**_OF_SPECULATION, **_OF_MESSAGES, "prompt": "messages", "logprobs": "top_logprobs"}
+_NAMES: dict[str, FieldNames] = {
     "/v1/chat/completions": CHAT_NAMES,
     "/v1/completions": {**_OF_SPECULATION, **_OF_PROMPT, "prompt_logprobs": "logprobs"},
     "/tokenize": {**_OF_MESSAGES, **_OF_PROMPT},
@@ -179,9 +179,9 @@ def _whole(value: Any, depth: int = 2) -> Any:
     return value
 
 
-def names_at(path: str) -> Names:
+def names_at(path: str) -> FieldNames:
     """What the endpoint's fields are called by its clients, where that is another name than ours."""
-    return _NAMES.get(path, SAME_NAMES)
+    return _NAMES.get(path, NO_RENAMES)
 
 
 def check_fields(body: Mapping[str, Any], own: Mapping[str, str]) -> None:
@@ -210,13 +210,13 @@ def _check(
         name = prefix + key[:100]
         if key not in refused:
             known = f"; there are {', '.join(taken)}" if prefix else ""
-            raise refuse(name, f"there is no field {name!r}{known}", "unknown_field")
+            raise bad_request(name, f"there is no field {name!r}{known}", "unknown_field")
         # True is no 1, and 1 is 1.0.
         if not any(
             value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in refused[key]
         ):
             allowed = " or ".join(repr(each) for each in refused[key]) or "left out"
-            raise refuse(name, f"{name} is not supported; it must be {allowed}", "unsupported_field")
+            raise bad_request(name, f"{name} is not supported; it must be {allowed}", "unsupported_field")
 
 
 def get(body: Mapping[str, Any], name: str, kind: type, allowed: str, default: Any = None) -> Any:
@@ -224,12 +224,12 @@ def get(body: Mapping[str, Any], name: str, kind: type, allowed: str, default: A
     if value is None:
         return default
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise refuse(name, f"{name} is {value!r:.80}; it must be {allowed}")
+        raise bad_request(name, f"{name} is {value!r:.80}; it must be {allowed}")
     return value
 
 
 def flag(body: Mapping[str, Any], name: str, default: bool = False, where: str = "") -> bool:
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
-        raise refuse(where + name, f"{where}{name} is {value!r:.80}; it must be true or false")
+        raise bad_request(where + name, f"{where}{name} is {value!r:.80}; it must be true or false")
     return default if value is None else value

@@ -10,26 +10,26 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Send
 
-from gateway.errors import SAME_NAMES, Names, of_exception
+from gateway.errors import NO_RENAMES, FieldNames, error_body
 from gateway.requests import HttpRequest
-from gateway.router import Coordinators, Delivered
-from gateway.telemetry import Watch, current, note_failure
+from gateway.router import Coordinators, ReplayBuffer
+from gateway.telemetry import GenerationTimer, current, record_failure
 from paceline.client import AsyncClient, Prompt
 from paceline.errors import PacelineError
 from paceline.noise import fresh_seed
 from paceline.results import Piece, TokenLogprobs
 
 # Of a prompt, what decides which coordinator gets it.
-BEGINNING_CHARACTERS = 512
+PREFIX_CHARACTERS = 512
 # Of several prompts, rounds that wait for a slow reader; a coordinator holds what is behind them.
-MOST_WAITING = 64
+MAX_QUEUED_ROUNDS = 64
 Waiting = asyncio.Queue[tuple[int, Piece | BaseException | None]]
 
 
-def beginning_of(prompt: Prompt) -> str:
+def routing_prefix(prompt: Prompt) -> str:
     """By which prompts that begin alike are known."""
     # A token id takes up to eight characters of a list's text.
-    return str(prompt if isinstance(prompt, str) else prompt[:64])[:BEGINNING_CHARACTERS]
+    return str(prompt if isinstance(prompt, str) else prompt[:64])[:PREFIX_CHARACTERS]
 
 
 async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) -> AsyncGenerator[Piece, None]:
@@ -69,14 +69,14 @@ class Rounds:
         self._request = request
         self._key = key
 
-    async def of_all(self) -> AsyncGenerator[tuple[int, Piece], None]:
+    async def all(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """Each round with its prompt's number. Closing it ends all generations. Raises what ended one early."""
         if len(self._request.prompts) == 1:
-            async with aclosing(self.of_one(self._request.prompts[0])) as pieces:
+            async with aclosing(self.one(self._request.prompts[0])) as pieces:
                 async for piece in pieces:
                     yield 0, piece
             return
-        waiting: Waiting = asyncio.Queue(MOST_WAITING)
+        waiting: Waiting = asyncio.Queue(MAX_QUEUED_ROUNDS)
         tasks = [asyncio.create_task(self._run(*each, waiting)) for each in enumerate(self._request.prompts)]
         try:
             num_left = len(tasks)
@@ -93,15 +93,15 @@ class Rounds:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def of_one(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
+    async def one(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
         """One prompt's: of all its samples."""
         asked, sampling = self._request, self._request.sampling
         if sampling.seed is None:
             # Ours, and not each coordinator's: with it another one can go on.
             sampling = replace(sampling, seed=fresh_seed())
 
-        def start(client: AsyncClient, delivered: Delivered) -> AsyncGenerator[Piece, None]:
-            prediction = delivered.prediction if asked.prediction is None else asked.prediction
+        def start(client: AsyncClient, replay_buffer: ReplayBuffer) -> AsyncGenerator[Piece, None]:
+            prediction = replay_buffer.prediction if asked.prediction is None else asked.prediction
             if traceparent := current.get().traceparent:
                 client = client.with_traceparent(traceparent)
             pieces = client.stream(
@@ -112,16 +112,16 @@ class Rounds:
             )  # fmt: skip
             return as_rounds(pieces, sampling.prompt_logprobs is not None)
 
-        rounds = self._coordinators.stream(beginning_of(prompt), self._key, start)
-        with Watch(self._coordinators.metrics) as watch:
+        rounds = self._coordinators.stream(routing_prefix(prompt), self._key, start)
+        with GenerationTimer(self._coordinators.metrics) as timer:
             async with aclosing(rounds) as pieces:
                 async for piece in pieces:
-                    watch.count(piece)
+                    timer.count(piece)
                     yield piece
 
     async def _run(self, number: int, prompt: Prompt, waiting: Waiting) -> None:
         try:
-            async with aclosing(self.of_one(prompt)) as pieces:
+            async with aclosing(self.one(prompt)) as pieces:
                 async for piece in pieces:
                     await waiting.put((number, piece))
         except Exception as error:
@@ -145,7 +145,7 @@ def event(body: Any) -> bytes:
 
 
 async def send_events(
-    chunks: AsyncGenerator[list[dict[str, Any]], None], send: Send, names: Names = SAME_NAMES
+    chunks: AsyncGenerator[list[dict[str, Any]], None], send: Send, names: FieldNames = NO_RENAMES
 ) -> None:
     """Sends the stream: what comes together goes out together. Raises what comes before the first chunk; an error
     behind it is an event, the last but [DONE]. `names`: of fields, in errors.
@@ -162,8 +162,8 @@ async def send_events(
         except Exception as error:
             if not isinstance(error, PacelineError):
                 log.exception("a stream failed", exc_info=error)
-            note_failure(error)
-            await _send(send, [of_exception(error, names)])
+            record_failure(error)
+            await _send(send, [error_body(error, names)])
     await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
 

@@ -11,15 +11,15 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gateway.errors import HttpError, error_response, refuse, too_large
+from gateway.errors import HttpError, bad_request, error_response, too_large
 
 # Of a request: its first line and headers. Clients send one or two KiB.
-MOST_HEADER_BYTES = 64 << 10
+MAX_HEADER_BYTES = 64 << 10
 # From the connection, or the last request's end, until all of them are there.
 HEADERS_TIMEOUT_S = 20.0
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """Closed when headers are too many or too slow: neither httptools nor uvicorn bounds them. Speaks HTTP/1.1 and 1.0."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -29,10 +29,10 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_headers()
+        self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._have_headers()
+        self._stop_header_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -49,8 +49,8 @@ class Connection(HttpToolsProtocol):
             self._num_header_bytes = 0
         elif was_waiting:
             self._num_header_bytes += len(data)
-            if self._num_header_bytes > MOST_HEADER_BYTES:
-                self._refuse(431, f"the headers are larger than {MOST_HEADER_BYTES} bytes")
+            if self._num_header_bytes > MAX_HEADER_BYTES:
+                self._refuse(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes")
 
     def send_400_response(self, msg: str) -> None:
         """Of what is no HTTP."""
@@ -58,16 +58,16 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._await_headers()
+        self._start_header_timer()
 
     def on_headers_complete(self) -> None:
-        if self._is_offer:
+        if self._is_upgrade:
             return
-        self._have_headers()
+        self._stop_header_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        if not self._is_offer:
+        if not self._is_upgrade:
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -76,7 +76,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     @property
-    def _is_offer(self) -> bool:
+    def _is_upgrade(self) -> bool:
         """Whether the client would rather go on in another protocol, such as h2c, behind these headers."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
@@ -88,32 +88,32 @@ class Connection(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as offer:
-                data = self._head_without_offer() + data[offer.args[0] :]
+                data = self._head_without_upgrade() + data[offer.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
-    def _head_without_offer(self) -> bytes:
+    def _head_without_upgrade(self) -> bytes:
         """The first line and the headers that were parsed last."""
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
         lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
-    def _await_headers(self) -> None:
-        self._have_headers()
-        self._timer = self.loop.call_later(HEADERS_TIMEOUT_S, self._give_up)
+    def _start_header_timer(self) -> None:
+        self._stop_header_timer()
+        self._timer = self.loop.call_later(HEADERS_TIMEOUT_S, self._on_header_timeout)
 
-    def _have_headers(self) -> None:
+    def _stop_header_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self) -> None:
+    def _on_header_timeout(self) -> None:
         self._timer = None
         self._refuse(408, f"the headers did not come within {HEADERS_TIMEOUT_S:.0f} s")
 
     def _refuse(self, status: int, message: str) -> None:
-        self._have_headers()
+        self._stop_header_timer()
         cycle = self.cycle
         if cycle is not None and cycle.more_body and not cycle.response_started and not self.pipeline:
             # The rest of its body can't be read: this is its answer.
@@ -154,22 +154,22 @@ _GZIP_WBITS = 16 + zlib.MAX_WBITS
 _GZIP_PIECE = 4096
 
 
-async def read_body(request: Request, most_bytes: int) -> dict[str, Any]:
+async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object. Raises HttpError: 413 for one that is too large, 415 for another type or coding, 400 for what is none."""
     # A page of somebody else's can send any type but this one unasked.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HttpError(415, "content-type must be application/json", "invalid_request_error")
     gunzip = Gunzip() if _is_gzip(request.headers) else None
-    if int(request.headers.get("content-length", 0)) > most_bytes:
-        raise too_large(most_bytes)
+    if int(request.headers.get("content-length", 0)) > max_bytes:
+        raise too_large(max_bytes)
     data, num_received = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 num_received += len(part)
-                data += part if gunzip is None else gunzip.feed(part, most_bytes + 1 - len(data))
-                if max(num_received, len(data)) > most_bytes:
-                    raise too_large(most_bytes)
+                data += part if gunzip is None else gunzip.feed(part, max_bytes + 1 - len(data))
+                if max(num_received, len(data)) > max_bytes:
+                    raise too_large(max_bytes)
     except TimeoutError:
         raise HttpError(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s", "invalid_request_error") from None
     if gunzip is not None:
@@ -177,9 +177,9 @@ async def read_body(request: Request, most_bytes: int) -> dict[str, Any]:
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise refuse("body", f"the body is not valid JSON: {error}") from None
+        raise bad_request("body", f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
-        raise refuse("body", "the body is not a JSON object")
+        raise bad_request("body", "the body is not a JSON object")
     return body
 
 
@@ -206,16 +206,16 @@ class Gunzip:
     def __init__(self) -> None:
         self._member = zlib.decompressobj(_GZIP_WBITS)
 
-    def feed(self, data: bytes, most_bytes: int) -> bytearray:
+    def feed(self, data: bytes, max_bytes: int) -> bytearray:
         """Returns what `data` decompresses to, cut off at `most_bytes`. Raises HttpError for damaged data."""
         found = bytearray()
         for start in range(0, len(data), _GZIP_PIECE):
             piece = data[start : start + _GZIP_PIECE]
-            while piece and len(found) < most_bytes:
+            while piece and len(found) < max_bytes:
                 if self._member.eof:
                     self._member = zlib.decompressobj(_GZIP_WBITS)
                 try:
-                    found += self._member.decompress(piece, most_bytes - len(found))
+                    found += self._member.decompress(piece, max_bytes - len(found))
                 except zlib.error as error:
                     raise _not_gzip(str(error)) from None
                 piece = self._member.unused_data
@@ -228,4 +228,4 @@ class Gunzip:
 
 
 def _not_gzip(why: str) -> HttpError:
-    return refuse("body", f"the body is not valid gzip data: {why}")
+    return bad_request("body", f"the body is not valid gzip data: {why}")

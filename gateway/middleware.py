@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import HttpError, error_response, internal, refuse, too_many, unauthorized
+from gateway.errors import HttpError, bad_request, error_response, internal, too_many, unauthorized
 from gateway.telemetry import GatewayMetrics
 from paceline.keys import KeyRing, is_loopback
 from paceline.observability import logs
@@ -64,19 +64,19 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), answer_header(state)]}
+                message = {**message, "headers": [*message.get("headers", ()), request_id_header(state)]}
             await send(message)
 
         headers = Headers(scope=scope)
-        key, name = _key_of(headers), None
+        key, name = _bearer_key(headers), None
         state = scope.setdefault("state", {})
         state["key"] = key
-        begin(state)
+        assign_request_id(state)
         self.num_open += 1
         self._metrics.count_open(1)
         try:
-            take_from_headers(state, headers)
-            name = self._admit(scope["path"], _host_of(scope, headers), key)
+            read_request_id_header(state, headers)
+            name = self._authorize(scope["path"], _named_host(scope, headers), key)
             await self._app(scope, receive, send_noted)
         except HttpError as error:
             await error_response(error)(scope, receive, send_noted)
@@ -91,9 +91,9 @@ class Guard:
         finally:
             self.num_open -= 1
             self._metrics.count_open(-1)
-            self._tell(scope, name, status, time.perf_counter() - started_s)
+            self._record(scope, name, status, time.perf_counter() - started_s)
 
-    def _tell(self, scope: Scope, name: str | None, status: int, took_s: float) -> None:
+    def _record(self, scope: Scope, name: str | None, status: int, took_s: float) -> None:
         path = scope["path"]
         self._metrics.count_request(path if path in COUNTED_PATHS else "other", status, took_s)
         fields = {
@@ -102,7 +102,7 @@ class Guard:
         }  # fmt: skip
         log.log(logging.DEBUG if path in QUIET_PATHS else logging.INFO, "request over", extra=with_fields(**fields))
 
-    def _admit(self, path: str, host: str, key: str | None) -> str | None:
+    def _authorize(self, path: str, host: str, key: str | None) -> str | None:
         """The name of the key's owner. Raises HttpError."""
         if self._loopback_only and not is_loopback(host):
             raise HttpError(403, "this gateway answers on loopback only", "permission_error", code="wrong_host")
@@ -119,15 +119,15 @@ class Guard:
         return name
 
 
-def _host_of(scope: Scope, headers: Headers) -> str:
+def _named_host(scope: Scope, headers: Headers) -> str:
     """Returns the host that the request names, without its port. Raises HttpError as RFC 9112, 3.2 asks."""
     named = headers.getlist("host") or (["localhost"] if scope["http_version"] == "1.0" else [])
     if len(named) == 1 and (found := _HOST.fullmatch(named[0])):
         return found[1]
-    raise refuse("host", "there must be one Host header, which holds HOST or HOST:PORT")
+    raise bad_request("host", "there must be one Host header, which holds HOST or HOST:PORT")
 
 
-def _key_of(headers: Headers) -> str | None:
+def _bearer_key(headers: Headers) -> str | None:
     """From `Authorization: Bearer KEY`, or as the password of `Basic`."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
@@ -145,32 +145,32 @@ HEADER = "x-request-id"
 _PLAIN = string.punctuation + " "
 
 
-def begin(state: MutableMapping[str, Any]) -> None:
+def assign_request_id(state: MutableMapping[str, Any]) -> None:
     """Gives the request whose state this is a name of our own."""
-    _name(state, secrets.token_hex(12))
+    _set_request_id(state, secrets.token_hex(12))
 
 
-def take_from_headers(state: MutableMapping[str, Any], headers: Headers) -> None:
+def read_request_id_header(state: MutableMapping[str, Any], headers: Headers) -> None:
     """What the client, or a proxy on its way, calls the request. Raises HttpError."""
     given = headers.get(HEADER, "")
     if len(given) > MAX_ID_CHARACTERS or not given.isprintable():
-        raise refuse(HEADER, f"{HEADER} must be at most {MAX_ID_CHARACTERS} printable characters")
+        raise bad_request(HEADER, f"{HEADER} must be at most {MAX_ID_CHARACTERS} printable characters")
     if given:
-        _name(state, given)
+        _set_request_id(state, given)
 
 
-def take_from_body(request: Request, given: str) -> str:
+def read_request_id_field(request: Request, given: str) -> str:
     """The name in the body goes before one in the headers. Returns the request's; the coordinator says what is too long."""
     state: MutableMapping[str, Any] = request.scope["state"]
-    _name(state, given[:MAX_ID_CHARACTERS] or state["request_id"])
+    _set_request_id(state, given[:MAX_ID_CHARACTERS] or state["request_id"])
     return given or str(state["request_id"])
 
 
-def answer_header(state: MutableMapping[str, Any]) -> tuple[bytes, bytes]:
+def request_id_header(state: MutableMapping[str, Any]) -> tuple[bytes, bytes]:
     return HEADER.encode(), quote(state["request_id"], safe=_PLAIN).encode()
 
 
-def _name(state: MutableMapping[str, Any], name: str) -> None:
+def _set_request_id(state: MutableMapping[str, Any], name: str) -> None:
     # For the answer, and for what is logged from here on: tasks see the state, and inherit the other.
     state["request_id"] = name
     logs.request_id.set(name)

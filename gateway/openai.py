@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from gateway.errors import of_paceline, refuse
+from gateway.errors import bad_request, from_paceline
 from gateway.fields import CHAT, CHAT_NAMES, TEXT, check_fields, flag, get, whole_numbers
-from gateway.requests import HttpRequest, _request, _sampling, messages_of, prompts_of
+from gateway.requests import HttpRequest, _request, _sampling, parse_messages, parse_prompts
 from gateway.router import TokenTexts
 from paceline.client import Prompt
 from paceline.errors import InvalidArgument
@@ -134,23 +134,23 @@ def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
     name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     most = get(body, name, int, "a whole number")
     if most is not None and most < 1:
-        raise refuse(name, f"{name} is {most}; it must be at least 1")
+        raise bad_request(name, f"{name} is {most}; it must be at least 1")
     top = None
     if flag(body, "logprobs"):
         top = get(body, "top_logprobs", int, "a whole number in [0, 20]", 0)
     elif body.get("top_logprobs"):
-        raise refuse("top_logprobs", "top_logprobs needs logprobs to be true")
+        raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
     options = get(body, "chat_template_kwargs", dict, "an object")
     if not flag(body, "add_generation_prompt", True):
-        raise refuse("add_generation_prompt", "add_generation_prompt is false; it must be true")
+        raise bad_request("add_generation_prompt", "add_generation_prompt is false; it must be true")
     if most is None:
         most = deployment.target.max_model_len
     try:
         sampling = _sampling(body, max_tokens=most, logprobs=top)
     except InvalidArgument as error:
-        raise of_paceline(error, {**CHAT_NAMES, "max_tokens": name}) from None
+        raise from_paceline(error, {**CHAT_NAMES, "max_tokens": name}) from None
     parses = flag(body, "parse_special_tokens")
-    messages: list[Prompt] = [messages_of(body)]
+    messages: list[Prompt] = [parse_messages(body)]
     return _request(body, deployment, messages, sampling, template_options=options, parses_special_tokens=parses)
 
 
@@ -162,8 +162,8 @@ def parse_text(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
     echo = flag(body, "echo")
     top = get(body, "logprobs", int, "a whole number in [0, 20]")
     if most == 0 and not echo:
-        raise refuse("max_tokens", "max_tokens is 0; it must be at least 1, or 0 with echo")
+        raise bad_request("max_tokens", "max_tokens is 0; it must be at least 1, or 0 with echo")
     sampling = _sampling(body, max_tokens=most, logprobs=top)
     if echo and top is not None:
         sampling = replace(sampling, prompt_logprobs=top)
-    return _request(body, deployment, prompts_of(body), sampling, echo=echo, is_raw=True)
+    return _request(body, deployment, parse_prompts(body), sampling, echo=echo, is_raw=True)

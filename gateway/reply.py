@@ -15,7 +15,7 @@ from paceline.results import Detokenized, Finish, Piece, Speculation
 
 
 @dataclass(slots=True)
-class Choice:
+class ReplyChoice:
     """One of the answer's choices while it is written."""
 
     index: int
@@ -43,13 +43,13 @@ class Reply:
         self._texts = texts
         self._key = key
         self._usage = Usage(request.prompts, request.prediction is not None)
-        self._choices: dict[int, Choice] = {}
+        self._choices: dict[int, ReplyChoice] = {}
         identity = form.prefix + request.request_id
         self._head = {"id": identity, "object": form.chunk_object, "created": int(time.time()), "model": model}
 
     async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
         """Those of each round. Raises what a coordinator raises; before the first nothing is promised to anybody."""
-        async with aclosing(self._rounds.of_all()) as rounds:
+        async with aclosing(self._rounds.all()) as rounds:
             async for prompt, piece in rounds:
                 choice, is_first = self._choice_of(prompt, piece)
                 opening = self._form.opening(choice.index) if is_first else None
@@ -60,10 +60,10 @@ class Reply:
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        async with aclosing(self._rounds.of_all()) as rounds:
+        async with aclosing(self._rounds.all()) as rounds:
             async for prompt, piece in rounds:
                 choice, is_first = self._choice_of(prompt, piece)
-                text, logprobs = await self._take(choice, prompt, piece, is_first)
+                text, logprobs = await self._append(choice, prompt, piece, is_first)
                 choice.text += text
                 if logprobs is not None:
                     choice.logprobs.append(logprobs)
@@ -74,13 +74,13 @@ class Reply:
         head = {**self._head, "object": self._form.whole_object}
         return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
 
-    def _choice_of(self, prompt: int, piece: Piece) -> tuple[Choice, bool]:
+    def _choice_of(self, prompt: int, piece: Piece) -> tuple[ReplyChoice, bool]:
         """The piece's choice, and whether this is its first piece."""
         index = prompt * self._request.sampling.n + piece.index
         is_first = index not in self._choices
         if is_first:
             self._usage.begin(prompt, piece)
-        return self._choices.setdefault(index, Choice(index)), is_first
+        return self._choices.setdefault(index, ReplyChoice(index)), is_first
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._head, "choices": [choice]}
@@ -90,19 +90,19 @@ class Reply:
             chunk["usage"] = None
         return chunk
 
-    async def _delta(self, choice: Choice, prompt: int, piece: Piece, is_first: bool) -> dict[str, Any]:
-        text, logprobs = await self._take(choice, prompt, piece, is_first)
+    async def _delta(self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool) -> dict[str, Any]:
+        text, logprobs = await self._append(choice, prompt, piece, is_first)
         is_last = piece.finish is not None
         delta = self._form.delta(choice.index, text, logprobs, choice.reason if is_last else None)
         if piece.trace is not None:
-            await self._texts.learn(set(piece.token_ids), self._key)
+            await self._texts.load(set(piece.token_ids), self._key)
             delta["paceline"] = trace_body(piece, self._texts)
         chunk = self._chunk(delta)
         if is_last and not self._request.includes_usage:
             chunk |= self._usage.figures()
         return chunk
 
-    async def _take(self, choice: Choice, prompt: int, piece: Piece, is_first: bool) -> tuple[str, Any]:
+    async def _append(self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool) -> tuple[str, Any]:
         """What a round adds to its choice: text, and log-probabilities where they are asked for."""
         text, tokens = piece.text, choice.held
         scores = self._request.sampling.logprobs is not None
@@ -123,10 +123,10 @@ class Reply:
         for token, each in zip(piece.token_ids, piece.logprobs, strict=True):
             tokens.append(ScoredToken(token, each, choice.num_echoed + each.text_offset))
         ready = self._ready(choice, piece)
-        await self._texts.learn({each.token for each in ready} | _likeliest(ready), self._key)
+        await self._texts.load({each.token for each in ready} | _likeliest(ready), self._key)
         return text, self._form.logprobs(ready, self._texts)
 
-    def _ready(self, choice: Choice, piece: Piece) -> list[ScoredToken]:
+    def _ready(self, choice: ReplyChoice, piece: Piece) -> list[ScoredToken]:
         """Takes the choice's tokens that may go out: each with its text, so that none lies beyond the end."""
         end, tokens = choice.num_characters, choice.held
         if piece.finish is not None or not self._request.sampling.stop:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import refuse
+from gateway.errors import bad_request
 from gateway.fields import (
     DRAFT_LENGTH,
     PART,
@@ -53,9 +53,9 @@ def _request(
     check_keys(options, STREAM_OPTIONS, "stream_options")
     is_stream = flag(body, "stream")
     if options and not is_stream:
-        raise refuse("stream_options", "stream_options needs stream to be true")
+        raise bad_request("stream_options", "stream_options needs stream to be true")
     if flag(body, "trace") and not is_stream:
-        raise refuse("trace", "trace is true; it must be false without stream: a whole answer has no rounds")
+        raise bad_request("trace", "trace is true; it must be false without stream: a whole answer has no rounds")
     speculation = _speculation(body, deployment.defaults, sampling)
     if speculation is not None:
         speculation.check(sampling)
@@ -90,13 +90,15 @@ def _sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
             given[name] = tuple(given[name])
     num_samples = given.get("n", 1)
     if get(body, "best_of", int, "the same as n", num_samples) != num_samples:
-        raise refuse("best_of", f"best_of is {body['best_of']}; it must be the same as n, which is {num_samples!r:.80}")
+        raise bad_request(
+            "best_of", f"best_of is {body['best_of']}; it must be the same as n, which is {num_samples!r:.80}"
+        )
     return SamplingParams(**given, **more)
 
 
 def _token_id(name: str) -> int:
     if not (name.isascii() and name.isdecimal() and len(name) < 11):
-        raise refuse("logit_bias", f"logit_bias has the key {name[:80]!r}; keys must be token ids")
+        raise bad_request("logit_bias", f"logit_bias has the key {name[:80]!r}; keys must be token ids")
     return int(name)
 
 
@@ -125,7 +127,7 @@ def _speculation(
         given["rule"] = _one_of(asked, "rule", Rule)
     if flag(asked, "coupled", where="speculation."):
         if given.get("rule") is Rule.REJECTION:
-            raise refuse("speculation.coupled", "speculation.coupled is true; it must be false under rejection")
+            raise bad_request("speculation.coupled", "speculation.coupled is true; it must be false under rejection")
         given |= {"rule": Rule.MATCH, "draft_mode": DraftMode.COUPLED}
     return defaults.overruled_by(given, sampling)
 
@@ -133,7 +135,7 @@ def _speculation(
 def _one_of(asked: Mapping[str, Any], name: str, kind: Any) -> Any:
     names = [each.value for each in kind]
     if asked[name] not in names:
-        raise refuse(
+        raise bad_request(
             f"speculation.{name}", f"speculation.{name} is {asked[name]!r:.80}; it must be one of {', '.join(names)}"
         )
     return kind(asked[name])
@@ -145,52 +147,52 @@ def _prediction(body: Mapping[str, Any]) -> str | None:
     if isinstance(asked, dict):
         check_keys(asked, PREDICTION, "prediction")
         if asked.get("type", "content") != "content":
-            raise refuse("prediction.type", f"prediction.type is {asked['type']!r:.80}; it must be 'content'")
+            raise bad_request("prediction.type", f"prediction.type is {asked['type']!r:.80}; it must be 'content'")
         asked = asked.get("content", "")
-    return None if asked is None else text_of(asked, "prediction.content")
+    return None if asked is None else parse_text_parts(asked, "prediction.content")
 
 
 MAX_PROMPTS = 256
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def messages_of(body: Mapping[str, Any]) -> list[dict[str, str]]:
+def parse_messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise refuse("messages", "messages is not a list with at least one message")
+        raise bad_request("messages", "messages is not a list with at least one message")
     return [_message(each, f"messages[{index}]") for index, each in enumerate(messages)]
 
 
 def _message(message: Any, name: str) -> dict[str, str]:
     if not isinstance(message, dict):
-        raise refuse(name, f"{name} is not an object with role and content")
+        raise bad_request(name, f"{name} is not an object with role and content")
     check_message(message, name)
     role = message.get("role")
     if role not in ROLES:
-        raise refuse(f"{name}.role", f"{name}.role is {role!r:.80}; it must be one of {', '.join(ROLES)}")
+        raise bad_request(f"{name}.role", f"{name}.role is {role!r:.80}; it must be one of {', '.join(ROLES)}")
     content = message.get("content")
     is_silent = content is None and role == "assistant"
-    return {"role": role, "content": "" if is_silent else text_of(content, f"{name}.content")}
+    return {"role": role, "content": "" if is_silent else parse_text_parts(content, f"{name}.content")}
 
 
-def text_of(content: Any, name: str) -> str:
+def parse_text_parts(content: Any, name: str) -> str:
     """Returns a text, or the texts of its parts joined as they are: a client may cut a text anywhere."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise refuse(name, f"{name} is {content!r:.80}; it must be a text or a list of text parts")
+        raise bad_request(name, f"{name} is {content!r:.80}; it must be a text or a list of text parts")
     texts = []
     for index, part in enumerate(content):
         is_text = isinstance(part, dict) and part.get("type") == "text"
         if is_text:
             check_keys(part, PART, f"{name}[{index}]", PART_IGNORED)
         if not is_text or not isinstance(part.get("text"), str):
-            raise refuse(f"{name}[{index}]", f"{name}[{index}] is no text part; this model reads text alone")
+            raise bad_request(f"{name}[{index}]", f"{name}[{index}] is no text part; this model reads text alone")
         texts.append(part["text"])
     return "".join(texts)
 
 
-def prompts_of(body: Mapping[str, Any]) -> list[Prompt]:
+def parse_prompts(body: Mapping[str, Any]) -> list[Prompt]:
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return [prompt]
@@ -198,10 +200,10 @@ def prompts_of(body: Mapping[str, Any]) -> list[Prompt]:
         if all(_is_id(each) for each in prompt):
             return [prompt]
         if len(prompt) > MAX_PROMPTS:
-            raise refuse("prompt", f"prompt is {len(prompt)} prompts; it must be at most {MAX_PROMPTS}")
+            raise bad_request("prompt", f"prompt is {len(prompt)} prompts; it must be at most {MAX_PROMPTS}")
         if all(isinstance(each, str) or (isinstance(each, list) and all(map(_is_id, each))) for each in prompt):
             return list(prompt)
-    raise refuse("prompt", "prompt is not a text, a list of token ids, or a list of either")
+    raise bad_request("prompt", "prompt is not a text, a list of token ids, or a list of either")
 
 
 def _is_id(value: Any) -> bool:

@@ -140,7 +140,7 @@ class VllmNames(Collector):
             yield alias
 
 
-class Watch(contextlib.AbstractContextManager["Watch"]):
+class GenerationTimer(contextlib.AbstractContextManager["GenerationTimer"]):
     """Counts an answer's pieces while it is made."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
@@ -149,7 +149,7 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
         # When each choice's last output came.
         self._last_s: dict[int, float] = {}
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "GenerationTimer":
         self._metrics.count_waiting(1)
         return self
 
@@ -178,7 +178,7 @@ PATHS = ("/v1/chat/completions", "/v1/completions")
 current: ContextVar[Span] = ContextVar("current", default=NO_SPAN)
 
 
-class Spanned:
+class RequestSpans:
     """In front of the application: begins and ends the spans. Pure ASGI."""
 
     def __init__(self, app: ASGIApp, spans: Spans) -> None:
@@ -217,7 +217,7 @@ class Spanned:
             span.end()
 
 
-def note_failure(error: Exception) -> None:
+def record_failure(error: Exception) -> None:
     """The request's span fails, with gRPC's code: an answer's status can't say it once the answer has begun."""
     if isinstance(error, PacelineError):
         current.get().fail(code_of(error).name)

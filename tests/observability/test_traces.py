@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.generation import send_events
-from gateway.telemetry import PATHS, Spanned
+from gateway.telemetry import PATHS, RequestSpans
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.observability.traces import traced
@@ -238,9 +238,9 @@ async def test_an_answer_that_breaks_off_has_failed_though_it_began_well(collect
 
     scope = {"type": "http", "method": "POST", "path": PATHS[0], "scheme": "http", "headers": []}
     with traced(collector.address, "door") as spans:
-        await Spanned(broken, spans)(scope, Request(scope).receive, ignore)
+        await RequestSpans(broken, spans)(scope, Request(scope).receive, ignore)
         with pytest.raises(ValueError, match=SECRET):
-            await Spanned(faulty, spans)(scope, Request(scope).receive, ignore)
+            await RequestSpans(faulty, spans)(scope, Request(scope).receive, ignore)
     broke, failed = await asyncio.to_thread(collector.wait, 2, service="paceline-door")
     assert (broke.status, broke.message) == ("STATUS_CODE_ERROR", "UNAVAILABLE")
     assert broke.attributes["http.response.status_code"] == 200
