@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: a status, and {"error": {message, type, param, code}}."""
+"""HTTP errors as OpenAI's clients read them: a status and {"error": {message, type, param, code}}."""
 
 import math
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from starlette.responses import Response
 
 from paceline import errors
 
-# Of an error that says nothing of when to come again, in seconds.
+# Retry-After of errors that do not carry a delay, in seconds.
 RETRY_AFTER_S = 1
-# What clients call fields that are called otherwise here (fields.py).
+# HTTP clients' names of fields by the names that the rest of Paceline uses (fields.py).
 FieldNames = Mapping[str, str]
 NO_RENAMES: FieldNames = MappingProxyType({})
-# OpenAI's codes by our reasons.
+# OpenAI's error codes by Paceline's reasons.
 _CODES = {errors.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded"}
 
 
 class HttpError(Exception):
-    """An answer that is an error: what the client is told, and by which status."""
+    """An error response."""
 
     def __init__(
         self, status: int, message: str, kind: str, param: str | None = None, code: str | None = None,
@@ -28,12 +28,33 @@ class HttpError(Exception):
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.status = status
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
         self.headers = headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+class JsonResponse(Response):
+    """A JSON response, serialized by orjson."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def error_response(error: HttpError) -> JsonResponse:
+    return JsonResponse(error.body, error.status, error.headers)
 
 
 def bad_request(name: str | None, message: str, code: str | None = None) -> HttpError:
-    """A request whose field `name` can't be served. None: the message tells what it is."""
+    """Refuses a request because of its field `name`, or None if no single field is at fault."""
     return HttpError(400, message, "invalid_request_error", name, code)
 
 
@@ -57,13 +78,17 @@ def too_many(message: str, retry_after_s: float | None = None) -> HttpError:
     return HttpError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
 
 
+def internal() -> HttpError:
+    return HttpError(500, "internal error; see the gateway's log", "server_error")
+
+
 def unavailable(message: str) -> HttpError:
     headers = {"retry-after": str(RETRY_AFTER_S)}
     return HttpError(503, message, "service_unavailable_error", code="unavailable", headers=headers)
 
 
 def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -> HttpError:
-    """What a coordinator, or a check of ours, says, in HTTP's words."""
+    """Translates an error of a coordinator or of a validated parameter."""
     message = str(error)
     match error:
         case errors.InvalidArgument():
@@ -83,27 +108,10 @@ def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -
             return HttpError(500, message, "server_error")
 
 
-def error_body(error: BaseException, names: FieldNames = NO_RENAMES) -> Any:
-    """The body for an error in mid-stream, whatever it is; what is not ours stays inside."""
+def from_exception(error: BaseException, names: FieldNames = NO_RENAMES) -> HttpError:
+    """Translates any exception. Unexpected ones become an internal error without details."""
     if isinstance(error, HttpError):
-        return error.body
+        return error
     if isinstance(error, errors.PacelineError):
-        return from_paceline(error, names).body
-    return internal().body
-
-
-def internal() -> HttpError:
-    return HttpError(500, "internal error; see the gateway's log", "server_error")
-
-
-class JsonResponse(Response):
-    """As Starlette's, written faster."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
-
-
-def error_response(error: HttpError) -> JsonResponse:
-    return JsonResponse(error.body, error.status, error.headers)
+        return from_paceline(error, names)
+    return internal()

@@ -1,48 +1,142 @@
-"""The rounds of a request's generations, from the coordinators that make them."""
+"""Runs a request's generations at the coordinators and sends their rounds as server-sent events.
+
+A dialect of HTTP, such as OpenAI's chat completions, is a class with the attributes of `Dialect`, registered in app.py.
+"""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
-import orjson
 from starlette.types import Receive, Send
 
-from gateway.errors import NO_RENAMES, FieldNames, error_body
+from gateway.errors import FieldNames, HttpError, from_exception
 from gateway.requests import HttpRequest
-from gateway.router import Coordinators, ReplayBuffer
+from gateway.router import Coordinators, ReplayBuffer, TokenTexts
 from gateway.telemetry import GenerationTimer, current, record_failure
 from paceline.client import AsyncClient, Prompt
 from paceline.errors import PacelineError
 from paceline.noise import fresh_seed
-from paceline.results import Piece, TokenLogprobs
+from paceline.results import Deployment, Detokenized, Piece, TokenLogprobs
 
-# Of a prompt, what decides which coordinator gets it.
+log = logging.getLogger(__name__)
+# Characters of a prompt by which its coordinator is chosen.
 PREFIX_CHARACTERS = 512
-# Of several prompts, rounds that wait for a slow reader; a coordinator holds what is behind them.
+# Rounds of several prompts that are queued for a slow reader. Then the coordinators hold them back.
 MAX_QUEUED_ROUNDS = 64
-Waiting = asyncio.Queue[tuple[int, Piece | BaseException | None]]
+# Rounds by their prompt's index, or what ended the prompt's generation: an error, or None.
+RoundQueue = asyncio.Queue[tuple[int, Piece | Exception | None]]
+EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies such as nginx would buffer the stream.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Generation:
+    """A request on its way through the coordinators, for one caller."""
+
+    def __init__(
+        self, request: HttpRequest, model: str, coordinators: Coordinators, texts: TokenTexts, key: str | None
+    ) -> None:
+        """`model`: the name that clients use; `key`: the caller's, passed to the coordinator."""
+        self.request = request
+        self.model = model
+        self.texts = texts
+        self._coordinators = coordinators
+        self._key = key
+
+    async def load_texts(self, ids: Iterable[int]) -> None:
+        """Makes `texts` of these tokens available."""
+        await self.texts.load(set(ids), self._key)
+
+    async def detokenize(self, ids: list[int]) -> Detokenized:
+        return await self._coordinators.detokenize(ids, self._key)
+
+    async def rounds(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Yields each round with its prompt's index. Raises what ended a generation. Closing it cancels all of them."""
+        prompts = self.request.prompts
+        if len(prompts) == 1:
+            async with aclosing(self._rounds_of(prompts[0])) as pieces:
+                async for piece in pieces:
+                    yield 0, piece
+            return
+        queue: RoundQueue = asyncio.Queue(MAX_QUEUED_ROUNDS)
+        tasks = [asyncio.create_task(self._enqueue(*each, queue)) for each in enumerate(prompts)]
+        try:
+            num_left = len(tasks)
+            while num_left:
+                index, found = await queue.get()
+                if isinstance(found, Exception):
+                    raise found
+                if found is None:
+                    num_left -= 1
+                else:
+                    yield index, found
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _enqueue(self, index: int, prompt: Prompt, queue: RoundQueue) -> None:
+        try:
+            async with aclosing(self._rounds_of(prompt)) as pieces:
+                async for piece in pieces:
+                    await queue.put((index, piece))
+        except Exception as error:
+            await queue.put((index, error))
+        else:
+            await queue.put((index, None))
+
+    async def _rounds_of(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
+        """Yields the rounds of all samples of a prompt."""
+        request, sampling = self.request, self.request.sampling
+        if sampling.seed is None:
+            # Chosen here, so that another coordinator can resume the generation.
+            sampling = replace(sampling, seed=fresh_seed())
+
+        def start(client: AsyncClient, replay_buffer: ReplayBuffer) -> AsyncGenerator[Piece, None]:
+            prediction = replay_buffer.prediction if request.prediction is None else request.prediction
+            if traceparent := current.get().traceparent:
+                client = client.with_traceparent(traceparent)
+            pieces = client.stream(
+                prompt, sampling, request.speculation, request.is_raw, prediction=prediction,
+                trace=request.is_traced, request_id=request.request_id, cache_salt=request.cache_salt,
+                template_options=request.template_options,
+                parse_special_tokens=request.parses_special_tokens,
+            )  # fmt: skip
+            return as_rounds(pieces, sampling.prompt_logprobs is not None)
+
+        rounds = self._coordinators.stream(routing_prefix(prompt), self._key, start)
+        with GenerationTimer(self._coordinators.metrics) as timer:
+            async with aclosing(rounds) as pieces:
+                async for piece in pieces:
+                    timer.on_piece(piece)
+                    yield piece
 
 
 def routing_prefix(prompt: Prompt) -> str:
-    """By which prompts that begin alike are known."""
-    # A token id takes up to eight characters of a list's text.
+    # A token id takes up to eight characters.
     return str(prompt if isinstance(prompt, str) else prompt[:64])[:PREFIX_CHARACTERS]
 
 
 async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) -> AsyncGenerator[Piece, None]:
-    """Pieces that are rounds. With `scores_prompt` each choice's first one has the prompt's log-probabilities: they come
-    with the first choice alone, of a long prompt in pieces ahead; rounds of others wait for them."""
-    of_prompt: list[TokenLogprobs] = []
+    """Yields pieces that are rounds. With `scores_prompt` each choice's first one has the prompt's log-probabilities.
+
+    Coordinators send these with the first choice only, and those of a long prompt in several pieces ahead of its first
+    round. Rounds of other choices wait for them.
+    """
+    prompt_logprobs: list[TokenLogprobs] = []
     is_scored, waiting = not scores_prompt, list[Piece]()
     begun: set[int] = set()
 
     def with_prompt(piece: Piece) -> Piece:
         is_first = piece.index not in begun
         begun.add(piece.index)
-        return replace(piece, prompt_logprobs=of_prompt) if is_first and of_prompt else piece
+        return replace(piece, prompt_logprobs=prompt_logprobs) if is_first and prompt_logprobs else piece
 
     async with aclosing(pieces):
         async for piece in pieces:
@@ -50,7 +144,7 @@ async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) ->
                 waiting.append(piece)
                 continue
             if not is_scored:
-                of_prompt += piece.prompt_logprobs
+                prompt_logprobs += piece.prompt_logprobs
                 if piece.prompt_logprobs and not (piece.token_ids or piece.finish):
                     continue
                 is_scored = True
@@ -60,119 +154,62 @@ async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) ->
             waiting = []
 
 
-class Rounds:
-    """Starts generations for one caller."""
+class Reply(Protocol):
+    """A generation's response in a dialect: a stream or a single body."""
 
-    def __init__(self, coordinators: Coordinators, request: HttpRequest, key: str | None) -> None:
-        """`key`: the caller's, given on to the coordinator."""
-        self._coordinators = coordinators
-        self._request = request
-        self._key = key
+    def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """Yields the events of each round. Raises what a coordinator raises."""
 
-    async def all(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Each round with its prompt's number. Closing it ends all generations. Raises what ended one early."""
-        if len(self._request.prompts) == 1:
-            async with aclosing(self.one(self._request.prompts[0])) as pieces:
-                async for piece in pieces:
-                    yield 0, piece
-            return
-        waiting: Waiting = asyncio.Queue(MAX_QUEUED_ROUNDS)
-        tasks = [asyncio.create_task(self._run(*each, waiting)) for each in enumerate(self._request.prompts)]
-        try:
-            num_left = len(tasks)
-            while num_left:
-                number, found = await waiting.get()
-                if isinstance(found, BaseException):
-                    raise found
-                if found is None:
-                    num_left -= 1
-                else:
-                    yield number, found
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def one(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
-        """One prompt's: of all its samples."""
-        asked, sampling = self._request, self._request.sampling
-        if sampling.seed is None:
-            # Ours, and not each coordinator's: with it another one can go on.
-            sampling = replace(sampling, seed=fresh_seed())
-
-        def start(client: AsyncClient, replay_buffer: ReplayBuffer) -> AsyncGenerator[Piece, None]:
-            prediction = replay_buffer.prediction if asked.prediction is None else asked.prediction
-            if traceparent := current.get().traceparent:
-                client = client.with_traceparent(traceparent)
-            pieces = client.stream(
-                prompt, sampling, asked.speculation, asked.is_raw, prediction=prediction,
-                trace=asked.is_traced, request_id=asked.request_id, cache_salt=asked.cache_salt,
-                template_options=asked.template_options,
-                parse_special_tokens=asked.parses_special_tokens,
-            )  # fmt: skip
-            return as_rounds(pieces, sampling.prompt_logprobs is not None)
-
-        rounds = self._coordinators.stream(routing_prefix(prompt), self._key, start)
-        with GenerationTimer(self._coordinators.metrics) as timer:
-            async with aclosing(rounds) as pieces:
-                async for piece in pieces:
-                    timer.count(piece)
-                    yield piece
-
-    async def _run(self, number: int, prompt: Prompt, waiting: Waiting) -> None:
-        try:
-            async with aclosing(self.one(prompt)) as pieces:
-                async for piece in pieces:
-                    await waiting.put((number, piece))
-        except Exception as error:
-            await waiting.put((number, error))
-        else:
-            await waiting.put((number, None))
+    async def whole(self) -> dict[str, Any]: ...
 
 
-log = logging.getLogger(__name__)
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    # A proxy that collects what it passes on would hold the text back.
-    (b"x-accel-buffering", b"no"),
-]
-DONE = b"data: [DONE]\n\n"
+class Dialect(Protocol):
+    """A generating endpoint: how it reads requests and writes responses."""
+
+    path: str
+    # Its names of fields, in errors.
+    field_names: FieldNames
+    # Sent after the last event.
+    stream_end: bytes
+
+    def parse(self, body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
+        """Raises HttpError and InvalidArgument, both naming the field."""
+
+    def reply(self, generation: Generation) -> Reply: ...
+
+    def event(self, body: dict[str, Any]) -> bytes:
+        """Encodes a server-sent event."""
+
+    def error_body(self, error: HttpError) -> dict[str, Any]:
+        """Returns the body of an event that ends a stream early."""
 
 
-def event(body: Any) -> bytes:
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: Send, dialect: Dialect) -> None:
+    """Sends a stream, each round at once. Raises errors before the first chunk; sends later ones as an event.
 
-
-async def send_events(
-    chunks: AsyncGenerator[list[dict[str, Any]], None], send: Send, names: FieldNames = NO_RENAMES
-) -> None:
-    """Sends the stream: what comes together goes out together. Raises what comes before the first chunk; an error
-    behind it is an event, the last but [DONE]. `names`: of fields, in errors.
-
-    `send` waits where the client does not read, so this holds no more than one round.
+    `send` waits for a slow client, so at most one round is buffered here.
     """
+
+    async def send_all(bodies: list[dict[str, Any]]) -> None:
+        await send({"type": "http.response.body", "body": b"".join(map(dialect.event, bodies)), "more_body": True})
+
     async with aclosing(chunks):
         first = await anext(chunks)
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await _send(send, first)
+        await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
+        await send_all(first)
         try:
             async for each in chunks:
-                await _send(send, each)
+                await send_all(each)
         except Exception as error:
             if not isinstance(error, PacelineError):
-                log.exception("a stream failed", exc_info=error)
+                log.exception("stream failed", exc_info=error)
             record_failure(error)
-            await _send(send, [error_body(error, names)])
-    await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            await send_all([dialect.error_body(from_exception(error, dialect.field_names))])
+    await send({"type": "http.response.body", "body": dialect.stream_end, "more_body": False})
 
 
-async def _send(send: Send, bodies: list[Any]) -> None:
-    await send({"type": "http.response.body", "body": b"".join(map(event, bodies)), "more_body": True})
-
-
-async def until_client_goes(receive: Receive, work: Awaitable[None]) -> None:
-    """Runs `work`, and cancels it when the client closes its connection. The request's body must have been read."""
+async def until_disconnect(receive: Receive, work: Awaitable[None]) -> None:
+    """Awaits `work`, and cancels it if the client disconnects. The request's body must have been read."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))
     try:

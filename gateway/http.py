@@ -1,4 +1,4 @@
-"""A connection: uvicorn's, which httptools parses, with bounds on what comes before a request is one."""
+"""HTTP/1.1 and 1.0 connections and request bodies, with limits on the size and time of what clients send."""
 
 import asyncio
 import zlib
@@ -13,14 +13,21 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import HttpError, bad_request, error_response, too_large
 
-# Of a request: its first line and headers. Clients send one or two KiB.
+# Limit for the request line and headers. Clients send one or two KiB.
 MAX_HEADER_BYTES = 64 << 10
-# From the connection, or the last request's end, until all of them are there.
+# Time for the headers, from the connection or the end of the previous request.
 HEADERS_TIMEOUT_S = 20.0
+# Time for the body.
+BODY_TIMEOUT_S = 30.0
+# Makes zlib expect gzip's header and trailer.
+_GZIP_WBITS = 16 + zlib.MAX_WBITS
+# zlib copies the rest of its input at the end of each gzip member: many short members in a large input would take
+# quadratic time.
+_GZIP_PIECE = 4096
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Closed when headers are too many or too slow: neither httptools nor uvicorn bounds them. Speaks HTTP/1.1 and 1.0."""
+    """uvicorn's connection, closed if headers are too large or too slow, which neither httptools nor uvicorn limits."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -45,7 +52,7 @@ class HttpConnection(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
             return
         if self._timer is None:
-            # The rest is a body, which has bounds of its own.
+            # The rest is a body, which has its own limits.
             self._num_header_bytes = 0
         elif was_waiting:
             self._num_header_bytes += len(data)
@@ -53,7 +60,6 @@ class HttpConnection(HttpToolsProtocol):
                 self._refuse(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes")
 
     def send_400_response(self, msg: str) -> None:
-        """Of what is no HTTP."""
         self._refuse(400, msg)
 
     def on_message_begin(self) -> None:
@@ -77,23 +83,25 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _is_upgrade(self) -> bool:
-        """Whether the client would rather go on in another protocol, such as h2c, behind these headers."""
+        """Whether the client offers to switch to another protocol, such as h2c."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _parse(self, data: bytes) -> None:
-        """An offer of another protocol is ignored (RFC 9110, 7.8): the request is read as if it held none. httptools
-        takes what is behind it for that protocol's, and not for the request's body."""
+        """Ignores an offered upgrade (RFC 9110, 7.8) by parsing the request again without it.
+
+        httptools would take the request's body for data of the other protocol.
+        """
         while True:
             try:
                 self.parser.feed_data(data)
                 return
-            except httptools.HttpParserUpgrade as offer:
-                data = self._head_without_upgrade() + data[offer.args[0] :]
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _head_without_upgrade(self) -> bytes:
-        """The first line and the headers that were parsed last."""
+        """Returns the request line and headers parsed last, without the upgrade."""
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
         lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
@@ -110,16 +118,16 @@ class HttpConnection(HttpToolsProtocol):
 
     def _on_header_timeout(self) -> None:
         self._timer = None
-        self._refuse(408, f"the headers did not come within {HEADERS_TIMEOUT_S:.0f} s")
+        self._refuse(408, f"the headers did not arrive within {HEADERS_TIMEOUT_S:.0f} s")
 
     def _refuse(self, status: int, message: str) -> None:
         self._stop_header_timer()
         cycle = self.cycle
         if cycle is not None and cycle.more_body and not cycle.response_started and not self.pipeline:
-            # The rest of its body can't be read: this is its answer.
+            # The rest of its body cannot be read: this is its response.
             cycle.disconnected = cycle.response_complete = True
             cycle.message_event.set()
-        # In the midst of an answer that is still on its way nothing else can be said.
+        # An unfinished response to an earlier request cannot be followed by another one.
         if cycle is None or cycle.response_complete:
             response = error_response(HttpError(status, message, "invalid_request_error"))
             headers = [*response.raw_headers, (b"connection", b"close")]
@@ -129,7 +137,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """Answers a client that knows neither chunks nor 100 (Continue): the connection's end is the body's."""
+    """Serves a client that supports neither chunks nor 100 (Continue): the body ends with the connection."""
     cycle.keep_alive = cycle.waiting_for_100_continue = False
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,7 +145,7 @@ def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
             if message["type"] == "http.response.start":
                 cycle.chunked_encoding = False
             else:
-                # uvicorn counts it down, and has no length to count down from.
+                # uvicorn subtracts each part's length from it.
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
@@ -146,17 +154,13 @@ def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
     return answer
 
 
-# A body that takes longer to come is given up.
-BODY_TIMEOUT_S = 30.0
-# zlib's: a gzip header and trailer.
-_GZIP_WBITS = 16 + zlib.MAX_WBITS
-# zlib copies what follows a member: many short ones in a long part would cost the square of its length.
-_GZIP_PIECE = 4096
-
-
 async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The JSON object. Raises HttpError: 413 for one that is too large, 415 for another type or coding, 400 for what is none."""
-    # A page of somebody else's can send any type but this one unasked.
+    """Reads, decompresses and parses a JSON object.
+
+    Raises HttpError: 413 if it is too large, 415 for another content type or encoding, 408 if it is too slow, 400 if it
+    is not a JSON object.
+    """
+    # Browsers send any other type across origins without a preflight request.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HttpError(415, "content-type must be application/json", "invalid_request_error")
     gunzip = Gunzip() if _is_gzip(request.headers) else None
@@ -171,7 +175,8 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
                 if max(num_received, len(data)) > max_bytes:
                     raise too_large(max_bytes)
     except TimeoutError:
-        raise HttpError(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s", "invalid_request_error") from None
+        message = f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s"
+        raise HttpError(408, message, "invalid_request_error") from None
     if gunzip is not None:
         gunzip.finish()
     try:
@@ -184,7 +189,7 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
 
 
 def _is_gzip(headers: Headers) -> bool:
-    """Whether the body is compressed. Raises HttpError for codings other than gzip."""
+    """Whether the body is compressed. Raises HttpError for encodings other than gzip."""
     transfer = headers.get("transfer-encoding", "chunked")
     if transfer.lower() != "chunked":
         raise HttpError(501, f"transfer-encoding is {transfer!r:.80}; it must be chunked", "invalid_request_error")
@@ -207,7 +212,7 @@ class Gunzip:
         self._member = zlib.decompressobj(_GZIP_WBITS)
 
     def feed(self, data: bytes, max_bytes: int) -> bytearray:
-        """Returns what `data` decompresses to, cut off at `most_bytes`. Raises HttpError for damaged data."""
+        """Decompresses `data`, up to `max_bytes` of output. Raises HttpError if it is corrupt."""
         found = bytearray()
         for start in range(0, len(data), _GZIP_PIECE):
             piece = data[start : start + _GZIP_PIECE]
@@ -222,9 +227,9 @@ class Gunzip:
         return found
 
     def finish(self) -> None:
-        """Raises HttpError if more data should have come."""
+        """Raises HttpError if the data is truncated."""
         if not self._member.eof:
-            raise _not_gzip("it ends too early")
+            raise _not_gzip("it is truncated")
 
 
 def _not_gzip(why: str) -> HttpError:

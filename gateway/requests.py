@@ -1,8 +1,9 @@
-"""A body becomes a request: prompts, sampling, speculation, and how the answer is wanted."""
+"""What a client asked for, and the parts of a body that every dialect parses alike."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 from gateway.errors import bad_request
 from gateway.fields import (
@@ -24,57 +25,67 @@ from paceline.results import Deployment
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 
+MAX_PROMPTS = 256
+ROLES = ("system", "developer", "user", "assistant", "tool")
+E = TypeVar("E", bound=Enum)
+
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What a client asked for. Each prompt gives `sampling.n` choices."""
+    """A parsed request. Each prompt gives `sampling.n` choices."""
 
     prompts: list[Prompt]
     sampling: SamplingParams
     speculation: SpeculationParams | None
+    # Predicted output.
     prediction: str | None
-    # Prompts are texts as they are, without a chat template.
-    is_raw: bool
     is_traced: bool
     is_stream: bool
     includes_usage: bool
     has_usage_in_every_chunk: bool
-    echo: bool
     request_id: str
     cache_salt: str
+    # Prompts are used without a chat template.
+    is_raw: bool = False
+    echo: bool = False
     template_options: dict[str, Any] | None = None
     parses_special_tokens: bool = False
 
 
-def _request(
+def parse_request(
     body: Mapping[str, Any], deployment: Deployment, prompts: list[Prompt], sampling: SamplingParams, **more: Any
 ) -> HttpRequest:
+    """Parses the fields that do not depend on the dialect. `more`: fields of HttpRequest that do.
+
+    Raises HttpError and InvalidArgument, both naming the field.
+    """
     options = get(body, "stream_options", dict, "an object", {})
     check_keys(options, STREAM_OPTIONS, "stream_options")
     is_stream = flag(body, "stream")
     if options and not is_stream:
         raise bad_request("stream_options", "stream_options needs stream to be true")
     if flag(body, "trace") and not is_stream:
-        raise bad_request("trace", "trace is true; it must be false without stream: a whole answer has no rounds")
-    speculation = _speculation(body, deployment.defaults, sampling)
+        raise bad_request("trace", "trace needs stream to be true: only a stream returns rounds")
+    speculation = _parse_speculation(body, deployment.defaults, sampling)
     if speculation is not None:
         speculation.check(sampling)
     return HttpRequest(
-        **{"is_raw": False, "echo": False, **more},
         prompts=prompts,
         sampling=sampling,
         speculation=speculation,
-        prediction=_prediction(body),
+        prediction=_parse_prediction(body),
         is_traced=flag(body, "trace"),
         is_stream=is_stream,
-        includes_usage=flag(options, "include_usage", where="stream_options."),
-        has_usage_in_every_chunk=flag(options, "continuous_usage_stats", where="stream_options."),
+        includes_usage=flag(options, "include_usage", prefix="stream_options."),
+        has_usage_in_every_chunk=flag(options, "continuous_usage_stats", prefix="stream_options."),
         request_id=get(body, "request_id", str, "a text", ""),
         cache_salt=get(body, "cache_salt", str, "a text", ""),
+        **more,
     )
 
 
-def _sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
+def parse_sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
+    """Translates OpenAI's sampling fields. `more`: other parameters. Raises HttpError and InvalidArgument."""
     given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
     given.setdefault("temperature", 1.0)
     if given.get("top_k") == -1:
@@ -84,7 +95,7 @@ def _sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
     if isinstance(given.get("seed"), int) and -(2**63) <= given["seed"] < 0:
         given["seed"] += 2**64
     if isinstance(given.get("logit_bias"), dict):
-        given["logit_bias"] = {_token_id(name): bias for name, bias in given["logit_bias"].items()}
+        given["logit_bias"] = {_parse_token_id(name): bias for name, bias in given["logit_bias"].items()}
     for name in ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids"):
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
@@ -96,16 +107,16 @@ def _sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
     return SamplingParams(**given, **more)
 
 
-def _token_id(name: str) -> int:
+def _parse_token_id(name: str) -> int:
     if not (name.isascii() and name.isdecimal() and len(name) < 11):
         raise bad_request("logit_bias", f"logit_bias has the key {name[:80]!r}; keys must be token ids")
     return int(name)
 
 
-def _speculation(
+def _parse_speculation(
     body: Mapping[str, Any], defaults: SpeculationParams, sampling: SamplingParams
 ) -> SpeculationParams | None:
-    """The coordinator's defaults, with what the request says in their place; None: nothing was said."""
+    """Returns the coordinator's defaults, overridden by the request, or None if the request leaves all to them."""
     asked = body.get("speculation")
     if asked is None:
         return None
@@ -118,31 +129,32 @@ def _speculation(
     }
     given["enabled"] = flag(asked, "enabled", True, "speculation.")
     if asked.get("drafter") is not None:
-        given["drafter"] = _one_of(asked, "drafter", Drafter)
+        given["drafter"] = _parse_enum(asked, "drafter", Drafter)
     length = {name: asked[name] for name in DRAFT_LENGTH if asked.get(name) is not None}
     if length:
         text = str(length.pop("draft_tokens")) if "draft_tokens" in length else None
         given["num_draft_tokens"] = parse_draft_length(text, **length)
     if asked.get("rule") is not None:
-        given["rule"] = _one_of(asked, "rule", Rule)
-    if flag(asked, "coupled", where="speculation."):
+        given["rule"] = _parse_enum(asked, "rule", Rule)
+    if flag(asked, "coupled", prefix="speculation."):
         if given.get("rule") is Rule.REJECTION:
             raise bad_request("speculation.coupled", "speculation.coupled is true; it must be false under rejection")
         given |= {"rule": Rule.MATCH, "draft_mode": DraftMode.COUPLED}
     return defaults.overruled_by(given, sampling)
 
 
-def _one_of(asked: Mapping[str, Any], name: str, kind: Any) -> Any:
+def _parse_enum(asked: Mapping[str, Any], name: str, kind: type[E]) -> E:
     names = [each.value for each in kind]
     if asked[name] not in names:
+        allowed = ", ".join(names)
         raise bad_request(
-            f"speculation.{name}", f"speculation.{name} is {asked[name]!r:.80}; it must be one of {', '.join(names)}"
+            f"speculation.{name}", f"speculation.{name} is {asked[name]!r:.80}; it must be one of {allowed}"
         )
     return kind(asked[name])
 
 
-def _prediction(body: Mapping[str, Any]) -> str | None:
-    """OpenAI's form, {"type": "content", "content": text or parts}, or the text itself."""
+def _parse_prediction(body: Mapping[str, Any]) -> str | None:
+    """Accepts OpenAI's form, {"type": "content", "content": text or parts}, or the text itself."""
     asked = body.get("prediction")
     if isinstance(asked, dict):
         check_keys(asked, PREDICTION, "prediction")
@@ -152,18 +164,15 @@ def _prediction(body: Mapping[str, Any]) -> str | None:
     return None if asked is None else parse_text_parts(asked, "prediction.content")
 
 
-MAX_PROMPTS = 256
-ROLES = ("system", "developer", "user", "assistant", "tool")
-
-
 def parse_messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Returns role and content of each message. Raises HttpError."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise bad_request("messages", "messages is not a list with at least one message")
-    return [_message(each, f"messages[{index}]") for index, each in enumerate(messages)]
+    return [_parse_message(each, f"messages[{index}]") for index, each in enumerate(messages)]
 
 
-def _message(message: Any, name: str) -> dict[str, str]:
+def _parse_message(message: Any, name: str) -> dict[str, str]:
     if not isinstance(message, dict):
         raise bad_request(name, f"{name} is not an object with role and content")
     check_message(message, name)
@@ -176,7 +185,7 @@ def _message(message: Any, name: str) -> dict[str, str]:
 
 
 def parse_text_parts(content: Any, name: str) -> str:
-    """Returns a text, or the texts of its parts joined as they are: a client may cut a text anywhere."""
+    """Returns a text, or the concatenation of its parts: clients may split a text anywhere. Raises HttpError."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -187,24 +196,25 @@ def parse_text_parts(content: Any, name: str) -> str:
         if is_text:
             check_keys(part, PART, f"{name}[{index}]", PART_IGNORED)
         if not is_text or not isinstance(part.get("text"), str):
-            raise bad_request(f"{name}[{index}]", f"{name}[{index}] is no text part; this model reads text alone")
+            raise bad_request(f"{name}[{index}]", f"{name}[{index}] is not a text part; this model reads only text")
         texts.append(part["text"])
     return "".join(texts)
 
 
 def parse_prompts(body: Mapping[str, Any]) -> list[Prompt]:
+    """Returns the prompts of `prompt`, each a text or token ids. Raises HttpError."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and len(prompt) > 0:
-        if all(_is_id(each) for each in prompt):
+        if all(_is_token_id(each) for each in prompt):
             return [prompt]
         if len(prompt) > MAX_PROMPTS:
             raise bad_request("prompt", f"prompt is {len(prompt)} prompts; it must be at most {MAX_PROMPTS}")
-        if all(isinstance(each, str) or (isinstance(each, list) and all(map(_is_id, each))) for each in prompt):
+        if all(isinstance(each, str) or (isinstance(each, list) and all(map(_is_token_id, each))) for each in prompt):
             return list(prompt)
     raise bad_request("prompt", "prompt is not a text, a list of token ids, or a list of either")
 
 
-def _is_id(value: Any) -> bool:
+def _is_token_id(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**31

@@ -1,4 +1,9 @@
-"""Which coordinator serves a request: the one that has read the same beginning before, unless it has too much to do."""
+"""Routes requests to coordinators: by prompt prefix and load, with retries, and with resumption of broken streams.
+
+A request's tokens depend on its seed, and not on the drafter, the batch or the process. So if a coordinator goes away in
+mid-stream, another one is asked for the whole answer, and only the tokens that the client lacks are passed on. Those
+that it has are compared.
+"""
 
 import asyncio
 import hashlib
@@ -11,19 +16,31 @@ from typing import TypeVar
 from gateway.telemetry import GatewayMetrics
 from paceline.client import AsyncClient, Tls
 from paceline.errors import Aborted, Unavailable
-from paceline.results import Deployment, Piece
+from paceline.results import Deployment, Detokenized, Piece
+
+T = TypeVar("T")
+# How long a coordinator that did not answer ranks last.
+COOLDOWN_S = 2.0
+# Pause between two passes over all coordinators.
+RETRY_INTERVAL_S = 0.2
+# A coordinator with more than this multiple of the mean number of open requests is passed over.
+MAX_LOAD_FACTOR = 1.25
+# How long a coordinator's description is cached.
+DESCRIPTION_TTL_S = 10.0
+# Token texts that are cached: far more than any vocabulary has.
+MAX_CACHED_TOKENS = 1_000_000
 
 
 @dataclass(slots=True)
 class BufferedChoice:
-    """What a client has of one choice."""
+    """The tokens of one choice that the client has."""
 
     token_ids: list[int] = field(default_factory=list)
     is_finished: bool = False
 
 
 class ReplayBuffer:
-    """All choices of a request, by their index."""
+    """What a client has of an answer, by choice."""
 
     def __init__(self) -> None:
         self._choices: dict[int, BufferedChoice] = {}
@@ -38,30 +55,26 @@ class ReplayBuffer:
         return not self._choices
 
     def snapshot(self) -> dict[int, BufferedChoice]:
-        """A copy, by the choices' index: what is delivered later is not in it."""
         return {index: replace(each, token_ids=list(each.token_ids)) for index, each in self._choices.items()}
 
     @property
     def prediction(self) -> list[int] | None:
-        """What a repetition will begin with: drafts that are right. Of several unfinished choices the longest's tokens."""
+        """The longest unfinished choice's tokens: correct drafts for a resumption."""
         unfinished = [each.token_ids for each in self._choices.values() if not each.is_finished]
         return max(unfinished, key=len, default=None) or None
 
 
 class Resumption:
-    """A request's pieces once more, without what was delivered before."""
+    """Removes from a repeated answer what the client has already."""
 
     def __init__(self, replay_buffer: ReplayBuffer) -> None:
-        # Before the repetition began. A choice of which nothing was delivered begins with it, and is never compared.
+        # A choice that begins only now is not in it.
         self._sent = replay_buffer.snapshot()
-        # Tokens of this repetition so far, by choice.
+        # Tokens received so far, by choice.
         self._num_tokens: dict[int, int] = {}
 
     def new_part(self, piece: Piece) -> Piece | None:
-        """The part of `piece` that the client lacks; None: it has all of it.
-
-        Raises Aborted where the tokens are others than those delivered: then there is no going on.
-        """
+        """Returns the part of `piece` that the client lacks, or None. Raises Aborted if its tokens differ."""
         choice = self._sent.get(piece.index)
         if choice is None:
             return piece
@@ -77,7 +90,7 @@ class Resumption:
 
 
 def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:
-    """`piece` without its first tokens, and without what only an answer's first piece has. A round that is cut has no trace."""
+    """Drops the first tokens, and what only an answer's first piece has. A partial round has no trace."""
     return replace(
         piece,
         text=piece.text[sum(piece.text_lengths[:num_tokens]) :],
@@ -91,7 +104,7 @@ def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:
 
 
 class RetryDeadline:
-    """One request's. It counts from a failure on, and anew once the answer came further."""
+    """Limits how long a request is retried. Runs from the first failure, and again from the next one after progress."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -111,32 +124,21 @@ class RetryDeadline:
         return self._failing_since_s is not None and time.monotonic() - self._failing_since_s >= self._timeout_s
 
 
-T = TypeVar("T")
-# How long a coordinator that did not answer is passed over.
-COOLDOWN_S = 2.0
-# Between two rounds of asking all of them.
-RETRY_INTERVAL_S = 0.2
-# A coordinator takes requests until it has so many times the average of open ones; then the next in rank does.
-MAX_LOAD_FACTOR = 1.25
-# What a coordinator says of itself is asked for again after so long.
-DESCRIPTION_TTL_S = 10.0
-
-
 @dataclass(slots=True, eq=False)
 class Coordinator:
-    """One of them: its address, its client, and what it has to do."""
+    """A coordinator's client, load and cached description."""
 
     address: str
     client: AsyncClient
     num_open: int = 0
     away_until_s: float = 0.0
-    # Whether it ever answered. One that did is worth waiting for.
+    # Requests are retried only if a coordinator has answered before.
     has_answered: bool = False
     deployment: Deployment | None = None
     deployment_until_s: float = 0.0
 
     def client_for(self, key: str | None) -> AsyncClient:
-        """One that sends the caller's key; without one, what the gateway's own environment says."""
+        """Returns a client that sends the caller's key, or the key in the gateway's environment if there is none."""
         return self.client if key is None else self.client.with_key(key)
 
     @property
@@ -145,7 +147,7 @@ class Coordinator:
 
     @contextmanager
     def track_request(self) -> Iterator[None]:
-        """Counts a request. A coordinator that does not answer it is passed over for a while."""
+        """Counts an open request, and starts the cooldown if the coordinator is unavailable."""
         self.num_open += 1
         try:
             yield
@@ -158,11 +160,13 @@ class Coordinator:
 
 
 class Coordinators:
-    """All of them. Requests with the same beginning go to the same one: its target's cache holds that beginning."""
+    """Sends requests with the same prefix to the same coordinator, so that its target's prefix cache has it."""
 
     def __init__(self, addresses: list[str], timeout_s: float, tls: Tls, metrics: GatewayMetrics) -> None:
-        """Call it on the event loop that serves. `patience_s`: how long a request waits for coordinators that went away.
-        Raises InvalidArgument for what is no address, ConfigError for bad files of `tls`."""
+        """Call it on the event loop. `timeout_s`: how long a request is retried while no coordinator is available.
+
+        Raises InvalidArgument for a malformed address, ConfigError for bad files of `tls`.
+        """
         self._all = [Coordinator(address, AsyncClient(address, tls=tls)) for address in addresses]
         self._timeout_s = timeout_s
         self.metrics = metrics
@@ -172,7 +176,7 @@ class Coordinators:
             await each.client.close()
 
     def ranked(self, prefix: str) -> list[Coordinator]:
-        """In the order in which to try them: rendezvous hashing with bounded loads; who is away comes last."""
+        """Ranks coordinators by rendezvous hashing with bounded loads. Those that are away come last."""
 
         def rank(each: Coordinator) -> bytes:
             return hashlib.blake2b(f"{each.address} {prefix}".encode(errors="replace"), digest_size=8).digest()
@@ -181,41 +185,36 @@ class Coordinators:
         return sorted(self._all, key=lambda each: (each.is_away, each.num_open >= max_open, rank(each)))
 
     async def describe(self, key: str | None, as_it_is_now: bool = False) -> Deployment:
-        """Models, limits and defaults, at most 10 s old. They are asked for anew with a key, which the coordinator
-        checks, and for `as_it_is_now`. Raises Unavailable if no coordinator answers."""
+        """Returns models, limits and defaults, cached unless `as_it_is_now`.
+
+        With a key they are never cached: the coordinator checks it. Raises Unavailable if no coordinator answers.
+        """
 
         async def ask(each: Coordinator) -> Deployment:
-            may_be_known = key is None and not as_it_is_now
-            if may_be_known and each.deployment is not None and time.monotonic() < each.deployment_until_s:
+            may_be_cached = key is None and not as_it_is_now
+            if may_be_cached and each.deployment is not None and time.monotonic() < each.deployment_until_s:
                 return each.deployment
             each.deployment = await each.client_for(key).describe()
             each.deployment_until_s = time.monotonic() + DESCRIPTION_TTL_S
             self.metrics.target_name = each.deployment.target.name
             return each.deployment
 
-        return await self.ask("", ask)
+        return await self._ask(ask)
 
-    async def ask(self, prefix: str, ask: Callable[[Coordinator], Awaitable[T]]) -> T:
-        """The answer of the first coordinator that gives one. Raises Unavailable, the last's, if none does."""
-        deadline = RetryDeadline(self._timeout_s)
-        async with aclosing(self._attempts(prefix, deadline)) as attempts:
-            async for coordinator in attempts:
-                try:
-                    with coordinator.track_request():
-                        answer = await ask(coordinator)
-                        coordinator.has_answered = True
-                        return answer
-                except Unavailable as error:
-                    deadline.on_failure(error)
-        raise deadline.failure
+    async def ask(self, key: str | None, call: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Returns the first coordinator's answer. Raises Unavailable if none answers."""
+        return await self._ask(lambda each: call(each.client_for(key)))
+
+    async def detokenize(self, ids: list[int], key: str | None) -> Detokenized:
+        return await self.ask(key, lambda client: client.detokenize(ids, skip_special_tokens=False))
 
     async def stream(
         self, prefix: str, key: str | None, start: Callable[[AsyncClient, ReplayBuffer], AsyncGenerator[Piece, None]]
     ) -> AsyncGenerator[Piece, None]:
-        """An answer's rounds. If its coordinator goes away, another one goes on, or the same once it is back.
+        """Yields an answer's rounds. If its coordinator goes away, resumes at the next one, or at the same once it is back.
 
-        `start` asks a coordinator for the whole answer, knowing what was delivered of it. Raises Unavailable, the
-        last's, if none answers, and Aborted if one answers with other tokens than those delivered.
+        `start` requests the whole answer from a coordinator, given what the client has of it. Raises Unavailable if no
+        coordinator answers, and Aborted if one answers with tokens other than those sent.
         """
         replay_buffer, deadline = ReplayBuffer(), RetryDeadline(self._timeout_s)
         async with aclosing(self._attempts(prefix, deadline)) as attempts:
@@ -228,7 +227,7 @@ class Coordinators:
                                 coordinator.has_answered = True
                                 if (rest := resumption.new_part(piece)) is not None:
                                     if is_resumed:
-                                        self.metrics.count_continued()
+                                        self.metrics.count_resumed()
                                         is_resumed = False
                                     replay_buffer.add(rest)
                                     deadline.on_progress()
@@ -238,8 +237,21 @@ class Coordinators:
                     deadline.on_failure(error)
         raise deadline.failure
 
+    async def _ask(self, call: Callable[[Coordinator], Awaitable[T]]) -> T:
+        deadline = RetryDeadline(self._timeout_s)
+        async with aclosing(self._attempts("", deadline)) as attempts:
+            async for coordinator in attempts:
+                try:
+                    with coordinator.track_request():
+                        answer = await call(coordinator)
+                        coordinator.has_answered = True
+                        return answer
+                except Unavailable as error:
+                    deadline.on_failure(error)
+        raise deadline.failure
+
     async def _attempts(self, prefix: str, deadline: RetryDeadline) -> AsyncGenerator[Coordinator, None]:
-        """Whom to ask: each in rank, and again while there is patience, if one of them was ever there."""
+        """Yields coordinators by rank, again and again until the deadline, if any of them ever answered."""
         while True:
             for coordinator in self.ranked(prefix):
                 yield coordinator
@@ -248,20 +260,16 @@ class Coordinators:
             await asyncio.sleep(RETRY_INTERVAL_S)
 
 
-# Far more than any vocabulary in use has.
-MAX_CACHED_TOKENS = 1_000_000
-
-
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token as a client sees it: its bytes, and a text that tells it from others."""
+    """A token's bytes, and a text that distinguishes it from other tokens."""
 
     text: str
     utf8: bytes
 
 
 class TokenTexts:
-    """Texts by token id. All coordinators of a gateway serve the same model."""
+    """Caches token texts by id. All coordinators of a gateway serve the same model."""
 
     def __init__(self, coordinators: Coordinators) -> None:
         self._coordinators = coordinators
@@ -271,28 +279,24 @@ class TokenTexts:
         return self._by_id[token]
 
     async def load(self, ids: set[int], key: str | None) -> None:
-        """Makes `ids` known. Raises what a coordinator raises."""
-        unknown = sorted(ids - self._by_id.keys())
-        if not unknown:
+        """Makes the texts of `ids` available. Raises what a coordinator raises."""
+        missing = sorted(ids - self._by_id.keys())
+        if not missing:
             return
-        if len(self._by_id) + len(unknown) > MAX_CACHED_TOKENS:
+        if len(self._by_id) + len(missing) > MAX_CACHED_TOKENS:
             self._by_id.clear()
-            unknown = sorted(ids)
-        # A coordinator takes no more ids at once than its model takes tokens.
-        max_open = (await self._coordinators.describe(key)).target.max_model_len
-        for start in range(0, len(unknown), max_open):
-            await self._load(unknown[start : start + max_open], key)
-
-    async def _load(self, ids: list[int], key: str | None) -> None:
-        found = await self._coordinators.ask(
-            "", lambda each: each.client_for(key).detokenize(ids, skip_special_tokens=False)
-        )
-        for token, utf8 in zip(ids, found.pieces, strict=True):
-            self._by_id[token] = TokenText(_readable(utf8), utf8)
+            missing = sorted(ids)
+        # A coordinator accepts at most a model's length of ids per call.
+        size = (await self._coordinators.describe(key)).target.max_model_len
+        for start in range(0, len(missing), size):
+            batch = missing[start : start + size]
+            found = await self._coordinators.detokenize(batch, key)
+            for token, utf8 in zip(batch, found.pieces, strict=True):
+                self._by_id[token] = TokenText(_readable(utf8), utf8)
 
 
 def _readable(utf8: bytes) -> str:
-    """The token's text; part of a character as OpenAI writes it, "bytes:\\xe2\\x80"."""
+    """Decodes a token; incomplete characters become "bytes:\\xe2\\x80", as at OpenAI."""
     try:
         return utf8.decode()
     except UnicodeDecodeError:
