@@ -8,7 +8,7 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from gateway.describing import fields_of_length
+from gateway.endpoints import draft_length_fields
 from gateway.fields import DRAFT_LENGTH
 from paceline.engine.models.weights import find_folder
 from paceline.speculation import Bounds, DraftLength, EntropyAdaptive, parse_draft_length
@@ -46,7 +46,7 @@ async def test_the_deployment_says_how_many_run_now(http: httpx2.AsyncClient) ->
 
 @pytest.mark.parametrize("length", [4, Bounds(1, 6), EntropyAdaptive(Bounds(2, 5), 0.25)], ids=str)
 def test_a_draft_length_is_described_as_a_request_says_it(length: DraftLength) -> None:
-    fields = fields_of_length(length)
+    fields = draft_length_fields(length)
     assert tuple(fields) == DRAFT_LENGTH
     assert parse_draft_length(str(fields.pop("draft_tokens")), **fields) == length
 

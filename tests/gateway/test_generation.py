@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 
-from gateway.rounds import as_rounds
+from gateway.generation import as_rounds
 from paceline.results import Piece, TokenLogprobs
 
 
