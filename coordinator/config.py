@@ -52,7 +52,7 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
 
     listen: ListenAddress = Field("127.0.0.1:50050", description="HOST:PORT or unix:PATH")
     api_keys: LocalPath | None = Field(
-        None, description="a file of API keys, one of which every caller needs (docs/keys.md); default: no keys"
+        None, description="a file of API keys, one of which every caller needs (docs/server.md); default: no keys"
     )
     no_keys: CliToggleFlag[bool] = Field(
         False, description="serve everyone, also at an address that other machines reach"
@@ -75,7 +75,7 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
         "hybrid",
         description="who drafts where a request does not say: model, hierarchical, ngram, suffix, hybrid or custom",
     )
-    custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a drafter of your own (docs/drafting.md)")
+    custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a drafter of your own (docs/speculation.md)")
     draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
         "adaptive", description="tokens proposed in a round where a request does not say: 0 to 16, adaptive or entropy"
     )
