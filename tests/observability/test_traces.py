@@ -97,7 +97,7 @@ async def test_a_request_by_http_is_one_trace_through_all_services(watched: Watc
     assert decode["paceline.sources"] == ["model"]
 
 
-async def test_the_page_on_observability_names_every_span_and_every_attribute(watched: Watched) -> None:
+async def test_the_page_on_operations_names_every_span_and_every_attribute(watched: Watched) -> None:
     trace, _, parent = new_parent()
     await post(watched, traceparent=parent)
     spans = await spans_of(watched, trace, len(BY_HTTP))
