@@ -75,7 +75,7 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
         "hybrid",
         description="who drafts where a request does not say: model, hierarchical, ngram, suffix, hybrid or custom",
     )
-    custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a drafter of your own (docs/speculation.md)")
+    custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a custom drafter (docs/speculation.md)")
     draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
         "adaptive", description="tokens proposed in a round where a request does not say: 0 to 16, adaptive or entropy"
     )
