@@ -101,7 +101,7 @@ async def test_the_page_on_observability_names_every_span_and_every_attribute(wa
     trace, _, parent = new_parent()
     await post(watched, traceparent=parent)
     spans = await spans_of(watched, trace, len(BY_HTTP))
-    page = (ROOT / "docs/observability.md").read_text()
+    page = (ROOT / "docs/operations.md").read_text()
     assert [span.name for span in spans if f"`{span.name}`" not in page] == []
     names = {name for span in spans for name in span.attributes}
     # Behind its first, a name of a family may stand for its last part.
