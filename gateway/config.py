@@ -35,7 +35,7 @@ class GatewaySettings(TlsSettings, ServersTlsSettings, ServiceSettings):
         None, description="what clients call the model; default: the target model's own name"
     )
     api_keys: LocalPath | None = Field(
-        None, description="a file of API keys, one of which every caller needs (docs/server.md); default: no keys"
+        None, description="a file of API keys, one of which every caller needs (docs/keys.md); default: no keys"
     )
     no_keys: CliToggleFlag[bool] = Field(
         False, description="serve everyone, also at an address that other machines reach"

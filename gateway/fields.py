@@ -4,7 +4,7 @@ taken: does what OpenAI's reference, or the server that invented it, says of it.
 refused: it would change the answer and can't be served; values that ask for nothing special are let through.
 ignored: it changes no answer.
 
-A field that is in no table is refused by its name, and so is a key of a message. docs/server.md has these tables for
+A field that is in no table is refused by its name, and so is a key of a message. docs/http.md has these tables for
 readers.
 """
 
@@ -39,9 +39,9 @@ COMMON = {
     "max_tokens": "most tokens to generate",
     "best_of": "the same as n: every sample is given",
     "speculation": "enabled, drafter, draft_tokens, draft_min, draft_max, entropy_beta, rule, coupled, lenience, "
-    "draft_temperature (docs/speculation.md)",
-    "prediction": "predicted output: drafts come from it (docs/speculation.md)",
-    "trace": "each chunk says what its round did (docs/speculation.md)",
+    "draft_temperature (docs/drafting.md)",
+    "prediction": "predicted output: drafts come from it (docs/drafting.md)",
+    "trace": "each chunk says what its round did (docs/trace.md)",
     "request_id": "for logs",
     "cache_salt": "requests with the same one share cached prompts and recent answers; at most 256 characters",
 }

@@ -1,4 +1,4 @@
-"""A round's trace as JSON (docs/speculation.md)."""
+"""A round's trace as JSON (docs/trace.md)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Custom drafters: loads a drafter that the command line names (see docs/speculation.md)."""
+"""Custom drafters: loads a drafter that the command line names (see docs/drafting.md)."""
 
 import importlib
 from collections.abc import Callable

@@ -79,7 +79,7 @@ class Proposers:
         """Makes the drafter of a beam search. Only a draft model knows how likely all that may go on is.
 
         It drafts where the request says how far: with the draft that comes with Paceline drafted beams cost more than they
-        save (docs/speculation.md), so no rule would choose them.
+        save (docs/drafting.md), so no rule would choose them.
         """
         speculation = request.speculation
         length = speculation.num_draft_tokens

@@ -1,4 +1,4 @@
-"""Settings of how processes speak with each other: TLS, toward clients and toward servers (docs/server.md)."""
+"""Settings of how processes speak with each other: TLS, toward clients and toward servers (docs/tls.md)."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ class TlsSettings(Settings):
     """Of a process that others call."""
 
     tls_cert: LocalPath | None = Field(
-        None, description="serve by TLS with the certificate in this file (docs/server.md); default: no TLS"
+        None, description="serve by TLS with the certificate in this file (docs/tls.md); default: no TLS"
     )
     tls_key: LocalPath | None = Field(None, description="the certificate's key, in a file; default: none")
     tls_client_ca: LocalPath | None = Field(
