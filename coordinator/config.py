@@ -58,7 +58,7 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
 
     listen: ListenAddress = Field("127.0.0.1:50050", description="HOST:PORT or unix:PATH")
     api_keys: LocalPath | None = Field(
-        None, description="a file of API keys, one of which every caller needs (docs/keys.md); default: no keys"
+        None, description="a file of API keys, one of which every caller needs (docs/server.md); default: no keys"
     )
     no_keys: CliToggleFlag[bool] = Field(
         False, description="serve everyone, also at an address that other machines reach"
@@ -80,7 +80,7 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
     drafter: Annotated[str, AfterValidator(_check_drafter)] = Field(
         "hybrid", description=f"default drafter: {', '.join(each.value for each in Drafter)}"
     )
-    custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a drafter of your own (docs/drafting.md)")
+    custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a custom drafter (docs/speculation.md)")
     draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
         "adaptive", description="tokens proposed in a round where a request does not say: 0 to 16, adaptive or entropy"
     )

@@ -80,7 +80,7 @@ class Settings(BaseSettings):
 
 
 class ServiceSettings(Settings):
-    """Base of a service's settings: what it tells those who run it (docs/observability.md)."""
+    """Base of a service's settings: what it tells those who run it (docs/operations.md)."""
 
     metrics: Annotated[str | None, AfterValidator(_check_metrics)] = Field(
         None, description="HOST:PORT where Prometheus finds metrics; default: none"

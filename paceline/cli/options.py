@@ -54,7 +54,7 @@ ApiKeyFile = Annotated[
 TlsCa = Annotated[
     Path | None,
     typer.Option(
-        help="speak TLS, and trust certificates of the authority in this file (docs/tls.md); default: the variable "
+        help="speak TLS, and trust certificates of the authority in this file (docs/server.md); default: the variable "
         f"{TLS_ENVIRONMENT.ca}, or no TLS"
     ),
 ]

@@ -98,11 +98,11 @@ async def test_a_request_by_http_is_one_trace_through_all_services(watched: Watc
     assert decode["paceline.sources"] == ["model"]
 
 
-async def test_the_page_on_observability_names_every_span_and_every_attribute(watched: Watched) -> None:
+async def test_the_page_on_operations_names_every_span_and_every_attribute(watched: Watched) -> None:
     trace, _, parent = new_parent()
     await post(watched, traceparent=parent)
     spans = await spans_of(watched, trace, len(BY_HTTP))
-    page = (ROOT / "docs/observability.md").read_text()
+    page = (ROOT / "docs/operations.md").read_text()
     assert [span.name for span in spans if f"`{span.name}`" not in page] == []
     names = {name for span in spans for name in span.attributes}
     # Behind its first, a name of a family may stand for its last part.

@@ -49,9 +49,9 @@ def test_what_can_not_be_loaded_says_so_and_why(module: str, path: str, wrong: s
 
 
 def test_documentation_shows_the_example_as_it_is() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "drafting.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "speculation.md").read_text(), re.DOTALL)
     assert (ROOT / "examples" / "copy_drafter.py").read_text() in blocks
-    assert f"--custom-drafter {EXAMPLE}" in (ROOT / "docs" / "drafting.md").read_text()
+    assert f"--custom-drafter {EXAMPLE}" in (ROOT / "docs" / "speculation.md").read_text()
 
 
 async def test_example_copies_what_followed_in_the_prompt() -> None:
