@@ -149,7 +149,7 @@ def test_a_bad_draft_temperature_is_refused_by_name(fields: dict[str, Any], said
 def test_a_draft_temperature_is_refused_where_no_draft_model_draws(
     sampling: SamplingParams, fields: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidArgument, match=r"^draft_temperature is 0.5; it must be left out where no draft model"):
+    with pytest.raises(InvalidArgument, match=r"^draft_temperature is 0.5; it must be left out if no draft model"):
         SpeculationParams(draft_temperature=0.5, **fields).check(sampling)
 
 
