@@ -3,21 +3,9 @@
 Statistics, traces and the speculation policy read it; acceptance does not.
 """
 
-import enum
 from dataclasses import dataclass, field
 
 from paceline.results import TokenLogprobs
-
-
-class DraftedBy(enum.StrEnum):
-    """The drafter of a proposal's tokens."""
-
-    MODEL = "model"
-    NGRAM = "ngram"
-    SUFFIX = "suffix"
-    PREDICTION = "prediction"
-    CUSTOM = "custom"
-    HIERARCHICAL = "hierarchical"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +13,7 @@ class DraftReport:
     """How a proposal came about."""
 
     # Name of the drafter, as statistics show it.
-    drafter: str = DraftedBy.CUSTOM
+    drafter: str = "custom"
     # Why there are no tokens, for a user to read.
     reason: str = ""
     # Tokens that the drafter was asked for.

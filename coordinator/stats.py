@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from coordinator.acceptance import Outcome, Proposal, Verdict
 from coordinator.context import Context, Emission
-from coordinator.reports import DraftedBy
+from coordinator.reports import DraftReport, VerifyReport
 from paceline.results import Finish, Speculation, Timing
 
 
@@ -53,18 +53,6 @@ class RoundTimer:
         return Round(proposal, verdict, outcome, self._started_s, self._proposed_s, self._verified_s)
 
 
-@dataclass(frozen=True, slots=True)
-class RoundCost:
-    """The cost of a round of beam search, from `started_s` (time.perf_counter) to now."""
-
-    started_s: float
-    draft_us: int
-    target_us: int
-    queued_us: int
-    # Tokens of the context that the target's cache held already.
-    cached_tokens: int
-
-
 @dataclass(slots=True)
 class GenerationStats:
     """Figures of one generation. Times in microseconds unless the name says otherwise."""
@@ -95,51 +83,42 @@ class GenerationStats:
     rounds_us: int = 0
 
     def count(self, finished: Round, emission: Emission) -> None:
-        """Counts a round."""
-        proposal, verdict = finished.proposal, finished.verdict
-        # A draft after the end of the text counts as proposed, not as accepted; so does one after a rejection.
+        """Counts a round of the loop."""
+        proposal = finished.proposal
+        # Drafts after a stop were never decided. Drafts after a rejection were proposed all the same.
         num_accepted = min(finished.outcome.num_accepted, len(emission.tokens))
-        now_s = time.perf_counter()
         if self.first_token_us == 0:
-            # The prompt's round: its time is the prompt's, not speculation's.
-            self.first_token_us = int((now_s - self.arrived_s) * 1e6)
-            self.cached_prompt_tokens = verdict.report.cached_tokens
-        else:
-            self.rounds += 1
-            self.round_tokens += len(emission.tokens)
-            self.rounds_by_accepted += [0] * (len(proposal) + 1 - len(self.rounds_by_accepted))
-            self.rounds_by_accepted[num_accepted] += 1
-        if len(proposal):
-            proposed, accepted = self.by_source.get(proposal.report.drafter, (0, 0))
-            self.by_source[proposal.report.drafter] = proposed + len(proposal), accepted + num_accepted
-        if proposal.report.drafter == DraftedBy.PREDICTION:
+            self.count_first_token()
+        if proposal.report.drafter == "prediction":
             self.prediction_accepted += num_accepted
             self.prediction_rejected += len(proposal) - num_accepted
         self.last_round = finished
-        self.draft_us += proposal.report.computed_us
-        self.target_us += verdict.report.computed_us
-        self.queued_us += proposal.report.queued_us + verdict.report.queued_us
-        self.rounds_us += int((now_s - finished.started_s) * 1e6)
-        self._count_positions(len(proposal), num_accepted)
+        self.count_round(
+            len(emission.tokens), len(proposal), num_accepted, finished.started_s, proposal.report,
+            finished.verdict.report,
+        )  # fmt: skip
 
-    def count_beams(self, num_steps: int, num_drafted: int, cost: RoundCost) -> None:
-        """Counts a round of beam search: `num_steps` steps, all but one of them drafted, of `num_drafted` drafted ones."""
+    def count_round(
+        self, num_tokens: int, num_proposed: int, num_accepted: int, started_s: float, draft: DraftReport,
+        verify: VerifyReport,
+    ) -> None:  # fmt: skip
+        """Counts a round that lasted from `started_s` (time.perf_counter) until now."""
         if self.rounds_us == 0:
-            # The prompt's round, as in `count`.
-            self.cached_prompt_tokens = cost.cached_tokens
+            # The prompt's round: its time is the prompt's, not speculation's.
+            self.cached_prompt_tokens = verify.cached_tokens
         else:
             self.rounds += 1
-            self.round_tokens += num_steps
-            self.rounds_by_accepted += [0] * (num_drafted + 1 - len(self.rounds_by_accepted))
-            self.rounds_by_accepted[num_steps - 1] += 1
-        if num_drafted:
-            proposed, accepted = self.by_source.get(DraftedBy.MODEL, (0, 0))
-            self.by_source[DraftedBy.MODEL] = proposed + num_drafted, accepted + num_steps - 1
-        self.draft_us += cost.draft_us
-        self.target_us += cost.target_us
-        self.queued_us += cost.queued_us
-        self.rounds_us += int((time.perf_counter() - cost.started_s) * 1e6)
-        self._count_positions(num_drafted, num_steps - 1)
+            self.round_tokens += num_tokens
+            self.rounds_by_accepted += [0] * (num_proposed + 1 - len(self.rounds_by_accepted))
+            self.rounds_by_accepted[num_accepted] += 1
+        if num_proposed:
+            proposed, accepted = self.by_source.get(draft.drafter, (0, 0))
+            self.by_source[draft.drafter] = proposed + num_proposed, accepted + num_accepted
+        self.draft_us += draft.computed_us
+        self.target_us += verify.computed_us
+        self.queued_us += draft.queued_us + verify.queued_us
+        self.rounds_us += int((time.perf_counter() - started_s) * 1e6)
+        self._count_positions(num_proposed, num_accepted)
 
     def count_first_token(self) -> None:
         """Notes that the first token goes out now; beam search emits all tokens at once."""

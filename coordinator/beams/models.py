@@ -19,6 +19,7 @@ from coordinator.drafters.drafter import Resources
 from coordinator.remote.branches import Branches, Scored, guess, score
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence
+from coordinator.reports import NO_VERIFY_REPORT, VerifyReport
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
 
@@ -32,10 +33,7 @@ class Verified:
     """Next tokens by hypothesis. Times are those of the slowest command, as all share a batch."""
 
     next_tokens: dict[Tokens, NextTokens]
-    # Context tokens that the target's cache held already.
-    cached_tokens: int
-    computed_us: int
-    queued_us: int
+    report: VerifyReport = NO_VERIFY_REPORT
 
 
 class TargetBeams:
@@ -68,12 +66,12 @@ class TargetBeams:
             for path, of_path in zip(asked, scored, strict=True)
             for index, next_tokens in enumerate(of_path.next_tokens)
         }
-        return Verified(
-            known,
+        report = VerifyReport(
             cached_tokens=max(each.cached_tokens for each in scored),
             computed_us=max(each.computed_us for each in scored),
             queued_us=max(each.queued_us for each in scored),
         )
+        return Verified(known, report)
 
     def release(self) -> None:
         self._branches.release()

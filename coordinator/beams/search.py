@@ -15,7 +15,8 @@ from coordinator.beams.models import DraftBeams, Drafted, TargetBeams, make_draf
 from coordinator.context import Context, Emission, Request
 from coordinator.drafters.drafter import Resources
 from coordinator.remote.link import Link
-from coordinator.stats import GenerationStats, RoundCost
+from coordinator.reports import DraftReport
+from coordinator.stats import GenerationStats
 
 
 def beam_search(
@@ -58,10 +59,9 @@ async def search(
             known |= verified.next_tokens
             num_steps = take_steps(beams, known)
             known = {tokens: known[tokens] for tokens in known if len(tokens) >= num_decided + num_steps}
-            stats.count_beams(num_steps, len(drafted.levels), RoundCost(
-                started_s, drafted.computed_us, verified.computed_us, drafted.queued_us + verified.queued_us,
-                verified.cached_tokens,
-            ))  # fmt: skip
+            # All steps but the first were drafted.
+            report = DraftReport(drafter="model", computed_us=drafted.computed_us, queued_us=drafted.queued_us)
+            stats.count_round(num_steps, len(drafted.levels), num_steps - 1, started_s, report, verified.report)
         tokens = list(beams.best.tokens)
         emission = context.extend(Outcome(tokens, len(tokens) - 1, Origin.TARGET))
         stats.count_first_token()

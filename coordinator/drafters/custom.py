@@ -3,30 +3,9 @@
 import importlib
 from collections.abc import Callable
 
-from coordinator.acceptance import Proposal
-from coordinator.context import Context, Request
-from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, ModelDrafter, Resources
-from coordinator.reports import DraftedBy
+from coordinator.context import Request
+from coordinator.drafters.drafter import Drafter, Factory, Resources
 from paceline.errors import ConfigError
-
-
-class CustomDrafter(ModelDrafter):
-    """Adapts a plain `Drafter` to the adaptive policy."""
-
-    name = DraftedBy.CUSTOM
-    has_confidence = False
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
-
-    async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
-        return await self._drafter.propose(context, num_draft_tokens)
-
-    def truncate(self, length: int) -> None:
-        self._drafter.truncate(length)
-
-    def release(self) -> None:
-        self._drafter.release()
 
 
 def load_drafter(path: str) -> Callable[[Request], Drafter]:
@@ -53,13 +32,13 @@ def _error(path: str, wrong: str) -> ConfigError:
     return ConfigError(f"--custom-drafter {path!r}: {wrong}")
 
 
-def _make(resources: Resources, request: Request) -> CustomDrafter:
+def _make(resources: Resources, request: Request) -> Drafter:
     assert resources.custom is not None, "requests for it are refused without one"
-    return CustomDrafter(resources.custom(request))
+    return resources.custom(request)
 
 
-FACTORY = Factory(
-    _make,
-    lambda resources, request: DrafterSet(model=_make(resources, request)),
-    missing=lambda resources: "" if resources.custom is not None else "this coordinator has no --custom-drafter",
-)
+def _missing(resources: Resources) -> str:
+    return "" if resources.custom is not None else "this coordinator has no --custom-drafter"
+
+
+FACTORY = Factory(_make, missing=_missing)

@@ -73,6 +73,25 @@ class ModelDrafter(Drafter, Protocol):
         return len(context)
 
 
+class TimedDrafter(ModelDrafter):
+    """Presents a plain drafter to the adaptive policy, which then learns its times and acceptance rates."""
+
+    has_confidence = False
+
+    def __init__(self, drafter: Drafter, name: str) -> None:
+        self._drafter = drafter
+        self.name = name
+
+    async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
+        return await self._drafter.propose(context, num_draft_tokens)
+
+    def truncate(self, length: int) -> None:
+        self._drafter.truncate(length)
+
+    def release(self) -> None:
+        self._drafter.release()
+
+
 class NoDrafter(Drafter):
     """Never proposes: plain decoding."""
 
@@ -115,13 +134,20 @@ class Factory:
     """Makes a request's drafters.
 
     fixed: the drafter for a fixed number of draft tokens.
-    adaptive: the drafters for an adaptive number.
+    adaptive: the drafters for an adaptive number; None for the same drafter.
     missing: says what a coordinator with these resources lacks for it; empty if nothing.
     """
 
     fixed: Callable[[Resources, Request], Drafter]
-    adaptive: Callable[[Resources, Request], DrafterSet]
+    adaptive: Callable[[Resources, Request], DrafterSet] | None = None
     missing: Callable[[Resources], str] = lambda resources: ""
+
+    def make_set(self, resources: Resources, request: Request) -> DrafterSet:
+        """Makes the drafters for an adaptive number of draft tokens."""
+        if self.adaptive is not None:
+            return self.adaptive(resources, request)
+        name = request.speculation.drafter.value
+        return DrafterSet(model=TimedDrafter(self.fixed(resources, request), name))
 
 
 def load_factory(name: DrafterName) -> Factory:

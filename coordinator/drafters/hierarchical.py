@@ -13,7 +13,6 @@ from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Rates, Re
 from coordinator.drafters.model import RemoteDrafter, StandbyDrafter
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.remote.link import Link
-from coordinator.reports import DraftedBy
 
 # Prior rate of right guesses after right ones, by the length of the n-gram match. Longer matches are learned soon.
 FIRST_RATES = {3: 0.6, 2: 0.5, 1: 0.25}
@@ -29,7 +28,7 @@ class HierarchicalDrafter(RemoteDrafter):
     Guesses follow from decided tokens and from this generation's drafts alone, so a seed repeats them.
     """
 
-    name = DraftedBy.HIERARCHICAL
+    name = "hierarchical"
 
     def __init__(self, link: Link, request: Request, deadline: DraftDeadline, ngram: NgramDrafter) -> None:
         super().__init__(link, request, deadline)

@@ -17,7 +17,7 @@ from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, ModelDraf
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence
-from coordinator.reports import DraftedBy, DraftReport
+from coordinator.reports import DraftReport
 from paceline.checks import require, require_at_most
 from paceline.errors import PacelineError
 from paceline.rpc.messages import draft_mode_to_message, entropy_rule_to_message, floats_from_bytes
@@ -33,7 +33,7 @@ MAX_PAUSE_S = 8.0
 class RemoteDrafter(ModelDrafter):
     """One generation's sequence on the draft server."""
 
-    name = DraftedBy.MODEL
+    name = "model"
     has_confidence = True
 
     def __init__(self, link: Link, request: Request, deadline: DraftDeadline) -> None:

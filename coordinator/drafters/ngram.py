@@ -10,7 +10,7 @@ from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, Factory, LookupDrafter
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, NgramTable, Prediction
-from coordinator.reports import DraftedBy, DraftReport
+from coordinator.reports import DraftReport
 
 # Tokens predicted in a row that are told apart: the next one is right more often the longer the run, up to about this.
 MAX_RUN = 4
@@ -23,7 +23,7 @@ Kind = tuple[int, int]
 class NgramDrafter(LookupDrafter):
     """One generation's n-grams. Proposes ids without probabilities, so rule `match` verifies them."""
 
-    name = DraftedBy.NGRAM
+    name = "ngram"
 
     def __init__(self, shape: NgramShape = DEFAULT_SHAPE) -> None:
         self._window, self._longest = shape.window_tokens, shape.longest_match

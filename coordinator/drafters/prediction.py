@@ -12,7 +12,7 @@ from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import LookupDrafter
 from coordinator.drafters.ngram import CHUNK_TOKENS
-from coordinator.reports import DraftedBy, DraftReport
+from coordinator.reports import DraftReport
 from paceline.speculation import MAX_DRAFT_TOKENS
 
 # Newest tokens that are compared to find the position again.
@@ -31,7 +31,7 @@ FIRST_MATCH = LONG_MATCH
 class PredictionDrafter(LookupDrafter):
     """One generation's prediction. Proposes ids without probabilities, so rule `match` verifies them."""
 
-    name = DraftedBy.PREDICTION
+    name = "prediction"
     # A match is likely to go on for long.
     max_draft_tokens = MAX_DRAFT_TOKENS
 

@@ -11,7 +11,7 @@ from coordinator.context import Context, Request
 from coordinator.drafters.drafter import DrafterSet, Factory, LookupDrafter, Resources
 from coordinator.drafters.ngram import CHUNK_TOKENS, NgramDrafter
 from coordinator.drafters.token_index import END, MAX_MATCH, TokenIndex
-from coordinator.reports import DraftedBy, DraftReport
+from coordinator.reports import DraftReport
 from paceline.speculation import MAX_DRAFT_TOKENS
 
 # Newest tokens of prompt and completion that are searched.
@@ -23,7 +23,7 @@ Kind = tuple[bool, int]
 class SuffixDrafter(LookupDrafter):
     """One generation's position. Proposes ids without probabilities, so rule `match` verifies them."""
 
-    name = DraftedBy.SUFFIX
+    name = "suffix"
     # A long match is likely to go on.
     max_draft_tokens = MAX_DRAFT_TOKENS
 

@@ -151,7 +151,7 @@ class Policies:
             return FixedPolicy(NoDrafter(), 0)
         factory = self._factories[speculation.drafter]
         if isinstance(length, Bounds):
-            drafters = factory.adaptive(self.resources, request)
+            drafters = factory.make_set(self.resources, request)
             if prediction:
                 drafters = replace(drafters, lookups=[PredictionDrafter(prediction), *drafters.lookups])
             return AdaptivePolicy(drafters, length, self._experience, request.sampling.is_greedy)

@@ -94,7 +94,7 @@ class ByTable:
         self, paths: Sequence[Tokens], num_decided: int, wanted: Collection[Tokens], num_next: int
     ) -> Verified:
         self._happened.append("verified")
-        return Verified({path: [(token, -1.0 - token) for token in range(num_next)] for path in paths}, 0, 0, 0)
+        return Verified({path: [(token, -1.0 - token) for token in range(num_next)] for path in paths})
 
     def release(self) -> None:
         pass

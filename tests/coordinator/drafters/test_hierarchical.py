@@ -9,7 +9,6 @@ import pytest
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.hierarchical import HierarchicalDrafter, num_worth_a_row
 from coordinator.drafters.ngram import NgramDrafter
-from coordinator.reports import DraftedBy
 from tests.coordinator.contexts import make_context
 from tests.coordinator.test_remote_model import FakeDraft, fill_with, linked
 
@@ -26,7 +25,7 @@ async def guesses(folder: Path, fill: Callable[[Any], None], num_rounds: int, pr
         drafter = HierarchicalDrafter(link, context.request, DraftDeadline(), NgramDrafter())
         for _ in range(num_rounds):
             proposal = await drafter.propose(context, 5)
-            assert (len(proposal), proposal.report.drafter) == (5, DraftedBy.HIERARCHICAL)
+            assert (len(proposal), proposal.report.drafter) == (5, "hierarchical")
             drafter.truncate(len(prompt) - 1)
     return [list(propose.guess_tokens) for propose in fake.asked]
 

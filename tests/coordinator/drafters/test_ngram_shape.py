@@ -13,7 +13,6 @@ from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, parse_or
 from coordinator.policy.adaptive import Policies
 from coordinator.policy.cost_model import ActiveGenerations, Experience
 from coordinator.remote.link import DRAFT, Link
-from coordinator.reports import DraftedBy
 from paceline.errors import InvalidArgument
 from paceline.settings import make_settings
 from paceline.speculation import Bounds, Drafter, SpeculationParams
@@ -85,7 +84,7 @@ async def test_all_ngrams_have_the_orders_asked_for(
     context = after_a_token(drafter, length)
     resources = Resources(link, ngram_shape=NgramShape(orders=orders))
     proposal = await Policies(resources, Experience(ActiveGenerations())).make(context.request).propose(context)
-    assert (proposal.report.drafter, proposal.tokens[:1]) == (DraftedBy.NGRAM, [SHAPES[orders]])
+    assert (proposal.report.drafter, proposal.tokens[:1]) == ("ngram", [SHAPES[orders]])
 
 
 @pytest.mark.parametrize("orders", [*SHAPES, (8, 7, 6)])

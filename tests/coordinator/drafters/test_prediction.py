@@ -12,7 +12,6 @@ from coordinator.drafters.prediction import PredictionDrafter
 from coordinator.policy.adaptive import Policies
 from coordinator.policy.cost_model import ActiveGenerations, Experience
 from coordinator.policy.policy import FixedPolicy, PredictionPolicy
-from coordinator.reports import DraftedBy
 from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
 from tests.coordinator.contexts import decide, make_context
 
@@ -89,10 +88,10 @@ async def test_where_the_output_leaves_the_prediction_the_other_drafter_proposes
     drafts = policy(PREDICTION)
     context = after(PREDICTION[:3])
     along = await drafts.propose(context)
-    assert (along.report.drafter, along.tokens, along.report.num_asked) == (DraftedBy.PREDICTION, PREDICTION[3:8], 5)
+    assert (along.report.drafter, along.tokens, along.report.num_asked) == ("prediction", PREDICTION[3:8], 5)
     decide(context, [900, 901])
     away = await drafts.propose(context)
-    assert (away.report.drafter, away.tokens, away.report.num_asked) == (DraftedBy.NGRAM, PREDICTION[:2], 2)
+    assert (away.report.drafter, away.tokens, away.report.num_asked) == ("ngram", PREDICTION[:2], 2)
 
 
 async def test_the_prompts_own_round_has_no_drafts() -> None:
@@ -111,7 +110,7 @@ async def test_a_prediction_is_drafted_from_to_the_full_unless_the_request_fixes
     policy = Policies(Resources(), Experience(ActiveGenerations())).make(request)
     decide(context, prediction[:40])
     proposal = await policy.propose(context)
-    assert (proposal.report.drafter, len(proposal)) == (DraftedBy.PREDICTION, given)
+    assert (proposal.report.drafter, len(proposal)) == ("prediction", given)
 
 
 async def test_how_far_the_output_agrees_says_how_likely_the_next_tokens_are() -> None:

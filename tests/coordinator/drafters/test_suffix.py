@@ -7,7 +7,6 @@ import pytest
 from coordinator.context import Context
 from coordinator.drafters.suffix import SuffixDrafter
 from coordinator.drafters.token_index import END, MAX_SALTS, PART_TOKENS, RecentAnswers, TokenIndex
-from coordinator.reports import DraftedBy
 from tests.coordinator.contexts import decide, make_context
 
 TEXT = list(range(100, 200))
@@ -90,7 +89,7 @@ async def test_a_proposal_says_who_made_it_and_is_no_longer_than_asked() -> None
     drafter = SuffixDrafter(None)
     context = after([100, 101], prompt=TEXT)
     proposal = await drafter.propose(context, 3)
-    assert (proposal.report.drafter, proposal.supports, len(proposal.tokens)) == (DraftedBy.SUFFIX, [], 3)
+    assert (proposal.report.drafter, proposal.supports, len(proposal.tokens)) == ("suffix", [], 3)
     assert (await drafter.propose(context, 0)).tokens == []
 
 

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context
-from coordinator.drafters.custom import CustomDrafter
-from coordinator.drafters.drafter import DrafterSet
+from coordinator.drafters.drafter import DrafterSet, TimedDrafter
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.policy.adaptive import AdaptivePolicy
 from coordinator.policy.cost_model import ActiveGenerations, Experience
-from coordinator.reports import DraftedBy, DraftReport
+from coordinator.reports import DraftReport
 from coordinator.stats import Round
 from paceline.speculation import Bounds
 from tests.coordinator.contexts import make_context
@@ -24,9 +23,7 @@ class Guesser:
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         num_tail_tokens, self.num_read = len(context) - self.num_read, len(context) + num_draft_tokens - 1
-        return Proposal(
-            [-1] * num_draft_tokens, report=DraftReport(drafter=DraftedBy.CUSTOM, num_tail_tokens=num_tail_tokens)
-        )
+        return Proposal([-1] * num_draft_tokens, report=DraftReport(drafter="custom", num_tail_tokens=num_tail_tokens))
 
     def truncate(self, length: int) -> None:
         self.num_read = min(self.num_read, length)
@@ -38,7 +35,7 @@ class Guesser:
 def make_policy(experience: Experience, bounds: Bounds | None = None, sources: str = "model") -> AdaptivePolicy:
     """`sources`: names with spaces between them."""
     lookups = [NgramDrafter()] if "ngram" in sources else []
-    drafters = DrafterSet(lookups, CustomDrafter(Guesser()) if "model" in sources else None)
+    drafters = DrafterSet(lookups, TimedDrafter(Guesser(), "custom") if "model" in sources else None)
     return AdaptivePolicy(drafters, bounds or Bounds(), experience, is_greedy=True)
 
 
@@ -77,7 +74,7 @@ class World:
             if context.is_finished or (self.text and context.num_generated >= len(self.text)):
                 break
             proposal = await policy.propose(context)
-            by_model = proposal.report.drafter is DraftedBy.CUSTOM and len(proposal) > 0
+            by_model = proposal.report.drafter == "custom" and len(proposal) > 0
             coming = self.text[context.num_generated :] or [0] * (len(proposal) + 1)
             accepted = 0
             for index, (drafted, token) in enumerate(zip(proposal.tokens, coming, strict=False)):
