@@ -1,8 +1,10 @@
 """The `Policy` of a generation makes each round's proposal, or leaves the round without one.
 
-FixedPolicy                     one drafter, always for the same number of tokens
-PredictionPolicy                the client's predicted output while it matches; otherwise another policy
-AdaptivePolicy (`adaptive`)     the default: the drafter that gains most, for as many tokens as pay
+    FixedPolicy                     one drafter, always for the same number of tokens
+    PredictionPolicy                the client's predicted output while it matches; otherwise another policy
+    AdaptivePolicy (`adaptive`)     the default: the drafter that gains most, for as many tokens as pay
+
+`adaptive.Policies` makes each request's policy.
 """
 
 from abc import ABC, abstractmethod

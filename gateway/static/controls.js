@@ -16,7 +16,7 @@ export class Controls {
   // Takes over what the server does where a request does not say.
   fill({ target, draft, defaults, drafters }) {
     const { enabled, drafter, draft_tokens, rule, coupled } = this.fields;
-    drafter.replaceChildren(...Object.entries(drafters).map(([name, help]) => Object.assign(new Option(name), { title: help })));
+    drafter.replaceChildren(...Object.entries(drafters).map(([name, help]) => Object.assign(new Option(name, name), { title: help })));
     enabled.checked = defaults.enabled;
     drafter.value = defaults.drafter;
     if (Number(defaults.draft_tokens) === 0) draft_tokens.add(new Option(0, 0));
