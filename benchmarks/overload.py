@@ -38,7 +38,7 @@ from paceline.loadtest.arrivals import poisson_arrivals
 from paceline.loadtest.loads import ClosedLoop
 from paceline.loadtest.run import Extent, Runner
 from paceline.loadtest.variants import Variant
-from paceline.rpc.requests import make_request
+from paceline.rpc.generation import make_request
 from paceline.rpc.status import error_of_call
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams

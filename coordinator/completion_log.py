@@ -5,7 +5,7 @@ import logging
 
 from coordinator.responses import Choice
 from paceline.observability.logs import with_fields
-from paceline.rpc.authentication import caller
+from paceline.rpc.metadata import caller
 from paceline.rpc.status import code_of
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,14 @@ from coordinator.ngram_shape import NgramShape, parse_orders
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.keys import require_keys_or_loopback
 from paceline.rpc.channel import check_address
-from paceline.rpc.settings import GrpcSettings, ServersTlsSettings
-from paceline.settings import ListenAddress, LocalPath, ServiceSettings, as_value_error
+from paceline.settings import (
+    GrpcSettings,
+    ListenAddress,
+    LocalPath,
+    ServersTlsSettings,
+    ServiceSettings,
+    as_value_error,
+)
 from paceline.speculation import (
     MAX_DRAFT_TOKENS,
     Drafter,

@@ -16,7 +16,7 @@ from typing import Any
 from coordinator.context import Request
 from coordinator.responses import Choice
 from paceline.observability.spans import Spans, Value
-from paceline.rpc.authentication import caller
+from paceline.rpc.metadata import caller
 from paceline.rpc.status import code_of
 
 Attributes = Mapping[str, Value]

@@ -8,8 +8,7 @@ from pydantic_settings import CliToggleFlag, SettingsConfigDict
 from paceline.errors import ConfigError
 from paceline.keys import find_key, require_keys_or_loopback
 from paceline.rpc.channel import check_address
-from paceline.rpc.settings import ServersTlsSettings, TlsSettings
-from paceline.settings import ListenAddress, LocalPath, ServiceSettings, as_value_error
+from paceline.settings import ListenAddress, LocalPath, ServersTlsSettings, ServiceSettings, TlsSettings, as_value_error
 
 
 def _check_addresses(text: str) -> str:

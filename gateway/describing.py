@@ -18,7 +18,7 @@ from gateway.prompts import messages_of
 from paceline.client import Prompt
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
-from paceline.rpc.supervision import instance_of
+from paceline.rpc.server import instance_of
 from paceline.speculation import Bounds, DraftLength, DraftMode, EntropyAdaptive, SpeculationParams
 
 HEALTH_TIMEOUT_S = 1.0

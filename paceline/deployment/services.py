@@ -16,7 +16,7 @@ from paceline.deployment.log_lines import LastWords, lines_of
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.rpc.channel import check_address
 from paceline.rpc.health import is_serving
-from paceline.rpc.supervision import environment
+from paceline.rpc.server import supervised_environment
 from paceline.rpc.tls import Tls
 
 READY_TIMEOUT_S = 600.0
@@ -146,7 +146,7 @@ class Services:
         service.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *service.arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            env=environment(service.instance),
+            env=supervised_environment(service.instance),
             # Ctrl-C in a terminal goes to the whole group; we stop them in our own order.
             start_new_session=True,
         )  # fmt: skip

@@ -3,8 +3,7 @@
 from pydantic import Field
 
 from paceline.engine.config import EngineConfig
-from paceline.rpc.settings import GrpcSettings
-from paceline.settings import ListenAddress, ServiceSettings
+from paceline.settings import GrpcSettings, ListenAddress, ServiceSettings
 
 
 class ModelServerSettings(GrpcSettings, ServiceSettings, EngineConfig):  # type: ignore[misc]  # both say how pydantic treats them

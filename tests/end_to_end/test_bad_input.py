@@ -21,7 +21,7 @@ from paceline.engine.engine import build_engine
 from paceline.engine.models.dummy import make_dummy
 from paceline.errors import ConfigError
 from paceline.rpc.channel import open_channel
-from paceline.rpc.requests import make_request
+from paceline.rpc.generation import make_request
 from paceline.sampling import SamplingParams
 from paceline.settings import parse_settings
 from paceline.v1 import generation_pb2, generation_pb2_grpc

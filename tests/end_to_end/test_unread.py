@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.rpc.requests import make_request
+from paceline.rpc.generation import make_request
 from paceline.sampling import SamplingParams
 from paceline.v1 import generation_pb2_grpc
 from tests.bystander import undisturbed_bystander
