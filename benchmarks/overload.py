@@ -31,8 +31,8 @@ from benchmarks.deployment import embedded_pair
 from benchmarks.prompts import first_turns
 from benchmarks.services import OWN_PROMPTS
 from benchmarks.soak import make_workload, watch_memory
+from paceline.cli.services import Services
 from paceline.client import AsyncClient
-from paceline.deployment.services import Services
 from paceline.errors import PacelineError, ResourceExhausted
 from paceline.loadtest.arrivals import poisson_arrivals
 from paceline.loadtest.loads import ClosedLoop

@@ -125,8 +125,8 @@ def test_command_uses_only_flags_its_service_has(services: dict[str, Any], servi
 def test_health_check_asks_the_port_its_service_listens_on(services: dict[str, Any], service: str) -> None:
     port = argument(services[service]["command"], "--listen").rpartition(":")[2]
     check = services[service]["healthcheck"]["test"]
-    module = "paceline.deployment.http_health" if service == "gateway" else "paceline.rpc.health"
-    assert check == ["CMD", "python", "-m", module, f"localhost:{port}"]
+    scheme = "http://" if service == "gateway" else ""
+    assert check == ["CMD", "python", "-m", "paceline.rpc.health", f"{scheme}localhost:{port}"]
 
 
 @each_stack

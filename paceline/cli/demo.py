@@ -11,9 +11,9 @@ from paceline.checks import require
 from paceline.cli import options
 from paceline.cli.printing import coloured, legend
 from paceline.cli.report import print_stats, tokens_per_second
+from paceline.cli.services import Services, make_socket_folder
+from paceline.cli.stack import make_stack
 from paceline.client import AsyncClient, Completion
-from paceline.deployment.deployment import make_deployment
-from paceline.deployment.services import Services, make_socket_folder
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 
@@ -53,10 +53,10 @@ async def _run(prompt: str, sampling: SamplingParams, speculative: SpeculationPa
     with make_socket_folder("paceline-demo-") as folder:
         # The same prompt comes several times: an answer must not be drafted from the one before.
         address = f"unix:{Path(folder) / 'coordinator.sock'}"
-        deployment = make_deployment(coordinator={"listen": address, "recent_tokens": 0})
+        stack = make_stack(coordinator={"listen": address, "recent_tokens": 0})
         console.print("starting draft server, target server and coordinator …", style="dim")
         async with (
-            Services(deployment, _log_trouble) as services,
+            Services(stack, _log_trouble) as services,
             AsyncClient(services.address, tls=services.tls) as client,
         ):
             await compare(console, client, prompt, sampling, speculative)

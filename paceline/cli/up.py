@@ -12,8 +12,8 @@ from rich.text import Text
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
 from gateway.config import GatewaySettings
-from paceline.deployment.deployment import Deployment, make_deployment
-from paceline.deployment.services import Services, called_at
+from paceline.cli.services import Services, called_at
+from paceline.cli.stack import Stack, make_stack
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.rpc.channel import NO_TLS
 from paceline.rpc.health import is_serving
@@ -84,7 +84,7 @@ def up(
     calling = _calling(tls_cert, tls_key, tls_ca, tls_client_ca)
     both = {"device": device, "dtype": dtype, "max_model_len": max_model_len, "kv_cache_memory": kv_cache_memory}
     both |= {"kv_cache_dtype": kv_cache_dtype, "traces": traces}
-    deployment = make_deployment(
+    stack = make_stack(
         target=_given(model=target_model, quantization=target_quantization, **both),
         draft=_given(model=draft_model, quantization=draft_quantization, **both),
         coordinator=_given(
@@ -97,7 +97,7 @@ def up(
         ),
         client_tls=calling,
     )  # fmt: skip
-    asyncio.run(_run(deployment))
+    asyncio.run(_run(stack))
 
 
 def _calling(cert: Path | None, key: Path | None, ca: Path | None, client_ca: Path | None) -> Tls:
@@ -116,7 +116,7 @@ def _given(**options: Any) -> dict[str, Any]:
     return given | {name: str(value) for name, value in given.items() if isinstance(value, Path)}
 
 
-async def _run(deployment: Deployment) -> None:
+async def _run(stack: Stack) -> None:
     """Until a signal comes, which may also come while models are loading."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -124,16 +124,16 @@ async def _run(deployment: Deployment) -> None:
         console.print(Text(f"{service:>11} | ", style=COLOURS[service]), Text(line), sep="")
 
     # Said before models are loaded for nothing.
-    if is_serving(called_at(deployment.listen), timeout_s=1.0, tls=deployment.tls):
+    if is_serving(called_at(stack.listen), timeout_s=1.0, tls=stack.tls):
         raise ConfigError(
-            f"a coordinator serves at {deployment.listen} already; stop it, or give another address by --listen"
+            f"a coordinator serves at {stack.listen} already; stop it, or give another address by --listen"
         )
-    require_free_address(deployment.listen)
-    if deployment.gateway is not None:
-        require_free_address(deployment.http_listen, "--http")
+    require_free_address(stack.listen)
+    if stack.gateway is not None:
+        require_free_address(stack.http_listen, "--http")
     console.print("starting the services: some 15 s, longer the first time")
     stopping = asyncio.create_task(wait_for_signal())
-    running = asyncio.create_task(_serve(deployment, log_line))
+    running = asyncio.create_task(_serve(stack, log_line))
     await asyncio.wait((stopping, running), return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         await running
@@ -142,16 +142,16 @@ async def _run(deployment: Deployment) -> None:
     await asyncio.wait((running,))
 
 
-async def _serve(deployment: Deployment, log_line: Any) -> None:
-    async with Services(deployment, log_line) as services:
+async def _serve(stack: Stack, log_line: Any) -> None:
+    async with Services(stack, log_line) as services:
         print(" ".join(filter(None, ("ready", services.address, services.url))), flush=True)
         where = (
             ""
             if called_at(services.address) == CoordinatorSettings.model_fields["listen"].default
             else f" --address {called_at(services.address)}"
         )
-        where += " --api-key-file FILE" if deployment.has_keys else ""
-        files = {"ca": deployment.tls.ca, "cert": deployment.tls.cert, "key": deployment.tls.key}
+        where += " --api-key-file FILE" if stack.has_keys else ""
+        files = {"ca": stack.tls.ca, "cert": stack.tls.cert, "key": stack.tls.key}
         where += "".join(f" --tls-{name} {file}" for name, file in files.items() if file)
         print(f'try, in another terminal: paceline generate "Why is the sky blue?"{where}', file=sys.stderr)
         if services.url is not None:

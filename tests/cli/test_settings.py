@@ -7,7 +7,7 @@ import pytest
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
 from gateway.config import GatewaySettings
-from paceline.deployment.deployment import make_deployment
+from paceline.cli.stack import make_stack
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.settings import Settings, as_flags, parse_settings
 from paceline.speculation import Bounds, EntropyAdaptive
@@ -75,7 +75,7 @@ def test_what_is_wrong_in_the_file_is_named(
 
 def test_up_passes_on_what_was_given_and_nothing_else() -> None:
     write_toml('[draft]\nquantization = "none"\n[target]\nmodel = "dummy:tiny"\n')
-    deployment = make_deployment(target={"dtype": "float32"}, draft={"dtype": "float32"})
+    deployment = make_stack(target={"dtype": "float32"}, draft={"dtype": "float32"})
     assert deployment.target == ["--dtype", "float32"]
     assert deployment.draft == ["--dtype", "float32"]
     assert deployment.coordinator == []
@@ -88,13 +88,13 @@ def test_flags_say_what_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_model_servers_lock_each_other_out_only_where_they_share_cores() -> None:
-    assert make_deployment().shares_cores
-    assert not make_deployment(target={"device": "cuda"}, draft={"device": "cuda"}).shares_cores
-    assert not make_deployment(draft={"model": "none"}).shares_cores
+    assert make_stack().shares_cores
+    assert not make_stack(target={"device": "cuda"}, draft={"device": "cuda"}).shares_cores
+    assert not make_stack(draft={"model": "none"}).shares_cores
 
 
 def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
-    deployment = make_deployment(target={"device": "cuda"}, draft={"device": "cuda", "gpu_memory_fraction": 0.2})
+    deployment = make_stack(target={"device": "cuda"}, draft={"device": "cuda", "gpu_memory_fraction": 0.2})
     assert deployment.target[-2:] == ["--gpu-memory-fraction", "0.6"]
     assert deployment.draft is not None
     assert deployment.draft[-2:] == ["--gpu-memory-fraction", "0.2"]
@@ -134,7 +134,7 @@ def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
 )
 def test_bad_settings_are_named_before_anything_starts(settings: dict, parts: list[str]) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        make_deployment(**settings)
+        make_stack(**settings)
     text = str(caught.value)
     assert "\n" not in text
     assert [part for part in parts if part not in text] == []
@@ -142,10 +142,10 @@ def test_bad_settings_are_named_before_anything_starts(settings: dict, parts: li
 
 def test_a_bad_file_of_keys_is_known_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="can't read the API keys in nowhere"):
-        make_deployment(coordinator={"api_keys": "nowhere"})
+        make_stack(coordinator={"api_keys": "nowhere"})
     Path("keys").write_text("nonsense\n")
     with pytest.raises(ConfigError, match=r"^keys, line 1: "):
-        make_deployment(coordinator={"api_keys": "keys"})
+        make_stack(coordinator={"api_keys": "keys"})
 
 
 @pytest.mark.parametrize("where", ["flag", "environment", "file"])

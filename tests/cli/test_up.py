@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from paceline.cli.services import Services, make_socket_folder
+from paceline.cli.stack import make_stack
 from paceline.client import Client
-from paceline.deployment.deployment import make_deployment
-from paceline.deployment.services import Services, make_socket_folder
 from paceline.errors import ConfigError, Unauthenticated, Unreachable
 from paceline.keys import make_key
 from paceline.rpc.channel import check_address
@@ -113,7 +113,7 @@ async def test_no_socket_is_chosen_that_grpc_cannot_call(
 ) -> None:
     (tmp_path / name).mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
-    services = Services(make_deployment(), lambda service, line: None)
+    services = Services(make_stack(), lambda service, line: None)
     try:
         for service, address in services.addresses.items():
             check_address(service, address)

@@ -19,10 +19,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.cli import main
 from paceline.client import AsyncClient, Client
-from paceline.deployment.http_health import instance_at
 from paceline.errors import Unavailable
 from paceline.rpc.channel import NO_TLS, open_channel
-from paceline.rpc.health import is_serving
+from paceline.rpc.health import instance_at, is_serving
 from paceline.rpc.tls import LOOK_INTERVAL_S, Tls
 from paceline.sampling import SamplingParams
 from tests.certificates import Authority, Issued, name_at
@@ -251,8 +250,8 @@ def test_commands_take_certificates_by_flag_and_by_environment(
 
 @pytest.mark.parametrize("service", ["target_server", "gateway"])
 def test_container_health_checks_find_certificates_in_the_environment(encrypted: Encrypted, service: str) -> None:
-    module = "paceline.deployment.http_health" if service == "gateway" else "paceline.rpc.health"
-    command = [sys.executable, "-m", module, encrypted.addresses[service]]
+    scheme = "https://" if service == "gateway" else ""
+    command = [sys.executable, "-m", "paceline.rpc.health", f"{scheme}{encrypted.addresses[service]}"]
     mine = encrypted.mine
     files = {"PACELINE_TLS_CA": mine.ca, "PACELINE_TLS_CERT": mine.cert, "PACELINE_TLS_KEY": mine.key}
     environment = os.environ | {name: str(path) for name, path in files.items()}
