@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.deployment import DRAFT, embedded_pair
 from paceline.client import AsyncClient, Completion
-from paceline.loadtest.variants import OFF
+from paceline.loadtest.workload import OFF
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 

@@ -22,7 +22,7 @@ from benchmarks.deployment import DRAFT, embedded_pair
 from benchmarks.prompts import spread_prompts
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
-from paceline.loadtest.variants import OFF, parse_variants
+from paceline.loadtest.workload import OFF, parse_variants
 from paceline.prompts import PromptRecord
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, Rule, SpeculationParams

@@ -34,10 +34,8 @@ from benchmarks.soak import make_workload, watch_memory
 from paceline.cli.services import Services
 from paceline.client import AsyncClient
 from paceline.errors import PacelineError, ResourceExhausted
-from paceline.loadtest.arrivals import poisson_arrivals
-from paceline.loadtest.loads import ClosedLoop
-from paceline.loadtest.run import Extent, Runner
-from paceline.loadtest.variants import Variant
+from paceline.loadtest.runner import Extent, Runner
+from paceline.loadtest.workload import ClosedLoop, Variant, poisson_arrivals
 from paceline.rpc.generation import make_request
 from paceline.rpc.status import error_of_call
 from paceline.sampling import SamplingParams

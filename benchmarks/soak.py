@@ -21,10 +21,9 @@ from benchmarks.prompts import first_turns
 from benchmarks.services import OWN_PROMPTS
 from paceline.cli.services import Services
 from paceline.client import Prompt
-from paceline.loadtest.loads import ClosedLoop, OpenLoop
-from paceline.loadtest.record import Record
-from paceline.loadtest.run import Extent, Runner, Workload
-from paceline.loadtest.variants import Variant
+from paceline.loadtest.metrics import Record
+from paceline.loadtest.runner import Extent, Runner, Workload
+from paceline.loadtest.workload import ClosedLoop, OpenLoop, Variant
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 

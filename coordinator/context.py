@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from coordinator.acceptance import Origin, Outcome, RoundNoise
 from coordinator.logprobs import TokenLogprobs
 from coordinator.text import TextStream
+from paceline.results import RoundTrace
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
-from paceline.trace import RoundTrace
 
 
 class FinishReason(enum.Enum):

@@ -26,7 +26,7 @@ from coordinator.synthetic import SyntheticAcceptance
 from coordinator.text import Tokenizer
 from coordinator.tracing import trace_round
 from coordinator.unread import UnreadAnswer, UnreadAnswers
-from paceline.trace import RoundTrace
+from paceline.results import RoundTrace
 
 # What choices' tasks hand to the call: encoded messages; None when a task is over, however it ended.
 Answer = UnreadAnswer[Choice]

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from coordinator.context import Emission
 from coordinator.round import Round
+from paceline.results import RoundTrace, TracedDraft
 from paceline.speculation import Rule
-from paceline.trace import RoundTrace, TracedDraft
 
 
 def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Callable[[int], bytes]) -> RoundTrace:

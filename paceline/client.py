@@ -28,10 +28,12 @@ from paceline.results import (
     Finish,
     Model,
     Piece,
+    RoundTrace,
     Speculation,
     Timing,
     TokenizerInfo,
     TokenLogprobs,
+    TracedDraft,
 )  # fmt: skip
 from paceline.rpc.channel import Connection, check_address
 from paceline.rpc.generation import (
@@ -49,7 +51,6 @@ from paceline.rpc.status import error_of_call
 from paceline.rpc.tls import Tls, find_tls
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
-from paceline.trace import RoundTrace, TracedDraft
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 
 __all__ = [

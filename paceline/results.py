@@ -1,11 +1,56 @@
-"""What a coordinator gives: a generation's rounds as they come, or the whole, and what it says of itself. Plain values,
-no messages."""
+"""What the client returns, as plain values: a generation's rounds or the whole, traces, and the deployment."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from paceline.speculation import SpeculationParams
-from paceline.trace import RoundTrace
+
+
+@dataclass(frozen=True, slots=True)
+class TracedDraft:
+    """One draft of a round. Drafts after a rejection or the end of the text are undecided."""
+
+    token_id: int
+    # Incomplete characters appear as U+FFFD.
+    text: str
+    # Accepted and emitted.
+    accepted: bool
+    # Under `rejection`, if decided: the probabilities of the draft model and the target, and the uniform number. The draft
+    # is accepted if r * lenience * q < p.
+    q: float | None = None
+    p: float | None = None
+    r: float | None = None
+    # Under `match`, if decided: the target's own token.
+    target_id: int | None = None
+    target_text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrace:
+    """How a round came about. Times in microseconds."""
+
+    # 0 for the round of the prompt.
+    round: int
+    # "model", "ngram", "suffix", "prediction" or "custom"; "none" if nothing was proposed, and the reason.
+    drafter: str
+    reason: str
+    # Requested from the drafter.
+    draft_tokens: int
+    proposed: list[TracedDraft]
+    # Accepted and emitted.
+    num_accepted: int
+    # Under the entropy rule: the draft model's entropy / ln(vocabulary) at each position.
+    entropies: list[float]
+    # Smoothed with those of earlier decided positions.
+    smoothed_entropies: list[float]
+    # The number of draft tokens that each of these allows.
+    allowed_draft_tokens: list[int]
+    draft_us: int
+    target_us: int
+    # Waiting for a device on both servers.
+    queued_us: int
+    # Messages and event loops.
+    wire_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +63,13 @@ class Speculation:
     proposed_per_position: list[int]
     accepted_per_position: list[int]
     mean_acceptance_length: float
-    # Where it was not 1: the output's law is not quite the target's.
+    # None for 1; below 1 the output distribution differs from the target's.
     lenience: float | None = None
-    # In a benchmark: the chance with which a coin accepted drafts. This is no real text.
+    # The probability with which a benchmark accepted drafts at random; the text is meaningless.
     synthetic_acceptance: float | None = None
     # Rounds in which 0, 1, 2, … drafts were accepted and emitted: `rounds` in all.
     rounds_by_accepted: list[int] = field(default_factory=list)
-    # Of the proposed tokens those from the request's prediction: accepted and emitted, and not.
+    # Proposed tokens from the request's prediction: accepted and emitted, and not.
     prediction_accepted: int = 0
     prediction_rejected: int = 0
 
@@ -47,7 +92,7 @@ class Finish:
 
     reason: str
     prompt_tokens: int
-    # Of these the target's cache held already (prefix caching).
+    # Prompt tokens found in the target's prefix cache.
     cached_prompt_tokens: int
     completion_tokens: int
     seed: int
@@ -77,11 +122,11 @@ class Piece:
     text_lengths: list[int] = field(default_factory=list)
     # Which of the n samples.
     index: int = 0
-    # Where asked for: one for each token; and, in the first piece, for each prompt token from the second on. Of a long
-    # prompt the first of them come in pieces ahead, which hold nothing else.
+    # If requested, one for each token. Those of the prompt begin at its second token and come in the first piece; for a long
+    # prompt, pieces with nothing else come before it.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    # Where asked for: how the round came about.
+    # If requested.
     trace: RoundTrace | None = None
     # As in Finish, from the first round on.
     prompt_tokens: int = 0
@@ -107,7 +152,7 @@ class Completion:
     origins: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    # Where asked for: one for each round.
+    # If requested, one for each round.
     traces: list[RoundTrace] = field(default_factory=list)
     finish: Finish | None = None
 
@@ -124,7 +169,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model behind a server; each field's meaning stands in ModelCard (proto/paceline/v1/model.proto)."""
+    """The model of a server. Fields are those of ModelCard (proto/paceline/v1/model.proto)."""
 
     name: str
     dtype: str

@@ -18,7 +18,7 @@ from benchmarks.paper.estimators import accepted, accepted_greedily, overlap, re
 from benchmarks.paper.models import PROGRESS_S, Reader
 from benchmarks.paper.published import LENIENCES
 from benchmarks.paper.results import Setup
-from paceline.distillation.corpus.frame import read_tokenizer
+from paceline.distillation.conversations import read_tokenizer
 from paceline.prompts import PromptRecord, read_prompts
 
 TEMPERATURES = (0, 1)

@@ -16,9 +16,9 @@ from benchmarks.modes import READING, READING_TOKENS
 from benchmarks.paper.results import Setup
 from paceline.client import AsyncClient, Completion
 from paceline.prompts import PromptRecord, read_prompts
+from paceline.results import TracedDraft
 from paceline.sampling import SamplingParams
 from paceline.speculation import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
-from paceline.trace import TracedDraft
 
 # Two tasks: prompts of kinds whose answers quote their prompt, and of kinds whose answers do not.
 TASKS = {

@@ -1,4 +1,4 @@
-"""`paceline bench`: the load harness. What it measures, and how: docs/benchmarking.md."""
+"""`paceline bench`: the load test (docs/benchmarking.md)."""
 
 import contextlib
 import json
@@ -16,16 +16,23 @@ from paceline.checks import require
 from paceline.cli import options
 from paceline.client import AsyncClient, Deployment, Prompt, Tls
 from paceline.errors import ConfigError, InvalidArgument, RequestError
-from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop, parse_sweep
-from paceline.loadtest.progress import LiveProgress
-from paceline.loadtest.report.page import render
-from paceline.loadtest.report.report import Point, Report, as_record
-from paceline.loadtest.report.table import first_failures, print_report
-from paceline.loadtest.run import Extent, Runner, Workload
-from paceline.loadtest.slices import UNLIMITED
-from paceline.loadtest.slo import Slo, parse_slo
-from paceline.loadtest.synthetic import Lengths, parse_lengths, synthetic_prompt
-from paceline.loadtest.variants import DEFAULT, Variant, parse_variants
+from paceline.loadtest.metrics import Slo, parse_slo
+from paceline.loadtest.page import render
+from paceline.loadtest.report import Point, Report, as_record, first_failures, print_report
+from paceline.loadtest.runner import Extent, LiveProgress, Runner, Workload
+from paceline.loadtest.workload import (
+    DEFAULT,
+    UNLIMITED,
+    ClosedLoop,
+    Lengths,
+    Load,
+    OpenLoop,
+    Variant,
+    parse_lengths,
+    parse_sweep,
+    parse_variants,
+    synthetic_prompt,
+)
 from paceline.prompts import read_prompts
 from paceline.sampling import SamplingParams
 
@@ -36,14 +43,14 @@ DEFAULT_MAX_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What to do, checked as far as it can be without a server."""
+    """The checked options of a load test."""
 
     addresses: list[str]
     loads: list[Load]
-    # By name, the SpeculationParams fields it says.
+    # SpeculationParams fields by variant name.
     variants: dict[str, dict[str, Any]]
     extent: Extent
-    # From a file; None: synthetic.
+    # None for synthetic prompts.
     prompts: list[Prompt] | None
     lengths: Lengths
     sampling: SamplingParams
@@ -58,42 +65,42 @@ def bench(
     tls_ca: options.TlsCa = None,
     tls_cert: options.TlsCert = None,
     tls_key: options.TlsKey = None,
-    concurrency: Annotated[
-        int | None, typer.Option(help="closed loop: requests in flight; the default, with 1")
-    ] = None,
-    rate: Annotated[float | None, typer.Option(help="open loop: requests a second, Poisson arrivals")] = None,
-    sweep: Annotated[str | None, typer.Option(help="one load after another: concurrency=1,2,4 or rate=0.5,1")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="closed loop: requests in flight; default: 1")] = None,
+    rate: Annotated[float | None, typer.Option(help="open loop: requests per second, Poisson arrivals")] = None,
+    sweep: Annotated[str | None, typer.Option(help="run several loads: concurrency=1,2,4 or rate=0.5,1")] = None,
     requests: Annotated[
         int | None,
-        typer.Option(help=f"requests of each load and variant; default: {DEFAULT_REQUESTS}, with --duration no limit"),
+        typer.Option(help=f"requests per load and variant; default: {DEFAULT_REQUESTS}, unlimited with --duration"),
     ] = None,
-    duration: Annotated[float | None, typer.Option(help="seconds of each load in which requests begin")] = None,
-    warmup: Annotated[int, typer.Option(help="requests of each load and variant before those that count")] = 2,
+    duration: Annotated[float | None, typer.Option(help="seconds after which a load starts no more requests")] = None,
+    warmup: Annotated[int, typer.Option(help="unmeasured requests before each load and variant")] = 2,
     prompts: Annotated[Path | None, typer.Option(help=f"a file of prompts: {options.PROMPT_FORMS}")] = None,
     synthetic: Annotated[
-        str | None, typer.Option(help=f"IN:OUT tokens, IN random ones; default without --prompts: {DEFAULT_LENGTHS}")
+        str | None, typer.Option(help=f"IN:OUT tokens, IN of them random; default without --prompts: {DEFAULT_LENGTHS}")
     ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            help=f"most tokens to generate; default: {DEFAULT_MAX_TOKENS}, or OUT", callback=options.at_least_one_token
+            help=f"tokens to generate; default: {DEFAULT_MAX_TOKENS}, or OUT", callback=options.at_least_one_token
         ),
     ] = None,
     temperature: options.Temperature = 0.0,
-    seed: Annotated[int, typer.Option(help="of arrivals, synthetic prompts and sampling: request i has SEED + i")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="seed of arrivals, synthetic prompts and sampling; request i uses SEED + i")
+    ] = 0,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="go on to the most tokens; synthetic requests always do")
+        bool, typer.Option("--ignore-eos", help="generate --max-tokens tokens; synthetic requests always do")
     ] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="prompts as they are, without chat template")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="send prompts without the chat template")] = False,
     compare: Annotated[
-        str, typer.Option(help="variants that take turns: off,model,ngram,hybrid,model:4,adaptive,...")
+        str, typer.Option(help="variants to compare: off,model,ngram,hybrid,model:4,adaptive,...")
     ] = DEFAULT,
-    slo: Annotated[str | None, typer.Option(help="for goodput, limits in ms: ttft=500,itl=50,e2e=5000")] = None,
-    timeout: Annotated[float, typer.Option(help="seconds after which a request has failed")] = 300.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write figures and requests to this file")] = None,
-    html_file: Annotated[Path | None, typer.Option("--html", help="write a page with plots to this file")] = None,
+    slo: Annotated[str | None, typer.Option(help="latency limits for goodput, in ms: ttft=500,itl=50,e2e=5000")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds until a request counts as failed")] = 300.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write metrics and requests to this file")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="write an HTML page with plots to this file")] = None,
 ) -> None:
-    """Puts load on coordinators and measures latency, throughput, acceptance, and where the time goes."""
+    """Measures latency, throughput and acceptance under load, and where the time goes."""
     options.require_file("--json", json_file)
     options.require_file("--html", html_file)
     require(0 < timeout < math.inf, "--timeout", timeout, "a finite number of seconds > 0")
@@ -116,13 +123,13 @@ def bench(
     _write(json_file, "--json", lambda: json.dumps(as_record(report), indent=1))
     _write(html_file, "--html", lambda: render(report))
     if not report.records:
-        raise RequestError("no request began; give a longer --duration")
+        raise RequestError("no request started; give a longer --duration")
     if not any(record.is_ok for record in report.records):
         raise RequestError(f"every request failed; {first_failures(report)[0]}")
 
 
 def choose_loads(concurrency: int | None, rate: float | None, sweep: str | None) -> list[Load]:
-    """Raises InvalidArgument where more than one is given, or one is out of its range."""
+    """Raises InvalidArgument if several are given or one is out of range."""
     given = {"--concurrency": concurrency, "--rate": rate, "--sweep": sweep}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
@@ -144,7 +151,7 @@ def check_extent(requests: int | None, duration: float | None, warmup: int) -> E
 def check_lengths(
     prompts: Path | None, synthetic: str | None, max_tokens: int | None, temperature: float, seed: int, ignore_eos: bool
 ) -> tuple[Lengths, SamplingParams]:
-    """Raises InvalidArgument where flags are out of range, or say the same thing twice."""
+    """Raises InvalidArgument if flags are out of range or contradict each other."""
     if synthetic is not None and prompts is not None:
         raise InvalidArgument("--prompts and --synthetic", "are given; give one of them")
     if synthetic is not None and max_tokens is not None:
@@ -161,7 +168,7 @@ def check_lengths(
 
 
 async def measure(plan: BenchPlan, settings: dict[str, str], key: str | None = None, tls: Tls | None = None) -> Report:
-    """Runs every load. Raises Unavailable naming a coordinator that is not there, Unauthenticated without its key."""
+    """Runs every load. Raises Unavailable or Unauthenticated naming the coordinator."""
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(AsyncClient(each, key, tls)) for each in plan.addresses]
         cards = [await client.describe() for client in clients]
@@ -183,7 +190,7 @@ async def measure(plan: BenchPlan, settings: dict[str, str], key: str | None = N
 
 
 def described(plan: BenchPlan, prompts: Path | None) -> dict[str, str]:
-    """What was asked, for the report's reader."""
+    """Describes the load test for the report."""
     extent, sampling = plan.extent, plan.sampling
     counts = [f"{extent.requests} requests"] if extent.requests != UNLIMITED else []
     counts += [f"{extent.duration_s:g} s"] if extent.duration_s < math.inf else []
@@ -207,13 +214,13 @@ def _deployment(card: Deployment) -> dict[str, str]:
 
 
 def _prompts_of(plan: BenchPlan, cards: list[Deployment]) -> Callable[[int, str], Prompt]:
-    """The prompt of request i to a variant. Raises InvalidArgument where synthetic lengths don't fit the model."""
+    """Returns a function from request and variant to prompt. Raises InvalidArgument if lengths don't fit the model."""
     if plan.prompts is not None:
         listed = plan.prompts
         return lambda index, name: listed[index % len(listed)]
     plan.lengths.check(min(card.target.max_model_len for card in cards))
     token_ids = range(min(card.target.vocab_size for card in cards))
-    # Of the same lengths for all variants, but not the same: none finds another's in a prefix cache.
+    # Each variant gets its own prompts, which no other variant has left in a prefix cache.
     return lambda index, name: synthetic_prompt(plan.lengths.prompt, token_ids, f"{plan.sampling.seed} {name} {index}")
 
 

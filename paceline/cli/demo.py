@@ -9,8 +9,7 @@ from rich.console import Console
 
 from paceline.checks import require
 from paceline.cli import options
-from paceline.cli.printing import coloured, legend
-from paceline.cli.report import print_stats, tokens_per_second
+from paceline.cli.printing import coloured, legend, print_stats, tokens_per_second
 from paceline.cli.services import Services, make_socket_folder
 from paceline.cli.stack import make_stack
 from paceline.client import AsyncClient, Completion

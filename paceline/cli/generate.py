@@ -12,8 +12,7 @@ import typer
 
 from paceline.checks import require
 from paceline.cli import options
-from paceline.cli.printing import Answer, Printer
-from paceline.cli.tracing import TracePrinter, write_record
+from paceline.cli.printing import Answer, Printer, TracePrinter, write_record
 from paceline.client import AsyncClient, Piece, Prompt, RequestOptions
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.prompts import PromptRecord, read_prompts

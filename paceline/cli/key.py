@@ -1,4 +1,4 @@
-"""`paceline key`: makes an API key."""
+"""`paceline key`: creates API keys."""
 
 import sys
 from pathlib import Path
@@ -10,12 +10,12 @@ from paceline.keys import make_key
 
 
 def key(
-    name: Annotated[str, typer.Argument(help="whose key it is: 1 to 64 of the characters A-Z a-z 0-9 . _ -")],
-    file: Annotated[Path, typer.Option(help="the file of keys, to which NAME and the key's hash are appended")],
+    name: Annotated[str, typer.Argument(help="name of the key: 1 to 64 of the characters A-Z a-z 0-9 . _ -")],
+    file: Annotated[Path, typer.Option(help="key file to append NAME and the key's hash to")],
 ) -> None:
-    """Makes an API key and prints it, this once: the file keeps its hash alone.
+    """Creates an API key and prints it once; the file stores only its hash.
 
-    A coordinator with --api-keys FILE knows the key within a second. To revoke a key, delete its line.
+    A coordinator with --api-keys FILE accepts the key within a second. To revoke a key, delete its line.
     """
     print(make_key(file, name))
-    print(f"{file} has the hash of the key of {name}; nothing can show the key again", file=sys.stderr)
+    print(f"added the key of {name} to {file}; the key is not shown again", file=sys.stderr)

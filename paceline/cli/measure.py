@@ -1,4 +1,4 @@
-"""Takes alpha, c and wire from running services: what `paceline plan --measure` does."""
+"""Measures alpha and the costs of speculation on running services, for `paceline plan --measure`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from paceline.errors import ConfigError
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 
-# Drafts in each measured round.
+# Draft tokens per round.
 MEASURED_K = 4
-# A generation cut off here has its prompt's prefill and hardly more; taken away from a long one, rounds
-# are left. The draft prefills in its first round, so one draft token has to be in it.
+# A generation this short is little more than prefill; subtracted from a long one it leaves rounds. It includes one round
+# with drafts, in which the draft model prefills.
 SHORT_TOKENS = 3
 MIN_TOKENS = 8
 SEED = 1
@@ -31,28 +31,27 @@ BUILT_IN_PROMPTS: list[Prompt] = [
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the services showed, at `k` drafts a round, one generation at a time."""
+    """Measurements at `k` draft tokens per round, one generation at a time. Costs in plain target forwards."""
 
     k: int
-    # Accepted drafts over decided ones: behind a rejection, a stop or a text's end nothing is decided.
+    # Accepted / (accepted + rejected); drafts after a rejection or the end of the text count as neither.
     alpha: float
-    # Time of a draft step over time of a plain target forward.
+    # A draft step.
     draft_cost: float
-    # A round's messages, event loops and waiting, in plain target forwards.
+    # A round's messages, event loops and queueing.
     wire: float
-    # Time to verify k drafts over time of a plain target forward; the theory says 1.
+    # A forward that verifies k drafts; 1 in theory.
     verify_cost: float
-    # Rounds' speed over that of the same services without speculation.
+    # Speed over the same services without speculation.
     speedup: float
     # A plain target forward, in milliseconds.
     target_ms: float
-    # Drafts that were accepted, and those that were accepted or rejected.
     accepted: int
     decided: int
 
     @property
     def row_cost(self) -> float:
-        """What each drafted row adds to the time of a target forward, in plain target forwards."""
+        """What each draft token adds to a target forward."""
         return max(0.0, (self.verify_cost - 1) / self.k)
 
 
@@ -74,7 +73,7 @@ class Tally:
         return self.draft_ms + self.target_ms + self.between_ms
 
     def add(self, completion: Completion, sign: int = 1) -> None:
-        """Counts a generation; with sign -1, takes it away."""
+        """Adds a generation, or subtracts it with sign -1."""
         finish = completion.finish
         assert finish is not None
         self.rounds += sign * finish.speculation.rounds
@@ -85,7 +84,7 @@ class Tally:
         self.between_ms += sign * (finish.timing.queued_ms + finish.timing.wire_ms)
 
     def add_decisions(self, completion: Completion) -> None:
-        """Counts drafts that were accepted, and recovered tokens: one for each rejection."""
+        """Counts accepted drafts, and rejections by their recovered tokens."""
         self.accepted += completion.origins.count("A")
         self.rejected += completion.origins.count("R")
 
@@ -93,7 +92,7 @@ class Tally:
 async def measure(
     connect: Callable[[], AsyncClient], prompts: Sequence[Prompt], max_tokens: int, temperature: float
 ) -> Measured:
-    """Runs each prompt with and without speculation. Raises ConfigError where that shows nothing."""
+    """Runs each prompt with and without speculation. Raises ConfigError if that is not enough to measure."""
     params = {
         True: SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=MEASURED_K),
         False: SpeculationParams(enabled=False),
@@ -107,11 +106,11 @@ async def measure(
     console = Console(stderr=True)
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     async with connect() as client:
-        # Whatever a service does only once belongs to no round.
+        # Warm up.
         for speculation in params.values():
             await client.complete(prompts[0], samplings[0][1], speculation)
         with progress:
-            # With and without in turns, so that a busy machine hits both alike.
+            # Alternate, so that other load on the machine affects both alike.
             runs = [(enabled, *pair, prompt) for prompt in prompts for enabled in params for pair in samplings]
             for enabled, sign, sampling, prompt in progress.track(runs):
                 completion = await client.complete(prompt, sampling, params[enabled])
@@ -122,13 +121,13 @@ async def measure(
 
 
 def conclude(ahead: Tally, plain: Tally) -> Measured:
-    """Figures of rounds with drafts over rounds without. Raises ConfigError where there were too few of them."""
+    """Compares rounds with drafts to rounds without. Raises ConfigError if there were too few."""
     decided = ahead.accepted + ahead.rejected
     if decided == 0:
         raise ConfigError(
             "--measure: no draft was accepted or rejected; is there a draft server? paceline up starts one"
         )
-    too_short = "--measure: the texts are too short to tell; give a larger --max-tokens or other --prompts"
+    too_short = "--measure: the generated texts are too short; give a larger --max-tokens or other --prompts"
     if min(ahead.rounds, ahead.proposed, ahead.tokens, plain.rounds, plain.tokens) <= 0:
         raise ConfigError(too_short)
     forward_ms = plain.target_ms / plain.rounds

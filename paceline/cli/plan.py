@@ -1,4 +1,4 @@
-"""`paceline plan`: should I speculate, and how far? The theory, with a plot."""
+"""`paceline plan`: whether to speculate, how far, and what to expect."""
 
 import json
 import math
@@ -12,18 +12,22 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.checks import require
-from paceline.cli import figures, options, plot
-from paceline.cli.forecast import Forecast, about_the_draft, about_the_oracle, advice
+from paceline.cli import options, plots
 from paceline.cli.measure import BUILT_IN_PROMPTS, MIN_TOKENS, Measured, measure
 from paceline.client import AsyncClient
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.prompts import read_prompts
 from paceline.speculation import MAX_DRAFT_TOKENS
+from paceline.theory import Forecast
+
+# Acceptance above which a smaller draft is worth trying, and below which another draft is needed.
+MUCH_ACCEPTED = 0.9
+LITTLE_ACCEPTED = 0.5
 
 LEGEND = (
-    "accepted, tokens: expected in a round; speed-up: over plain decoding\n"
-    "operations, target reads: arithmetic, and reads of the target's weights and\n"
-    "cache, for a token, over plain decoding's"
+    "accepted, tokens: expected per round; speed-up: over plain decoding\n"
+    "operations, target reads: arithmetic and reads of the target's weights and\n"
+    "cache per token, relative to plain decoding"
 )
 
 
@@ -31,27 +35,28 @@ def plan(
     alpha: Annotated[float | None, typer.Option(help="chance that a draft token is accepted, in [0, 1]")] = None,
     draft_cost: Annotated[float | None, typer.Option(help="time of a draft step, in target forwards")] = None,
     wire: Annotated[
-        float | None, typer.Option(help="a round's time for messages, in target forwards; default: 0, or as measured")
+        float | None, typer.Option(help="time for a round's messages, in target forwards; default: 0, or as measured")
     ] = None,
     verify_cost: Annotated[
         float | None,
         typer.Option(
-            help="time that each drafted row adds to a target forward, in target forwards; default: 0, or as measured"
+            help="time that each draft token adds to a target forward, in target forwards; default: 0, or as measured"
         ),
     ] = None,
     operations_cost: Annotated[
-        float | None, typer.Option(help="arithmetic of a draft step, in target rows; default: the draft cost")
+        float | None, typer.Option(help="arithmetic of a draft step, in target tokens; default: --draft-cost")
     ] = None,
     max_draft_tokens: Annotated[int, typer.Option(help=f"largest k, in [1, {MAX_DRAFT_TOKENS}]")] = MAX_DRAFT_TOKENS,
     png: Annotated[Path | None, typer.Option(help="write the plot to this .png file")] = None,
     figure_folder: Annotated[
         Path | None,
         typer.Option(
-            "--figures", help="write the paper's figures 2, 3, 4 at these costs to this folder: .png, .svg, .csv"
+            "--figures",
+            help="write the paper's figures 2, 3 and 4 for these costs to this folder, as .png, .svg and .csv",
         ),
     ] = None,
     measured: Annotated[
-        bool, typer.Option("--measure", help="take alpha and the costs that are not given from running services")
+        bool, typer.Option("--measure", help="measure alpha and costs that are not given on running services")
     ] = False,
     address: options.Address = options.DEFAULT_ADDRESS,
     api_key_file: options.ApiKeyFile = None,
@@ -61,11 +66,11 @@ def plan(
     prompts: Annotated[
         Path | None, typer.Option(help=f"with --measure, a file of prompts: {options.PROMPT_FORMS}")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help=f"with --measure: tokens a prompt, at least {MIN_TOKENS}")] = 64,
+    max_tokens: Annotated[int, typer.Option(help=f"with --measure: tokens per prompt, at least {MIN_TOKENS}")] = 64,
     temperature: Annotated[float, typer.Option(help="with --measure: 0 is greedy")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
-    """Says whether to speculate and how far, and what to expect of it."""
+    """Says whether to speculate, how many tokens to draft, and what speed to expect."""
     check_costs(alpha, draft_cost, wire, verify_cost, operations_cost)
     require(1 <= max_draft_tokens <= MAX_DRAFT_TOKENS, "--max-draft-tokens", max_draft_tokens,
             f"in [1, {MAX_DRAFT_TOKENS}]")  # fmt: skip
@@ -74,7 +79,7 @@ def plan(
         ok = figure_folder.is_dir() or (figure_folder.parent.is_dir() and not figure_folder.exists())
         require(ok, "--figures", str(figure_folder), "a folder, or a new name in a folder that exists")
     if prompts is not None and not measured:
-        raise InvalidArgument("--prompts", "needs --measure: the theory asks no model")
+        raise InvalidArgument("--prompts", "needs --measure")
     found = None
     if measured:
         connect = options.connector(address, api_key_file, options.read_tls(tls_ca, tls_cert, tls_key))
@@ -102,7 +107,7 @@ def check_costs(
     verify_cost: float | None,
     operations_cost: float | None,
 ) -> None:
-    """Raises InvalidArgument naming the flag and its range; NaN is in no range."""
+    """Raises InvalidArgument naming the flag and its range."""
     require(alpha is None or 0 <= alpha <= 1, "--alpha", alpha, "in [0, 1]")
     costs = {
         "--draft-cost": draft_cost,
@@ -115,7 +120,7 @@ def check_costs(
 
 
 def as_record(made: Forecast, found: Measured | None) -> dict[str, Any]:
-    """The object of `--json`."""
+    """Returns the object of `--json`."""
     best, rows = made.best, made.rows()
     return {
         "alpha": made.alpha,
@@ -138,7 +143,7 @@ def as_record(made: Forecast, found: Measured | None) -> dict[str, Any]:
 
 
 def show(console: Console, made: Forecast, found: Measured | None) -> None:
-    """Table, plot and advice."""
+    """Prints table, plot and advice."""
     if found is not None:
         console.print(measured_text(found, made.verify_cost), end="\n\n", markup=False)
     best, rows, has_wire = made.best, made.rows(), made.wire > 0
@@ -154,7 +159,7 @@ def show(console: Console, made: Forecast, found: Measured | None) -> None:
     console.print(table)
     console.print(LEGEND, style="dim")
     console.print("\nspeed-up against k\n", style="dim")
-    console.print(plot.terminal_plot([row["speedup"] for row in rows], best))
+    console.print(plots.terminal_plot([row["speedup"] for row in rows], best))
     console.print(f"\n{advice(made)}", style="bold", markup=False)
     if said := about_the_draft(made):
         console.print(said, markup=False)
@@ -162,7 +167,7 @@ def show(console: Console, made: Forecast, found: Measured | None) -> None:
 
 
 def measured_text(found: Measured, verify_cost: float) -> str:
-    """What the services showed. `verify_cost`: of each drafted row, as the forecast has it."""
+    """Describes what was measured. `verify_cost`: the forecast's."""
     text = (
         f"Measured with k = {found.k}: {found.accepted} of {found.decided} decided drafts accepted; a target forward "
         f"takes {found.target_ms:.3g} ms, a draft step {found.draft_cost:.3g} and a round's wire {found.wire:.3g} of it; "
@@ -174,6 +179,57 @@ def measured_text(found: Measured, verify_cost: float) -> str:
     return f"{text}."
 
 
+def advice(made: Forecast) -> str:
+    """Says what to do in one sentence."""
+    best = made.best
+    if best == 0:
+        return f"Do not speculate: with {made.alpha:.0%} of the drafts accepted, {_why_not(made)}"
+    tokens = f"{best} draft token{'s' if best > 1 else ''} per round"
+    most = " (the most allowed)" if best == made.longest else ""
+    expected = f"expect {made.gain(best):.2f} times the speed of plain decoding"
+    if made.wire > 0:
+        expected += f" on the same services, {made.speed(best):.2f} times that of a single process"
+    return f"Speculate with {tokens}{most}: {expected}."
+
+
+def about_the_draft(made: Forecast) -> str | None:
+    """Says if the draft model is too large or too weak for its target."""
+    if made.alpha > MUCH_ACCEPTED:
+        advised = "Try" if made.best == 0 else "Draft many tokens, and try"
+        return (
+            f"More than {MUCH_ACCEPTED:.0%} of the drafts are accepted. {advised} a smaller draft model: it agrees less "
+            "often, but its steps take less time."
+        )
+    if made.alpha < LITTLE_ACCEPTED:
+        return (
+            f"Less than {LITTLE_ACCEPTED:.0%} of the drafts are accepted: the draft model agrees too seldom with the "
+            "target. Draft few tokens, or use another draft model (paceline distill makes one for a target)."
+        )
+    return None
+
+
+def about_the_oracle(made: Forecast) -> str:
+    """Says how much the best choice of k in each round would gain."""
+    if math.isinf(made.oracle_speed):
+        return "Drafts are always accepted and cost nothing: more of them are always faster."
+    share = made.oracle_speed / made.speed(made.best) - 1
+    over = "no speculation" if made.best == 0 else f"k = {made.best}"
+    return (
+        f"An oracle that drafts exactly the tokens that will be accepted would be {share:.0%} faster than {over}: "
+        f"{made.oracle_speed:.2f}x. No choice of k does better."
+    )
+
+
+def _why_not(made: Forecast) -> str:
+    """Applies corollary 3.9 with wire and verification: if any number of draft tokens pays, one does."""
+    limit = made.alpha * (1 + made.wire) - made.verify_cost
+    if limit <= 0:
+        return "it never pays, however fast the draft model is."
+    return (
+        f"it pays only if a draft step takes less than {limit:.3g} target forwards, and it takes {made.draft_cost:.3g}."
+    )
+
+
 def _measure(connect: Callable[[], AsyncClient], path: Path | None, max_tokens: int, temperature: float) -> Measured:
     require(max_tokens >= MIN_TOKENS, "--max-tokens", max_tokens, f">= {MIN_TOKENS}")
     require(0 <= temperature < math.inf, "--temperature", temperature, "a finite number >= 0")
@@ -182,8 +238,8 @@ def _measure(connect: Callable[[], AsyncClient], path: Path | None, max_tokens: 
 
 
 def _write_pictures(made: Forecast, png: Path | None, folder: Path | None) -> None:
-    """Raises ConfigError, which names the flag, where a file can't be written."""
-    wanted = (("--png", png, plot.write_png), ("--figures", folder, figures.write_figures))
+    """Raises ConfigError naming the flag if a file can't be written."""
+    wanted = (("--png", png, plots.write_png), ("--figures", folder, plots.write_figures))
     for name, path, write in wanted:
         if path is None:
             continue

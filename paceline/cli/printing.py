@@ -1,32 +1,88 @@
-"""Completions on stdout: as text, coloured or not, or as JSON lines."""
+"""Prints completions as text or JSON lines, their rounds, and statistics."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.control import strip_control_codes
 from rich.segment import Segment, Segments
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.report import print_stats
-from paceline.client import Completion, Piece
+from paceline.client import Completion, Finish, Piece, RoundTrace, TracedDraft
 from paceline.prompts import PromptRecord
 
-# Origins as colours: accepted drafts stand out, the target's own tokens look plain.
+
+def tokens_per_second(completions: list[Completion]) -> float:
+    """Returns generated tokens over the sum of generation times, prefill included."""
+    finishes = _finishes(completions)
+    total_ms = sum(finish.timing.total_ms for finish in finishes)
+    return 1e3 * sum(finish.completion_tokens for finish in finishes) / total_ms if total_ms else 0.0
+
+
+def print_stats(completions: list[Completion], title: str = "rounds") -> None:
+    """Prints a table on stderr: sums of counts, means of times."""
+    finishes = _finishes(completions)
+    table = Table(title=title, title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    rounds = sum(finish.speculation.rounds for finish in finishes)
+    proposed = sum(finish.speculation.proposed for finish in finishes)
+    accepted = sum(finish.speculation.accepted for finish in finishes)
+    tokens = sum(finish.completion_tokens for finish in finishes)
+    table.add_row("tokens", str(tokens))
+    table.add_row("tokens per second", f"{tokens_per_second(completions):.1f}")
+    table.add_row("rounds", str(rounds))
+    if proposed:
+        table.add_row("accepted / proposed", f"{accepted} / {proposed} ({accepted / proposed:.0%})")
+        for position, rate in enumerate(_per_position(finishes), 1):
+            table.add_row(f"  position {position}", f"{rate:.0%}")
+        mean = sum(f.speculation.mean_acceptance_length * f.speculation.rounds for f in finishes) / max(1, rounds)
+        table.add_row("mean acceptance length", f"{mean:.2f} tokens")
+    for name in ("ttft", "total", "draft", "target", "queued", "wire"):
+        value = sum(getattr(finish.timing, f"{name}_ms") for finish in finishes) / len(finishes)
+        label = "time to first token" if name == "ttft" else f"time, {name}"
+        table.add_row(label, f"{value:.0f} ms")
+    synthetic = [f.speculation.synthetic_acceptance for f in finishes if f.speculation.synthetic_acceptance is not None]
+    if synthetic:
+        table.add_row("synthetic acceptance", f"{synthetic[0]:g} (accepted at random: not real text)")
+    if lenience := next((f.speculation.lenience for f in finishes if f.speculation.lenience), None):
+        table.add_row("lenience", f"{lenience:g} (the output distribution differs from the target's)")
+    table.add_row("seed", ", ".join(str(finish.seed) for finish in finishes[:3]))
+    Console(stderr=True).print(table)
+
+
+def _finishes(completions: list[Completion]) -> list[Finish]:
+    return [completion.finish for completion in completions if completion.finish is not None]
+
+
+def _per_position(finishes: list[Finish]) -> list[float]:
+    """Returns accepted / proposed at each draft position."""
+    longest = max(len(finish.speculation.proposed_per_position) for finish in finishes)
+    rates = []
+    for index in range(longest):
+        proposed = [f.speculation.proposed_per_position[index:][:1] for f in finishes]
+        accepted = [f.speculation.accepted_per_position[index:][:1] for f in finishes]
+        rates.append(sum(map(sum, accepted)) / max(1, sum(map(sum, proposed))))
+    return rates
+
+
+# Name and colour of each origin.
 ORIGINS = {"A": ("accepted draft", "green"), "R": ("recovered", "red"), "B": ("bonus", "blue"), "T": ("target", "")}
 HEADER_CHARACTERS = 60
 
 
 def coloured(piece: Piece) -> Segments:
-    """A round's text, each token in the colour of where it comes from. Not as a Text, which makes spaces of tabs."""
+    """Colours a round's tokens by origin. Returns Segments, since Text expands tabs."""
     parts = ((strip_control_codes(text), ORIGINS[origin][1]) for text, origin in piece.parts)
     return Segments(Segment(text, Style.parse(style)) for text, style in parts)
 
 
 def legend() -> Text:
-    """Which colour is whose."""
+    """Returns the names of origins in their colours."""
     names = (Text(f"{name} ({style or 'plain'})", style) for name, style in ORIGINS.values())
     return Text(", ").join(names)
 
@@ -35,19 +91,19 @@ def legend() -> Text:
 class Answer:
     """One sample of one prompt."""
 
-    # Of the prompt in its file.
+    # Index of the prompt.
     index: int
-    # Of the sample.
+    # Index of the sample.
     choice: int
     record: PromptRecord
     completion: Completion = field(default_factory=Completion)
 
 
 class Printer:
-    """Prints completions in the order of the prompts and their samples, the first unfinished one as it streams."""
+    """Prints completions in the order of prompts and samples, streaming the first unfinished one."""
 
     def __init__(self, as_json: bool, color: bool, stats: bool, with_headers: bool) -> None:
-        """`color`: where stdout is a terminal, or FORCE_COLOR is set. `with_headers`: a line before each completion."""
+        """`color` has an effect on a terminal or with FORCE_COLOR. `with_headers`: print a line before each completion."""
         self._as_json = as_json
         self._stats = stats
         self._with_headers = with_headers and not as_json
@@ -58,13 +114,13 @@ class Printer:
             Console(stderr=True, highlight=False, soft_wrap=True).print(legend())
 
     def begin(self, answer: Answer) -> None:
-        """The completion that comes next."""
+        """Starts the next completion."""
         if not self._with_headers:
             return
         words = " ".join(answer.record.text.split())
         if len(words) > HEADER_CHARACTERS:
             cut = words[: HEADER_CHARACTERS + 1]
-            # At a space, if there is one.
+            # Cut at a space if there is one.
             words = (cut.rpartition(" ")[0] or cut[:-1]) + "…"
         sample = f", sample {answer.choice + 1}" if answer.choice else ""
         print("" if self._is_first else "\n", end="")
@@ -72,7 +128,7 @@ class Printer:
         self._is_first = False
 
     def piece(self, piece: Piece) -> None:
-        """Part of the completion whose turn it is."""
+        """Prints a piece of the current completion."""
         if self._as_json or not piece.text:
             return
         if self._color:
@@ -81,7 +137,7 @@ class Printer:
             print(piece.text, end="", flush=True)
 
     def end(self, answer: Answer) -> None:
-        """The completion whose turn it was is whole."""
+        """Ends the current completion."""
         if self._as_json:
             print(json.dumps(as_record(answer)), flush=True)
         else:
@@ -91,7 +147,7 @@ class Printer:
 
 
 def as_record(answer: Answer) -> dict[str, Any]:
-    """One line of `--json`."""
+    """Returns the object of a `--json` line."""
     completion, finish = answer.completion, answer.completion.finish
     assert finish is not None
     return {
@@ -112,3 +168,91 @@ def as_record(answer: Answer) -> dict[str, Any]:
         "timing": asdict(finish.timing),
         "seed": finish.seed,
     }
+
+
+# Sign and colour of each kind of token in a trace.
+ACCEPTED, REJECTED, CORRECTED, OWN, UNDECIDED = ("+", "green"), ("-", "red"), (">", "blue"), ("*", ""), ("~", "dim")
+LEGEND = {
+    ACCEPTED: "accepted draft",
+    REJECTED: "rejected draft",
+    CORRECTED: "the target's correction",
+    OWN: "the target's next token",
+    UNDECIDED: "undecided draft",
+}
+
+
+class TracePrinter(Printer):
+    """Prints a line for each round instead of the text (2211.17192, figure 1)."""
+
+    def __init__(self, stats: bool, with_headers: bool) -> None:
+        super().__init__(as_json=False, color=False, stats=stats, with_headers=with_headers)
+        self._lines = Console(highlight=False, soft_wrap=True)
+        names = (Text.assemble((f"{kind[0]} {name}", kind[1])) for kind, name in LEGEND.items())
+        Console(stderr=True, highlight=False, soft_wrap=True).print(Text(", ").join(names))
+
+    def piece(self, piece: Piece) -> None:
+        self._lines.print(line(piece))
+
+
+def line(piece: Piece) -> Text:
+    """Formats one round."""
+    trace = _trace_of(piece)
+    done = [draft for draft in trace.proposed if draft.p is not None]
+    figures = [f"{name} {_row([getattr(draft, name) for draft in done])}" for name in ("q", "p", "r") if done]
+    if trace.entropies:
+        allowed = " ".join(map(str, trace.allowed_draft_tokens))
+        figures.append(f"H {_row(trace.entropies)} | smoothed {_row(trace.smoothed_entropies)} | allows {allowed}")
+    times = {"draft": trace.draft_us, "target": trace.target_us, "queued": trace.queued_us, "wire": trace.wire_us}
+    figures.append(", ".join(f"{name} {us / 1e3:.1f}" for name, us in times.items()) + " ms")
+    who = trace.drafter if trace.proposed else trace.reason
+    head = f"{trace.round:>4} | k {trace.draft_tokens:<2} {who} | "
+    return Text.assemble(head, Text(" ").join(_tokens(piece, trace)), " | ", " | ".join(figures))
+
+
+def write_record(file: TextIO, answer: Answer, piece: Piece) -> None:
+    """Writes a line of `--trace-json`."""
+    record = {
+        "index": answer.index,
+        "choice": piece.index,
+        **asdict(_trace_of(piece)),
+        "token_ids": piece.token_ids,
+        "text": piece.text,
+    }
+    print(json.dumps(record), file=file, flush=True)
+
+
+def _tokens(piece: Piece, trace: RoundTrace) -> list[Text]:
+    """Formats accepted drafts, the target's own token if the round has one, and the other drafts."""
+    accepted, rest = trace.proposed[: trace.num_accepted], trace.proposed[trace.num_accepted :]
+    found = [_token(ACCEPTED, draft.text) for draft in accepted]
+    if len(piece.token_ids) == trace.num_accepted:
+        # A draft ended the text.
+        return found + [_token(UNDECIDED, draft.text) for draft in rest]
+    own = _own_text(piece, trace)
+    if not rest:
+        return [*found, _token(OWN, own)]
+    undecided = [_token(UNDECIDED, draft.text) for draft in rest[1:]]
+    return [*found, _token(REJECTED, rest[0].text), _token(CORRECTED, own), *undecided]
+
+
+def _own_text(piece: Piece, trace: RoundTrace) -> str:
+    """Returns the text of the target's own token, or its id if it has added no text yet."""
+    rejected: TracedDraft | None = next(iter(trace.proposed[trace.num_accepted :]), None)
+    if rejected is not None and rejected.target_text is not None:
+        return rejected.target_text
+    return [text for text, _ in piece.parts][-1] or f"[{piece.token_ids[-1]}]"
+
+
+def _token(kind: tuple[str, str], text: str) -> Text:
+    """Formats a token on one line, with visible spaces and line ends."""
+    shown = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+    return Text(kind[0] + shown.replace(" ", "·"), kind[1])
+
+
+def _row(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.2f}" for value in values)
+
+
+def _trace_of(piece: Piece) -> RoundTrace:
+    assert piece.trace is not None, "it was asked for"
+    return piece.trace

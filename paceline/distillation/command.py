@@ -1,5 +1,6 @@
-"""The command `paceline distill`: runs a distillation, and shows its progress and its results."""
+"""Runs `paceline distill`: shows progress and results, and writes the model card."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -7,18 +8,67 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from paceline.distillation.card import TITLES, by_depth, table, write_card
-from paceline.distillation.run import Distillation, DistillConfig
+from paceline.distillation.draft import chosen_layers
+from paceline.distillation.loss import Agreement
+from paceline.distillation.run import Distillation, DistillConfig, Trained
 from paceline.engine.models.weights import load_model
 from paceline.engine.threads import CORES, set_num_workers
 from paceline.errors import ConfigError
 from paceline.prompts import PromptRecord
 
+TITLES = ("text", "alpha, at least", "same likeliest token", "tokens")
+
+
+def by_depth(text: str, found: Sequence[Agreement]) -> dict[str, Agreement]:
+    """Names agreement by depth: `text` for the next token, "`text`: token 2" for the one after it."""
+    return {text if depth == 0 else f"{text}: token {depth + 1}": each for depth, each in enumerate(found)}
+
+
+def table(found: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
+    return [
+        (name, f"{each.mean_alpha:.3f}", f"{each.mean_top_1:.3f}", f"{each.num_rows:,}") for name, each in found.items()
+    ]
+
+
+def write_card(folder: Path, work: Distillation, trained: Trained, found: Mapping[str, Agreement]) -> None:
+    """Writes the model card, README.md. `found`: agreement with the target by kind of text."""
+    config, plan = work.config, work.config.plan
+    layers = ", ".join(map(str, chosen_layers(config.num_layers, work.beginning.config.num_layers)))
+    command = (
+        f"paceline distill --target {config.target} --layers {config.num_layers} --begin-with {config.begin_with} --head-size {config.head_size} "
+        f"--corpus-tokens {work.corpus.num_written} --tokens {trained.trainer.seen} --divergence {plan.divergence}{'-overlap' if plan.overlap_from < 1 else ''} "
+        f"--learning-rate {plan.learning_rate} --batch-tokens {plan.batch_tokens} --seed {plan.seed}"
+        + (f" --masks {config.num_masks}" if config.num_masks else "")
+    )
+    facts = {
+        "target": config.target,
+        "layers": f"{config.num_layers}, initialised from {layers} of {config.begin_with}; stored as int8",
+        "head": f"the target's, for its {config.head_size:,} most frequent tokens" if config.head_size else "whole",
+        "tokens in one forward": f"{config.num_masks + 1}",
+        "text": f"{work.corpus.num_written:,} tokens, written by the target in conversations with itself",
+        "training": f"{trained.trainer.seen:,} tokens, including repeats, in {trained.trainer.spent_s / 60:.0f} minutes",
+        "command": f"`{command}`",
+        "licence": "that of the target, from whose weights it was made",
+    }
+    lines = [
+        f"# A draft model for {config.target}", "",
+        "Made by `paceline distill`. Embedding, head and tokenizer are the target's and not included.", "",
+        *_markdown([("", ""), *facts.items()]), "",
+        *_markdown([TITLES, *table(found)]), "",
+        "Alpha is the probability that a draft token is accepted at temperature 1: sum min(p, q).",
+    ]  # fmt: skip
+    (folder / "README.md").write_text("\n".join(lines) + "\n")
+
+
+def _markdown(rows: list[tuple[str, ...]]) -> list[str]:
+    first, *others = [f"| {' | '.join(row)} |" for row in rows]
+    return [first, "|" + " --- |" * len(rows[0]), *others]
+
 
 def run(
     folder: Path, config: DistillConfig, prompts: list[PromptRecord], held_out: list[PromptRecord], threads: int | None
 ) -> None:
-    """Writes, trains, evaluates; shows how it goes on stderr and what came of it on stdout."""
+    """Distils and evaluates. Progress goes to stderr, results to stdout."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda'; torch finds no such device here")
     num_threads = threads or len(CORES)

@@ -1,4 +1,4 @@
-"""A draft model: a few of the target's layers, with the target's embedding and head."""
+"""A draft model: a few of a model's layers, with the target's embedding and head."""
 
 import json
 from pathlib import Path
@@ -17,21 +17,20 @@ from paceline.errors import ConfigError
 
 
 def chosen_layers(num_layers: int, num_model_layers: int) -> list[int]:
-    """The layers that a draft begins with: a model's first and last ones. The layers between them only refine.
+    """Returns the layers that a draft model starts from, a model's first and last ones.
 
     Raises ConfigError if the model does not have `num_layers` layers.
     """
     if not 1 <= num_layers <= num_model_layers:
-        raise ConfigError(f"layers is {num_layers}; it must be in [1, {num_model_layers}], of what it begins with")
+        raise ConfigError(f"layers is {num_layers}; it must be in [1, {num_model_layers}], the layers of --begin-with")
     last = num_layers // 2
     return [*range(num_layers - last), *range(num_model_layers - last, num_model_layers)]
 
 
 def lender_of(target: LoadedModel, beginning: LoadedModel) -> LoadedModel:
-    """The model whose embedding and head the draft uses: the target, or `beginning` itself where its rows have another
-    width.
+    """Returns the model whose embedding and head the draft model uses: the target, or `beginning` if its width differs.
 
-    Raises ConfigError if the two have different vocabularies.
+    Raises ConfigError if the vocabularies differ.
     """
     theirs, ours = target.config.vocab_size, beginning.config.vocab_size
     if theirs != ours:
@@ -42,10 +41,10 @@ def lender_of(target: LoadedModel, beginning: LoadedModel) -> LoadedModel:
 def make_backbone(
     source: Any, tensors: dict[str, torch.Tensor], num_layers: int, num_masks: int = 0
 ) -> PreTrainedModel:
-    """The draft without its head, in float32: layers and norm, copied from a model, and a frozen embedding.
+    """Creates the draft model without its head, in float32: copied layers and norm, and a frozen embedding.
 
-    `source`: the model's config of transformers; `tensors`: the model's tensors, with Hugging Face's names; `num_masks`:
-    mask rows that the draft learns to fill (see `training.masked_batches`).
+    `source`: the model's Hugging Face config; `tensors`: its tensors under Hugging Face names; `num_masks`: mask tokens to
+    learn (see `batches`).
     """
     layers = chosen_layers(num_layers, source.num_hidden_layers)
     config = AutoConfig.for_model(**{**source.to_dict(), "num_hidden_layers": num_layers})
@@ -64,9 +63,9 @@ def make_backbone(
 
 
 def _first_mask_vectors(tensors: dict[str, torch.Tensor], embedding: torch.Tensor, num_masks: int) -> torch.Tensor:
-    """What stands for an unknown token, by how many are unknown before it: [num_masks, hidden_size].
+    """Returns initial embeddings of mask tokens: [num_masks, hidden_size].
 
-    The model's own, the last one again where it has too few; without any, the mean of all tokens.
+    They are the model's own, the last one repeated if it has too few, or else the mean of the embedding.
     """
     known = tensors.get(MASK_VECTORS)
     vectors = embedding.detach().mean(dim=0, keepdim=True) if known is None else known.float()
@@ -74,9 +73,9 @@ def _first_mask_vectors(tensors: dict[str, torch.Tensor], embedding: torch.Tenso
 
 
 def save_draft(folder: Path, backbone: PreTrainedModel, lender: str, head_ids: torch.Tensor) -> None:
-    """Writes a folder for `--model`: the layers as int8, and the name of the lender.
+    """Writes a folder for `--model`: int8 layers and the name of the lender of embedding, head and tokenizer.
 
-    The draft uses the lender's embedding, head and tokenizer. head_ids: [head_size], the tokens that its head knows.
+    head_ids: [head_size], the tokens of the head.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = {HEAD_IDS: head_ids.to(torch.int32)}
@@ -94,7 +93,7 @@ def save_draft(folder: Path, backbone: PreTrainedModel, lender: str, head_ids: t
         state[f"model.{name}"] = quantised
         state[f"model.{name}{SCALE}"] = scale
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    # Keys with "_" tell the folder and file that the target was read from.
+    # Keys with "_" hold paths of the target.
     config = {key: value for key, value in backbone.config.to_dict().items() if not key.startswith("_")}
     config[LENDER_KEY] = lender
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")

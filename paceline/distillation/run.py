@@ -1,13 +1,15 @@
-"""A distillation: a target's name -> a draft's folder. A run can be interrupted and resumed.
+"""Distils a target into a draft model, in a folder from which an interrupted run resumes.
 
-FOLDER/corpus/          the text that the target wrote
-FOLDER/head_ids.npy     the tokens that the draft can propose
-FOLDER/checkpoint.pt    the state of the training
+FOLDER/corpus/          conversations that the target wrote
+FOLDER/head_ids.npy     tokens that the draft model can propose
+FOLDER/checkpoint.pt    state of the training
 FOLDER/curve.csv        alpha and agreement on held-out text, by tokens seen; also as FOLDER/curve.png
-FOLDER/draft/           the draft, for `--model`
+FOLDER/draft/           the draft model, for `--model`
 """
 
+import csv
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,67 +20,126 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from paceline.distillation.budget import Budget
-from paceline.distillation.corpus.conversation import Record
-from paceline.distillation.corpus.corpus import Corpus, read_shard
-from paceline.distillation.corpus.frame import ChatFrame, read_tokenizer
-from paceline.distillation.corpus.questions import Questions, read_openings
-from paceline.distillation.corpus.writer import Writer
-from paceline.distillation.curve import Curve
+from paceline.distillation.batches import MaskedTokens, Masks, NextToken, Objective
+from paceline.distillation.conversations import ChatFrame, Corpus, Question, Record, Style, read_shard, read_tokenizer
 from paceline.distillation.draft import chosen_layers, lender_of, make_backbone, save_draft
-from paceline.distillation.evaluation import answer_greedily, by_category
-from paceline.distillation.training.head import HeadIndex, frequent_ids
-from paceline.distillation.training.lessons import Lesson, MaskLesson, TextLesson
-from paceline.distillation.training.loss import Agreement, FrozenHead
-from paceline.distillation.training.masked_batches import Masks
-from paceline.distillation.training.trainer import Trainer, TrainingPlan
+from paceline.distillation.loss import Agreement, FrozenHead, HeadIndex, frequent_ids
+from paceline.distillation.questions import Questions, read_openings
+from paceline.distillation.trainer import Budget, Trainer, TrainingPlan
+from paceline.distillation.writer import Writer
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
-# Number of held-out conversations. They are among the oldest, so that a resumed run holds out the same ones.
+
+class Curve:
+    """The learning curve, FOLDER/curve.csv and FOLDER/curve.png. Keeps existing rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self._csv, self._png = folder / "curve.csv", folder / "curve.png"
+        self.rows: list[dict[str, float]] = []
+        if self._csv.exists():
+            with open(self._csv, newline="") as file:
+                rows = list(csv.DictReader(file))
+            self.rows = [
+                {name: int(value) if name == "tokens" else float(value) for name, value in row.items()} for row in rows
+            ]
+
+    def add(self, tokens: int, loss: float, found: Sequence[Agreement]) -> None:
+        """Adds a row. `loss`: mean since the last row; `found`: agreement by depth, each in its own columns."""
+        row = {"tokens": tokens, "loss": round(loss, 4)}
+        for depth, each in enumerate(found):
+            suffix = f"_{depth + 1}" if depth else ""
+            row |= {f"alpha{suffix}": round(each.mean_alpha, 4), f"top_1{suffix}": round(each.mean_top_1, 4)}
+        self.rows.append(row)
+        with open(self._csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, row.keys())
+            writer.writeheader()
+            writer.writerows(self.rows)
+        self._draw()
+
+    def _draw(self) -> None:
+        # Takes a second to import.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        FigureCanvasAgg(figure)
+        left, right = figure.subplots(1, 2)
+        tokens = [row["tokens"] / 1e6 for row in self.rows]
+        left.plot(tokens[1:], [row["loss"] for row in self.rows][1:])
+        left.set(xlabel="million tokens seen", ylabel="training loss")
+        right.plot(tokens, [row["alpha"] for row in self.rows], label="alpha, at least")
+        for name in self.rows[-1]:
+            if name.startswith("top_1"):
+                label = "same likeliest token" + name.removeprefix("top_1").replace("_", ", of token ")
+                right.plot(tokens, [row[name] for row in self.rows], label=label)
+        right.set(xlabel="million tokens seen", ylabel="on held-out text", ylim=(0, 1))
+        right.legend()
+        figure.savefig(self._png, format="png", dpi=120)
+
+
+GREEDY = Style(temperature=0.0, top_p=1.0, max_tokens=80)
+
+
+def answer_greedily(
+    model: CpuLlama, frame: ChatFrame, questions: Sequence[list[int]], at_once: int, top: int
+) -> list[Record]:
+    """Returns the target's greedy answers to tokenized questions, in order."""
+    longest = max(map(len, questions), default=0)
+    asked = (Question(question, is_whole=True) for question in questions)
+    writer = Writer(model, frame, at_once, top, 0, asked, longest, (GREEDY,))
+    return [record for _, record in sorted(writer.records(), key=lambda pair: pair[0])]
+
+
+def by_category(trainer: Trainer, records: Sequence[Record], categories: Sequence[str]) -> dict[str, list[Agreement]]:
+    """Returns agreement by depth for each category."""
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for record, category in zip(records, categories, strict=True):
+        groups[category].append(record)
+    return {category: trainer.agreement(group) for category, group in groups.items()}
+
+
+# Held-out conversations, from the oldest ones, so that a resumed run holds out the same.
 HELD_OUT = 128
-# Of the oldest conversations every fourth is held out, because the first ones to end are short.
+# Not the oldest ones in a row, since the first to end are short.
 HELD_OUT_EVERY = 4
-# At most this fraction of all conversations is held out.
+# Maximum share of all conversations.
 HELD_OUT_SHARE = 0.1
 MIN_CONVERSATIONS = 10
 SHARD_CONVERSATIONS = 512
 CHECKPOINT_S = 180.0
-# Of the target's tokens so many are anchors, with mask rows behind them.
+# Share of the target's tokens that are anchors of mask tokens.
 ANCHOR_SHARE = 0.3
-# Time between evaluations, as a multiple of an evaluation's time.
+# Time between evaluations / time of an evaluation.
 EVALUATION_PAUSE = 40.0
-# Called with the name of the present work, its finished part in [0, 1], and its number of tokens.
+# Called with the name of the current phase, its finished share in [0, 1], and its tokens.
 Progress = Callable[[str, float, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DistillConfig:
-    """The settings of a distillation."""
+    """Settings of a distillation."""
 
     target: str
     num_layers: int
-    # The model that the layers are copied from: the target, or a draft to train further.
+    # Model to copy the layers from: the target, or a draft model to train further.
     begin_with: str
-    # The budget of the corpus. The plan has the budget of the training.
     writing: Budget
     plan: TrainingPlan
-    # The training's device: cpu or cuda.
     device: str = "cpu"
-    # Tokens that the draft's head knows.
+    # Tokens of the head; 0 for all.
     head_size: int = 16_384
-    # Conversations that the target writes at the same time.
     at_once: int = 128
-    # How many likeliest tokens of each distribution are kept.
+    # Likeliest tokens to record for each distribution.
     top: int = 32
-    # Mask rows that the draft learns to fill; 0: it proposes step by step.
+    # Mask tokens to learn; 0: propose step by step.
     num_masks: int = 0
 
 
 @dataclass(slots=True)
 class Pause:
-    """When some work was last done, and how long it took."""
+    """When a recurring task last ran, and how long it took."""
 
     since_s: float = field(default_factory=time.monotonic)
     took_s: float = 1.0
@@ -95,15 +156,15 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished training, and its agreement on held-out conversations."""
+    """A finished training with its agreement on held-out conversations."""
 
     trainer: Trainer
-    # By depth (see `Trainer.agreement`).
+    # By depth.
     held_out: list[Agreement]
 
 
 def hold_out(records: list[Record]) -> list[Record]:
-    """Takes every HELD_OUT_EVERY-th record out of the list, up to HELD_OUT of them, for evaluation."""
+    """Removes every HELD_OUT_EVERY-th record from the list, up to HELD_OUT of them, for evaluation."""
     end = min(HELD_OUT, int(HELD_OUT_SHARE * len(records))) * HELD_OUT_EVERY
     held_out = [record.answer for record in records[:end:HELD_OUT_EVERY]]
     del records[:end:HELD_OUT_EVERY]
@@ -112,12 +173,12 @@ def hold_out(records: list[Record]) -> list[Record]:
 
 @dataclass(slots=True)
 class Distillation:
-    """The distillation in one folder."""
+    """A distillation in one folder."""
 
     folder: Path
     config: DistillConfig
     target: LoadedModel
-    # The model that the draft's layers are copied from.
+    # Model to copy the layers from.
     beginning: LoadedModel
     progress: Progress
     corpus: Corpus = field(init=False)
@@ -125,19 +186,19 @@ class Distillation:
     _tokenizer: PreTrainedTokenizerFast = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if `beginning` does not fit the target, or has too few layers."""
+        """Raises ConfigError if `beginning` does not fit the target or has too few layers."""
         self._lender = lender_of(self.target, self.beginning)
         chosen_layers(self.config.num_layers, self.beginning.config.num_layers)
         self.corpus = Corpus(self.folder / "corpus")
         self._tokenizer = read_tokenizer(self.target.tokenizer_files)
 
     def write(self, prompts: Sequence[str] = ()) -> None:
-        """The target writes until the budget is used. Every second user's message is one of `prompts`."""
+        """Lets the target write until the budget is used. Every second user message is one of `prompts`."""
         config = self.config
         written, spent_s = self.corpus.num_written, self.corpus.seconds
         if config.writing.share(written, spent_s) >= 1:
             return
-        # Each run has another seed, so that a resumed run does not write the same text again.
+        # A resumed run must not write the same text again.
         seed = config.plan.seed + 1000 * len(self.corpus.shards)
         openings, ends = read_openings(self._encode), self.target.config.eos_token_ids
         questions = Questions(self._tokens_of(prompts), openings, ends, seed)
@@ -158,15 +219,13 @@ class Distillation:
                 return
 
     def train(self) -> Trained:
-        """Trains, from the checkpoint if there is one, and writes the draft.
+        """Trains, from the checkpoint if there is one, and writes the draft model.
 
-        Raises ConfigError if the corpus has too few conversations.
+        Raises ConfigError if the corpus is too small.
         """
         records = [record for shard in self.corpus.shards for record in read_shard(shard)]
         if len(records) < MIN_CONVERSATIONS:
-            raise ConfigError(
-                f"{len(records)} conversations are too few to learn from; let the target write more tokens"
-            )
+            raise ConfigError(f"{len(records)} conversations are too few to train on; give a larger --corpus-tokens")
         held_out = hold_out(records)
         head_ids = self._head_ids(records)
         trainer = self._trainer(head_ids)
@@ -196,31 +255,30 @@ class Distillation:
         return Trained(trainer, evaluate())
 
     def _trainer(self, head_ids: NDArray[np.int64]) -> Trainer:
-        """At its beginning: layers of the model that lends them, and its head for the ids [len(head_ids)], frozen."""
         config, tensors = self.config, self._lender.tensors
         backbone = make_backbone(
             self.beginning.config.source, self.beginning.tensors, config.num_layers, config.num_masks
         ).to(config.device)
         name = "lm_head.weight" if "lm_head.weight" in tensors else "model.embed_tokens.weight"
         head = tensors[name].to(torch.bfloat16)[torch.from_numpy(head_ids)]
-        lesson = self._lesson(HeadIndex(head_ids, self.target.config.vocab_size))
-        return Trainer(backbone, FrozenHead(head.to(config.device)), lesson, config.plan, config.device)
+        objective = self._objective(HeadIndex(head_ids, self.target.config.vocab_size))
+        return Trainer(backbone, FrozenHead(head.to(config.device)), objective, config.plan, config.device)
 
     def evaluate(
         self, trained: Trained, questions: Sequence[str], categories: Sequence[str]
     ) -> dict[str, list[Agreement]]:
-        """Agreement by category and depth, on the target's greedy answers to given prompts."""
+        """Returns agreement by category and depth on the target's greedy answers."""
         asked = self._tokens_of(questions)
         answers = answer_greedily(self._model(), self._frame(), asked, self.config.at_once, self.config.top)
         return by_category(trained.trainer, answers, categories)
 
-    def _lesson(self, index: HeadIndex) -> Lesson:
+    def _objective(self, index: HeadIndex) -> Objective:
         if self.config.num_masks == 0:
-            return TextLesson(index, self.config.device)
-        return MaskLesson(index, Masks(self.config.num_masks, ANCHOR_SHARE), self.config.device)
+            return NextToken(index, self.config.device)
+        return MaskedTokens(index, Masks(self.config.num_masks, ANCHOR_SHARE), self.config.device)
 
     def _head_ids(self, records: Sequence[Record]) -> NDArray[np.int64]:
-        """The head's token ids: [head_size]. They are kept in a file, because a checkpoint is trained for one head."""
+        """Returns the head's token ids: [head_size]. A file keeps them, since a checkpoint belongs to one head."""
         path = self.folder / "head_ids.npy"
         if not path.exists():
             np.save(path, frequent_ids(records, self.target.config.vocab_size, self.config.head_size))
@@ -238,5 +296,5 @@ class Distillation:
         return ChatFrame.of(self._tokenizer)
 
     def _model(self) -> CpuLlama:
-        # CpuLlama takes the tensors out of the dict. The trainer needs them too, so it gets a copy of the dict.
+        # CpuLlama removes tensors from its dict, and the trainer needs them too.
         return CpuLlama(self.target.config, dict(self.target.tensors), "none", self.target.config.max_model_len)

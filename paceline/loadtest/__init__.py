@@ -1,1 +1,1 @@
-"""The load harness: `paceline bench`, or `python -m loadtest`. A client like any other: it speaks gRPC alone."""
+"""The load test of `paceline bench`. It talks to the coordinator through the Python client."""

@@ -1,4 +1,4 @@
-"""`python -m paceline.loadtest`: the same as `paceline bench`."""
+"""Runs `paceline bench` as `python -m paceline.loadtest`."""
 
 import sys
 

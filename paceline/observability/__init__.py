@@ -1,1 +1,1 @@
-"""What a service tells those who run it: metrics, traces and logs. No torch, no engine, no grpc."""
+"""Metrics, traces and logs of all services. Imports neither torch nor grpc."""

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, over HTTP on a port of their own."""
+"""Exposes Prometheus metrics over HTTP on their own port."""
 
 import contextlib
 import logging
@@ -19,33 +19,35 @@ import paceline
 from paceline.errors import ConfigError
 
 log = logging.getLogger(__name__)
-# Upper bounds of histograms, in seconds.
+# Histogram buckets in seconds.
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 def new_registry(service: str) -> CollectorRegistry:
-    """One that knows of the process itself: which service and version it is, its memory, files and processor time."""
-    # A second series for each counter, of no use to anybody who scrapes.
+    """Returns a registry with the process's own metrics: service and version, memory, files, CPU time."""
+    # Creation times would double the number of series.
     disable_created_metrics()
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
-    build = Info("paceline_build", "Which service this is, and its version.", registry=registry)
+    build = Info("paceline_build", "Service and version.", registry=registry)
     build.info({"service": service, "version": paceline.__version__})
     return registry
 
 
 @contextlib.contextmanager
 def exposed(registry: Collector, listen: str | None, service: str) -> Iterator[None]:
-    """Answers `GET /metrics` at HOST:PORT while the block runs, and logs where; None: nowhere. Raises ConfigError where it
-    can't listen."""
+    """Serves `GET /metrics` at `listen`, HOST:PORT, while the block runs. None serves nothing.
+
+    Raises ConfigError if the address can't be used.
+    """
     if listen is None:
         yield
         return
     host, _, port = listen.rpartition(":")
     try:
-        # Scrapes are answered on threads of their own: the event loop waits for none.
+        # Answers on its own threads, not on the event loop.
         server, thread = start_http_server(int(port), host.strip("[]"), registry)
     except OSError as error:
         raise ConfigError(f"--metrics: can't listen on {listen}: {error.strerror}") from error

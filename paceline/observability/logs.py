@@ -1,4 +1,4 @@
-"""Logs: lines for people, or JSON for machines. What is logged while a request is served has the request's id."""
+"""Formats logs as text or JSON. Lines logged while a request is served carry its id."""
 
 import json
 import logging
@@ -9,20 +9,20 @@ from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-# Whose level is set. Libraries stay at INFO at least: some write thousands of lines at DEBUG.
+# The log level applies to these. Libraries stay at INFO or above: some write thousands of lines at DEBUG.
 OWN_LOGGERS = ("__main__", "paceline", "coordinator", "gateway", "draft_server", "target_server")
 
-# Of the request that is served; tasks inherit it from the call that starts them. "" outside of requests.
+# Id of the current request, or "". Tasks inherit it from the call that starts them.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def with_fields(**fields: Any) -> dict[str, Any]:
-    """For `extra` of a log call: values by name, which follow the message."""
+    """Returns `extra` for a log call: fields that follow the message."""
     return {"fields": fields}
 
 
 def set_up_logs(form: LogFormat, level: LogLevel) -> None:
-    """All of this process's logs go to stderr in this form, ours from this level up."""
+    """Sends all logs of the process to stderr in this form, Paceline's own from this level up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -32,7 +32,7 @@ def set_up_logs(form: LogFormat, level: LogLevel) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """TIME LEVEL message name=value …"""
+    """Formats lines as TIME LEVEL message name=value …"""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -43,7 +43,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """An object a line: time (UTC, RFC 3339), level, logger, message, and the fields under their own names."""
+    """Formats lines as JSON objects: time (UTC, RFC 3339), level, logger, message, and the fields by name."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
@@ -66,13 +66,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    # Formatted on the thread, and in the context, that logs.
+    # Formatting happens in the context of the log call.
     current, given = request_id.get(), getattr(record, "fields", {})
     return {"request_id": current, **given} if current else given
 
 
 def _word(value: Any) -> str:
-    """A value as one word: what a client sent must not look like another field, or like a line of its own."""
+    """Quotes a value if needed, so that client data can't pass for another field or line."""
     text = str(value)
     is_plain = text and text.isprintable() and not set(text) & set(' "=')
     return text if is_plain else json.dumps(text)

@@ -1,7 +1,7 @@
-"""Spans that go to a collector by OTLP over gRPC. Only this module imports OpenTelemetry.
+"""Exports spans to a collector with OTLP over gRPC. Only this module imports OpenTelemetry.
 
-Spans wait in a bounded queue and are sent in batches by a thread of their own. So a collector that is slow or away costs
-spans, and never a request. The library reads OpenTelemetry's own environment variables: sampler, headers, certificates.
+A thread sends spans in batches from a bounded queue, so a slow or missing collector loses spans but never delays a
+request. OpenTelemetry's environment variables set sampler, headers and certificates.
 """
 
 import logging
@@ -22,16 +22,16 @@ from paceline.errors import ConfigError
 from paceline.observability.spans import Kind, Span, Spans, Value
 
 log = logging.getLogger(__name__)
-# How long a service that ends waits for its last spans to be taken.
+# Time limit for sending the last spans at shutdown.
 FLUSH_S = 1.5
-# Between two lines about a collector that does not take spans.
+# Time between log lines about failed exports.
 QUIET_S = 60.0
 _KINDS = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
 _TRACE_CONTEXT = TraceContextTextMapPropagator()
 
 
 class OtlpSpan(Span):
-    """One that is sent when it has ended, if its trace is sampled."""
+    """A span that is exported when it ends, if its trace is sampled."""
 
     def __init__(self, span: LibrarySpan) -> None:
         self._span = span
@@ -55,22 +55,22 @@ class OtlpSpan(Span):
 
 
 class OtlpSpans(Spans):
-    """One service's."""
+    """Creates and exports the spans of one service."""
 
     are_kept = True
 
     def __init__(self, url: str, service: str) -> None:
-        """`url`: http://HOST:PORT, or https for TLS. Raises ConfigError for a bad variable of OpenTelemetry's."""
+        """`url`: http://HOST:PORT, or https for TLS. Raises ConfigError if an OpenTelemetry variable is invalid."""
         _speak_seldom()
         names = {"service.name": f"paceline-{service}", "service.version": paceline.__version__}
         try:
-            # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go before what we call ourselves.
+            # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override these names.
             resource = Resource.create(names).merge(OTELResourceDetector().detect())
             self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
             self._exporter = OTLPSpanExporter(endpoint=url)
             self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         except Exception as error:
-            # Each variable has an exception of its own.
+            # Exceptions differ from variable to variable.
             raise ConfigError(f"--traces {url}: {error}") from error
         self._tracer = self._provider.get_tracer("paceline", paceline.__version__)
 
@@ -79,19 +79,19 @@ class OtlpSpans(Spans):
         return OtlpSpan(self._tracer.start_span(name, context, kind=_KINDS[kind], start_time=_nanoseconds(started_s)))
 
     def close(self) -> None:
-        """Sends what is left, for up to `FLUSH_S`; what a collector has not taken by then is lost."""
-        # The library's own bound is 30 s, and counts anew for each batch.
+        """Sends the remaining spans for up to FLUSH_S; drops the rest."""
+        # The library's own limit is 30 s per batch.
         flushing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         flushing.start()
         flushing.join(FLUSH_S)
         if flushing.is_alive():
-            # Ends the attempt that hangs: a thread inside of gRPC would disturb the process's end.
+            # Cancel the attempt: a thread inside gRPC would disturb the interpreter's shutdown.
             self._exporter.shutdown()
             flushing.join(FLUSH_S / 10)
 
 
 class SeldomHandler(logging.Handler):
-    """The library speaks up for each batch, and several times. This passes on a line in `QUIET_S`."""
+    """Passes on one of the library's log lines per QUIET_S; the library writes several for each failed batch."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -112,7 +112,7 @@ def _speak_seldom() -> None:
 
 
 def _nanoseconds(moment_s: float | None) -> int | None:
-    """Since 1970."""
+    """Converts seconds of `time.perf_counter` to nanoseconds since 1970."""
     if moment_s is None:
         return None
     return time.time_ns() - int((time.perf_counter() - moment_s) * 1e9)

@@ -1,7 +1,6 @@
-"""Spans: what a request did in this service, and when. Those of all services that share a trace tell its whole way.
+"""The interface of spans, with an implementation that records nothing; `otlp` has the one that exports.
 
-Services write to these classes, which keep nothing; `otlp` has those that are sent. Times are seconds of
-`time.perf_counter`.
+Times are seconds of `time.perf_counter`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,30 +11,30 @@ Kind = Literal["server", "internal"]
 
 
 class Span:
-    """A span that nobody keeps."""
+    """A part of a request's work in this service. This class records nothing."""
 
-    # By which others make their spans this one's children (W3C Trace Context); "" where there is no trace.
+    # Makes other spans children of this one (W3C Trace Context); "" without a trace.
     traceparent = ""
-    # Whether it will be sent: if not, nobody need work out its attributes.
+    # If not, there is no need to compute attributes.
     is_kept = False
 
     def set(self, attributes: Mapping[str, Value]) -> None:
-        """Adds attributes, or replaces those of the same names."""
+        """Adds or replaces attributes."""
 
     def fail(self, code: str) -> None:
-        """What it tells of has failed, with this status code. The first code stands."""
+        """Marks the span as failed with a status code. Later calls have no effect."""
 
     def end(self, ended_s: float | None = None) -> None:
-        """It is over, and changes no more; None: now."""
+        """Ends the span, now by default."""
 
 
 class Spans:
-    """Where a service's spans begin. Here nobody keeps them."""
+    """Creates the spans of a service. This class records nothing."""
 
     are_kept = False
 
     def start(self, name: str, parent: str = "", kind: Kind = "internal", started_s: float | None = None) -> Span:
-        """`parent`: a traceparent; what is none begins a trace. `started_s`: None: now."""
+        """Starts a span, now by default. An invalid or empty `parent` (a traceparent) starts a new trace."""
         return NO_SPAN
 
 

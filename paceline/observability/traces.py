@@ -1,4 +1,4 @@
-"""Where a service's spans go: to the collector of `--traces`, or nowhere."""
+"""Sends a service's spans to the collector of `--traces`, if there is one."""
 
 import contextlib
 import logging
@@ -12,15 +12,15 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def traced(collector: str | None, service: str) -> Iterator[Spans]:
-    """The spans of a service while the block runs. `collector`: HOST:PORT, or a URL; None: nobody keeps them.
+    """Yields the spans of a service. `collector`: HOST:PORT or a URL; None records nothing.
 
-    Raises ConfigError where OpenTelemetry is missing, or is told what it can't do.
+    Raises ConfigError if OpenTelemetry is missing or misconfigured.
     """
     if collector is None:
         yield NO_SPANS
         return
     try:
-        # It takes time and memory that only those pay who ask for traces.
+        # Imported only on request: it takes time and memory.
         from paceline.observability.otlp import OtlpSpans
     except ImportError as error:
         raise ConfigError(f"--traces needs OpenTelemetry: pip install 'paceline[otel]' ({error})") from error

@@ -16,16 +16,17 @@ from paceline.results import (
     Finish,
     Model,
     Piece,
+    RoundTrace,
     Speculation,
     Timing,
     TokenizerInfo,
     TokenLogprobs,
+    TracedDraft,
 )
 from paceline.rpc.channel import MAX_MESSAGE_BYTES
 from paceline.rpc.messages import sampling_to_message, speculation_from_message, speculation_to_message
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
-from paceline.trace import RoundTrace, TracedDraft
 from paceline.v1 import generation_pb2, model_pb2
 
 Prompt = str | list[dict[str, str]] | list[int]

@@ -24,7 +24,7 @@ def test_bad_settings_are_named(paceline, tmp_path: Path, flag: str, value: str,
 
 def test_hours_and_tokens_exclude_each_other(paceline, tmp_path: Path) -> None:
     ran = paceline("distill", "--out", tmp_path / "work", "--hours", "1", "--tokens", "5000")
-    assert (ran.code, "hours is 1.0; it must be absent where tokens are given" in ran.err) == (2, True), ran.err
+    assert (ran.code, "hours is 1.0; it must be absent if --tokens is given" in ran.err) == (2, True), ran.err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

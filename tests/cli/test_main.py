@@ -26,7 +26,7 @@ def run_with(encoding: str, *arguments: str) -> subprocess.CompletedProcess[byte
 def test_characters_that_an_encoding_lacks_end_nothing(encoding: str) -> None:
     ran = run_with(encoding, "plan", "--alpha", "0.8", "--draft-cost", "0.1")
     assert (ran.returncode, ran.stderr) == (0, b"")
-    assert b"Speculate with 6 draft tokens a round" in ran.stdout
+    assert b"Speculate with 6 draft tokens per round" in ran.stdout
     ran = run_with(encoding, "plan", "--alpha", "\U0001f600")
     assert (ran.returncode, b"Traceback" in ran.stderr) == (2, False)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.tracing import line
+from paceline.cli.printing import line
 from paceline.client import Client, Piece, RoundTrace, TracedDraft
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, Rule, SpeculationParams

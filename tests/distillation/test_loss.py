@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.distillation.training import gradient, gradient_torch
-from paceline.distillation.training.loss import CHUNK_ROWS, Divergence, FrozenHead, Goal
+from paceline.distillation.gradient import differentiate, differentiate_in_torch
+from paceline.distillation.loss import CHUNK_ROWS, Divergence, FrozenHead, Goal
 from paceline.engine.cpu.kernels.scalars import bits_of
 
 HIDDEN, HEAD, TOP = 16, 40, 6
@@ -52,9 +52,9 @@ def test_other_devices_operations_find_the_same(divergence: Divergence, dtype: t
     torch.manual_seed(0)
     goal, logits = make_goal(9), torch.randn(9, HEAD).to(dtype)
     by_overlap = divergence is Divergence.OVERLAP
-    losses, by_logits = gradient_torch.differentiate(logits, goal.indices, goal.probs, by_overlap)
+    losses, by_logits = differentiate_in_torch(logits, goal.indices, goal.probs, by_overlap)
     found = np.empty(9, np.float32)
-    gradient.differentiate(bits_of(logits), goal.indices.numpy(), goal.probs.numpy(), by_overlap, found)
+    differentiate(bits_of(logits), goal.indices.numpy(), goal.probs.numpy(), by_overlap, found)
     np.testing.assert_allclose(found, losses.numpy(), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(logits, by_logits, rtol=1e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Mask rows: each sees what it may, learns what stands at its place, and comes to be right."""
+"""Mask tokens: each sees what it may, learns what follows its position, and comes to be right."""
 
 from pathlib import Path
 
@@ -6,28 +6,25 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.distillation.budget import Budget
-from paceline.distillation.corpus.conversation import Record
+from paceline.distillation.batches import MaskedTokens, Masks, anchors_of, lay, make_masked_batch
+from paceline.distillation.conversations import Record
 from paceline.distillation.draft import make_backbone
-from paceline.distillation.training.head import HeadIndex
-from paceline.distillation.training.lessons import MaskLesson
-from paceline.distillation.training.loss import FrozenHead
-from paceline.distillation.training.masked_batches import Masks, anchors_of, lay, make_masked_batch
-from paceline.distillation.training.trainer import Trainer, TrainingPlan
+from paceline.distillation.loss import FrozenHead, HeadIndex
+from paceline.distillation.trainer import Budget, Trainer, TrainingPlan
 from tests.distillation.conftest import VOCAB
 
-MASKS = Masks(num_rows=3, anchor_share=0.5)
+MASKS = Masks(per_anchor=3, anchor_share=0.5)
 INDEX = HeadIndex(np.arange(VOCAB), VOCAB)
 
 
 def make_trainer(target: LlamaForCausalLM, budget: Budget) -> Trainer:
     torch.manual_seed(0)
-    backbone = make_backbone(target.config, target.state_dict(), 2, MASKS.num_rows)
+    backbone = make_backbone(target.config, target.state_dict(), 2, MASKS.per_anchor)
     head = FrozenHead(target.get_input_embeddings().weight.detach().to(torch.bfloat16))
-    return Trainer(backbone, head, MaskLesson(INDEX, MASKS), TrainingPlan(budget, 256, 1e-2))
+    return Trainer(backbone, head, MaskedTokens(INDEX, MASKS), TrainingPlan(budget, 256, 1e-2))
 
 
-def test_anchors_are_some_of_the_places_behind_which_a_mask_row_can_learn(records: list[Record]) -> None:
+def test_anchors_are_some_of_the_positions_after_which_a_mask_token_can_learn(records: list[Record]) -> None:
     random = np.random.default_rng(0)
     for record in records:
         anchors = anchors_of(record, MASKS, random)
@@ -36,7 +33,7 @@ def test_anchors_are_some_of_the_places_behind_which_a_mask_row_can_learn(record
         assert abs(len(anchors) - 0.5 * (record.num_written - 1)) <= 1
 
 
-def test_a_row_learns_the_token_behind_its_place(records: list[Record]) -> None:
+def test_a_token_learns_the_one_after_its_position(records: list[Record]) -> None:
     record = records[0]
     laid = lay(record, np.array([4, 6]), 3, VOCAB)
     num_text = len(record.tokens) - 1
@@ -48,7 +45,7 @@ def test_a_row_learns_the_token_behind_its_place(records: list[Record]) -> None:
         assert depth == (0 if row < num_text else laid.tokens[row] - VOCAB + 1)
 
 
-def test_masks_that_would_stand_behind_the_end_are_left_out(records: list[Record]) -> None:
+def test_masks_past_the_end_are_left_out(records: list[Record]) -> None:
     record = records[0]
     last = len(record.tokens) - 3
     laid = lay(record, np.array([last]), 3, VOCAB)
@@ -56,12 +53,12 @@ def test_masks_that_would_stand_behind_the_end_are_left_out(records: list[Record
 
 
 @torch.no_grad()
-def test_a_mask_row_sees_its_text_and_its_own_masks_alone(
+def test_a_mask_token_sees_only_its_text_and_its_own_masks(
     target: LlamaForCausalLM,
     records: list[Record],
 ) -> None:
-    """In a batch of many anchors it comes out as by itself, behind the text up to its anchor."""
-    backbone = make_backbone(target.config, target.state_dict(), 2, MASKS.num_rows)
+    """In a batch of many anchors it comes out as by itself, after the text up to its anchor."""
+    backbone = make_backbone(target.config, target.state_dict(), 2, MASKS.per_anchor)
     backbone.mask_vectors.data = torch.randn_like(backbone.mask_vectors)
     embedding = torch.cat([backbone.get_input_embeddings().weight, backbone.mask_vectors])
     some = records[:3]
@@ -75,7 +72,7 @@ def test_a_mask_row_sees_its_text_and_its_own_masks_alone(
         num_text = len(record.tokens) - 1
         row = num_text
         for anchor in anchors_of(record, MASKS, random):
-            num_masks = min(MASKS.num_rows, num_text - 1 - anchor)
+            num_masks = min(MASKS.per_anchor, num_text - 1 - anchor)
             ids = [*record.tokens[: anchor + 1].tolist(), *range(VOCAB, VOCAB + num_masks)]
             alone = backbone(inputs_embeds=embedding[torch.tensor([ids])], use_cache=False).last_hidden_state
             torch.testing.assert_close(
@@ -86,8 +83,8 @@ def test_a_mask_row_sees_its_text_and_its_own_masks_alone(
     assert num_compared > 20
 
 
-def test_training_makes_mask_rows_right(target: LlamaForCausalLM, records: list[Record]) -> None:
-    trainer = make_trainer(target, Budget(20_000))
+def test_training_makes_mask_tokens_right(target: LlamaForCausalLM, records: list[Record]) -> None:
+    trainer = make_trainer(target, Budget(12_000))
     before = trainer.agreement(records)
     assert before[0].num_rows == sum(record.num_written for record in records)
     list(trainer.run(records))

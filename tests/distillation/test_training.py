@@ -8,15 +8,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.distillation.budget import Budget
-from paceline.distillation.corpus.conversation import Record
-from paceline.distillation.curve import Curve
+from paceline.distillation.batches import NextToken, make_batch, shuffled
+from paceline.distillation.conversations import Record
 from paceline.distillation.draft import chosen_layers, make_backbone
-from paceline.distillation.training.batches import make_batch, shuffled
-from paceline.distillation.training.head import HeadIndex, frequent_ids
-from paceline.distillation.training.lessons import TextLesson
-from paceline.distillation.training.loss import Agreement, Divergence, FrozenHead
-from paceline.distillation.training.trainer import Trainer, TrainingPlan
+from paceline.distillation.loss import Agreement, Divergence, FrozenHead, HeadIndex, frequent_ids
+from paceline.distillation.run import Curve
+from paceline.distillation.trainer import Budget, Trainer, TrainingPlan
 from paceline.errors import ConfigError
 from tests.distillation.conftest import VOCAB
 
@@ -25,8 +22,8 @@ def make_trainer(target: LlamaForCausalLM, budget: Budget, overlap_from: float =
     torch.manual_seed(0)
     backbone = make_backbone(target.config, target.state_dict(), 2)
     head = FrozenHead(target.get_input_embeddings().weight.detach().to(torch.bfloat16))
-    lesson = TextLesson(HeadIndex(np.arange(VOCAB), VOCAB))
-    return Trainer(backbone, head, lesson, TrainingPlan(budget, 256, 1e-2, overlap_from=overlap_from))
+    objective = NextToken(HeadIndex(np.arange(VOCAB), VOCAB))
+    return Trainer(backbone, head, objective, TrainingPlan(budget, 256, 1e-2, overlap_from=overlap_from))
 
 
 def test_a_draft_begins_as_the_targets_first_and_last_layers(target: LlamaForCausalLM) -> None:
@@ -42,11 +39,11 @@ def test_a_draft_begins_as_the_targets_first_and_last_layers(target: LlamaForCau
 
 
 def test_training_raises_alpha(target: LlamaForCausalLM, records: list[Record]) -> None:
-    trainer = make_trainer(target, Budget(20_000))
+    trainer = make_trainer(target, Budget(9_000))
     [before] = trainer.agreement(records)
     losses = list(trainer.run(records))
     [after] = trainer.agreement(records)
-    assert trainer.seen >= 20_000
+    assert trainer.seen >= 9_000
     assert losses[-1] < losses[0] / 2
     assert after.alpha / after.num_rows > 0.7 > 0.3 > before.alpha / before.num_rows
 
@@ -57,7 +54,7 @@ def test_the_overlap_may_come_last(target: LlamaForCausalLM, records: list[Recor
         Divergence.OVERLAP
     ] * 2
     assert TrainingPlan(Budget(2000)).divergence_at(1.0) is Divergence.KL
-    trainer = make_trainer(target, Budget(8000), overlap_from=0.5)
+    trainer = make_trainer(target, Budget(3000), overlap_from=0.5)
     losses = list(trainer.run(records))
     # An overlap's loss is at most 1; the draft knows little yet where KL ends.
     assert max(losses[len(losses) // 2 + 1 :]) <= 1 < max(losses[: len(losses) // 2])
@@ -73,13 +70,13 @@ def test_the_embedding_is_left_alone(target: LlamaForCausalLM, records: list[Rec
 def test_a_training_that_was_broken_off_ends_as_if_it_had_not(
     target: LlamaForCausalLM, records: list[Record], tmp_path: Path
 ) -> None:
-    whole = make_trainer(target, Budget(4000))
+    whole = make_trainer(target, Budget(2000))
     list(whole.run(records))
-    first = make_trainer(target, Budget(4000))
+    first = make_trainer(target, Budget(2000))
     for _, _ in zip(range(5), first.run(records), strict=False):
         pass
     first.save(tmp_path / "checkpoint.pt")
-    second = make_trainer(target, Budget(4000))
+    second = make_trainer(target, Budget(2000))
     second.load(tmp_path / "checkpoint.pt")
     list(second.run(records))
     assert second.seen == whole.seen

@@ -2,71 +2,88 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from paceline.distillation.corpus.conversation import Question, Record, Style
-from paceline.distillation.corpus.corpus import Corpus, read_shard
-from paceline.distillation.corpus.frame import ChatFrame, read_tokenizer
-from paceline.distillation.corpus.questions import MAX_TEXT_TOKENS, OWN, Opening, Questions, read_openings
-from paceline.distillation.corpus.writer import Writer
+from paceline.distillation.conversations import ChatFrame, Corpus, Question, Record, Style, read_shard, read_tokenizer
+from paceline.distillation.questions import MAX_TEXT_TOKENS, OWN, Opening, Questions, read_openings
+from paceline.distillation.writer import Writer
 from paceline.engine.cpu.llama import CpuLlama
-from paceline.engine.models.weights import LoadedModel, load_model
+from paceline.engine.models.weights import TOKENIZER_FILES, find_folder, load_model
 from paceline.errors import ConfigError
 from tests.engine.feeding import Feeder
 
 TOP = 8
-EOS = 2
 OPENING = [504, 314]
 SHORT = (Style(0.0, 1.0, 12), Style(0.8, 1.0, 12))
+EOS = 2
+FRAME = ChatFrame([11, 12, 13], [14, 15])
+# Many, so that users' messages and answers end by them too, not by their length alone.
+ENDS = tuple(range(0, 512, 8))
+MESSAGE = "Why is the sky blue?"
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load_model("smollm2-135m", torch.float32)
+def model() -> CpuLlama:
+    loaded = load_model("dummy:tiny", torch.float32)
+    return CpuLlama(replace(loaded.config, eos_token_ids=ENDS), dict(loaded.tensors), "none", 512)
 
 
 @pytest.fixture(scope="module")
-def model(loaded: LoadedModel) -> CpuLlama:
-    return CpuLlama(loaded.config, dict(loaded.tensors), "none", 512)
+def tokenizer_files() -> dict[str, bytes]:
+    folder = find_folder("smollm2-135m", torch.float32, print)
+    return {file: (folder / file).read_bytes() for file in TOKENIZER_FILES if (folder / file).exists()}
 
 
-@pytest.fixture(scope="module")
-def frame(loaded: LoadedModel) -> ChatFrame:
-    return ChatFrame.of(read_tokenizer(loaded.tokenizer_files))
+def test_the_frame_is_what_the_chat_template_puts_around_a_message(tokenizer_files: dict[str, bytes]) -> None:
+    tokenizer = read_tokenizer(tokenizer_files)
+    frame = ChatFrame.of(tokenizer)
+    templated = tokenizer.apply_chat_template(
+        [{"role": "user", "content": MESSAGE}], add_generation_prompt=True, tokenize=False
+    )
+    message, whole = (tokenizer.encode(text, add_special_tokens=False) for text in (MESSAGE, templated))
+    assert [*frame.before, *message, *frame.after] == whole
+    assert len(whole) > len(message) > 3
 
 
-def test_a_conversation_is_framed_by_the_chat_template(model: CpuLlama, frame: ChatFrame) -> None:
-    questions = [[1780, 314, 260, 3575, 282, 4649, 47], [504, 6220, 359]]
-    writer = Writer(model, frame, 1, TOP, 0, [Question(each, is_whole=True) for each in questions], answers=SHORT)
+def test_a_model_without_a_chat_template_is_refused(tokenizer_files: dict[str, bytes]) -> None:
+    with pytest.raises(ConfigError, match="no chat template"):
+        ChatFrame.of(read_tokenizer({"tokenizer.json": tokenizer_files["tokenizer.json"]}))
+
+
+def test_a_conversation_is_a_framed_question_and_its_answer(model: CpuLlama) -> None:
+    questions = [[178, 314, 260, 357, 282, 464, 47], [504, 62, 359]]
+    writer = Writer(model, FRAME, 1, TOP, 0, [Question(each, is_whole=True) for each in questions], answers=SHORT)
     found = dict(writer.records())
     assert sorted(found) == [0, 1]
     for number, question in enumerate(questions):
-        prompt = [*frame.before, *question, *frame.after]
+        prompt = [*FRAME.before, *question, *FRAME.after]
         record = found[number]
         assert record.tokens[: record.num_prompt_tokens].tolist() == prompt
         assert record.written.tolist() == list(range(len(prompt), len(record.tokens)))
         assert 1 <= record.num_written <= 12
-        assert record.num_written == 12 or record.tokens[-1] == EOS
+        assert record.num_written == 12 or record.tokens[-1] in ENDS
 
 
-def test_what_is_kept_is_the_targets_own_distribution(model: CpuLlama, frame: ChatFrame) -> None:
+def test_what_is_kept_is_the_targets_own_distribution(model: CpuLlama) -> None:
     """Of both sides, for conversations written side by side, begun and ended at different times."""
-    questions = Questions([], [Opening(OPENING, [], is_about_text=False, is_whole=False)], [EOS], 0)
-    records = Writer(model, frame, 3, TOP, 1, questions, 2, answers=SHORT).records()
-    for record in [next(records)[1] for _ in range(3)]:
+    questions = Questions([], [Opening(OPENING, [], is_about_text=False, is_whole=False)], ENDS, 0)
+    records = Writer(model, FRAME, 3, TOP, 1, questions, 2, answers=SHORT).records()
+    for record in [next(records)[1] for _ in range(12)]:
         tokens = record.tokens.tolist()
-        assert tokens[: len(frame.before)] == frame.before
-        end = record.num_prompt_tokens - len(frame.after)
-        assert tokens[end : record.num_prompt_tokens] == frame.after
+        assert tokens[: len(FRAME.before)] == FRAME.before
+        end = record.num_prompt_tokens - len(FRAME.after)
+        assert tokens[end : record.num_prompt_tokens] == FRAME.after
         # What it was given of the user's turn is not its own.
-        begun = record.written[0]
-        assert tokens[len(frame.before) : begun] in ([], OPENING)
+        begun = len(FRAME.before) + (len(OPENING) if tokens[len(FRAME.before) :][: len(OPENING)] == OPENING else 0)
         own = [*range(begun, end), *range(record.num_prompt_tokens, len(tokens))]
         assert record.written.tolist() == own
+        # The template ends the user's turn, not an EOS token.
+        assert not set(tokens[begun:end]) & set(ENDS)
         assert record.answer.written.tolist() == own[end - begun :]
         assert len(record.answer.top_ids) == len(tokens) - record.num_prompt_tokens
         logits = Feeder(model).feed_split(tokens[:-1], [len(tokens) - 1])[record.written - 1]
@@ -76,16 +93,10 @@ def test_what_is_kept_is_the_targets_own_distribution(model: CpuLlama, frame: Ch
         assert (np.diff(record.top_logprobs.astype(np.float32), axis=1) <= 0).all()
 
 
-def test_at_temperature_0_the_answer_is_the_likeliest(model: CpuLlama, frame: ChatFrame) -> None:
-    writer = Writer(model, frame, 2, TOP, 2, [Question([504], is_whole=True)] * 2, answers=(SHORT[0],))
+def test_at_temperature_0_the_answer_is_the_likeliest(model: CpuLlama) -> None:
+    writer = Writer(model, FRAME, 2, TOP, 2, [Question([504], is_whole=True)] * 2, answers=(SHORT[0],))
     for _, record in writer.records():
         assert record.tokens[record.num_prompt_tokens :].tolist() == record.top_ids[:, 0].tolist()
-
-
-def test_a_model_without_a_chat_template_is_refused(loaded: LoadedModel) -> None:
-    files = {name: data for name, data in loaded.tokenizer_files.items() if name == "tokenizer.json"}
-    with pytest.raises(ConfigError, match="no chat template"):
-        ChatFrame.of(read_tokenizer(files))
 
 
 def test_a_corpus_gives_back_what_was_added(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ import pytest
 
 from gateway.delivered import Delivered, Repetition
 from paceline.errors import Aborted
-from paceline.results import Finish, Piece, Speculation, Timing, TokenLogprobs
-from paceline.trace import RoundTrace
+from paceline.results import Finish, Piece, RoundTrace, Speculation, Timing, TokenLogprobs
 
 FINISH = Finish("stop", 3, 0, 6, 1, Speculation(2, 4, 4, [], [], 0.0), Timing(0, 0, 0, 0, 0, 0))
 

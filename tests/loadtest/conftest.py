@@ -1,7 +1,7 @@
 """Records made by hand, and the command line."""
 
 from paceline.client import Finish, Speculation, Timing
-from paceline.loadtest.record import Arrival, Failure, Record
+from paceline.loadtest.metrics import Arrival, Failure, Record
 from tests.cli.conftest import paceline
 
 __all__ = ["failed", "make_finish", "make_record", "paceline"]

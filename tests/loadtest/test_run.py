@@ -11,10 +11,9 @@ import grpc.aio
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop
-from paceline.loadtest.record import Record
-from paceline.loadtest.run import Extent, Runner, Workload
-from paceline.loadtest.variants import Variant
+from paceline.loadtest.metrics import Record
+from paceline.loadtest.runner import Extent, Runner, Workload
+from paceline.loadtest.workload import ClosedLoop, Load, OpenLoop, Variant
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2, generation_pb2_grpc

@@ -1,19 +1,20 @@
 """Figures in the terminal stay readable where it is narrow, and say what they can't."""
 
+import functools
 import io
 
 import pytest
 from rich.console import Console
 
-from paceline.loadtest.loads import ClosedLoop
-from paceline.loadtest.report.report import Point, Report
-from paceline.loadtest.report.table import print_report
-from paceline.loadtest.slo import Slo
+from paceline.loadtest.metrics import Slo
+from paceline.loadtest.report import Point, Report, print_report
+from paceline.loadtest.workload import ClosedLoop
 from tests.loadtest.test_page import run_of
 
 NAMES = ["off", "model:4", "model:8", "ngram", "hybrid:adaptive", "entropy", "hybrid"]
 
 
+@functools.cache
 def shown(width: int, *loads: int, count: int = 20) -> str:
     slo = Slo(ttft=60)
     points = [

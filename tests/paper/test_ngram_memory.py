@@ -1,9 +1,20 @@
 """Memory of n-gram tables: what is counted is the table, and it is full."""
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 
 from benchmarks.paper.ngram_memory import measure_ngram_memory, measured, ngram_memory
 from coordinator.ngram_shape import NgramShape
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _only_new_objects_are_collected() -> Iterator[None]:
+    """Each measurement collects garbage, which takes long in a process with many modules."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def test_bytes_grow_with_contexts_and_not_with_tokens_that_have_left() -> None:

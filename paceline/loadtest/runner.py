@@ -1,4 +1,4 @@
-"""Asks, and writes down when answers come."""
+"""Sends the requests of a load test and records when responses arrive."""
 
 import asyncio
 import contextlib
@@ -7,35 +7,31 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import TracebackType
 
 import grpc.aio
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from paceline.client import AsyncClient, Finish, Prompt
 from paceline.errors import PacelineError
-from paceline.loadtest.arrivals import poisson_arrivals
-from paceline.loadtest.figures import Run
-from paceline.loadtest.loads import ClosedLoop, Load, OpenLoop
-from paceline.loadtest.record import Arrival, Failure, Record
-from paceline.loadtest.slices import blocks
-from paceline.loadtest.variants import Variant
+from paceline.loadtest.metrics import Arrival, Failure, Record, Run
+from paceline.loadtest.workload import ClosedLoop, Load, OpenLoop, Variant, blocks, poisson_arrivals
 from paceline.rpc.status import code_of
 from paceline.sampling import SamplingParams
 
-# A client whose request failed waits as long before its next one: a server that is down or refuses is
-# not to be flooded by those who should wait for it.
+# A client waits this long after a failed request, so that a server that is down or full is not flooded.
 PAUSE_AFTER_FAILURE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked: the same of every variant and under every load."""
+    """The requests, which every variant and every load share."""
 
-    # Of request i to the variant of that name.
+    # Maps a request's index and a variant's name to the prompt.
     prompt_of: Callable[[int, str], Prompt]
-    # Of request 0; request i draws with seed + i.
     sampling: SamplingParams
     raw: bool
-    # A request that takes longer has failed.
     timeout_s: float
 
     def sampling_of(self, index: int) -> SamplingParams:
@@ -45,31 +41,31 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How long a load is put on, for each variant."""
+    """How much of a load each variant gets."""
 
-    # Requests that count.
+    # Measured requests.
     requests: int
-    # No request begins later; with several variants, no block.
+    # No request starts later; with several variants, no block.
     duration_s: float
-    # Requests before them that don't.
+    # Requests sent first, which are not measured.
     warmup: int
 
 
 class Runner:
-    """Puts loads on one deployment; several addresses are asked in turn, request by request."""
+    """Runs loads against one deployment, round-robin over its addresses."""
 
     def __init__(self, clients: list[AsyncClient], workload: Workload, on_done: Callable[[Record], None]) -> None:
-        """`on_done` hears of every request, warm-ups included."""
+        """`on_done` is called for every request, warm-ups included."""
         self._clients = clients
         self._workload = workload
         self._on_done = on_done
-        # A load goes on where the one before ended: what was asked may be in a server's prefix cache.
+        # Each load continues the numbering: prompts sent before may be in a server's prefix cache.
         self._num_asked = 0
-        # Variants answer the same requests: none learns from another's answers, nor from an earlier run's.
+        # Variants get the same requests: none may draft from another's answers or an earlier run's.
         self._salt = f"loadtest {secrets.token_hex(8)}"
 
     async def run(self, load: Load, variants: list[Variant], extent: Extent) -> dict[str, Run]:
-        """What each variant did, by name. Variants take turns: see `slices.py`."""
+        """Runs a load and returns each variant's run by name. Variants take turns (see `blocks`)."""
         for variant in variants:
             await self._warm_up(load, variant, extent.warmup)
         records: list[list[Record]] = [[] for _ in variants]
@@ -79,7 +75,7 @@ class Runner:
         for block in blocks(len(variants), requests, load.requests_per_slice):
             for part in block:
                 started_s = time.perf_counter()
-                # A block that has begun is finished, so that all variants answer the same requests.
+                # A started block is finished, so that all variants answer the same requests.
                 until_s = deadline_s if len(variants) == 1 else math.inf
                 records[part.variant] += await self._run_slice(part.requests, variants[part.variant], load, until_s)
                 wall_s[part.variant] += time.perf_counter() - started_s
@@ -89,7 +85,7 @@ class Runner:
         return {variant.name: Run(records[number], wall_s[number]) for number, variant in enumerate(variants)}
 
     async def _warm_up(self, load: Load, variant: Variant, num_requests: int) -> None:
-        # The last prompts, which those that count reach last.
+        # Warm up with the last prompts, which measured requests reach last.
         requests = range(-1, -1 - num_requests, -1)
         most = load.concurrency if isinstance(load, ClosedLoop) else num_requests
         await self._run_closed(iter(requests), variant, min(most, num_requests), math.inf)
@@ -104,7 +100,7 @@ class Runner:
     async def _run_closed(
         self, requests: Iterator[int], variant: Variant, concurrency: int, until_s: float
     ) -> list[Record]:
-        """Each of the clients takes the next request when its last one is answered."""
+        """Runs `concurrency` clients over a shared queue of requests."""
         records: list[Record] = []
 
         async def one_client() -> None:
@@ -123,9 +119,9 @@ class Runner:
         return records
 
     async def _run_open(self, requests: range, variant: Variant, rate: float, until_s: float) -> list[Record]:
-        """Requests begin when they are due, however many are under way."""
+        """Starts each request when it is due, however many are running."""
         started_s = time.perf_counter()
-        # By the slice's first request: other slices have other arrivals, other variants the same.
+        # Seeded by the slice's first request: arrivals differ between slices, not between variants.
         arrivals = poisson_arrivals(rate, self._workload.sampling_of(requests.start).seed or 0)
         tasks: list[asyncio.Task[Record]] = []
         async with asyncio.TaskGroup() as group:
@@ -138,7 +134,6 @@ class Runner:
         return [task.result() for task in tasks]
 
     async def _ask(self, index: int, variant: Variant, due_s: float) -> Record:
-        """One request, from when it is due to its last response."""
         workload = self._workload
         client = self._clients[index % len(self._clients)]
         arrivals: list[Arrival] = []
@@ -157,7 +152,7 @@ class Runner:
         except PacelineError as error:
             failure = Failure(status_of(error), str(error))
         except TimeoutError:
-            failure = Failure("TIMED_OUT", f"no end after {workload.timeout_s:g} s, the harness's own limit")
+            failure = Failure("TIMED_OUT", f"timed out after {workload.timeout_s:g} s")
         if failure is None and finish is None:
             failure = Failure("INCOMPLETE", "the stream ended without a finish")
         record = Record(index, tuple(arrivals), finish, failure)
@@ -166,10 +161,43 @@ class Runner:
 
 
 def status_of(error: PacelineError) -> str:
-    """The status code's name, as the server sent it.
+    """Returns the name of the gRPC status code.
 
-    The client has one exception for several codes; the call's own error, in whose handling it was raised,
-    still knows which it was.
+    The client raises one exception for several codes, so this prefers the code of the gRPC error that it was raised from.
     """
     cause = error.__context__
     return cause.code().name if isinstance(cause, grpc.aio.AioRpcError) else code_of(error).name
+
+
+class LiveProgress:
+    """Shows a progress bar on stderr if that is a terminal. A context manager."""
+
+    def __init__(self, total: int | None) -> None:
+        """`total`: requests of the whole run, warm-ups included; None if only time ends it."""
+        console = Console(stderr=True)
+        columns = (
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("requests, {task.fields[tokens]} tokens[red]{task.fields[failed]}[/red]"), TimeElapsedColumn(),
+        )  # fmt: skip
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task("", total=total, tokens=0, failed="")
+        self._tokens = 0
+        self._failed = 0
+
+    def __enter__(self) -> "LiveProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show_load(self, label: str) -> None:
+        self._progress.update(self._task, description=label)
+
+    def count(self, record: Record) -> None:
+        self._tokens += record.tokens
+        self._failed += not record.is_ok
+        failed = f", {self._failed} failed" if self._failed else ""
+        self._progress.update(self._task, advance=1, tokens=self._tokens, failed=failed)

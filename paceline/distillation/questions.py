@@ -1,7 +1,7 @@
-"""Questions: the users' messages of the conversations.
+"""Creates the user messages of conversations.
 
-Without help the target asks almost only for advice, plans and recipes. Openings make it ask as users do. Some openings
-are about a text, for which an earlier answer of the target is used.
+On its own the target asks almost only for advice, plans and recipes, so most messages begin with openings that users
+write. Some openings refer to a text, which is an earlier answer of the target.
 """
 
 from collections import deque
@@ -11,25 +11,25 @@ from importlib.resources import files
 
 import numpy as np
 
-from paceline.distillation.corpus.conversation import Question, Record
+from paceline.distillation.conversations import Question, Record
 
-# Of the messages that are not given prompts, the fraction that is about a text.
+# Share of messages about a text, given prompts aside.
 TEXT_SHARE = 0.25
-# Of the rest, the fraction that begins with an opening.
+# Share of the rest that begins with an opening.
 OPENING_SHARE = 0.75
-# In an opening TEXT_MARK stands for a text. After GOES_ON at an opening's end the target writes on.
+# TEXT_MARK is replaced by a text. The target completes openings that end in GOES_ON.
 TEXT_MARK, GOES_ON = "{text}", "..."
 MAX_ANSWERS_A_TEXT = 3
 MIN_ANSWER_TOKENS = 32
 MAX_TEXT_TOKENS = 512
 NUM_ANSWERS_KEPT = 1024
-# A message that the target writes completely.
+# A message that the target writes alone.
 OWN = Question([], is_whole=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The beginning of a user's message: words, or words around a text."""
+    """The beginning of a user message, or words around a text."""
 
     before: list[int]
     after: list[int]
@@ -38,7 +38,7 @@ class Opening:
 
     @classmethod
     def of(cls, line: str, encode: Callable[[str], list[int]]) -> "Opening":
-        """Reads an opening from a line of openings.txt. \\n in the line means a line break."""
+        """Parses a line of openings.txt, in which \\n is a line break."""
         before, mark, after = line.replace("\\n", "\n").partition(TEXT_MARK)
         is_whole = bool(mark) and not after.endswith(GOES_ON)
         return cls(encode(before), encode(after.removesuffix(GOES_ON)), bool(mark), is_whole)
@@ -48,18 +48,18 @@ class Opening:
 
 
 def read_openings(encode: Callable[[str], list[int]]) -> list[Opening]:
-    """From openings.txt, a line each; lines with # are comments."""
+    """Reads openings.txt: one per line, # for comments."""
     lines = files("paceline.distillation").joinpath("openings.txt").read_text(encoding="utf-8").splitlines()
     return [Opening.of(line, encode) for line in lines if line and not line.startswith("#")]
 
 
 class Questions:
-    """An endless series of questions: alternately a given prompt, and a message that the target writes or completes."""
+    """Yields questions endlessly: alternately a given prompt and a message that the target writes or completes."""
 
     def __init__(
         self, prompts: Sequence[list[int]], openings: Sequence[Opening], ends: Sequence[int], seed: int
     ) -> None:
-        """`ends`: EOS tokens, which are removed from texts."""
+        """`ends`: EOS tokens, to remove from texts."""
         self._prompts = prompts
         self._plain = [each for each in openings if not each.is_about_text]
         self._about_text = [each for each in openings if each.is_about_text]
@@ -69,12 +69,10 @@ class Questions:
 
     @property
     def longest(self) -> int:
-        """The most tokens of a question."""
         openings = [len(each.before) + len(each.after) for each in self._plain + self._about_text]
         return max([*map(len, self._prompts), *(MAX_TEXT_TOKENS + each for each in openings)], default=0)
 
     def keep(self, record: Record) -> None:
-        """Keeps the record's answer as a text for later questions."""
         answer: list[int] = [
             each for each in record.tokens[record.num_prompt_tokens :].tolist() if each not in self._ends
         ]

@@ -1,4 +1,4 @@
-"""The trainer: fits the draft's layers to the target's distribution, on the target's text (2211.17192, section 3)."""
+"""Trains a draft model on the target's distributions, on text that the target wrote (2211.17192, section 3)."""
 
 import itertools
 import math
@@ -10,40 +10,48 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from paceline.distillation.budget import Budget
-from paceline.distillation.corpus.conversation import Record
-from paceline.distillation.training.batches import shuffled
-from paceline.distillation.training.lessons import Lesson
-from paceline.distillation.training.loss import Agreement, Divergence, FrozenHead
+from paceline.distillation.batches import Objective, shuffled
+from paceline.distillation.conversations import Record
+from paceline.distillation.loss import Agreement, Divergence, FrozenHead
 
-# The fraction of the budget in which the learning rate rises.
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A limit on tokens and seconds, whichever is reached first. Time of interrupted runs counts."""
+
+    tokens: float = math.inf
+    seconds: float = math.inf
+
+    def share(self, tokens: int, seconds: float) -> float:
+        """Returns the used share of the budget, in [0, 1]."""
+        return min(1.0, max(tokens / self.tokens, seconds / self.seconds))
+
+
 WARM_UP_SHARE = 0.03
-# The final learning rate, as a fraction of the highest.
+# Final learning rate / peak learning rate.
 FINAL_SHARE = 0.05
 MAX_GRADIENT_NORM = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """The settings of a training."""
+    """Hyperparameters of a training."""
 
-    # Tokens of the target that the training sees, with repeats, or time spent on training.
+    # Tokens that the target wrote, including repeats, or training time.
     budget: Budget
-    # Small batches learn more from the same number of tokens: 132,000 tokens in batches of 1,024 gave alpha 0.25.
-    # 238,000 tokens in batches of 4,096 gave alpha 0.20, in two thirds of the time.
+    # Small batches learn more from the same number of tokens.
     batch_tokens: int = 1024
     learning_rate: float = 1e-3
     divergence: Divergence = Divergence.KL
-    # When this fraction of the budget is used, the loss becomes the overlap.
+    # Share of the budget after which the loss is the overlap.
     overlap_from: float = math.inf
     seed: int = 0
 
     def divergence_at(self, share: float) -> Divergence:
-        """The loss when the fraction `share` of the budget is used."""
         return Divergence.OVERLAP if share >= self.overlap_from else self.divergence
 
     def rate(self, share: float) -> float:
-        """The learning rate when the fraction `share` of the budget is used: a linear rise, then half a cosine."""
+        """Returns the learning rate after `share` of the budget: linear warm-up, then cosine decay."""
         if share < WARM_UP_SHARE:
             return self.learning_rate * (share + 1e-3) / WARM_UP_SHARE
         fall = 0.5 * (1 + math.cos(math.pi * (share - WARM_UP_SHARE) / (1 - WARM_UP_SHARE)))
@@ -51,21 +59,21 @@ class TrainingPlan:
 
 
 class Trainer:
-    """Trains one draft. Its state can be saved after any step."""
+    """Trains one draft model. Its state can be saved after any step."""
 
     def __init__(
-        self, backbone: PreTrainedModel, head: FrozenHead, lesson: Lesson, plan: TrainingPlan, device: str = "cpu"
+        self, backbone: PreTrainedModel, head: FrozenHead, objective: Objective, plan: TrainingPlan, device: str = "cpu"
     ) -> None:
-        """`backbone` and `head` are on `device`, "cpu" or "cuda", and `lesson` works there."""
+        """`backbone`, `head` and `objective` use `device`, "cpu" or "cuda"."""
         self.backbone = backbone
-        self.lesson = lesson
+        self.objective = objective
         self._device = device
         self.seen = 0
         self.spent_s = 0.0
         self._head = head
         self._plan = plan
         self._epoch = 0
-        # Number of batches of this pass that were used.
+        # Batches of this epoch that were used.
         self._used = 0
         parameters = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(
@@ -75,11 +83,10 @@ class Trainer:
 
     @property
     def share(self) -> float:
-        """The used part of the plan's budget, in [0, 1]."""
         return self._plan.budget.share(self.seen, self.spent_s)
 
     def run(self, records: Sequence[Record]) -> Iterator[float]:
-        """Runs steps, pass after pass, until the budget is used. Yields each step's mean loss."""
+        """Trains epoch after epoch until the budget is used. Yields each step's mean loss."""
         assert records, "there must be something to learn from"
         while self.share < 1:
             batches = shuffled(records, self._plan.batch_tokens, self._plan.seed + self._epoch)
@@ -94,7 +101,7 @@ class Trainer:
     def step(self, records: Sequence[Record]) -> float:
         """Trains on one batch. Returns its mean loss."""
         started_s = time.monotonic()
-        learning = self.lesson.read(self.backbone, records, self._plan.seed + self.seen)
+        learning = self.objective.read(self.backbone, records, self._plan.seed + self.seen)
         loss = self._head.loss(learning.hidden, learning.goal, self._plan.divergence_at(self.share))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRADIENT_NORM)
@@ -108,18 +115,17 @@ class Trainer:
 
     @torch.no_grad()
     def agreement(self, records: Sequence[Record]) -> list[Agreement]:
-        """Agreement over the tokens that the target wrote in `records`, by depth: of the next token, of the one behind it
-        without a look at the next one, and so on."""
-        totals = [Agreement(0.0, 0, 0)] * self.lesson.num_depths
+        """Returns agreement by depth over the tokens that the target wrote."""
+        totals = [Agreement(0.0, 0, 0)] * self.objective.num_depths
         for number, part in enumerate(shuffled(records, self._plan.batch_tokens, 0)):
-            learning = self.lesson.read(self.backbone, part, number)
-            for depth in range(self.lesson.num_depths):
+            learning = self.objective.read(self.backbone, part, number)
+            for depth in range(self.objective.num_depths):
                 rows = (learning.depths == depth).nonzero().squeeze(1)
                 totals[depth] += self._head.agreement(learning.hidden[rows], learning.goal.of(rows))
         return totals
 
     def save(self, path: Path) -> None:
-        """Saves the state, completely or not at all."""
+        """Saves the state atomically."""
         state = {
             "backbone": {name: value for name, value in self.backbone.state_dict().items() if "embed" not in name},
             "optimizer": self._optimizer.state_dict(),

@@ -1,56 +1,86 @@
-"""The loss: how far the draft's distribution q is from the target's p; and its gradient, without keeping the logits.
+"""The frozen head and the loss: the distance of the draft model's distribution q from the target's p.
 
-The head is frozen, so only the gradient with respect to the head's input is needed. For both losses it has a closed
-form, so the logits are computed and dropped chunk by chunk.
+Only the gradient with respect to the head's input is needed, and both losses have it in closed form, so logits exist for
+one chunk at a time.
 
-p is known only for the target's likeliest tokens. The rest of its mass counts as one more outcome, "anything else".
+p is known only for the target's likeliest tokens. The rest of its mass counts as one outcome, "anything else".
+
+The head has only the target's frequent tokens: rare ones cost as much and are almost never drafted. The output stays
+correct without them, since tokens with q = 0 are never proposed.
 """
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from paceline.distillation.training import gradient, gradient_torch
+from paceline.distillation.conversations import Record
+from paceline.distillation.gradient import differentiate, differentiate_in_torch
 from paceline.engine.cpu.kernels.scalars import bits_of
 
-# Number of rows whose logits are in memory at the same time.
+ALL = 0
+
+
+def frequent_ids(records: Sequence[Record], vocab_size: int, size: int) -> NDArray[np.int64]:
+    """Returns the sorted ids of the `size` most frequent tokens: [size], or [vocab_size] if `size` is ALL."""
+    if size == ALL or size >= vocab_size:
+        return np.arange(vocab_size)
+    counts = np.zeros(vocab_size, np.int64)
+    for record in records:
+        # Count likeliest tokens too: a small corpus has too few distinct ones.
+        np.add.at(counts, record.top_ids[:, 0], 1)
+        counts += np.bincount(record.tokens[record.written], minlength=vocab_size)
+    return np.sort(np.argsort(-counts, kind="stable")[:size])
+
+
+class HeadIndex:
+    """Maps token ids to indices in the head, or to `absent`."""
+
+    def __init__(self, ids: NDArray[np.int64], vocab_size: int) -> None:
+        self.absent = len(ids)
+        self._indices = torch.full((vocab_size,), self.absent)
+        self._indices[torch.from_numpy(ids)] = torch.arange(len(ids))
+
+    def indices_of(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._indices[token_ids]
+
+
 CHUNK_ROWS = 512
 
 
 class Divergence(enum.StrEnum):
-    """The loss that training minimises."""
+    """The loss."""
 
-    # KL(p || q): every mistake counts, and counts more where the target is sure.
     KL = "kl"
-    # 1 - sum min(p, q): the chance that a drafted token is rejected (2211.17192, corollary 3.6).
+    # 1 - sum min(p, q): the probability that a draft token is rejected (2211.17192, corollary 3.6).
     OVERLAP = "overlap"
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """p for some rows, on the target's likeliest tokens. Tokens that the head does not have are "anything else"."""
+    """p on the target's likeliest tokens, for some rows."""
 
-    indices: torch.Tensor  # [num_rows, top]: indices in the head; head_size for tokens that it does not have
+    indices: torch.Tensor  # [num_rows, top]: indices in the head, or head_size
     probs: torch.Tensor  # [num_rows, top] float32
 
     def to(self, device: str) -> "Goal":
         return Goal(self.indices.to(device), self.probs.to(device))
 
     def of(self, rows: torch.Tensor) -> "Goal":
-        """Of some of the rows: [num_some] indices."""
         return Goal(self.indices[rows], self.probs[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Agreement of draft and target, as sums over rows."""
+    """Agreement of draft model and target, summed over rows."""
 
     # Lower bound of sum min(p, q).
     alpha: float
-    # Number of rows in which draft and target have the same likeliest token.
+    # Rows with the same likeliest token.
     top_1: float
     num_rows: int
 
@@ -59,33 +89,30 @@ class Agreement:
 
     @property
     def mean_alpha(self) -> float:
-        """A lower bound of the chance that a drafted token is accepted."""
+        """A lower bound of the probability that a draft token is accepted."""
         return self.alpha / max(1, self.num_rows)
 
     @property
     def mean_top_1(self) -> float:
-        """The fraction of rows in which draft and target have the same likeliest token."""
+        """The share of rows with the same likeliest token."""
         return self.top_1 / max(1, self.num_rows)
 
 
 class FrozenHead:
-    """The frozen head, and the losses of its output hidden W^T."""
+    """The frozen head W, with logits hidden W^T."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         """weight: [head_size, hidden_size] bfloat16."""
         self._weight = weight
 
     def loss(self, hidden: torch.Tensor, goal: Goal, divergence: Divergence) -> torch.Tensor:
-        """The mean loss over rows. hidden: [num_rows, hidden_size], which gets a gradient."""
+        """Returns the mean loss over rows, differentiable in hidden: [num_rows, hidden_size]."""
         loss: torch.Tensor = _HeadLoss.apply(hidden, self._weight, goal, divergence)
         return loss
 
     @torch.no_grad()
     def agreement(self, hidden: torch.Tensor, goal: Goal) -> Agreement:
-        """The agreement for hidden: [num_rows, hidden_size].
-
-        alpha is sum min(p, q) over the target's likeliest tokens only, so it is a lower bound.
-        """
+        """Returns the agreement for hidden: [num_rows, hidden_size]."""
         alpha, top_1 = 0.0, 0
         for rows in range(0, hidden.shape[0], CHUNK_ROWS):
             part = slice(rows, rows + CHUNK_ROWS)
@@ -121,20 +148,17 @@ class _HeadLoss(torch.autograd.Function):
 def _differentiate(
     logits: torch.Tensor, indices: torch.Tensor, probs: torch.Tensor, divergence: Divergence
 ) -> tuple[float, torch.Tensor]:
-    """The sum of the rows' losses, and the gradient with respect to logits: [num_rows, head_size].
-
-    The gradient may overwrite `logits`.
-    """
+    """Returns the sum of losses and the gradient in logits: [num_rows, head_size], which it may overwrite."""
     by_overlap = divergence is Divergence.OVERLAP
     if logits.device.type != "cpu":
-        losses, by_logits = gradient_torch.differentiate(logits, indices, probs, by_overlap)
+        losses, by_logits = differentiate_in_torch(logits, indices, probs, by_overlap)
         return float(losses.sum()), by_logits
     found = np.empty(logits.shape[0], np.float32)
-    gradient.differentiate(bits_of(logits), indices.numpy(), probs.numpy(), by_overlap, found)
+    differentiate(bits_of(logits), indices.numpy(), probs.numpy(), by_overlap, found)
     return float(found.sum(dtype=np.float64)), logits
 
 
 def _at(values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """values[row, index], or 0 for tokens that the head does not have: [num_rows, top]."""
+    """Returns values[row, index], or 0 for tokens outside the head: [num_rows, top]."""
     inside = indices < values.shape[-1]
     return values.gather(1, indices.clamp(max=values.shape[-1] - 1)) * inside

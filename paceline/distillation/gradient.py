@@ -1,16 +1,14 @@
-"""The gradient kernel: replaces logits by the loss's gradient, in two passes over each row.
-
-It is most of a training step's work outside matrix products.
-"""
+"""The gradient of both losses in the logits: a CPU kernel of two passes over each row, and the same in torch."""
 
 import numpy as np
+import torch
 from numba import prange
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, compiled, exp_of_negative, put, widen
 
 TINY = np.float32(1e-9)
-# Least value of q_rest, the draft's mass outside the top, because the loss divides by it.
+# Minimum of q_rest, the mass of q outside the top, by which the loss divides.
 LEAST_REST = np.float32(1e-6)
 
 
@@ -32,9 +30,9 @@ def _sum_exponentials(logits: Array, highest: np.float32) -> np.float32:
 
 @compiled()
 def _kl(p: Array, q: Array, by_logit: Array) -> tuple[np.float32, np.float32]:
-    """KL(p || q) of one row, and the factor 1 - p_rest / q_rest: outside the top the gradient is q times this factor.
+    """Returns KL(p || q) of a row and 1 - p_rest / q_rest, by which q is multiplied outside the top.
 
-    p, q: [num_known], of the top's tokens that the head knows. Writes the gradient at these, q - p, to `by_logit`.
+    p, q: [num_known], for tokens of the top that the head has. Writes the gradient at these, q - p, to `by_logit`.
     """
     loss, p_rest, q_rest = np.float32(0), ONE, ONE
     for j in range(p.size):
@@ -48,7 +46,7 @@ def _kl(p: Array, q: Array, by_logit: Array) -> tuple[np.float32, np.float32]:
 
 @compiled()
 def _overlap(p: Array, q: Array, by_logit: Array) -> tuple[np.float32, np.float32]:
-    """As `_kl`, for the loss 1 - sum min(p, q)."""
+    """Does the same for the loss 1 - sum min(p, q)."""
     loss, below = ONE, np.float32(0)
     for j in range(p.size):
         loss -= min(p[j], q[j])
@@ -60,7 +58,7 @@ def _overlap(p: Array, q: Array, by_logit: Array) -> tuple[np.float32, np.float3
 
 @compiled()
 def _differentiate_row(logits: Array, indices: Array, probs: Array, by_overlap: bool) -> np.float32:
-    """Replaces one row of logits: [head_size] by the gradient. Returns the row's loss."""
+    """Replaces a row of logits: [head_size] by the gradient. Returns the loss."""
     highest = _highest(logits)
     total = _sum_exponentials(logits, highest)
     known = 0
@@ -85,10 +83,34 @@ def _differentiate_row(logits: Array, indices: Array, probs: Array, by_overlap: 
 
 @compiled(parallel=True)
 def differentiate(logits: Array, indices: Array, probs: Array, by_overlap: bool, losses: Array) -> None:
-    """Replaces logits: [num_rows, head_size] by the gradient of the loss, and writes losses: [num_rows] float32.
+    """Replaces logits: [num_rows, head_size] by the gradient, and writes losses: [num_rows] float32.
 
-    logits: float32, or bfloat16 as uint16; indices: [num_rows, top], where indices from head_size on are not in the
-    head; probs: [num_rows, top] float32.
+    logits: float32, or bfloat16 as uint16; indices: [num_rows, top], of which those >= head_size are not in the head;
+    probs: [num_rows, top] float32.
     """
     for row in prange(logits.shape[0]):
         losses[row] = _differentiate_row(logits[row], indices[row], probs[row], by_overlap)
+
+
+def differentiate_in_torch(
+    logits: torch.Tensor, indices: torch.Tensor, probs: torch.Tensor, by_overlap: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns losses: [num_rows] and gradient: [num_rows, head_size], on any device. Arguments as of `differentiate`."""
+    q = logits.float().softmax(dim=-1)
+    inside = indices < q.shape[-1]
+    indices = indices.clamp(max=q.shape[-1] - 1)
+    p, q_top = probs * inside, q.gather(1, indices) * inside
+    if by_overlap:
+        below = (q_top < p) * q_top
+        factor = below.sum(dim=-1, keepdim=True)
+        losses = 1 - torch.minimum(q_top, p).sum(dim=-1)
+        added = -below
+    else:
+        p_rest = (1 - p.sum(dim=-1, keepdim=True)).clamp_min(0)
+        q_rest = (1 - q_top.sum(dim=-1, keepdim=True)).clamp_min(float(LEAST_REST))
+        factor = 1 - p_rest / q_rest
+        losses = (p * (p.clamp_min(float(TINY)) / q_top.clamp_min(float(TINY))).log()).sum(dim=-1)
+        losses += (p_rest * (p_rest.clamp_min(float(TINY)) / q_rest).log()).squeeze(1)
+        added = q_top * (p_rest / q_rest) - p
+    gradient = (q * factor).scatter_add_(1, indices, added * inside)
+    return losses, gradient.to(logits.dtype)

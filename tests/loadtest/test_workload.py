@@ -1,4 +1,4 @@
-"""Loads, arrivals, variants and the order of their turns."""
+"""What is asked and when: loads, arrivals, the order of turns, variants, random prompts."""
 
 import itertools
 import math
@@ -7,10 +7,17 @@ from collections import Counter
 import pytest
 
 from paceline.errors import InvalidArgument
-from paceline.loadtest.arrivals import poisson_arrivals
-from paceline.loadtest.loads import ClosedLoop, OpenLoop, parse_sweep
-from paceline.loadtest.slices import blocks
-from paceline.loadtest.variants import parse_variants
+from paceline.loadtest.workload import (
+    ClosedLoop,
+    Lengths,
+    OpenLoop,
+    blocks,
+    parse_lengths,
+    parse_sweep,
+    parse_variants,
+    poisson_arrivals,
+    synthetic_prompt,
+)
 from paceline.speculation import Bounds, Drafter, EntropyAdaptive
 
 RATE, COUNT = 4.0, 4000
@@ -87,3 +94,25 @@ def test_variants_say_what_they_change_and_leave_the_rest_to_the_server() -> Non
 def test_a_bad_variant_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="--compare is "):
         parse_variants(text)
+
+
+def test_synthetic_prompts_have_their_length_and_are_told_by_their_key() -> None:
+    ids = range(5, 90)
+    prompt = synthetic_prompt(200, ids, "0 off 1")
+    assert len(prompt) == 200
+    assert set(prompt) <= set(ids)
+    assert len(set(prompt)) > 50
+    assert prompt == synthetic_prompt(200, ids, "0 off 1") != synthetic_prompt(200, ids, "0 off 2")
+
+
+def test_lengths_are_read_and_bounded() -> None:
+    assert parse_lengths("512:128") == Lengths(512, 128)
+    Lengths(400, 112).check(512)
+    with pytest.raises(InvalidArgument, match="at most 512 tokens"):
+        Lengths(400, 113).check(512)
+
+
+@pytest.mark.parametrize("text", ["", "5", ":", "5:", "0:5", "5:0", "-1:5", "a:b", "1:2:3", "1.5:2"])
+def test_bad_lengths_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="--synthetic is "):
+        parse_lengths(text)

@@ -1,8 +1,4 @@
-"""The writer: the target writes conversations with itself, many at the same time.
-
-In a large batch arithmetic takes the time, not the reading of the weights. It is about forty times as fast as one
-conversation at a time.
-"""
+"""Lets the target write conversations with itself, in large batches, which are limited by arithmetic, not memory."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,38 +6,34 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from paceline.distillation.corpus.conversation import Conversation, Question, Record, Style
-from paceline.distillation.corpus.frame import ChatFrame
+from paceline.distillation.conversations import ChatFrame, Conversation, Question, Record, Style
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.llama import CpuLlama
 
 BLOCK_SIZE = 64
-# Tokens are sampled from this many likeliest ones. The text is only for training: its distribution need not be exact.
+# Top-k of sampling. Training text need not follow the exact distribution.
 CANDIDATES = 64
 USER = Style(temperature=1.0, top_p=0.95, max_tokens=160)
-# Half of the answers are greedy, half are sampled.
+# Half of the answers are greedy.
 ANSWERS = (Style(0.0, 1.0, 256), Style(0.8, 1.0, 256))
-# Most prompt rows in one forward. A longer prompt runs too, with no other prompt beside it.
-MAX_PROMPT_ROWS = 512
+# Prompt tokens per forward. A longer prompt runs with no other prompt.
+MAX_PROMPT_TOKENS = 512
 
 
 class Writer:
-    """Writes one conversation for each question, `at_once` at the same time."""
+    """Writes a conversation for each question, `at_once` at a time."""
 
     def __init__(
         self, model: CpuLlama, frame: ChatFrame, at_once: int, top: int, seed: int,
         questions: Iterable[Question], longest_question: int = 0,
         answers: Sequence[Style] = ANSWERS,
     ) -> None:  # fmt: skip
-        """`top`: how many likeliest tokens of each distribution are kept, at most CANDIDATES.
-
-        `longest_question`: the most tokens of a question.
-        """
+        """`top`: likeliest tokens to record for each distribution, at most CANDIDATES."""
         longest_answer = max(each.max_tokens for each in answers)
         longest = len(frame.before) + longest_question + USER.max_tokens + len(frame.after) + longest_answer
         self._blocks_each = -(-longest // BLOCK_SIZE)
         self._model = model
-        # The blocks after those of all conversations hold the frame's tokens, with which each conversation begins.
+        # The last blocks hold the frame's tokens, which every conversation begins with.
         self._attention = model.make_cache((at_once + 1) * self._blocks_each, BLOCK_SIZE)
         self._frame = frame
         self._frame_blocks = self._blocks(at_once)
@@ -51,11 +43,11 @@ class Writer:
         self._questions = enumerate(questions)
         self._ends = torch.tensor(model.config.eos_token_ids)
         self._read_frame()
-        # Conversations by the index of their blocks. An index without a conversation means that no questions are left.
+        # Conversations by the index of their blocks; an index is missing once no questions are left.
         self._conversations = {index: begun for index in range(at_once) if (begun := self._begin(index)) is not None}
 
     def records(self) -> Iterator[tuple[int, Record]]:
-        """Conversations in the order in which they end, each with the number of its question."""
+        """Yields conversations as they end, with the numbers of their questions."""
         while self._conversations:
             for index in self._step():
                 done = self._conversations.pop(index)
@@ -67,7 +59,7 @@ class Writer:
         return list(range(index * self._blocks_each, (index + 1) * self._blocks_each))
 
     def _read_frame(self) -> None:
-        """Feeds the frame without its last token. Each conversation feeds that token, to sample after it."""
+        """Caches the frame but for its last token, which each conversation feeds to sample after it."""
         begun, builder = self._frame.before[:-1], BatchBuilder()
         if begun:
             builder.add(begun, 0, self._frame_blocks, [False] * len(begun))
@@ -89,15 +81,15 @@ class Writer:
 
     @torch.inference_mode()
     def _step(self) -> list[int]:
-        """Writes one token of each conversation. Returns the indices of the conversations that are done."""
-        builder, room = BatchBuilder(), MAX_PROMPT_ROWS
+        """Writes a token of each conversation. Returns the indices of finished ones."""
+        builder, budget = BatchBuilder(), MAX_PROMPT_TOKENS
         fed: list[int] = []
         for index, conversation in self._conversations.items():
-            num_rows = len(conversation.pending)
-            if num_rows > 1 and room < min(num_rows, MAX_PROMPT_ROWS):
+            num_tokens = len(conversation.pending)
+            if num_tokens > 1 and budget < min(num_tokens, MAX_PROMPT_TOKENS):
                 continue
-            room -= num_rows if num_rows > 1 else 0
-            wanted = [False] * (num_rows - 1) + [True]
+            budget -= num_tokens if num_tokens > 1 else 0
+            wanted = [False] * (num_tokens - 1) + [True]
             builder.add(conversation.pending, len(conversation.tokens), self._blocks(index), wanted)
             conversation.fed()
             fed.append(index)
@@ -105,9 +97,9 @@ class Writer:
         return [index for index in fed if self._conversations[index].is_done]
 
     def _write(self, indices: list[int], logits: torch.Tensor) -> None:
-        """Samples and writes a token for each index; logits: [num_rows, vocab_size], a row for each index."""
+        """Samples and writes a token for each index. logits: [num_indices, vocab_size]."""
         total = logits.logsumexp(dim=-1, keepdim=True)
-        top, ids = logits.topk(CANDIDATES, dim=-1)  # [num_rows, CANDIDATES]
+        top, ids = logits.topk(CANDIDATES, dim=-1)  # [num_indices, CANDIDATES]
         tokens = self._sample(top, ids, [self._conversations[index].style for index in indices])
         ends = torch.isin(tokens, self._ends).tolist()
         top_ids = ids[:, : self._top].to(torch.int32).numpy()
@@ -116,7 +108,7 @@ class Writer:
             self._conversations[index].write(token, ends[row], top_ids[row], top_logprobs[row])
 
     def _sample(self, top: torch.Tensor, ids: torch.Tensor, styles: list[Style]) -> torch.Tensor:
-        """Samples one token per row: [num_rows]. top and ids: [num_rows, CANDIDATES], the likeliest tokens."""
+        """Samples tokens: [num_indices]. top, ids: logits and ids of the likeliest tokens, [num_indices, CANDIDATES]."""
         temperature = torch.tensor([[max(style.temperature, 1e-3)] for style in styles])
         probs = torch.softmax(top / temperature, dim=-1)
         before = probs.cumsum(dim=-1) - probs

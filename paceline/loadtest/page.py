@@ -1,49 +1,52 @@
-"""A report as one HTML page that needs nothing else: no script, no font, no picture from anywhere."""
+"""Renders a report as a self-contained HTML page."""
 
 from datetime import datetime
 from html import escape
 
 import numpy as np
 
-from paceline.loadtest.figures import PARTS, Figures, Values, e2es_ms, itls_ms, ttfts_ms
-from paceline.loadtest.report import charts
-from paceline.loadtest.report.charts import Axes, Series
-from paceline.loadtest.report.report import Point, Report
-from paceline.loadtest.report.rows import VALUES_FOR_P99, groups_of, number, of_spread, percent
-from paceline.loadtest.report.style import STYLE
-from paceline.loadtest.report.table import first_failures
-from paceline.loadtest.slo import Slo
+from paceline.loadtest import charts
+from paceline.loadtest.charts import Axes, Series, stylesheet
+from paceline.loadtest.metrics import PARTS, Metrics, Slo, Values, e2es_ms, itls_ms, ttfts_ms
+from paceline.loadtest.report import (
+    VALUES_FOR_P99,
+    Point,
+    Report,
+    first_failures,
+    groups_of,
+    number,
+    of_spread,
+    percent,
+)
 
-# Name, values, and what each value is of.
+# Name, values, and what is counted.
 LATENCIES = (
     ("time to first token", ttfts_ms, "requests"),
     ("inter-token latency", itls_ms, "tokens"),
     ("end to end", e2es_ms, "requests"),
 )
-# Beyond it lie a few outliers that would press all the rest against the axis.
+# A few outliers beyond it would press the rest against the axis.
 LAST_PERCENTILE = 99
 DEFINITIONS = {
-    "time to first token": "From when a request was due to its first response. In a closed loop a request is due "
-    "when it is sent; in an open loop, when the arrival process says.",
-    "inter-token latency": "As the client sees it: the time between two responses divided by the tokens of the "
-    "second; each of these tokens counts once. The first response has none.",
+    "time to first token": "From when a request was due to its first response. A closed loop's request is due when it "
+    "is sent, an open loop's at its arrival time.",
+    "inter-token latency": "The time between two responses divided by the tokens of the second, counted once for each of "
+    "these tokens. Tokens of the first response have none.",
     "end to end": "From when a request was due to its last token.",
-    "tokens per second": "Output tokens of requests that succeeded, over wall time from the first request to the "
-    "last answer, summed over a variant's slices.",
-    "goodput": "Requests that succeed within every limit of the SLO, per second and as a share of all. The limit on "
-    "inter-token latency is one on a request's mean.",
-    "acceptance rate": "Accepted drafts over proposed ones. Behind a rejection nothing is accepted, so later "
-    "positions have lower rates.",
-    "mean acceptance length": "Tokens emitted per target forward, the prompt's own round aside.",
-    "a round's time": "Sums over all requests by the coordinator's account, per target forward. queue: waiting for a "
-    "device; draft, target: computing, beside others' rows; wire: messages and event loops; coordinator: what is left "
-    "of the request's time there (waiting for a place, tokenising, text); client: what the client saw beyond that.",
+    "tokens per second": "Output tokens of requests that succeeded, over the wall time of the variant's slices.",
+    "goodput": "Requests that succeeded within every limit of the SLO, per second and as a share of all requests. The "
+    "limit on inter-token latency applies to a request's mean.",
+    "acceptance rate": "Accepted / proposed drafts. Drafts after a rejection are never accepted, so rates fall with the "
+    "position.",
+    "mean acceptance length": "Tokens emitted per target forward, prefill aside.",
+    "a round's time": "Times that the coordinator reported, summed over all requests, per target forward. queue: waiting "
+    "for a device; draft, target: computing, in batches with other requests; wire: messages and event loops; coordinator: "
+    "the rest of its total (admission, tokenization, detokenization); client: what the client measured beyond that total.",
 }
 
 
 def render(report: Report) -> str:
-    """The whole page."""
-    names = list(report.points[0].figures)
+    names = list(report.points[0].metrics)
     body = [
         _header(report),
         _overview(report),
@@ -51,12 +54,12 @@ def render(report: Report) -> str:
         _sweep(report, names) if report.is_sweep else "",
         *(_point(point, report.slo, is_open=not report.is_sweep) for point in report.points),
         _section("How it was measured", _definition_list(report.settings)),
-        _section("What the figures mean", _definition_list(DEFINITIONS)),
+        _section("What the metrics mean", _definition_list(DEFINITIONS)),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Paceline load test, {_when(report.began)}</title><style>{STYLE}</style></head>"
+        f"<title>Paceline load test, {_when(report.began)}</title><style>{stylesheet()}</style></head>"
         f"<body><main>{''.join(body)}</main></body></html>\n"
     )
 
@@ -70,31 +73,31 @@ def _header(report: Report) -> str:
 
 
 def _when(began: str) -> str:
-    """An ISO 8601 time as people write it."""
+    """Formats an ISO 8601 time for people."""
     moment = datetime.fromisoformat(began)
     zone = f" {moment.tzinfo}" if moment.tzinfo is not None else ""
     return f"{moment.day} {moment:%B %Y, %H:%M}{zone}"
 
 
 def _overview(report: Report) -> str:
-    """A row for each load and variant."""
-    top = max(figures.tokens_per_second for point in report.points for figures in point.figures.values())
+    """A table with a row for each load and variant."""
+    top = max(metrics.tokens_per_second for point in report.points for metrics in point.metrics.values())
     headings = ["load", "variant", "requests", "tokens/s", "ttft p50", "ttft p99", "itl p50", "itl p99", "e2e p50"]
     headings += ["accepted", "length"] + (["goodput"] if report.slo is not None else [])
     rows = []
     for point in report.points:
-        for colour, (name, figures) in enumerate(point.figures.items()):
-            cells = [escape(point.load.label), escape(name), _requests(figures)]
-            cells += [number(figures.tokens_per_second) + _meter(figures.tokens_per_second, top, colour)]
+        for colour, (name, metrics) in enumerate(point.metrics.items()):
+            cells = [escape(point.load.label), escape(name), _requests(metrics)]
+            cells += [number(metrics.tokens_per_second) + _meter(metrics.tokens_per_second, top, colour)]
             for spread, share in (
-                (figures.ttft_ms, "p50"), (figures.ttft_ms, "p99"), (figures.itl_ms, "p50"), (figures.itl_ms, "p99"),
-                (figures.e2e_ms, "p50"),
+                (metrics.ttft_ms, "p50"), (metrics.ttft_ms, "p99"), (metrics.itl_ms, "p50"), (metrics.itl_ms, "p99"),
+                (metrics.e2e_ms, "p50"),
             ):  # fmt: skip
                 cells.append(of_spread(spread, share))
-            cells += [percent(figures.acceptance_rate), number(figures.mean_acceptance_length)]
-            good = figures.goodput
+            cells += [percent(metrics.acceptance_rate), number(metrics.mean_acceptance_length)]
+            good = metrics.goodput
             cells += [] if good is None else [f"{number(good.requests_per_second)} ({percent(good.share)})"]
-            # Where the page is narrow, a row is a block, and each cell says what it is.
+            # On a narrow page a row becomes a block of labelled cells.
             labelled = (f'<td data-label="{h}">{cell}</td>' for h, cell in zip(headings, cells, strict=True))
             rows.append(f"<tr>{''.join(labelled)}</tr>")
     head = "".join(f"<th>{heading}</th>" for heading in headings)
@@ -108,9 +111,9 @@ def _overview(report: Report) -> str:
     return _section("At a glance", f'<div class="scroll">{table}</div>{note}')
 
 
-def _requests(figures: Figures) -> str:
-    failed = figures.requests - figures.succeeded
-    return str(figures.requests) + (f' <span class="bad">({failed} failed)</span>' if failed else "")
+def _requests(metrics: Metrics) -> str:
+    failed = metrics.requests - metrics.succeeded
+    return str(metrics.requests) + (f' <span class="bad">({failed} failed)</span>' if failed else "")
 
 
 def _meter(value: float, top: float, colour: int) -> str:
@@ -123,11 +126,13 @@ def _failures(report: Report) -> str:
     if not said:
         return ""
     lines = "".join(f"<li>{escape(line)}</li>" for line in said)
-    return _section("Failures", f'<p class="faint">The first answer of each kind.</p><ul class="bad">{lines}</ul>')
+    return _section(
+        "Failures", f'<p class="faint">The first message of each status code.</p><ul class="bad">{lines}</ul>'
+    )
 
 
 def _sweep(report: Report, names: list[str]) -> str:
-    """Throughput against latency: a line for each variant, a dot for each load."""
+    """Plots of latency against throughput: a line for each variant, a dot for each load."""
     drawn = []
     for title, field in (
         ("time to first token", "ttft_ms"),
@@ -136,11 +141,11 @@ def _sweep(report: Report, names: list[str]) -> str:
     ):
         series = []
         for colour, name in enumerate(names):
-            dots = [(point.load.short_label, point.figures[name]) for point in report.points]
+            dots = [(point.load.short_label, point.metrics[name]) for point in report.points]
             measured = [
-                (label, (figures.tokens_per_second, spread.p90))
-                for label, figures in dots
-                if (spread := getattr(figures, field)) is not None
+                (label, (metrics.tokens_per_second, spread.p90))
+                for label, metrics in dots
+                if (spread := getattr(metrics, field)) is not None
             ]
             series.append(Series(name, [dot for _, dot in measured], colour, [label for label, _ in measured]))
         axes = Axes(f"{title}, p90", "output tokens per second", "milliseconds")
@@ -149,14 +154,14 @@ def _sweep(report: Report, names: list[str]) -> str:
 
 
 def _point(point: Point, slo: Slo | None, is_open: bool) -> str:
-    names = list(point.figures)
+    names = list(point.metrics)
     drawn = [
         _cdf(title, unit, {name: values(run.records) for name, run in point.runs.items()})
         for title, values, unit in LATENCIES
     ]
     drawn.append(_acceptance(point))
     bars = charts.stacked_bars(
-        "a round's time", "ms", {name: figures.round_ms for name, figures in point.figures.items()}
+        "a round's time", "ms", {name: metrics.round_ms for name, metrics in point.metrics.items()}
     )
     drawn.append(_figure("a round's time: ms per target forward", charts.legend(list(PARTS), "phase") + bars))
     return (
@@ -166,7 +171,6 @@ def _point(point: Point, slo: Slo | None, is_open: bool) -> str:
 
 
 def _cdf(title: str, unit: str, values: dict[str, Values]) -> str:
-    """Which share of requests or tokens was as fast."""
     shares = range(LAST_PERCENTILE + 1)
     series = [
         Series(name, list(zip(np.percentile(of, shares).tolist(), map(float, shares), strict=True)), colour)
@@ -181,23 +185,23 @@ def _acceptance(point: Point) -> str:
     series = [
         Series(
             name,
-            [(float(position), 100 * rate) for position, rate in enumerate(figures.acceptance_per_position, 1)],
+            [(float(position), 100 * rate) for position, rate in enumerate(metrics.acceptance_per_position, 1)],
             colour,
-            [""] * len(figures.acceptance_per_position),
+            [""] * len(metrics.acceptance_per_position),
         )
-        for colour, (name, figures) in enumerate(point.figures.items())
+        for colour, (name, metrics) in enumerate(point.metrics.items())
     ]
-    longest = max(len(figures.acceptance_per_position) for figures in point.figures.values())
+    longest = max(len(metrics.acceptance_per_position) for metrics in point.metrics.values())
     positions = [float(position) for position in range(1, max(longest, 2) + 1)]
     axes = Axes("acceptance rate by draft position", "position in the round", "% accepted", 100, positions)
     return _figure(axes.title, charts.line_chart(axes, series))
 
 
 def _table(point: Point, slo: Slo | None) -> str:
-    head = "<th></th>" + "".join(f"<th>{escape(name)}</th>" for name in point.figures)
+    head = "<th></th>" + "".join(f"<th>{escape(name)}</th>" for name in point.metrics)
     bodies = []
     for group in groups_of(point, slo):
-        rows = f'<tr class="heading"><th colspan="{len(point.figures) + 1}">{escape(group.heading)}</th></tr>'
+        rows = f'<tr class="heading"><th colspan="{len(point.metrics) + 1}">{escape(group.heading)}</th></tr>'
         for label, cells in group.rows:
             rows += f"<tr><td>{escape(label)}</td>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
         bodies.append(f"<tbody>{rows}</tbody>")

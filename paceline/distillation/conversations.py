@@ -1,0 +1,206 @@
+"""Conversations that the target writes with itself: the chat frame, one in progress, its record, the corpus on disk."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import numpy as tensors_on_disk
+from transformers import PreTrainedTokenizerFast
+
+from paceline.errors import ConfigError
+
+_MARK = "\u2063paceline\u2063"
+
+
+def read_tokenizer(files: dict[str, bytes]) -> PreTrainedTokenizerFast:
+    """Creates a tokenizer from `LoadedModel.tokenizer_files`."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in files.items():
+            (Path(folder) / name).write_bytes(data)
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFrame:
+    """Tokens that the chat template puts before and after a user message. The answer and an EOS token follow."""
+
+    before: list[int]
+    after: list[int]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerFast) -> "ChatFrame":
+        """Raises ConfigError if the model has no chat template or the template changes the user's message."""
+        if tokenizer.chat_template is None:
+            raise ConfigError("the target has no chat template; distillation needs one to have it write conversations")
+        message = [{"role": "user", "content": _MARK}]
+        text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+        before, mark, after = text.partition(_MARK)
+        if not mark:
+            raise ConfigError("the target's chat template does not contain the user's turn as it is")
+        return cls(*(tokenizer.encode(part, add_special_tokens=False) for part in (before, after)))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A finished conversation, with the likeliest tokens of the target's distribution at each token that it wrote."""
+
+    tokens: NDArray[np.int32]  # [num_tokens]
+    num_prompt_tokens: int
+    # Positions of the tokens that the target wrote: the answer and part of the user message.
+    written: NDArray[np.int32]  # [num_written]
+    top_ids: NDArray[np.int32]  # [num_written, top]
+    top_logprobs: NDArray[np.float16]  # [num_written, top], likeliest first
+
+    @property
+    def num_written(self) -> int:
+        return len(self.written)
+
+    @property
+    def answer(self) -> "Record":
+        """Returns the record with only the answer as written tokens."""
+        first = int(np.searchsorted(self.written, self.num_prompt_tokens))
+        kept = (self.written[first:], self.top_ids[first:], self.top_logprobs[first:])
+        return Record(self.tokens, self.num_prompt_tokens, *kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Sampling parameters of a user message or an answer."""
+
+    # 0 is greedy.
+    temperature: float
+    top_p: float
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A user message, or its beginning, which the target completes, if `is_whole` is False."""
+
+    tokens: list[int]
+    is_whole: bool
+
+
+class Conversation:
+    """A conversation in progress: the target writes the rest of the user message, then the answer."""
+
+    def __init__(
+        self, number: int, frame: ChatFrame, num_cached: int, user: Style, answer: Style, question: Question
+    ) -> None:
+        """`num_cached`: tokens of the frame that the cache holds."""
+        self.number = number
+        self._frame = frame
+        self._answer = answer
+        # `tokens` are in the cache; `pending` must be fed before the next token is sampled.
+        self.tokens = frame.before[:num_cached]
+        self.pending = frame.before[num_cached:] + question.tokens
+        self.style = user
+        self.is_done = False
+        # Tokens written in the current message.
+        self._num_written = 0
+        self._num_prompt_tokens = 0
+        self._positions: list[int] = []
+        self._top_ids: list[NDArray[np.int32]] = []
+        self._top_logprobs: list[NDArray[np.float16]] = []
+        if question.is_whole:
+            self._hand_over()
+
+    def fed(self) -> None:
+        self.tokens += self.pending
+        self.pending = []
+
+    def write(self, token: int, ends: bool, top_ids: NDArray[np.int32], top_logprobs: NDArray[np.float16]) -> None:
+        """Appends a sampled token and the likeliest tokens of its distribution: [top]. `ends`: it is an EOS token."""
+        is_answer = self._num_prompt_tokens > 0
+        self._num_written += 1
+        is_full = self._num_written >= self.style.max_tokens
+        # The chat template ends the user message, so its EOS token is dropped.
+        if is_answer or not ends:
+            self._positions.append(len(self.tokens))
+            self._top_ids.append(top_ids)
+            self._top_logprobs.append(top_logprobs)
+            self.pending.append(token)
+        if not (ends or is_full):
+            return
+        if is_answer:
+            self.fed()
+            self.is_done = True
+        else:
+            self._hand_over()
+
+    @property
+    def record(self) -> Record:
+        tokens = np.array(self.tokens, np.int32)
+        written = np.array(self._positions, np.int32)
+        return Record(tokens, self._num_prompt_tokens, written, np.stack(self._top_ids), np.stack(self._top_logprobs))
+
+    def _hand_over(self) -> None:
+        self.pending += self._frame.after
+        self._num_prompt_tokens = len(self.tokens) + len(self.pending)
+        self.style = self._answer
+        self._num_written = 0
+
+
+class Corpus:
+    """A folder of shards with many conversations each. A shard is written completely or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def shards(self) -> list[Path]:
+        return sorted(self._folder.glob("shard-*.safetensors"))
+
+    @property
+    def num_written(self) -> int:
+        return sum(int(_read_array(shard, "num_written").sum()) for shard in self.shards)
+
+    @property
+    def seconds(self) -> float:
+        return sum(float(_read_array(shard, "seconds")[0]) for shard in self.shards)
+
+    def add(self, records: list[Record], seconds: float) -> None:
+        """Writes a shard of conversations that took `seconds`."""
+        arrays = {
+            "seconds": np.array([seconds]),
+            "tokens": np.concatenate([record.tokens for record in records]),
+            "num_tokens": np.array([len(record.tokens) for record in records], np.int32),
+            "num_prompt_tokens": np.array([record.num_prompt_tokens for record in records], np.int32),
+            "written": np.concatenate([record.written for record in records]),
+            "num_written": np.array([record.num_written for record in records], np.int32),
+            "top_ids": np.concatenate([record.top_ids for record in records]),
+            "top_logprobs": np.concatenate([record.top_logprobs for record in records]),
+        }
+        number = int(self.shards[-1].stem.rpartition("-")[2]) + 1 if self.shards else 0
+        path = self._folder / f"shard-{number:05}.safetensors"
+        scratch = path.with_suffix(".part")
+        tensors_on_disk.save_file(arrays, scratch)
+        scratch.rename(path)
+
+
+def read_shard(path: Path) -> Iterator[Record]:
+    """Yields a shard's conversations. Raises ConfigError if it can't be read."""
+    try:
+        arrays = tensors_on_disk.load_file(path)
+    except Exception as error:  # safetensors raises several types for files it can't read
+        raise ConfigError(f"{path} can't be read: {error}") from error
+    lengths = (arrays[name].tolist() for name in ("num_tokens", "num_prompt_tokens", "num_written"))
+    token, row = 0, 0
+    for num_tokens, num_prompt_tokens, num_written in zip(*lengths, strict=True):
+        part = slice(row, row + num_written)
+        kept = (arrays[name][part] for name in ("written", "top_ids", "top_logprobs"))
+        yield Record(arrays["tokens"][token : token + num_tokens], num_prompt_tokens, *kept)
+        token += num_tokens
+        row += num_written
+
+
+def _read_array(path: Path, name: str) -> NDArray[Any]:
+    with tensors_on_disk.safe_open(path, framework="np") as opened:
+        array: NDArray[Any] = opened.get_tensor(name)
+        return array

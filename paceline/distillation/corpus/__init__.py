@@ -1,1 +1,0 @@
-"""What a draft learns from: conversations that the target writes with itself."""

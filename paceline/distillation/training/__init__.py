@@ -1,1 +1,0 @@
-"""How a draft learns: batches, the loss and its gradient, the trainer."""
