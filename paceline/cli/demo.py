@@ -1,4 +1,4 @@
-"""`paceline demo`: the whole path once, from nothing. What `make demo` runs."""
+"""`paceline demo`: starts everything, answers a prompt and compares speeds. `make demo` runs it."""
 
 import sys
 from pathlib import Path
@@ -17,31 +17,31 @@ from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 
 PROMPT = "What is the capital of France, and what is it famous for?"
-# Timed in turns, so that a busy machine hits both alike.
+# Timed in turns, so that load on the machine affects both alike.
 TIMED_RUNS = 3
 DRAFTERS = "model, hierarchical, ngram, suffix or hybrid"
 
 
 def demo(
-    prompt: Annotated[str, typer.Argument(help="what to answer")] = PROMPT,
+    prompt: Annotated[str, typer.Argument(help="prompt")] = PROMPT,
     max_tokens: options.MaxTokens = 96,
     draft_tokens: Annotated[
-        str, typer.Option(help="tokens proposed in a round: 1 to 16, adaptive or entropy")
+        str, typer.Option(help="draft tokens per round: 1 to 16, adaptive or entropy")
     ] = "adaptive",
     draft_min: options.DraftMin = None,
     draft_max: options.DraftMax = None,
     entropy_beta: options.EntropyBeta = None,
     drafter: Annotated[str, typer.Option(help=DRAFTERS)] = "hybrid",
 ) -> None:
-    """Starts the three services, answers a prompt in colour by origin, compares speeds, and stops them."""
+    """Starts the services, answers a prompt, compares the speed with and without speculation, and stops them."""
     length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
-    given = options.given_speculation(None, drafter, length, rule=None, coupled=False)
+    given = options.given_speculation(None, drafter, length, rule=None)
     speculative = SpeculationParams(**given)
     require(
         speculative.num_draft_tokens != 0,
         "draft_tokens",
         draft_tokens,
-        "at least 1: without speculation there is nothing to compare",
+        "at least 1",
     )
     require(speculative.drafter is not Drafter.CUSTOM, "--drafter", drafter, DRAFTERS)
     options.run(_run(prompt, SamplingParams(max_tokens=max_tokens), speculative))
