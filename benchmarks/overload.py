@@ -202,7 +202,7 @@ async def main() -> None:
     parser.add_argument("--at-once", type=int, default=8, help="places for generations")
     parser.add_argument("--waiting", type=int, default=2 * NUM_SAMPLES, help="generations that may wait for a place")
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--unread-mib", type=int, default=1, help="the coordinator's --max-unread-memory")
+    parser.add_argument("--unread-mib", type=int, default=1, help="the coordinator's max_unread_memory")
     arguments = parser.parse_args()
     front = {
         "max_running": arguments.at_once,

@@ -44,10 +44,11 @@ def test_the_default_is_hybrid_and_adaptive() -> None:
 
 
 def test_each_source_may_say_a_part_of_the_draft_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse(monkeypatch, "--draft-max", "12").speculation_defaults.num_draft_tokens == Bounds(0, 12)
-    write_toml('[coordinator]\ndraft_tokens = "entropy"\ndraft_min = 1\n')
+    monkeypatch.setenv("PACELINE_COORDINATOR_DRAFT_MAX", "12")
+    assert parse(monkeypatch).speculation_defaults.num_draft_tokens == Bounds(0, 12)
+    write_toml("[coordinator]\ndraft_min = 1\nentropy_beta = 0.7\n")
     monkeypatch.setenv("PACELINE_COORDINATOR_DRAFT_MAX", "6")
-    found = parse(monkeypatch, "--entropy-beta", "0.7").speculation_defaults.num_draft_tokens
+    found = parse(monkeypatch, "--draft-tokens", "entropy").speculation_defaults.num_draft_tokens
     assert found == EntropyAdaptive(Bounds(1, 6), 0.7)
 
 
@@ -57,7 +58,8 @@ def test_each_source_may_say_a_part_of_the_draft_length(monkeypatch: pytest.Monk
         ("[coordinator]\nspeed = 11\n", ["paceline.toml, table [coordinator]", "'speed'"]),
         ('[coordinator]\ndraft = "unix:/a?b"\n', ["--draft", "'unix:/a?b'", "107 bytes", ", # ? %"]),
         ("[coordinator]\nmax_running = 0\n", ["--max-running", "greater than or equal to 1"]),
-        ('[coordinator]\ncoupled = true\nrule = "rejection"\n', ["--coupled is a form of --rule match"]),
+        ("[coordinator]\ncoupled = true\n", ["paceline.toml, table [coordinator]", "'coupled'"]),
+        ("[coordinator]\nmax_unread_memory = 1\n", ["error: max_unread_memory is 1: "]),
         ("[coordinator\n", ["paceline.toml"]),
         ("speed = 11\n", ["paceline.toml", "'speed'", "[target]"]),
     ],
@@ -82,7 +84,7 @@ def test_up_passes_on_what_was_given_and_nothing_else() -> None:
 
 
 def test_flags_say_what_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"speculation": False, "coupled": True, "max_running": 9, "draft_tokens": "entropy", "no_keys": True}
+    given = {"speculation": False, "rule": "match", "max_running": 9, "draft_tokens": "entropy", "no_keys": True}
     settings = parse(monkeypatch, *as_flags(given))
     assert {name: getattr(settings, name) for name in given} == given
 

@@ -22,7 +22,7 @@ LONG = SamplingParams(max_tokens=500, ignore_eos=True, n=48, logprobs=20, temper
 
 @pytest.fixture(scope="module")
 def trio(host: Host) -> Trio:
-    return host.trio(TINY, TINY, ("--max-unread-memory", "4MiB"))
+    return host.trio(TINY, TINY, ("PACELINE_COORDINATOR_MAX_UNREAD_MEMORY=4MiB",))
 
 
 def unread_channel(address: str) -> grpc.aio.Channel:
