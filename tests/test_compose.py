@@ -53,10 +53,10 @@ def merge(base: Any, override: Any, key: str = "") -> Any:
 
 
 BASE = load("docker-compose.yml")
-GPU = load("docker-compose.gpu.yml")
-KEYS = load("docker-compose.keys.yml")
-TLS = load("docker-compose.tls.yml")
-MPS = load("docker-compose.mps.yml")
+GPU = load("deploy/compose/gpu.yml")
+KEYS = load("deploy/compose/keys.yml")
+TLS = load("deploy/compose/tls.yml")
+MPS = load("deploy/compose/mps.yml")
 FILES = {
     "base": BASE,
     "gpu": GPU,
@@ -98,6 +98,11 @@ def flags_of(module: str) -> set[str]:
 @pytest.mark.parametrize("document", FILES.values(), ids=FILES.keys())
 def test_file_is_valid_compose(document: dict[str, Any]) -> None:
     validate(document)
+
+
+def test_every_file_on_top_of_the_base_is_tested() -> None:
+    assert {file.stem for file in (ROOT / "deploy/compose").glob("*.yml")} == {"gpu", "keys", "tls", "mps"}
+    assert [file.name for file in ROOT.glob("*compose*")] == ["docker-compose.yml"]
 
 
 def test_schema_refuses_a_misspelt_key() -> None:
