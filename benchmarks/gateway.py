@@ -21,9 +21,9 @@ import uvloop
 
 from benchmarks.prompts import spread_prompts
 from benchmarks.services import OWN_PROMPTS
+from paceline.cli.services import Services
+from paceline.cli.stack import make_stack
 from paceline.client import AsyncClient
-from paceline.deployment.deployment import make_deployment
-from paceline.deployment.services import Services
 from paceline.rpc.channel import open_channel
 from paceline.sampling import SamplingParams
 from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
@@ -204,7 +204,7 @@ async def main() -> None:
     arguments = parser.parse_args()
     prompts = [prompt.text for prompt in spread_prompts(arguments.prompts, 64)]
     listen = f"127.0.0.1:{free_port()}"
-    deployment = make_deployment(*SERVERS, gateway={"listen": listen, "max_open_requests": 4096})
+    deployment = make_stack(*SERVERS, gateway={"listen": listen, "max_open_requests": 4096})
     async with Services(deployment, lambda name, line: None) as services, AsyncClient(services.address) as client:
         http = HttpAsker(int(listen.rpartition(":")[2]), arguments.tokens)
         process = psutil.Process(services.pids["gateway"])

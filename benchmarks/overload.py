@@ -31,12 +31,12 @@ from benchmarks.deployment import embedded_pair
 from benchmarks.prompts import first_turns
 from benchmarks.services import OWN_PROMPTS
 from benchmarks.soak import make_workload, watch_memory
+from paceline.cli.services import Services
 from paceline.client import AsyncClient
-from paceline.deployment.services import Services
 from paceline.errors import PacelineError, ResourceExhausted
 from paceline.loadtest.runner import Extent, Runner
 from paceline.loadtest.workload import ClosedLoop, Variant, poisson_arrivals
-from paceline.rpc.requests import make_request
+from paceline.rpc.generation import make_request
 from paceline.rpc.status import error_of_call
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
@@ -202,7 +202,7 @@ async def main() -> None:
     parser.add_argument("--at-once", type=int, default=8, help="places for generations")
     parser.add_argument("--waiting", type=int, default=2 * NUM_SAMPLES, help="generations that may wait for a place")
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--unread-mib", type=int, default=1, help="the coordinator's --max-unread-memory")
+    parser.add_argument("--unread-mib", type=int, default=1, help="the coordinator's max_unread_memory")
     arguments = parser.parse_args()
     front = {
         "max_running": arguments.at_once,

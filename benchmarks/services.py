@@ -19,8 +19,8 @@ from benchmarks.deployment import embedded_pair  # noqa: E402
 from benchmarks.memory import resident_mib  # noqa: E402
 from benchmarks.prompts import first_turns  # noqa: E402
 from benchmarks.reference import load_reference  # noqa: E402
+from paceline.cli.services import Services  # noqa: E402
 from paceline.client import AsyncClient, Completion  # noqa: E402
-from paceline.deployment.services import Services  # noqa: E402
 from paceline.sampling import SamplingParams  # noqa: E402
 from paceline.speculation import SpeculationParams  # noqa: E402
 

@@ -19,8 +19,8 @@ from benchmarks.deployment import embedded_pair
 from benchmarks.memory import resident_mib
 from benchmarks.prompts import first_turns
 from benchmarks.services import OWN_PROMPTS
+from paceline.cli.services import Services
 from paceline.client import Prompt
-from paceline.deployment.services import Services
 from paceline.loadtest.metrics import Record
 from paceline.loadtest.runner import Extent, Runner, Workload
 from paceline.loadtest.workload import ClosedLoop, OpenLoop, Variant

@@ -26,7 +26,7 @@ from paceline.keys import KeyRing
 from paceline.observability.exposition import exposed, new_registry
 from paceline.observability.spans import Spans
 from paceline.observability.traces import traced
-from paceline.rpc.authentication import KeyCheck
+from paceline.rpc.metadata import KeyCheck
 from paceline.rpc.server import DRAIN_S, Server, require_free_address, run, wait_for_signal
 from paceline.settings import parse_settings
 from paceline.v1 import generation_pb2, model_pb2, target_pb2, target_pb2_grpc

@@ -1,21 +1,18 @@
 """Settings of the coordinator."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, ByteSize, Field, ValidationInfo, field_validator, model_validator
-from pydantic_settings import CliToggleFlag, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from coordinator.drafters.ngram_table import NgramShape, parse_orders
-from paceline.errors import ConfigError, InvalidArgument
-from paceline.keys import require_keys_or_loopback
+from paceline.errors import InvalidArgument
 from paceline.rpc.channel import check_address
-from paceline.rpc.settings import GrpcSettings, ServersTlsSettings
-from paceline.settings import ListenAddress, LocalPath, ServiceSettings, as_value_error
+from paceline.settings import FrontSettings, GrpcSettings, ListenAddress, ServiceSettings, as_value_error
 from paceline.speculation import (
     MAX_DRAFT_TOKENS,
     Drafter,
     DraftLength,
-    DraftMode,
     Rule,
     SpeculationParams,
     parse_draft_length,
@@ -50,39 +47,37 @@ def _check_drafter(name: str) -> str:
 ServerAddress = Annotated[str, AfterValidator(_check_server)]
 
 
-class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
+class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
     """Streams text by speculative decoding over a draft and a target server."""
 
-    toml_table = "coordinator"
+    toml_table: ClassVar[str] = "coordinator"
+    first_in_help: ClassVar[tuple[str, ...]] = (
+        "listen", "draft", "target", "api_keys", "no_keys", "speculation", "drafter", "draft_tokens", "rule", "max_running",
+    )  # fmt: skip
+    without_flag: ClassVar[tuple[str, ...]] = (
+        "connect_timeout", "max_unread_memory", "draft_min", "draft_max", "entropy_beta", "ngram_orders", "ngram_window",
+    )  # fmt: skip
     model_config = SettingsConfigDict(env_prefix="PACELINE_COORDINATOR_")
 
     listen: ListenAddress = Field("127.0.0.1:50050", description="HOST:PORT or unix:PATH")
-    api_keys: LocalPath | None = Field(
-        None, description="file of API keys, one of which every caller needs (docs/server.md); default: no keys"
-    )
-    no_keys: CliToggleFlag[bool] = Field(
-        False, description="serve without API keys, even at an address that other machines reach"
-    )
     draft: ServerAddress = Field("127.0.0.1:50051", description="address of the draft server, or none")
     target: ServerAddress = Field("127.0.0.1:50052", description="address of the target server")
     connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at startup")
-    patience: float = Field(120.0, gt=0, description="seconds a generation waits for a target server that is down")
+    patience: float = Field(120.0, gt=0, description="seconds a generation waits for an unreachable target server")
     max_running: int = Field(256, ge=1, description="maximum number of running generations")
-    max_waiting: int = Field(
-        1024, ge=0, description="maximum number of queued generations; beyond it requests are refused"
-    )
+    max_waiting: int = Field(1024, ge=0, description="maximum length of the queue; further requests are refused")
     max_unread_memory: ByteSize = Field(
         ByteSize(256 << 20),
         ge=MIN_UNREAD_BYTES,
         description="memory limit for responses that clients have not read, e.g. 256MiB; one call may use a quarter of it",
     )
-    speculation: bool = Field(True, description="speculate unless a request says otherwise")
+    speculation: bool = Field(True, description="speculate, unless a request says otherwise")
     drafter: Annotated[str, AfterValidator(_check_drafter)] = Field(
         "hybrid", description=f"default drafter: {', '.join(each.value for each in Drafter)}"
     )
     custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a custom drafter (docs/speculation.md)")
     draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
-        "adaptive", description="default number of draft tokens in a round: 0 to 16, adaptive or entropy"
+        "adaptive", description="default number of draft tokens per round: 0 to 16, adaptive or entropy"
     )
     draft_min: int | None = Field(
         None, description="with adaptive or entropy: minimum number of draft tokens, 0 to draft_max; default: 0"
@@ -95,29 +90,25 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
         None, description="with entropy: weight of the past in the smoothed entropy, in [0, 1); default: 0.5"
     )
     recent_tokens: int = Field(
-        262_144, description="tokens of recent answers that drafts may come from, per cache_salt; 0 to disable"
+        262_144, description="tokens of recent responses kept as a source of drafts, per cache_salt; 0: none"
     )
-    # Before the window, which must hold the longest of them.
+    # Declared before the window, which must hold the longest of them.
     ngram_orders: Annotated[str, AfterValidator(_check_orders)] = Field(
-        "4,3,2",
-        description="lengths of the counted n-grams, including the last token; the longest match decides",
+        "4,3,2", description="lengths of the n-grams that are counted, last token included"
     )
-    ngram_window: int = Field(
-        4096, description="number of newest tokens of prompt and completion whose n-grams are counted"
-    )
+    ngram_window: int = Field(4096, description="newest tokens of prompt and completion whose n-grams are counted")
     rule: Literal["auto", "match", "rejection"] = Field(
         "auto",
-        description="verification rule above temperature 0; auto: match, or rejection with lenience below 1",
+        description="verification rule above temperature 0; auto: match, or rejection if lenience is below 1",
     )
-    coupled: bool = Field(False, description="let the draft model draw with the target's noise by default")
     synthetic_acceptance: float | None = Field(
-        None, ge=0, le=1, description="for benchmarks: accept drafts with this probability; the output is not real text"
+        None, ge=0, le=1, description="for benchmarks: accept drafts with this probability; the output is meaningless"
     )
     lenience: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="accept with min(1, p/(lenience q)); below 1 the output's distribution is not exactly the target's",
+        description="default lenience of requests; below 1 more drafts are accepted and the output distribution changes",
     )
 
     @field_validator("recent_tokens")
@@ -137,6 +128,7 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
 
     @model_validator(mode="after")
     def _has_a_draft_length(self) -> "CoordinatorSettings":
+        # Not as_value_error: the message must name the setting.
         try:
             _ = self._draft_length
         except InvalidArgument as error:
@@ -144,25 +136,9 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
         return self
 
     @model_validator(mode="after")
-    def _has_a_rule(self) -> "CoordinatorSettings":
-        if self.coupled and self.rule == "rejection":
-            raise ValueError("--coupled is a form of --rule match; leave out --rule rejection")
-        return self
-
-    @model_validator(mode="after")
     def _has_what_it_drafts_with(self) -> "CoordinatorSettings":
         if self.drafter == "custom" and self.custom_drafter is None:
             raise ValueError("--drafter custom needs --custom-drafter MODULE:FACTORY")
-        return self
-
-    @model_validator(mode="after")
-    def _has_keys_where_it_needs_them(self) -> "CoordinatorSettings":
-        try:
-            require_keys_or_loopback(
-                self.listen, self.api_keys is not None, self.no_keys, self.tls_client_ca is not None
-            )
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
         return self
 
     @property
@@ -175,8 +151,7 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
             enabled=self.speculation,
             drafter=Drafter(self.drafter),
             num_draft_tokens=self._draft_length,
-            rule=Rule.MATCH if self.coupled else None if self.rule == "auto" else Rule(self.rule),
-            draft_mode=DraftMode.COUPLED if self.coupled else None,
+            rule=None if self.rule == "auto" else Rule(self.rule),
             lenience=self.lenience,
         )
 

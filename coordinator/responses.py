@@ -7,8 +7,8 @@ from coordinator.stats import GenerationStats, Round
 from coordinator.synthetic import SyntheticAcceptance
 from coordinator.tokenizer import Tokenizer
 from paceline.results import Finish, Piece, RoundTrace, TracedDraft
-from paceline.rpc.answers import piece_to_message
 from paceline.rpc.channel import SPLIT_POSITIONS
+from paceline.rpc.generation import piece_to_message
 from paceline.speculation import Rule
 
 

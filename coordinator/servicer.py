@@ -19,7 +19,7 @@ from paceline.errors import PacelineError, Unavailable
 from paceline.observability.logs import request_id
 from paceline.observability.spans import Spans
 from paceline.rpc.messages import speculation_to_message
-from paceline.rpc.trace_context import traceparent_of
+from paceline.rpc.metadata import traceparent_of
 from paceline.sampling import MAX_ID_CHARACTERS
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2, model_pb2

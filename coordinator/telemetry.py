@@ -27,7 +27,7 @@ from coordinator.unread import UnreadAnswers
 from paceline.observability.exposition import LONG_S, SHORT_S
 from paceline.observability.logs import with_fields
 from paceline.observability.spans import Spans, Value
-from paceline.rpc.authentication import caller
+from paceline.rpc.metadata import caller
 from paceline.rpc.status import code_of
 
 log = logging.getLogger(__name__)

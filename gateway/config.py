@@ -1,15 +1,13 @@
 """Settings of the gateway."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
-from pydantic_settings import CliToggleFlag, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
-from paceline.errors import ConfigError
-from paceline.keys import find_key, require_keys_or_loopback
+from paceline.keys import find_key
 from paceline.rpc.channel import check_address
-from paceline.rpc.settings import ServersTlsSettings, TlsSettings
-from paceline.settings import ListenAddress, LocalPath, ServiceSettings, as_value_error
+from paceline.settings import FrontSettings, ListenAddress, ServiceSettings, as_value_error
 
 
 def _check_addresses(text: str) -> str:
@@ -18,10 +16,11 @@ def _check_addresses(text: str) -> str:
     return text
 
 
-class GatewaySettings(TlsSettings, ServersTlsSettings, ServiceSettings):
-    """An OpenAI-compatible HTTP API in front of one or more coordinators."""
+class GatewaySettings(FrontSettings, ServiceSettings):
+    """Serves an OpenAI-compatible HTTP API for one or more coordinators."""
 
-    toml_table = "gateway"
+    toml_table: ClassVar[str] = "gateway"
+    first_in_help: ClassVar[tuple[str, ...]] = ("listen", "coordinators", "model_name", "api_keys", "no_keys")
     model_config = SettingsConfigDict(env_prefix="PACELINE_GATEWAY_")
 
     listen: ListenAddress = Field("127.0.0.1:8000", description="HOST:PORT or unix:PATH")
@@ -29,30 +28,14 @@ class GatewaySettings(TlsSettings, ServersTlsSettings, ServiceSettings):
         "127.0.0.1:50050", description="coordinator addresses, separated by commas"
     )
     patience: float = Field(
-        60.0, ge=0, le=86400, description="seconds to retry or resume a request while no coordinator is available"
+        60.0, ge=0, le=86400, description="seconds a request, started or not, waits for an unreachable coordinator"
     )
-    model_name: str | None = Field(None, description="model name that clients use; default: the target model's name")
-    api_keys: LocalPath | None = Field(
-        None, description="file of API keys; every caller needs one (docs/keys.md); default: no keys"
+    model_name: str | None = Field(None, description="model name that clients see; default: the target model's own")
+    allow_origin: str | None = Field(
+        None, description="CORS: origin whose pages may call the API, or * for all; default: none"
     )
-    no_keys: CliToggleFlag[bool] = Field(
-        False, description="serve without keys, even on an address that other machines can reach"
-    )
-    allow_origin: str | None = Field(None, description="CORS: origin whose pages may call the API, or *; default: none")
-    max_body_bytes: int = Field(8 << 20, ge=1, description="maximum size of a request body")
-    max_open_requests: int = Field(
-        1024, ge=1, description="maximum number of open requests; others are refused with status 429"
-    )
-
-    @model_validator(mode="after")
-    def _require_keys(self) -> "GatewaySettings":
-        try:
-            require_keys_or_loopback(
-                self.listen, self.api_keys is not None, self.no_keys, self.tls_client_ca is not None
-            )
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
-        return self
+    max_body_bytes: int = Field(8 << 20, ge=1, description="largest request body, in bytes")
+    max_open_requests: int = Field(1024, ge=1, description="maximum concurrent requests; others get 429")
 
     @model_validator(mode="after")
     def _check_own_key(self) -> "GatewaySettings":

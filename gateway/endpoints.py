@@ -23,7 +23,7 @@ from gateway.telemetry import GatewayMetrics, exposition
 from paceline.client import Prompt
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
-from paceline.rpc.supervision import instance_of
+from paceline.rpc.server import instance_of
 from paceline.speculation import Bounds, Drafter, DraftLength, DraftMode, EntropyAdaptive, SpeculationParams
 
 HEALTH_TIMEOUT_S = 1.0

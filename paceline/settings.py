@@ -1,17 +1,20 @@
-"""Where settings come from: flags > environment > paceline.toml > defaults."""
+"""Settings of the services, and where they come from: flags > environment > paceline.toml > defaults."""
 
 import os
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
+    CliSettingsSource,
+    CliToggleFlag,
     InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -19,19 +22,25 @@ from pydantic_settings import (
 )  # fmt: skip
 
 from paceline.errors import ConfigError, InvalidArgument
+from paceline.keys import require_keys_or_loopback
 from paceline.observability.logs import LogFormat, LogLevel
 from paceline.rpc.channel import check_address
+from paceline.rpc.tls import Names, Tls
 
 TOML_FILE = "paceline.toml"
+SERVER_FLAGS = Names("--tls-cert", "--tls-key", "--tls-client-ca")
+CLIENT_FLAGS = Names("--servers-tls-cert", "--servers-tls-key", "--servers-tls-ca")
 S = TypeVar("S", bound="Settings")
 
 
 def as_value_error(check: Callable[[], object]) -> None:
-    """For validators: pydantic expects a ValueError, and says itself which setting it is and what it holds."""
+    """Runs a check inside a validator: pydantic expects a ValueError, and names the setting and its value itself."""
     try:
         check()
     except InvalidArgument as error:
         raise ValueError(f"it must be {error.allowed}" if error.allowed else str(error)) from error
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 def _check_listen(address: str) -> str:
@@ -61,10 +70,14 @@ ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 
 
 class Settings(BaseSettings):
-    """Base of every process's settings. Subclasses name their table in paceline.toml and their prefix."""
+    """Base of a process's settings."""
 
-    # Table in paceline.toml.
+    # The table in paceline.toml.
     toml_table: ClassVar[str] = ""
+    # Settings that --help lists first, in this order; the others are listed as advanced.
+    first_in_help: ClassVar[tuple[str, ...]] = ()
+    # Settings for the environment and paceline.toml only.
+    without_flag: ClassVar[tuple[str, ...]] = ()
 
     model_config = SettingsConfigDict(cli_kebab_case=True, cli_implicit_flags=True, extra="forbid", frozen=True)
 
@@ -74,26 +87,93 @@ class Settings(BaseSettings):
         env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
-        """Later sources are overruled by earlier ones; flags come as init_settings."""
+        """Orders the sources: earlier ones overrule later ones; flags come as init_settings."""
         table = {name.replace("-", "_"): value for name, value in read_toml().get(cls.toml_table, {}).items()}
         return init_settings, env_settings, InitSettingsSource(settings_cls, table)
 
 
 class ServiceSettings(Settings):
-    """Base of a service's settings: what it tells those who run it (docs/operations.md)."""
+    """What every service has: logs, metrics and traces (docs/operations.md)."""
 
     metrics: Annotated[str | None, AfterValidator(_check_metrics)] = Field(
-        None, description="HOST:PORT where Prometheus finds metrics; default: none"
+        None, description="serve Prometheus metrics at this HOST:PORT; default: none"
     )
     traces: Annotated[str | None, AfterValidator(_check_traces)] = Field(
-        None, description="HOST:PORT or URL of the OpenTelemetry collector that gets traces (OTLP/gRPC); default: none"
+        None,
+        description="send traces to the OpenTelemetry collector at this HOST:PORT or URL (OTLP/gRPC); default: none",
     )
-    log_format: LogFormat = Field("text", description="text for people, json for machines")
-    log_level: LogLevel = Field("info", description="the least that is logged: debug, info, warning or error")
+    log_format: LogFormat = Field("text", description="format of log lines: text or json")
+    log_level: LogLevel = Field("info", description="lowest level logged: debug, info, warning or error")
+
+
+class TlsSettings(Settings):
+    """TLS toward clients (docs/server.md)."""
+
+    tls_cert: LocalPath | None = Field(
+        None, description="serve over TLS with the certificate in this file (docs/server.md); default: no TLS"
+    )
+    tls_key: LocalPath | None = Field(None, description="file with the certificate's key; default: none")
+    tls_client_ca: LocalPath | None = Field(
+        None, description="require client certificates issued by the authority in this file; default: none required"
+    )
+
+    @model_validator(mode="after")
+    def _has_good_certificates(self) -> "TlsSettings":
+        if self.tls:
+            as_value_error(self.tls.server_context)
+        return self
+
+    @property
+    def tls(self) -> Tls:
+        """The files this process serves with."""
+        return Tls(self.tls_cert, self.tls_key, self.tls_client_ca, SERVER_FLAGS)
+
+
+class GrpcSettings(TlsSettings):
+    """Settings of a gRPC server."""
+
+    reflection: bool = Field(False, description="enable gRPC server reflection")
+
+
+class FrontSettings(TlsSettings):
+    """Settings of a service that users call: the files it calls servers with, and who may call it."""
+
+    servers_tls_ca: LocalPath | None = Field(
+        None, description="call servers over TLS, trusting the authority in this file; default: no TLS"
+    )
+    servers_tls_cert: LocalPath | None = Field(
+        None, description="file with the certificate to show to servers that ask for one; default: none"
+    )
+    servers_tls_key: LocalPath | None = Field(None, description="file with that certificate's key; default: none")
+    api_keys: LocalPath | None = Field(
+        None, description="require an API key listed in this file (docs/server.md); default: no keys"
+    )
+    no_keys: CliToggleFlag[bool] = Field(
+        False, description="serve without keys even on an address that other machines can reach"
+    )
+
+    @model_validator(mode="after")
+    def _has_good_certificates_for_servers(self) -> "FrontSettings":
+        if self.servers_tls:
+            as_value_error(self.servers_tls.client_context)
+        return self
+
+    @model_validator(mode="after")
+    def _has_keys_where_it_needs_them(self) -> "FrontSettings":
+        # Subclasses declare `listen`, each with its own default.
+        listen = getattr(self, "listen")  # noqa: B009
+        has_keys, has_client_ca = self.api_keys is not None, self.tls_client_ca is not None
+        as_value_error(lambda: require_keys_or_loopback(listen, has_keys, self.no_keys, has_client_ca))
+        return self
+
+    @property
+    def servers_tls(self) -> Tls:
+        """The files this process calls servers with."""
+        return Tls(self.servers_tls_cert, self.servers_tls_key, self.servers_tls_ca, CLIENT_FLAGS)
 
 
 def read_toml() -> dict[str, dict[str, Any]]:
-    """The tables of paceline.toml in the working directory; empty if there is none. Raises ConfigError."""
+    """Returns the tables of paceline.toml in the working directory; empty if there is none. Raises ConfigError."""
     path = Path(TOML_FILE)
     if not path.is_file():
         return {}
@@ -103,17 +183,16 @@ def read_toml() -> dict[str, dict[str, Any]]:
         raise ConfigError(f"{TOML_FILE}: {error}") from error
     for name, table in content.items():
         if not isinstance(table, dict):
-            raise ConfigError(f"{TOML_FILE}: {name!r} stands outside of a table such as [target] or [generate]")
+            raise ConfigError(f"{TOML_FILE}: {name!r} must be inside a table such as [target] or [generate]")
     return content
 
 
 def parse_settings(settings: type[S], program: str) -> S:
-    """Settings of a `python -m PROGRAM` process from its command line; bad usage is one line and exit 2."""
-    settings.model_config["cli_prog_name"] = f"python -m {program}"
+    """Reads the settings of a `python -m PROGRAM` process; bad usage prints one line and exits with 2."""
     try:
-        return CliApp.run(settings, cli_exit_on_error=False)
+        return CliApp.run(settings, cli_settings_source=_command_line(settings, program))
     except ValidationError as error:
-        said = "; ".join(map(str, _problems_of(error, settings.toml_table, {})))
+        said = "; ".join(map(str, _problems_of(error, settings, {})))
         print(f"error: {said}", file=sys.stderr)
     except SettingsError as error:
         # Its text begins with "error".
@@ -123,19 +202,45 @@ def parse_settings(settings: type[S], program: str) -> S:
     sys.exit(2)
 
 
-def make_settings(settings: type[S], given: Mapping[str, Any], names: Mapping[str, str]) -> S:
-    """Settings as a process with these flags will find them: `given`, then environment, paceline.toml, defaults.
+def _command_line(settings: type[S], program: str) -> CliSettingsSource[Any]:
+    """The flags of these settings, in two groups of --help."""
+    flags: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
 
-    `names`: flags by field, where they are not the fields' own. Raises InvalidArgument.
+    def collect(_: object, *names: str, **options: Any) -> None:
+        flags[options.get("dest", "help")] = names, options
+
+    source: CliSettingsSource[Any] = CliSettingsSource(
+        settings, f"python -m {program}", cli_hide_none_type=True, cli_exit_on_error=False, add_argument_method=collect
+    )
+    parser = source.root_parser
+    parser.usage = f"python -m {program} [options]"
+    advanced = parser.add_argument_group("advanced")
+    first = ("help", *settings.first_in_help)
+    for field in (*first, *(name for name in flags if name not in first)):
+        if field not in settings.without_flag:
+            names, options = flags[field]
+            # Descriptions of settings without a default value say what is the case without them.
+            options["help"] = options["help"].replace(" (default: null)", "")
+            (parser if field in first else advanced).add_argument(*names, **options)
+    prefix = settings.model_config.get("env_prefix", "")
+    others = f"More settings, in the environment ({prefix}...) and {TOML_FILE}: {', '.join(settings.without_flag)}."
+    parser.epilog = textwrap.fill(others, 80) if settings.without_flag else None
+    return source
+
+
+def make_settings(settings: type[S], given: Mapping[str, Any], names: Mapping[str, str]) -> S:
+    """Makes settings as a process with these flags finds them: `given`, then environment, paceline.toml, defaults.
+
+    `names`: flags by field, if they differ from the fields' own. Raises InvalidArgument.
     """
     try:
         return settings(**given)
     except ValidationError as error:
-        raise _problems_of(error, settings.toml_table, names)[0] from error
+        raise _problems_of(error, settings, names)[0] from error
 
 
 def as_flags(given: Mapping[str, Any]) -> list[str]:
-    """The flags that say `given`: values by field."""
+    """Returns the flags for `given`, values by field."""
     flags = []
     for name, value in given.items():
         flag = name.replace("_", "-")
@@ -146,15 +251,17 @@ def as_flags(given: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def _problems_of(error: ValidationError, table: str, names: Mapping[str, str]) -> list[InvalidArgument]:
-    """Returns what is wrong, one setting each, by the names of their flags."""
+def _problems_of(error: ValidationError, settings: type[Settings], names: Mapping[str, str]) -> list[InvalidArgument]:
+    """Returns one error for each wrong setting, by the names of their flags."""
     problems = []
     for each in error.errors():
         field = ".".join(str(part) for part in each["loc"])
         if each["type"] == "extra_forbidden":
-            problems.append(InvalidArgument(f"{TOML_FILE}, table [{table}]:", f"there is no setting {field!r}"))
+            table = f"{TOML_FILE}, table [{settings.toml_table}]:"
+            problems.append(InvalidArgument(table, f"there is no setting {field!r}"))
             continue
-        flag = names.get(field, "--" + field.replace("_", "-")) if field else ""
+        has_flag = bool(field) and field not in settings.without_flag
+        flag = names.get(field, "--" + field.replace("_", "-")) if has_flag else field
         said = str(each["ctx"]["error"]) if each["type"] == "value_error" else each["msg"]
         problems.append(InvalidArgument(flag, f"is {each['input']!r}: {said}" if field else said))
     return problems

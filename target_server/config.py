@@ -1,5 +1,7 @@
 """Settings of the target server."""
 
+from typing import ClassVar
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -8,9 +10,9 @@ from paceline.settings import ListenAddress
 
 
 class TargetSettings(ModelServerSettings):
-    """Settings of a target server, which verifies drafts with the model whose distribution the output follows."""
+    """Verifies drafts with the target model."""
 
-    toml_table = "target"
+    toml_table: ClassVar[str] = "target"
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
 
     listen: ListenAddress = Field("127.0.0.1:50052", description="HOST:PORT or unix:PATH")

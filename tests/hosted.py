@@ -11,14 +11,16 @@ import contextvars
 import importlib
 import itertools
 import json
+import os
 import subprocess
 import sys
+import unittest.mock
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.services import Trio
+from tests.services import Trio, split_variables
 
 ROOT = Path(__file__).parents[1]
 
@@ -115,13 +117,18 @@ async def wait_to_be_stopped() -> None:
 
 
 def capture_coroutine(module: str, flags: list[str]) -> Callable[[], Coroutine[Any, Any, None]]:
-    """What the module's `main` would run. Raises SystemExit at bad flags."""
+    """What the module's `main` would run. Raises SystemExit at bad flags.
+
+    Flags may begin with variables for the settings that have no flag: PACELINE_COORDINATOR_NGRAM_WINDOW=12.
+    """
     found: list[Callable[[], Coroutine[Any, Any, None]]] = []
     entry = importlib.import_module(f"{module}.__main__")
     # How it logs is the host's own.
     entry.run = lambda main, log_format, log_level: found.append(main)
+    variables, flags = split_variables(flags)
     sys.argv = [module, *flags]
-    entry.main()
+    with unittest.mock.patch.dict(os.environ, variables):
+        entry.main()
     return found[0]
 
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,12 @@ class Service:
         self.process.wait()
 
 
+def split_variables(flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Variables for the settings that have no flag, and the flags."""
+    variables = [flag for flag in flags if flag.startswith("PACELINE_")]
+    return dict(each.split("=", 1) for each in variables), [flag for flag in flags if flag not in variables]
+
+
 def start_service(module: str, folder: Path, *flags: str, address: str = "") -> Service:
     """Starts `python -m MODULE` and waits until it serves. Raises with its log if it does not."""
     service = spawn_service(module, folder, *flags, address=address)
@@ -68,12 +75,13 @@ def start_service(module: str, folder: Path, *flags: str, address: str = "") -> 
 
 
 def spawn_service(module: str, folder: Path, *flags: str, address: str = "") -> Service:
-    """The same without the waiting."""
+    """The same without the waiting. `flags` may begin with variables: PACELINE_TARGET_STEP_TIMEOUT=1."""
     address = address or f"unix:{folder}/{module}.sock"
     log = folder / f"{module}.log"
     with log.open("ab") as output:
-        command = [sys.executable, "-m", module, "--listen", address, *flags]
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
+        variables, rest = split_variables(flags)
+        command = [sys.executable, "-m", module, "--listen", address, *rest]
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, env=os.environ | variables)
     return Service(module, address, process, log)
 
 

@@ -53,10 +53,10 @@ def merge(base: Any, override: Any, key: str = "") -> Any:
 
 
 BASE = load("docker-compose.yml")
-GPU = load("docker-compose.gpu.yml")
-KEYS = load("docker-compose.keys.yml")
-TLS = load("docker-compose.tls.yml")
-MPS = load("docker-compose.mps.yml")
+GPU = load("deploy/compose/gpu.yml")
+KEYS = load("deploy/compose/keys.yml")
+TLS = load("deploy/compose/tls.yml")
+MPS = load("deploy/compose/mps.yml")
 FILES = {
     "base": BASE,
     "gpu": GPU,
@@ -100,6 +100,11 @@ def test_file_is_valid_compose(document: dict[str, Any]) -> None:
     validate(document)
 
 
+def test_every_file_on_top_of_the_base_is_tested() -> None:
+    assert {file.stem for file in (ROOT / "deploy/compose").glob("*.yml")} == {"gpu", "keys", "tls", "mps"}
+    assert [file.name for file in ROOT.glob("*compose*")] == ["docker-compose.yml"]
+
+
 def test_schema_refuses_a_misspelt_key() -> None:
     with pytest.raises(jsonschema.ValidationError, match="comand"):
         validate({"services": {"draft": {"comand": "python"}}})
@@ -125,8 +130,8 @@ def test_command_uses_only_flags_its_service_has(services: dict[str, Any], servi
 def test_health_check_asks_the_port_its_service_listens_on(services: dict[str, Any], service: str) -> None:
     port = argument(services[service]["command"], "--listen").rpartition(":")[2]
     check = services[service]["healthcheck"]["test"]
-    module = "paceline.deployment.http_health" if service == "gateway" else "paceline.rpc.health"
-    assert check == ["CMD", "python", "-m", module, f"localhost:{port}"]
+    scheme = "http://" if service == "gateway" else ""
+    assert check == ["CMD", "python", "-m", "paceline.rpc.health", f"{scheme}localhost:{port}"]
 
 
 @each_stack

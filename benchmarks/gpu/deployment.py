@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.options import Options
+from paceline.cli.services import Services
+from paceline.cli.stack import make_stack
 from paceline.client import AsyncClient, Completion
-from paceline.deployment.deployment import make_deployment
-from paceline.deployment.services import Services
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, DraftLength, SpeculationParams
 from tests.services import running as running_services
@@ -57,7 +57,7 @@ async def deployed(target: dict[str, Any], draft: dict[str, Any]) -> AsyncIterat
             budgets_mib[service] = float(found[1].replace(",", ""))
 
     with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as folder:
-        deployment = make_deployment(target, draft, {"listen": f"unix:{folder}/coordinator.sock"})
+        deployment = make_stack(target, draft, {"listen": f"unix:{folder}/coordinator.sock"})
         async with Services(deployment, read) as services, AsyncClient(services.address) as client:
             yield Deployed(services, client, Path(folder), budgets_mib)
 

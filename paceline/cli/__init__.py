@@ -14,12 +14,13 @@ from typer.exceptions import Abort, TyperException
 
 import paceline
 from paceline.cli import bench, chat, demo, distill, generate, key, plan, up
+from paceline.cli.command import Command, field_of
 from paceline.errors import ConfigError, InvalidArgument, PacelineError
 from paceline.settings import TOML_FILE, read_toml
 
 # \b: the lines that follow stay as they are.
 EPILOG = f"""
-Settings: flags > environment PACELINE_* > {TOML_FILE} > defaults; see docs/server.md. A {TOML_FILE} in the working
+Settings: flags > environment PACELINE_* > {TOML_FILE} > defaults (docs/server.md). {TOML_FILE} in the working
 directory has a table for each command and service:
 
 \b
@@ -33,14 +34,14 @@ app = typer.Typer(
     epilog=EPILOG,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
-    # Plain help: tables with frames cut long names of options.
+    # Plain help: Rich's framed tables cut long option names.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
 def _at_home(command: Callable[..., None]) -> Callable[..., None]:
-    """Wraps a command such that `~` in its paths is the user's home, which a shell says for some of the flags alone."""
+    """Expands `~` in a command's paths: shells expand it in some flags only."""
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -50,7 +51,7 @@ def _at_home(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-# What a list of commands says, short enough for 80 columns.
+# Short enough for a list of commands in 80 columns.
 for _command, _short_help in (
     (up.up, "Starts the services on this machine."),
     (generate.generate, "Streams text: one PROMPT, or a file of them."),
@@ -61,7 +62,7 @@ for _command, _short_help in (
     (key.key, "Makes an API key."),
     (distill.distill, "Makes a small draft for a target."),
 ):
-    app.command(name=_command.__name__, short_help=_short_help)(_at_home(_command))
+    app.command(name=_command.__name__, cls=Command, short_help=_short_help)(_at_home(_command))
 
 
 def _show_version(wanted: bool) -> None:
@@ -86,14 +87,14 @@ def root(
         print(context.get_help())
 
 
-# What a file says that takes no more.
+# Errors of a file that is full.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Tables of paceline.toml that are a process's own, not a command's.
 SERVICE_TABLES = ("draft", "target", "coordinator", "gateway")
 
 
 def default_map(group: Any, tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """paceline.toml's tables as defaults of the commands' parameters. Raises ConfigError for a name that nobody knows."""
+    """Turns paceline.toml's tables into defaults of the commands' parameters. Raises ConfigError for unknown names."""
     defaults: dict[str, dict[str, Any]] = {}
     for table, values in tables.items():
         if table in SERVICE_TABLES:
@@ -115,7 +116,7 @@ def default_map(group: Any, tables: dict[str, dict[str, Any]]) -> dict[str, dict
 
 
 def name_variables(group: Any) -> None:
-    """Names an option's environment variable after its flag, where it would bear another name of the parameter."""
+    """Names environment variables after flags, if a parameter has another name than its flag."""
     for name, command in group.commands.items():
         for parameter in command.params:
             fields = [field_of(option) for option in parameter.opts if option.startswith("--")]
@@ -123,17 +124,12 @@ def name_variables(group: Any) -> None:
                 parameter.envvar = f"PACELINE_{name}_{fields[0]}".upper()
 
 
-def field_of(flag: str) -> str:
-    """`--max-tokens` as paceline.toml writes it: `max_tokens`."""
-    return flag.lstrip("-").replace("-", "_")
-
-
 def main() -> None:
     """Runs the command line: exit 2 for bad usage, 1 for a failed run, 130 on Ctrl-C."""
     closed = _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A character that the encoding lacks is shown as "?".
+            # Show a character that the encoding lacks as "?".
             stream.reconfigure(errors="replace")
     try:
         command: Any = typer.main.get_command(app)
@@ -145,11 +141,10 @@ def main() -> None:
         status = command(
             prog_name="paceline", auto_envvar_prefix="PACELINE", default_map=defaults, standalone_mode=False
         )
-        # Not as the interpreter ends, which could but complain.
+        # Now: at exit the interpreter could only complain.
         sys.stdout.flush()
     except TyperException as error:
-        said = error.format_message().rstrip(".")
-        _fail(f"{said}{_about_dashes(error, command)}; see `{help_command(command.commands)}`", 2)
+        _fail(f"{_said(error, command)}; see `{help_command(command.commands)}`", 2)
     except InvalidArgument as error:
         _fail(str(error), 2)
     except PacelineError as error:
@@ -169,18 +164,25 @@ def main() -> None:
 
 
 def help_command(commands: Collection[str]) -> str:
-    """Which help belongs to this process's command line."""
+    """Returns the command whose help belongs to this process's command line."""
     words = ["paceline", *(word for word in sys.argv[1:2] if word in commands), "--help"]
     return " ".join(words)
 
 
-def _about_dashes(error: TyperException, group: Any) -> str:
-    """How to give an argument that begins with -, if an unknown option may be one; else empty."""
+def _said(error: TyperException, group: Any) -> str:
+    """Says what is wrong with the usage, and what an unknown option may be instead."""
+    said: str = error.format_message().rstrip(".")
     command = group.commands.get("".join(sys.argv[1:2]))
-    if command is None or getattr(error, "possibilities", True):
-        return ""
+    if command is None or not hasattr(error, "option_name"):
+        return said
+    field = field_of(error.option_name)
+    if field in (field_of(each.opts[0]) for each in command.without_flag):
+        variable = f"PACELINE_{command.name}_{field}".upper()
+        return f"{error.option_name} is not a flag: set {field} in {TOML_FILE}, table [{command.name}], or ${variable}"
     names = [each.name.upper() for each in command.params if each.param_type_name == "argument"]
-    return f"; put -- before a {names[0]} that begins with -" if names else ""
+    if names and not getattr(error, "possibilities", None):
+        return f"{said}; put -- before a {names[0]} that begins with -"
+    return said
 
 
 def _open_closed_streams() -> list[str]:
@@ -197,7 +199,7 @@ def _open_closed_streams() -> list[str]:
 
 
 def _drop_output() -> None:
-    """What is still to be written to stdout goes nowhere."""
+    """Discards what is still buffered for stdout."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -27,7 +27,7 @@ def chat(
     tls_ca: options.TlsCa = None,
     tls_cert: options.TlsCert = None,
     tls_key: options.TlsKey = None,
-    system: Annotated[str | None, typer.Option(help="what the model is told before the conversation")] = None,
+    system: Annotated[str | None, typer.Option(help="system prompt")] = None,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = 0.7,
     top_k: options.TopK = 0,
@@ -44,7 +44,6 @@ def chat(
     draft_max: options.DraftMax = None,
     entropy_beta: options.EntropyBeta = None,
     rule: options.RuleName = None,
-    coupled: options.Coupled = False,
     draft_temperature: options.DraftTemperature = None,
 ) -> None:
     """Talks with the target model. An empty line, Ctrl-D or Ctrl-C ends the conversation."""
@@ -53,24 +52,24 @@ def chat(
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
     )  # fmt: skip
     length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
-    given = options.given_speculation(speculation, drafter, length, rule, coupled, draft_temperature=draft_temperature)
-    # Not asyncio's: input() and Ctrl-C belong to the main thread.
+    given = options.given_speculation(speculation, drafter, length, rule, draft_temperature=draft_temperature)
+    # The synchronous client: input() and Ctrl-C belong to the main thread.
     key, tls = options.read_key(api_key_file), options.read_tls(tls_ca, tls_cert, tls_key)
     with options.naming_the_flag(), Client(address, key, tls) as client:
-        # A coordinator that is away is told before the user writes anything.
+        # Before the user writes anything, so that an unreachable coordinator is reported now.
         description = client.describe()
         if description.tokenizer.chat_template is None:
             model = description.target.name
             raise ConfigError(f"{model} has no chat template; `paceline generate --raw` continues a text without one")
         asked = description.defaults.overruled_by(given, sampling) if given else None
-        conversation = Conversation(client, system, sampling, asked)
+        conversation = ChatSession(client, system, sampling, asked)
         conversation.banner(description.target.name)
         while question := ask():
             conversation.answer(question)
 
 
 def ask() -> str:
-    """A line of the user's; empty at the end."""
+    """Reads a line from the user; returns an empty one at the end."""
     try:
         return input("> ").strip()
     except UnicodeDecodeError:
@@ -80,8 +79,8 @@ def ask() -> str:
         return ""
 
 
-class Conversation:
-    """Messages so far, and where they are shown."""
+class ChatSession:
+    """Keeps the messages so far, and shows answers."""
 
     def __init__(
         self, client: Client, system: str | None, sampling: SamplingParams, speculation: SpeculationParams | None
@@ -93,13 +92,13 @@ class Conversation:
         self._console = Console(highlight=False, soft_wrap=True)
 
     def banner(self, model: str) -> None:
-        """Who answers, and how to leave."""
+        """Prints the model's name and how to leave."""
         self._console.print(f"{model}. {HOW_TO_LEAVE}", style="dim", markup=False)
         if self._console.is_terminal and not self._console.no_color:
             self._console.print(legend())
 
     def answer(self, question: str) -> None:
-        """Streams an answer until it ends, or the user ends it. A question that is refused is forgotten."""
+        """Streams an answer until it ends or the user stops it. Forgets a question that is refused."""
         self._messages.append({"role": "user", "content": question})
         answer, mark = Completion(), ""
         try:
@@ -119,11 +118,11 @@ class Conversation:
             self._messages.pop()
 
     def _mark(self, answer: Completion) -> str:
-        """What is said of an answer that is cut off."""
+        """Returns a note for an answer that was cut off; empty otherwise."""
         assert answer.finish is not None
         if answer.finish.reason != "length":
             return ""
         tokens = answer.finish.completion_tokens
         if tokens < self._sampling.max_tokens:
-            return f"[cut at {tokens} tokens: the conversation is as long as the model takes]"
+            return f"[cut at {tokens} tokens: the model's context is full]"
         return f"[cut at {tokens} tokens: --max-tokens]"

@@ -1,4 +1,4 @@
-"""`paceline demo`: the whole path once, from nothing. What `make demo` runs."""
+"""`paceline demo`: starts everything, answers a prompt and compares speeds. `make demo` runs it."""
 
 import sys
 from pathlib import Path
@@ -10,38 +10,38 @@ from rich.console import Console
 from paceline.checks import require
 from paceline.cli import options
 from paceline.cli.printing import coloured, legend, print_stats, tokens_per_second
+from paceline.cli.services import Services, make_socket_folder
+from paceline.cli.stack import make_stack
 from paceline.client import AsyncClient, Completion
-from paceline.deployment.deployment import make_deployment
-from paceline.deployment.services import Services, make_socket_folder
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 
 PROMPT = "What is the capital of France, and what is it famous for?"
-# Timed in turns, so that a busy machine hits both alike.
+# Timed in turns, so that load on the machine affects both alike.
 TIMED_RUNS = 3
 DRAFTERS = ", ".join(each.value for each in Drafter if each is not Drafter.CUSTOM)
 
 
 def demo(
-    prompt: Annotated[str, typer.Argument(help="what to answer")] = PROMPT,
+    prompt: Annotated[str, typer.Argument(help="prompt")] = PROMPT,
     max_tokens: options.MaxTokens = 96,
     draft_tokens: Annotated[
-        str, typer.Option(help="tokens proposed in a round: 1 to 16, adaptive or entropy")
+        str, typer.Option(help="draft tokens per round: 1 to 16, adaptive or entropy")
     ] = "adaptive",
     draft_min: options.DraftMin = None,
     draft_max: options.DraftMax = None,
     entropy_beta: options.EntropyBeta = None,
     drafter: Annotated[str, typer.Option(help=DRAFTERS)] = "hybrid",
 ) -> None:
-    """Starts the three services, answers a prompt in colour by origin, compares speeds, and stops them."""
+    """Starts the services, answers a prompt, compares the speed with and without speculation, and stops them."""
     length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
-    given = options.given_speculation(None, drafter, length, rule=None, coupled=False)
+    given = options.given_speculation(None, drafter, length, rule=None)
     speculative = SpeculationParams(**given)
     require(
         speculative.num_draft_tokens != 0,
         "draft_tokens",
         draft_tokens,
-        "at least 1: without speculation there is nothing to compare",
+        "at least 1",
     )
     require(speculative.drafter is not Drafter.CUSTOM, "--drafter", drafter, DRAFTERS)
     options.run(_run(prompt, SamplingParams(max_tokens=max_tokens), speculative))
@@ -52,10 +52,10 @@ async def _run(prompt: str, sampling: SamplingParams, speculative: SpeculationPa
     with make_socket_folder("paceline-demo-") as folder:
         # The same prompt comes several times: an answer must not be drafted from the one before.
         address = f"unix:{Path(folder) / 'coordinator.sock'}"
-        deployment = make_deployment(coordinator={"listen": address, "recent_tokens": 0})
+        stack = make_stack(coordinator={"listen": address, "recent_tokens": 0})
         console.print("starting draft server, target server and coordinator …", style="dim")
         async with (
-            Services(deployment, _log_trouble) as services,
+            Services(stack, _log_trouble) as services,
             AsyncClient(services.address, tls=services.tls) as client,
         ):
             await compare(console, client, prompt, sampling, speculative)

@@ -21,13 +21,13 @@ from paceline.speculation import SpeculationParams
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What one call of the command asks for."""
+class Order:
+    """What one run of the command requests."""
 
     connect: Callable[[], AsyncClient]
     records: list[PromptRecord]
     sampling: SamplingParams
-    # Of the speculation parameters those that were given.
+    # The fields of SpeculationParams that were given.
     given: dict[str, Any]
     raw: bool
     concurrency: int
@@ -38,22 +38,24 @@ class Job:
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="what to answer; - or nothing: a text on stdin", show_default=False)
+        str | None, typer.Argument(help="prompt; - or none: read it from stdin", show_default=False)
     ] = None,
     address: options.Address = options.DEFAULT_ADDRESS,
     api_key_file: options.ApiKeyFile = None,
     tls_ca: options.TlsCa = None,
     tls_cert: options.TlsCert = None,
     tls_key: options.TlsKey = None,
-    prompts: Annotated[Path | None, typer.Option(help=f"a file of prompts instead: {options.PROMPT_FORMS}")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="with --prompts: how many at once")] = 1,
+    prompts: Annotated[Path | None, typer.Option(help=f"file of prompts: {options.PROMPT_FORMS}")] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="with --prompts: number of concurrent requests", rich_help_panel=options.ADVANCED)
+    ] = 1,
     max_tokens: options.MaxTokens = DEFAULT_MAX_TOKENS,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     seed: options.Seed = None,
-    n: Annotated[int, typer.Option("--n", help="independent samples of each prompt, 1 to 64")] = 1,
+    n: Annotated[int, typer.Option("--n", help="number of samples per prompt, 1 to 64")] = 1,
     stop: options.Stop = None,
     min_tokens: options.MinTokens = 0,
     ignore_eos: options.IgnoreEos = False,
@@ -63,7 +65,9 @@ def generate(
     logprobs: options.Logprobs = None,
     beams: options.Beams = 1,
     length_penalty: options.LengthPenalty = 1.0,
-    raw: Annotated[bool, typer.Option("--raw", help="the prompt as it is, without chat template")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="send the prompt without the chat template", rich_help_panel=options.ADVANCED)
+    ] = False,
     speculation: options.SpeculationSwitch = None,
     drafter: options.DrafterName = None,
     draft_tokens: options.DraftTokens = None,
@@ -71,30 +75,31 @@ def generate(
     draft_max: options.DraftMax = None,
     entropy_beta: options.EntropyBeta = None,
     rule: options.RuleName = None,
-    coupled: options.Coupled = False,
     lenience: options.Lenience = None,
     draft_temperature: options.DraftTemperature = None,
     prediction: Annotated[
-        Path | None, typer.Option(help="a file with what the output will largely be; drafts are taken from it")
+        Path | None,
+        typer.Option(help="file with the expected output, a source of drafts", rich_help_panel=options.ADVANCED),
     ] = None,
-    cache_salt: Annotated[
-        str, typer.Option(help="requests with the same one share cached prompts and recent answers; default: none")
-    ] = "",
+    cache_salt: Annotated[str, typer.Option(hidden=True)] = "",
     trace: Annotated[
-        bool, typer.Option("--trace", help="a line for each run of the target in place of the text")
+        bool,
+        typer.Option("--trace", help="print one line per round in place of the text", rich_help_panel=options.ADVANCED),
     ] = False,
-    trace_json: Annotated[Path | None, typer.Option(help="write a JSON object for each run of the target here")] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="a table of figures on stderr")] = False,
+    trace_json: Annotated[
+        Path | None, typer.Option(help="write one JSON object per round to this file", rich_help_panel=options.ADVANCED)
+    ] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="print statistics to stderr")] = False,
     color: Annotated[
-        bool, typer.Option("--color", help="colour tokens by origin, on a terminal; FORCE_COLOR=1: also elsewhere")
+        bool, typer.Option("--color", help="color tokens by origin, on a terminal or with FORCE_COLOR=1")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a sample on stdout")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per sample")] = False,
 ) -> None:
     """Streams text: one PROMPT, or a file of them."""
     if logprobs is not None and not as_json:
-        raise InvalidArgument("--logprobs", "needs --json: as text a completion has no place for them")
+        raise InvalidArgument("logprobs", "needs --json")
     if trace and as_json:
-        raise InvalidArgument("--trace and --json", "are given; --trace-json FILE goes with --json")
+        raise InvalidArgument("--trace and --json", "are given; use --trace-json FILE with --json")
     options.require_file("--trace-json", trace_json)
     sampling = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
@@ -104,7 +109,7 @@ def generate(
         beams=beams, length_penalty=length_penalty,
     )  # fmt: skip
     length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
-    given = options.given_speculation(speculation, drafter, length, rule, coupled, lenience, draft_temperature)
+    given = options.given_speculation(speculation, drafter, length, rule, lenience, draft_temperature)
     if prompt is not None and prompts is not None:
         raise InvalidArgument("PROMPT and --prompts", "are given; give one of them")
     wanted = [PromptRecord(one_prompt(prompt))] if prompts is None else read_prompts("--prompts", prompts)
@@ -116,12 +121,12 @@ def generate(
     with contextlib.ExitStack() as stack:
         traces = None if trace_json is None else stack.enter_context(open_to_write("--trace-json", trace_json))
         connect = options.connector(address, api_key_file, options.read_tls(tls_ca, tls_cert, tls_key))
-        job = Job(connect, wanted, sampling, given, raw, concurrency, more, traces)
-        options.run(_run(job, printer))
+        order = Order(connect, wanted, sampling, given, raw, concurrency, more, traces)
+        options.run(_run(order, printer))
 
 
 def one_prompt(argument: str | None) -> str:
-    """The prompt on the command line, or on stdin. Raises InvalidArgument where there is none."""
+    """Returns the prompt on the command line or on stdin. Raises InvalidArgument if there is none."""
     if argument is not None and argument != "-":
         name, text = "PROMPT", argument
     else:
@@ -133,13 +138,13 @@ def one_prompt(argument: str | None) -> str:
         except UnicodeDecodeError:
             raise InvalidArgument(name, "is not UTF-8 text") from None
     require(bool(text.strip()), name, text, "a text that is not empty")
-    # Python reads bytes of the command line that are no UTF-8 as lone surrogates.
+    # Python decodes other bytes on the command line as lone surrogates.
     require(not any("\ud800" <= character <= "\udfff" for character in text), name, text, "a text in UTF-8")
     return text
 
 
 def read_text(name: str, path: Path) -> str:
-    """A file's text. Raises InvalidArgument naming the option and the file."""
+    """Reads a text file. Raises InvalidArgument naming the option and the file."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -156,26 +161,28 @@ def open_to_write(name: str, path: Path) -> TextIO:
         raise ConfigError(f"{name} {path}: {error.strerror or error}") from error
 
 
-async def _run(job: Job, printer: Printer) -> None:
-    async with job.connect() as client:
-        speculation = await options.resolve_speculation(client, job.given, job.sampling)
-        places = asyncio.Semaphore(job.concurrency)
-        # For each prompt a queue a sample.
-        queues: list[list[asyncio.Queue[Any]]] = [[asyncio.Queue() for _ in range(job.sampling.n)] for _ in job.records]
+async def _run(order: Order, printer: Printer) -> None:
+    async with order.connect() as client:
+        speculation = await options.resolve_speculation(client, order.given, order.sampling)
+        slots = asyncio.Semaphore(order.concurrency)
+        # One queue per prompt and sample.
+        queues: list[list[asyncio.Queue[Any]]] = [
+            [asyncio.Queue() for _ in range(order.sampling.n)] for _ in order.records
+        ]
         tasks = [
-            asyncio.create_task(_generate_into(samples, places, client, record.prompt, job, speculation))
-            for samples, record in zip(queues, job.records, strict=True)
+            asyncio.create_task(_generate_into(samples, slots, client, record.prompt, order, speculation))
+            for samples, record in zip(queues, order.records, strict=True)
         ]
         try:
-            for index, record in enumerate(job.records):
+            for index, record in enumerate(order.records):
                 for choice, queue in enumerate(queues[index]):
                     answer = Answer(index, choice, record)
                     printer.begin(answer)
                     async for piece in _drain(queue):
                         answer.completion.add(piece)
                         printer.piece(piece)
-                        if job.traces is not None:
-                            write_record(job.traces, answer, piece)
+                        if order.traces is not None:
+                            write_record(order.traces, answer, piece)
                     if answer.completion.finish is None:
                         # Raises what ended it early.
                         await tasks[index]
@@ -186,12 +193,12 @@ async def _run(job: Job, printer: Printer) -> None:
 
 
 async def _generate_into(
-    samples: list[asyncio.Queue[Any]], places: asyncio.Semaphore, client: AsyncClient, prompt: Prompt, job: Job,
+    samples: list[asyncio.Queue[Any]], slots: asyncio.Semaphore, client: AsyncClient, prompt: Prompt, order: Order,
     speculation: SpeculationParams | None,
 ) -> None:  # fmt: skip
     try:
-        async with places:
-            async for piece in client.stream(prompt, job.sampling, speculation, job.raw, **job.options):
+        async with slots:
+            async for piece in client.stream(prompt, order.sampling, speculation, order.raw, **order.options):
                 samples[piece.index].put_nowait(piece)
     finally:
         for queue in samples:

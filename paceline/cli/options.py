@@ -1,4 +1,8 @@
-"""Options that `generate`, `chat` and `demo` share, and what they become."""
+"""Options that several commands share, and what they become.
+
+An option with the panel ADVANCED is listed at the end of `--help`. A hidden option has no flag: the environment and
+paceline.toml set it (see `paceline.cli.command`).
+"""
 
 import asyncio
 import contextlib
@@ -9,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from paceline.checks import require
+from paceline.cli.command import ADVANCED
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unauthenticated, Unavailable, Unreachable
 from paceline.keys import ENVIRONMENT, check_key
@@ -17,10 +22,8 @@ from paceline.rpc.tls import ENVIRONMENT as TLS_ENVIRONMENT
 from paceline.rpc.tls import Names, Tls, find_tls
 from paceline.sampling import SamplingParams
 from paceline.speculation import (
-    MAX_DRAFT_TOKENS,
     Drafter,
     DraftLength,
-    DraftMode,
     Rule,
     SpeculationParams,
     parse_draft_length,
@@ -38,103 +41,80 @@ def _checked_address(given: str | list[str] | None) -> str | list[str] | None:
     return given
 
 
+def at_least_one_token(given: int | None) -> int | None:
+    """Raises InvalidArgument: a command has output to show, so it asks for some."""
+    require(given is None or given >= 1, "max_tokens", given, "in [1, 2147483647]")
+    return given
+
+
 Address = Annotated[str, typer.Option(help="the coordinator's HOST:PORT or unix:PATH", callback=_checked_address)]
 Addresses = Annotated[
     list[str] | None,
     typer.Option(
         "--address",
-        help=f"a coordinator's HOST:PORT or unix:PATH; several are asked in turn; default: {DEFAULT_ADDRESS}",
+        help=f"a coordinator's HOST:PORT or unix:PATH; repeat to spread requests; default: {DEFAULT_ADDRESS}",
         callback=_checked_address,
     ),
 ]
 ApiKeyFile = Annotated[
     Path | None,
-    typer.Option(help=f"a file that holds the API key and nothing else; default: the variable {ENVIRONMENT}"),
+    typer.Option(help=f"file that contains the API key; default: ${ENVIRONMENT}", rich_help_panel=ADVANCED),
 ]
 TlsCa = Annotated[
     Path | None,
     typer.Option(
-        help="speak TLS, and trust certificates of the authority in this file (docs/server.md); default: the variable "
-        f"{TLS_ENVIRONMENT.ca}, or no TLS"
+        help=f"connect over TLS, trusting the authority in this file (docs/server.md); default: ${TLS_ENVIRONMENT.ca}, "
+        "or no TLS",
+        rich_help_panel=ADVANCED,
     ),
 ]
-TlsCert = Annotated[
-    Path | None,
-    typer.Option(
-        help=f"the certificate to show to a coordinator that asks for one; default: the variable {TLS_ENVIRONMENT.cert}"
-    ),
+# The client's certificate, for mutual TLS.
+TlsCert = Annotated[Path | None, typer.Option(hidden=True)]
+TlsKey = Annotated[Path | None, typer.Option(hidden=True)]
+
+MaxTokens = Annotated[int, typer.Option(help="maximum number of tokens to generate", callback=at_least_one_token)]
+Temperature = Annotated[float, typer.Option(help="sampling temperature; 0 is greedy")]
+TopK = Annotated[int, typer.Option(help="sample from the k most likely tokens; 0: all", rich_help_panel=ADVANCED)]
+TopP = Annotated[float, typer.Option(help="sample from the most likely tokens with this total probability")]
+MinP = Annotated[float, typer.Option(hidden=True)]
+Seed = Annotated[int | None, typer.Option(help="seed of the sampling; default: random, reported")]
+Stop = Annotated[list[str] | None, typer.Option(help="stop before this string; repeatable")]
+MinTokens = Annotated[int, typer.Option(hidden=True)]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="continue after the end-of-text token", rich_help_panel=ADVANCED)
 ]
-TlsKey = Annotated[
-    Path | None, typer.Option(help=f"that certificate's key, in a file; default: the variable {TLS_ENVIRONMENT.key}")
-]
-TLS_FLAGS = Names("--tls-cert", "--tls-key", "--tls-ca")
-
-
-def at_least_one_token(given: int | None) -> int | None:
-    """A command has output to show, so it asks for some. Raises InvalidArgument."""
-    require(given is None or given >= 1, "max_tokens", given, "in [1, 2147483647]")
-    return given
-
-
-MaxTokens = Annotated[int, typer.Option(help="most tokens to generate", callback=at_least_one_token)]
-Temperature = Annotated[float, typer.Option(help="0 is greedy")]
-TopK = Annotated[int, typer.Option(help="keep the k most likely tokens; 0 keeps all")]
-TopP = Annotated[float, typer.Option(help="keep the likeliest tokens up to this mass, in [0, 1]")]
-MinP = Annotated[float, typer.Option(help="keep tokens this many times as likely as the likeliest, in [0, 1]")]
-Seed = Annotated[int | None, typer.Option(help="repeats a text; default: a fresh one, reported")]
-Stop = Annotated[list[str] | None, typer.Option(help="end before this string; may be given several times")]
-MinTokens = Annotated[int, typer.Option(help="no end before so many tokens")]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="go on past the model's end of text")]
-RepetitionPenalty = Annotated[float, typer.Option(help="above 1: tokens seen before, prompt included, are less likely")]
-PresencePenalty = Annotated[float, typer.Option(help="taken off the logits of tokens generated before")]
-FrequencyPenalty = Annotated[float, typer.Option(help="taken off for each time a token was generated before")]
-Logprobs = Annotated[int | None, typer.Option(help="with --json: log-probabilities, also of the N likeliest tokens")]
-Beams = Annotated[int, typer.Option(help="beam search over so many hypotheses, 1 to 10; the best comes at the end")]
-LengthPenalty = Annotated[
-    float, typer.Option(help="of beams: above 0 longer texts are better, below 0 shorter ones; in [-10, 10]")
-]
+RepetitionPenalty = Annotated[float, typer.Option(hidden=True)]
+PresencePenalty = Annotated[float, typer.Option(hidden=True)]
+FrequencyPenalty = Annotated[float, typer.Option(hidden=True)]
+Logprobs = Annotated[int | None, typer.Option(hidden=True)]
+Beams = Annotated[int, typer.Option(help="beam search with this many beams, 1 to 10", rich_help_panel=ADVANCED)]
+LengthPenalty = Annotated[float, typer.Option(hidden=True)]
 SpeculationSwitch = Annotated[str | None, typer.Option(help="on or off; default: the coordinator's")]
 DrafterName = Annotated[
     str | None, typer.Option(help=f"{', '.join(each.value for each in Drafter)}; default: the coordinator's")
 ]
 DraftTokens = Annotated[
     str | None,
-    typer.Option(help="tokens proposed in a round: 0 to 16, adaptive or entropy; default: the coordinator's"),
+    typer.Option(help="draft tokens per round: 0 to 16, adaptive or entropy; default: the coordinator's"),
 ]
-DraftMin = Annotated[
-    int | None, typer.Option(help="with --draft-tokens adaptive or entropy: the fewest, 0 to --draft-max; default: 0")
-]
-DraftMax = Annotated[
-    int | None,
-    typer.Option(help=f"with --draft-tokens adaptive or entropy: the most, 1 to {MAX_DRAFT_TOKENS}; default: 8"),
-]
-EntropyBeta = Annotated[
-    float | None,
-    typer.Option(
-        help="with --draft-tokens entropy: weight of the past in the smoothed entropy, in [0, 1); default: 0.5"
-    ),
-]
+DraftMin = Annotated[int | None, typer.Option(hidden=True)]
+DraftMax = Annotated[int | None, typer.Option(hidden=True)]
+EntropyBeta = Annotated[float | None, typer.Option(hidden=True)]
 RuleName = Annotated[
-    str | None, typer.Option(help="match or rejection, above temperature 0; default: the coordinator's")
-]
-Coupled = Annotated[
-    bool, typer.Option("--coupled", help="the draft draws with the target's noise; implies --rule match")
-]
-Lenience = Annotated[
-    float | None,
+    str | None,
     typer.Option(
-        help="in (0, 1]: accept with min(1, p/(lenience q)); below 1 the output's law is not quite the target's"
+        help="verification rule above temperature 0: match or rejection; default: the coordinator's",
+        rich_help_panel=ADVANCED,
     ),
 ]
-DraftTemperature = Annotated[
-    float | None, typer.Option(help="above 0: at which a draft model draws, without a change of the output's law")
-]
+Lenience = Annotated[float | None, typer.Option(hidden=True)]
+DraftTemperature = Annotated[float | None, typer.Option(hidden=True)]
 
 
 def given_length(
     draft_tokens: str | None, draft_min: int | None, draft_max: int | None, entropy_beta: float | None
 ) -> DraftLength | None:
-    """What --draft-tokens and the flags that go with it say; None where none was given. Raises InvalidArgument."""
+    """Returns the draft length that the options ask for; None if none was given. Raises InvalidArgument."""
     if all(each is None for each in (draft_tokens, draft_min, draft_max, entropy_beta)):
         return None
     return parse_draft_length(draft_tokens, draft_min=draft_min, draft_max=draft_max, entropy_beta=entropy_beta)
@@ -145,11 +125,10 @@ def given_speculation(
     drafter: str | None,
     length: DraftLength | None,
     rule: str | None,
-    coupled: bool,
     lenience: float | None = None,
     draft_temperature: float | None = None,
 ) -> dict[str, Any]:
-    """The SpeculationParams fields that were given. Raises InvalidArgument."""
+    """Returns the fields of SpeculationParams that were given. Raises InvalidArgument."""
     given: dict[str, Any] = {}
     if speculation is not None:
         given["enabled"] = _choice("speculation", speculation, {"on": True, "off": False})
@@ -163,17 +142,13 @@ def given_speculation(
         given["lenience"] = lenience
     if draft_temperature is not None:
         given["draft_temperature"] = draft_temperature
-    if coupled:
-        if given.get("rule") is Rule.REJECTION:
-            raise InvalidArgument("--coupled", "is a form of --rule match; leave out --rule rejection")
-        given |= {"rule": Rule.MATCH, "draft_mode": DraftMode.COUPLED}
     return given
 
 
 async def resolve_speculation(
     client: AsyncClient, given: dict[str, Any], sampling: SamplingParams
 ) -> SpeculationParams | None:
-    """What was given over the coordinator's own defaults; None where nothing was. Raises InvalidArgument."""
+    """Merges the given fields into the coordinator's defaults; None if none was given. Raises InvalidArgument."""
     return (await client.describe()).defaults.overruled_by(given, sampling) if given else None
 
 
@@ -185,18 +160,20 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 @contextlib.contextmanager
 def naming_the_flag() -> Iterator[None]:
-    """Where no coordinator answers, or one wants another key, the error names the flag that gives it."""
+    """Names the flag that may help, if no coordinator answers or it refuses the key."""
     try:
         yield
     except Unauthenticated as error:
-        raise Unauthenticated(f"{error} (--api-key-file FILE or the variable {ENVIRONMENT} gives a key)") from None
+        raise Unauthenticated(f"{error} (set a key with --api-key-file FILE or ${ENVIRONMENT})") from None
     except Unreachable as error:
-        hint = "is `paceline up` running? --address gives another address, --tls-ca, --tls-cert and --tls-key speak TLS"
+        hint = (
+            f"is `paceline up` running? --address sets another address, --tls-ca or ${TLS_ENVIRONMENT.ca} turns on TLS"
+        )
         raise Unavailable(f"{error} ({hint})") from None
 
 
 def read_key(path: Path | None) -> str | None:
-    """The API key in the file; None, which leaves it to the environment, where no file is given.
+    """Reads the API key from a file; None, which leaves it to the environment, without a file.
 
     Raises InvalidArgument, which does not name the file: somebody may have given the key itself.
     """
@@ -211,22 +188,29 @@ def read_key(path: Path | None) -> str | None:
 
 
 def read_tls(ca: Path | None, cert: Path | None, key: Path | None) -> Tls:
-    """What flags say, or else the environment. Raises ConfigError for files that are missing or bad."""
-    given = Tls(cert, key, ca, TLS_FLAGS)
-    if not given:
-        return find_tls(None)
-    given.client_context()
-    return given
+    """Takes each file from the options, or else from the environment. Raises ConfigError for missing or bad files."""
+    default = find_tls(None)
+    tls = Tls(
+        cert or default.cert, key or default.key, ca or default.ca,
+        Names(
+            "tls_cert" if cert else TLS_ENVIRONMENT.cert,
+            "tls_key" if key else TLS_ENVIRONMENT.key,
+            "--tls-ca" if ca else TLS_ENVIRONMENT.ca,
+        ),
+    )  # fmt: skip
+    if tls:
+        tls.client_context()
+    return tls
 
 
 def connector(address: str, api_key_file: Path | None, tls: Tls) -> Callable[[], AsyncClient]:
-    """What makes a client, which has to happen inside of an event loop. Raises InvalidArgument now."""
+    """Returns a function that makes a client, inside an event loop. Raises InvalidArgument at once for a bad key."""
     key = read_key(api_key_file)
     return lambda: AsyncClient(address, key, tls)
 
 
 def require_file(name: str, path: Path | None, suffix: str = "") -> None:
-    """Raises InvalidArgument unless `path` can be written: said before any work."""
+    """Raises InvalidArgument unless `path` can be written: better before any work than after it."""
     if path is None:
         return
     require(path.parent.is_dir() and not path.is_dir(), name, str(path), "a file in a folder that exists")

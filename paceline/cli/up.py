@@ -12,8 +12,9 @@ from rich.text import Text
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
 from gateway.config import GatewaySettings
-from paceline.deployment.deployment import Deployment, make_deployment
-from paceline.deployment.services import Services, called_at
+from paceline.cli.command import ADVANCED
+from paceline.cli.services import Services, called_at
+from paceline.cli.stack import Stack, make_stack
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.rpc.channel import NO_TLS
 from paceline.rpc.health import is_serving
@@ -25,115 +26,104 @@ from target_server.config import TargetSettings
 COLOURS = {"target": "cyan", "draft": "magenta", "coordinator": "green", "gateway": "blue"}
 
 
-def _setting(settings: type[Settings], field: str, more: str = "") -> Any:
-    """An option that says what a process's setting says; left out, it is the process's own."""
+def _setting(settings: type[Settings], field: str, more: str = "", panel: str | None = None) -> Any:
+    """Declares an option with the help of a service's setting; left out, the service's own setting holds."""
     declared = settings.model_fields[field]
     default = declared.default
-    shown = "" if default is None or "default:" in (declared.description or "") else f"; default: {_shown(default)}"
-    return typer.Option(help=f"{declared.description}{more}{shown}", show_default=False)
-
-
-def _shown(default: Any) -> str:
-    return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
+    shown = "" if default is None or "default:" in (declared.description or "") else f"; default: {default}"
+    return typer.Option(help=f"{declared.description}{more}{shown}", show_default=False, rich_help_panel=panel)
 
 
 def up(
-    listen: Annotated[str | None, _setting(CoordinatorSettings, "listen", " of the coordinator")] = None,
-    http: Annotated[str | None, _setting(GatewaySettings, "listen", " of the gateway, or none: no gateway")] = None,
-    api_keys: Annotated[Path | None, _setting(CoordinatorSettings, "api_keys")] = None,
-    no_keys: Annotated[
-        bool, typer.Option("--no-keys", help=CoordinatorSettings.model_fields["no_keys"].description)
-    ] = False,
-    tls_cert: Annotated[Path | None, _setting(CoordinatorSettings, "tls_cert")] = None,
-    tls_key: Annotated[Path | None, _setting(CoordinatorSettings, "tls_key")] = None,
-    tls_ca: Annotated[
-        Path | None, typer.Option(help="the authority of that certificate, in a file; the services trust it")
-    ] = None,
-    tls_client_ca: Annotated[Path | None, _setting(CoordinatorSettings, "tls_client_ca")] = None,
     target_model: Annotated[str | None, _setting(TargetSettings, "model")] = None,
     draft_model: Annotated[str | None, _setting(DraftSettings, "model", ", or none: no draft server")] = None,
+    listen: Annotated[str | None, _setting(CoordinatorSettings, "listen", " of the coordinator")] = None,
+    http: Annotated[str | None, _setting(GatewaySettings, "listen", " of the gateway, or none: no gateway")] = None,
     device: Annotated[str | None, _setting(TargetSettings, "device", ": cpu, or cuda for both on one GPU")] = None,
     dtype: Annotated[str | None, _setting(TargetSettings, "dtype", ", of both models: float32 or bfloat16")] = None,
-    target_quantization: Annotated[str | None, _setting(TargetSettings, "quantization")] = None,
-    draft_quantization: Annotated[str | None, _setting(DraftSettings, "quantization")] = None,
-    max_model_len: Annotated[int | None, _setting(TargetSettings, "max_model_len")] = None,
-    kv_cache_memory: Annotated[str | None, _setting(TargetSettings, "kv_cache_memory", "; of each server")] = None,
-    kv_cache_dtype: Annotated[
-        str | None, _setting(TargetSettings, "kv_cache_dtype", "; of both servers: auto, bfloat16 or int8")
-    ] = None,
-    speculation: Annotated[bool | None, _setting(CoordinatorSettings, "speculation")] = None,
     drafter: Annotated[str | None, _setting(CoordinatorSettings, "drafter")] = None,
-    custom_drafter: Annotated[str | None, _setting(CoordinatorSettings, "custom_drafter")] = None,
     draft_tokens: Annotated[str | None, _setting(CoordinatorSettings, "draft_tokens")] = None,
-    draft_min: Annotated[int | None, _setting(CoordinatorSettings, "draft_min")] = None,
-    draft_max: Annotated[int | None, _setting(CoordinatorSettings, "draft_max")] = None,
-    entropy_beta: Annotated[float | None, _setting(CoordinatorSettings, "entropy_beta")] = None,
-    rule: Annotated[str | None, _setting(CoordinatorSettings, "rule", ": match or rejection")] = None,
-    coupled: Annotated[bool | None, _setting(CoordinatorSettings, "coupled")] = None,
-    lenience: Annotated[float | None, _setting(CoordinatorSettings, "lenience")] = None,
     max_running: Annotated[int | None, _setting(CoordinatorSettings, "max_running")] = None,
-    traces: Annotated[str | None, _setting(CoordinatorSettings, "traces", "; of all services")] = None,
+    target_quantization: Annotated[str | None, _setting(TargetSettings, "quantization", panel=ADVANCED)] = None,
+    draft_quantization: Annotated[str | None, _setting(DraftSettings, "quantization", panel=ADVANCED)] = None,
+    max_model_len: Annotated[int | None, _setting(TargetSettings, "max_model_len", panel=ADVANCED)] = None,
+    kv_cache_memory: Annotated[
+        str | None, _setting(TargetSettings, "kv_cache_memory", "; of each server", ADVANCED)
+    ] = None,
+    api_keys: Annotated[Path | None, _setting(CoordinatorSettings, "api_keys", panel=ADVANCED)] = None,
+    no_keys: Annotated[
+        bool,
+        typer.Option(
+            "--no-keys", help=CoordinatorSettings.model_fields["no_keys"].description, rich_help_panel=ADVANCED
+        ),
+    ] = False,
+    tls_cert: Annotated[Path | None, _setting(CoordinatorSettings, "tls_cert", panel=ADVANCED)] = None,
+    tls_key: Annotated[Path | None, _setting(CoordinatorSettings, "tls_key", panel=ADVANCED)] = None,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(help="file with that certificate's authority; the services trust it", rich_help_panel=ADVANCED),
+    ] = None,
+    tls_client_ca: Annotated[Path | None, _setting(CoordinatorSettings, "tls_client_ca", panel=ADVANCED)] = None,
+    traces: Annotated[str | None, _setting(CoordinatorSettings, "traces", "; for all services", ADVANCED)] = None,
 ) -> None:
-    """Starts draft server, target server, coordinator and gateway; prints `ready ADDRESS URL` when all serve; Ctrl-C stops all.
+    """Starts draft server, target server, coordinator and gateway; prints `ready ADDRESS URL` when all serve.
 
-    What is not given is each process's own: its table in paceline.toml (target, draft, coordinator, gateway), or its
-    default. With --http none there is no gateway, and the line is `ready ADDRESS`.
+    Ctrl-C stops them. Other settings of the services are read from their tables in paceline.toml: target, draft,
+    coordinator and gateway. With --http none there is no gateway, and the line is `ready ADDRESS`.
     """
     shared: dict[str, Any] = {"api_keys": api_keys, "no_keys": no_keys or None}
     shared |= {"tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca, "traces": traces}
     calling = _calling(tls_cert, tls_key, tls_ca, tls_client_ca)
     both = {"device": device, "dtype": dtype, "max_model_len": max_model_len, "kv_cache_memory": kv_cache_memory}
-    both |= {"kv_cache_dtype": kv_cache_dtype, "traces": traces}
-    deployment = make_deployment(
+    both["traces"] = traces
+    stack = make_stack(
         target=_given(model=target_model, quantization=target_quantization, **both),
         draft=_given(model=draft_model, quantization=draft_quantization, **both),
         coordinator=_given(
-            listen=listen, **shared, speculation=speculation, drafter=drafter,
-            custom_drafter=custom_drafter, draft_tokens=draft_tokens, draft_min=draft_min, draft_max=draft_max,
-            entropy_beta=entropy_beta, rule=rule, coupled=coupled, lenience=lenience, max_running=max_running,
+            listen=listen, **shared, drafter=drafter, draft_tokens=draft_tokens, max_running=max_running
         ),
         gateway=None if http == "none" else _given(
             listen=http, **shared, servers_tls_ca=calling.ca, servers_tls_cert=calling.cert, servers_tls_key=calling.key
         ),
         client_tls=calling,
     )  # fmt: skip
-    asyncio.run(_run(deployment))
+    asyncio.run(_run(stack))
 
 
 def _calling(cert: Path | None, key: Path | None, ca: Path | None, client_ca: Path | None) -> Tls:
-    """How these services call one another; they show their own certificate to who asks for one. Raises InvalidArgument."""
+    """Returns the files with which these services call one another. Raises InvalidArgument."""
     if ca is None:
         return NO_TLS
     if cert is None:
-        raise InvalidArgument("--tls-ca", "needs --tls-cert and --tls-key: the certificate that the services have")
+        raise InvalidArgument("--tls-ca", "needs --tls-cert and --tls-key, the services' certificate")
     names = Names("--tls-cert", "--tls-key", "--tls-ca")
     return Tls(None, None, ca, names) if client_ca is None else Tls(cert, key, ca, names)
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """The settings that were given, paths as the text that settings hold."""
+    """Returns the options that were given, paths as text."""
     given = {name: value for name, value in options.items() if value is not None}
     return given | {name: str(value) for name, value in given.items() if isinstance(value, Path)}
 
 
-async def _run(deployment: Deployment) -> None:
-    """Until a signal comes, which may also come while models are loading."""
+async def _run(stack: Stack) -> None:
+    """Runs until SIGTERM or SIGINT, also while models are loading."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def log_line(service: str, line: str) -> None:
         console.print(Text(f"{service:>11} | ", style=COLOURS[service]), Text(line), sep="")
 
-    # Said before models are loaded for nothing.
-    if is_serving(called_at(deployment.listen), timeout_s=1.0, tls=deployment.tls):
+    # Before models are loaded for nothing.
+    if is_serving(called_at(stack.listen), timeout_s=1.0, tls=stack.tls):
         raise ConfigError(
-            f"a coordinator serves at {deployment.listen} already; stop it, or give another address by --listen"
+            f"a coordinator already serves at {stack.listen}; stop it, or set another address with --listen"
         )
-    require_free_address(deployment.listen)
-    if deployment.gateway is not None:
-        require_free_address(deployment.http_listen, "--http")
-    console.print("starting the services: some 15 s, longer the first time")
+    require_free_address(stack.listen)
+    if stack.gateway is not None:
+        require_free_address(stack.http_listen, "--http")
+    console.print("starting the services; the first start takes longer")
     stopping = asyncio.create_task(wait_for_signal())
-    running = asyncio.create_task(_serve(deployment, log_line))
+    running = asyncio.create_task(_serve(stack, log_line))
     await asyncio.wait((stopping, running), return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         await running
@@ -142,18 +132,17 @@ async def _run(deployment: Deployment) -> None:
     await asyncio.wait((running,))
 
 
-async def _serve(deployment: Deployment, log_line: Any) -> None:
-    async with Services(deployment, log_line) as services:
+async def _serve(stack: Stack, log_line: Any) -> None:
+    async with Services(stack, log_line) as services:
         print(" ".join(filter(None, ("ready", services.address, services.url))), flush=True)
-        where = (
-            ""
-            if called_at(services.address) == CoordinatorSettings.model_fields["listen"].default
-            else f" --address {called_at(services.address)}"
-        )
-        where += " --api-key-file FILE" if deployment.has_keys else ""
-        files = {"ca": deployment.tls.ca, "cert": deployment.tls.cert, "key": deployment.tls.key}
-        where += "".join(f" --tls-{name} {file}" for name, file in files.items() if file)
-        print(f'try, in another terminal: paceline generate "Why is the sky blue?"{where}', file=sys.stderr)
+        where = ""
+        if called_at(services.address) != CoordinatorSettings.model_fields["listen"].default:
+            where += f" --address {called_at(services.address)}"
+        where += " --api-key-file FILE" if stack.has_keys else ""
+        where += f" --tls-ca {stack.tls.ca}" if stack.tls.ca else ""
+        own = {"PACELINE_TLS_CERT": stack.tls.cert, "PACELINE_TLS_KEY": stack.tls.key}
+        first = "".join(f"{name}={file} " for name, file in own.items() if file)
+        print(f'try in another terminal: {first}paceline generate "Why is the sky blue?"{where}', file=sys.stderr)
         if services.url is not None:
-            print(f"or, in a browser: {services.url}", file=sys.stderr)
+            print(f"or in a browser: {services.url}", file=sys.stderr)
         await services.watch()

@@ -1,8 +1,14 @@
-"""`python -m paceline.rpc.health ADDRESS`: exit 0 if the server there says SERVING. For container health checks.
+"""Health checks: of gRPC servers (grpc.health.v1), and of the gateway over HTTP.
 
-PACELINE_TLS_CA, and PACELINE_TLS_CERT and _KEY where the server asks for a certificate, name files for a server with TLS.
+`python -m paceline.rpc.health ADDRESS`, or `http://ADDRESS` for a gateway, exits 0 if what listens there is healthy; for
+container health checks. Servers with TLS are called with the files in PACELINE_TLS_CA, PACELINE_TLS_CERT and
+PACELINE_TLS_KEY.
 """
 
+import contextlib
+import http.client
+import json
+import socket
 import sys
 
 import grpc
@@ -25,23 +31,62 @@ def is_serving(address: str, timeout_s: float = 5.0, service: str = "", tls: Tls
         return False
 
 
+def instance_at(listen: str, timeout_s: float = 5.0, tls: Tls = NO_TLS) -> str | None:
+    """Returns the instance name that the gateway at `listen` reports; "" without a supervisor, None without a gateway."""
+    try:
+        connection = _connect(listen, timeout_s, tls)
+    except (OSError, ConfigError):
+        return None
+    try:
+        connection.request("GET", "/health", headers={"host": "localhost"})
+        response = connection.getresponse()
+        body = json.loads(response.read(1000))
+        return str(body.get("instance", "")) if response.status == 200 else None
+    except (OSError, http.client.HTTPException, ValueError, AttributeError):
+        return None
+    finally:
+        connection.close()
+
+
 def _open(address: str, tls: Tls) -> grpc.Channel:
     if not tls:
         return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
     return grpc.secure_channel(address, tls.channel_credentials(), options=tls_options(address))
 
 
+def _connect(listen: str, timeout_s: float, tls: Tls) -> http.client.HTTPConnection:
+    """Raises ConfigError for bad files, OSError for a socket without a gateway that speaks TLS."""
+    context = tls.client_context() if tls else None
+    if not listen.startswith("unix:"):
+        if context is not None:
+            return http.client.HTTPSConnection(listen, timeout=timeout_s, context=context)
+        return http.client.HTTPConnection(listen, timeout=timeout_s)
+    connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(timeout_s)
+    # If the socket leads nowhere, the request fails.
+    with contextlib.suppress(OSError):
+        connection.sock.connect(listen.removeprefix("unix:"))
+    if context is not None:
+        connection.sock = context.wrap_socket(connection.sock, server_hostname="localhost")
+    return connection
+
+
 def main() -> None:
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m paceline.rpc.health ADDRESS")
+        sys.exit("usage: python -m paceline.rpc.health [http://]ADDRESS")
+    given = sys.argv[1]
+    is_http = given.startswith(("http://", "https://"))
+    address = given.partition("://")[2] if is_http else given
     tls = find_tls(None)
     try:
-        check_address("ADDRESS", sys.argv[1])
+        check_address("ADDRESS", address)
         if tls:
             tls.client_context()
     except (ConfigError, InvalidArgument) as error:
         sys.exit(f"error: {error}")
-    sys.exit(0 if is_serving(sys.argv[1], tls=tls) else 1)
+    is_healthy = instance_at(address, tls=tls) is not None if is_http else is_serving(address, tls=tls)
+    sys.exit(0 if is_healthy else 1)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import gc
 import logging
@@ -9,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -22,10 +23,9 @@ from grpc_reflection.v1alpha import reflection
 
 from paceline.errors import ConfigError, DeviceLost, InvalidArgument, OutOfRange, PacelineError
 from paceline.observability.logs import LogFormat, LogLevel, set_up_logs
-from paceline.rpc.authentication import caller
 from paceline.rpc.channel import MAX_MESSAGE_BYTES, NO_TLS, SERVER_OPTIONS, check_address
+from paceline.rpc.metadata import caller
 from paceline.rpc.status import abort_with
-from paceline.rpc.supervision import end_with_supervisor, instance_of
 from paceline.rpc.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -265,3 +265,31 @@ class _Telling(contextlib.AbstractContextManager["_Telling"]):
     async def abort(self) -> None:
         assert self._error is not None
         await abort_with(self._context, self._error)
+
+
+# "PID INSTANCE", set by the supervisor (`paceline up`) of a process.
+SUPERVISOR_VARIABLE = "PACELINE_SUPERVISOR"
+# prctl(2): the signal that this process gets when its parent's thread ends.
+_PR_SET_PDEATHSIG = 1
+
+
+def supervised_environment(instance: str) -> dict[str, str]:
+    """This process's environment, for a service that it starts."""
+    return {**os.environ, SUPERVISOR_VARIABLE: f"{os.getpid()} {instance}"}
+
+
+def instance_of(variables: Mapping[str, str]) -> str | None:
+    """The name of the health service by which the supervisor knows this process; None without a supervisor."""
+    _, _, instance = variables.get(SUPERVISOR_VARIABLE, "").partition(" ")
+    return f"instance.{instance}" if instance else None
+
+
+def end_with_supervisor() -> None:
+    """Asks the system for a SIGTERM when the supervisor dies, however it dies. Linux only; elsewhere does nothing."""
+    pid, _, _ = os.environ.get(SUPERVISOR_VARIABLE, "").partition(" ")
+    if not pid or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(pid):
+        # It died before it could be asked for.
+        sys.exit(1)

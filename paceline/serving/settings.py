@@ -1,22 +1,26 @@
-"""Settings that both model servers have: the engine's, and the server's own. No torch: `--help` answers at once."""
+"""Settings of both model servers: the engine's, and the server's own. Imports no torch, so that `--help` is quick."""
+
+from typing import ClassVar
 
 from pydantic import Field
 
 from paceline.engine.config import EngineConfig
-from paceline.rpc.settings import GrpcSettings
-from paceline.settings import ListenAddress, ServiceSettings
+from paceline.settings import GrpcSettings, ListenAddress, ServiceSettings
 
 
 class ModelServerSettings(GrpcSettings, ServiceSettings, EngineConfig):  # type: ignore[misc]  # both say how pydantic treats them
-    """Flags of a model server."""
+    """Settings of a model server."""
+
+    first_in_help: ClassVar[tuple[str, ...]] = (
+        "listen", "model", "device", "dtype", "quantization", "max_model_len", "kv_cache_memory", "threads",
+        "gpu_memory_fraction",
+    )  # fmt: skip
+    without_flag: ClassVar[tuple[str, ...]] = ("step_timeout", "waiting")
 
     listen: ListenAddress = Field("127.0.0.1:50051", description="HOST:PORT or unix:PATH")
     step_timeout: float = Field(
-        300.0,
-        gt=0,
-        le=86400,
-        description="seconds after which a step of the engine counts as hung, and the server ends itself",
+        300.0, gt=0, le=86400, description="seconds after which an engine step counts as hung and the server exits"
     )
     check_integrity: bool = Field(
-        False, description="whenever idle, check the cache's bookkeeping and end at a fault (for tests)"
+        False, description="for tests: check the KV cache's bookkeeping when idle, and exit if it is wrong"
     )

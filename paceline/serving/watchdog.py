@@ -22,7 +22,7 @@ async def watch(worker: Worker, most_s: float) -> None:
     while True:
         await asyncio.sleep(min(LOOK_S, most_s / 4))
         if worker.step_s > most_s:
-            log.critical("an engine step has taken longer than %g s (--step-timeout), so this server ends", most_s)
+            log.critical("an engine step has taken longer than %g s (step_timeout), so this server ends", most_s)
             _end()
 
 

@@ -17,12 +17,15 @@ class Ran(NamedTuple):
 
 @pytest.fixture
 def paceline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Runs `paceline` with these arguments."""
+    """Runs `paceline` with these arguments; keyword arguments are settings in the environment."""
 
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_info:
-            main()
+    def run(*arguments: object, **settings: object) -> Ran:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["paceline", *map(str, arguments)])
+            for name, value in settings.items():
+                patch.setenv(f"PACELINE_{arguments[0]}_{name}".upper(), str(value))
+            with pytest.raises(SystemExit) as exit_info:
+                main()
         code = exit_info.value.code
         return Ran(code if isinstance(code, int) else 0, *capsys.readouterr())
 

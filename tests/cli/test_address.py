@@ -35,7 +35,7 @@ def test_commands_say_that_no_coordinator_answers_and_what_to_do(
     ran = paceline(*command, "--address", address)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.startswith(f"error: can't reach {address}: ")
-    assert "is `paceline up` running? --address gives another address" in ran.err
+    assert "is `paceline up` running? --address sets another address" in ran.err
     assert ran.err.count("\n") == 1
 
 

@@ -29,9 +29,9 @@ HOW_TO_LEAVE = "An empty line, Ctrl-D or Ctrl-C ends the conversation"
 def chat(paceline, tiny_trio: Trio, monkeypatch: pytest.MonkeyPatch):
     """Runs a chat whose user writes `written`."""
 
-    def run(written: bytes, *flags: object):
+    def run(written: bytes, *flags: object, **settings: object):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(written), encoding="utf-8"))
-        return paceline("chat", "--address", tiny_trio.address, *flags)
+        return paceline("chat", "--address", tiny_trio.address, *flags, **settings)
 
     return run
 
@@ -62,7 +62,7 @@ def test_it_remembers_the_conversation_and_samples_unless_told(chat, tiny_trio: 
 
 def test_penalties_reach_the_model(chat) -> None:
     flags = ("--max-tokens", 60, "--temperature", 0)
-    assert chat(b"say it\n", *flags).out != chat(b"say it\n", *flags, "--repetition-penalty", 1.8).out
+    assert chat(b"say it\n", *flags).out != chat(b"say it\n", *flags, repetition_penalty=1.8).out
 
 
 def test_a_question_that_is_refused_ends_nothing(chat) -> None:

@@ -21,7 +21,7 @@ def test_bad_draft_tokens_are_named(paceline, value: str, said: str) -> None:
 
 
 def test_a_bound_without_a_rule_is_named(paceline) -> None:
-    ran = paceline("demo", "--draft-tokens", 4, "--draft-max", 6)
+    ran = paceline("demo", "--draft-tokens", 4, draft_max=6)
     assert (ran.code, "draft_max is 6; it must be left out unless" in ran.err) == (2, True), ran.err
 
 

@@ -36,10 +36,9 @@ def test_json_gives_one_line_a_prompt_in_the_order_given(paceline, tiny_trio: Tr
 
 
 def test_penalties_and_logprobs_are_those_of_the_client(paceline, tiny_trio: Trio) -> None:
-    flags = ("--repetition-penalty", 1.5, "--presence-penalty", 0.5, "--frequency-penalty", 0.25)
     ran = paceline(
-        "generate", "say it", "--address", tiny_trio.address, "--raw", "--max-tokens", 120, "--min-tokens", 120,
-        *flags, "--logprobs", 2, "--json",
+        "generate", "say it", "--address", tiny_trio.address, "--raw", "--max-tokens", 120, "--json", min_tokens=120,
+        repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.25, logprobs=2,
     )  # fmt: skip
     assert ran.code == 0, ran.err
     line = json.loads(ran.out)
@@ -56,7 +55,7 @@ def test_penalties_and_logprobs_are_those_of_the_client(paceline, tiny_trio: Tri
 
 def test_beams_and_their_length_penalty_are_those_of_the_client(paceline, unlike_trio: Trio) -> None:
     flags = ("--raw", "--max-tokens", 40, "--json")
-    ran = paceline("generate", "t3 t9", "--address", unlike_trio.address, *flags, "--beams", 4, "--length-penalty", -10)
+    ran = paceline("generate", "t3 t9", "--address", unlike_trio.address, *flags, "--beams", 4, length_penalty=-10)
     assert ran.code == 0, ran.err
     asked = SamplingParams(max_tokens=40, beams=4, length_penalty=-10.0)
     with Client(unlike_trio.address) as client:
@@ -90,26 +89,29 @@ def test_text_goes_to_stdout_and_figures_to_stderr(paceline, tiny_trio: Trio) ->
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "settings", "said"),
     [
-        (("--top-p", 2), "top_p"),
-        (("--max-tokens", 0), "max_tokens"),
-        (("--logprobs", 1000, "--json"), "logprobs"),
-        (("--logprobs", 2), "--logprobs needs --json"),
-        (("--rule", "rejection", "--coupled"), "--coupled is a form of --rule match; leave out --rule rejection"),
-        (("--n", 0), "n is 0; it must be in [1, 64]"),
-        (("--drafter", "oracle"), "drafter"),
-        (("--draft-max", 6), "draft_max is 6; it must be left out unless draft_tokens is adaptive or entropy"),
+        (("--top-p", 2), {}, "top_p"),
+        (("--max-tokens", 0), {}, "max_tokens"),
+        (("--json",), {"logprobs": 1000}, "logprobs"),
+        ((), {"logprobs": 2}, "logprobs needs --json"),
+        (("--logprobs", 2), {}, "set logprobs in paceline.toml, table [generate], or $PACELINE_GENERATE_LOGPROBS"),
+        (("--n", 0), {}, "n is 0; it must be in [1, 64]"),
+        (("--drafter", "oracle"), {}, "drafter"),
+        ((), {"draft_max": 6}, "draft_max is 6; it must be left out unless draft_tokens is adaptive or entropy"),
         (
-            ("--draft-tokens", 4, "--draft-min", 2),
+            ("--draft-tokens", 4),
+            {"draft_min": 2},
             "draft_min is 2; it must be left out unless draft_tokens is adaptive",
         ),
-        (("--draft-tokens", "adaptive", "--entropy-beta", 0.5), "it must be left out unless draft_tokens is entropy"),
-        (("--prompts", "nowhere.jsonl"), "PROMPT and --prompts are given; give one of them"),
+        (("--draft-tokens", "adaptive"), {"entropy_beta": 0.5}, "it must be left out unless draft_tokens is entropy"),
+        (("--prompts", "nowhere.jsonl"), {}, "PROMPT and --prompts are given; give one of them"),
     ],
 )
-def test_what_is_wrong_is_named_in_one_line(paceline, tiny_trio: Trio, flags: tuple[object, ...], said: str) -> None:
-    ran = paceline("generate", "x", "--address", tiny_trio.address, *flags)
+def test_what_is_wrong_is_named_in_one_line(
+    paceline, tiny_trio: Trio, flags: tuple[object, ...], settings: dict[str, object], said: str
+) -> None:
+    ran = paceline("generate", "x", "--address", tiny_trio.address, *flags, **settings)
     assert ran.code in (1, 2)
     assert ran.out == ""
     assert said in ran.err
@@ -174,8 +176,8 @@ def test_several_answers_have_headers(paceline, tiny_trio: Trio, tmp_path: Path)
 
 
 def test_json_has_an_object_for_each_sample(paceline, tiny_trio: Trio) -> None:
-    flags = ("--max-tokens", 4, "--temperature", 1, "--n", 3, "--json", "--logprobs", 1)
-    ran = paceline("generate", "x", "--address", tiny_trio.address, *flags)
+    flags = ("--max-tokens", 4, "--temperature", 1, "--n", 3, "--json")
+    ran = paceline("generate", "x", "--address", tiny_trio.address, *flags, logprobs=1)
     found = [json.loads(line) for line in ran.out.splitlines()]
     assert [(each["index"], each["choice"]) for each in found] == [(0, 0), (0, 1), (0, 2)]
     assert all(len(each["logprobs"]) == len(each["token_ids"]) for each in found)

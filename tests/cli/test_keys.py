@@ -15,7 +15,7 @@ COMMANDS = {
     "bench": ("bench", "--requests", "1", "--synthetic", "4:3"),
     "plan": ("plan", "--measure", "--max-tokens", "30", "--temperature", "0.8"),
 }
-HINT = "(--api-key-file FILE or the variable PACELINE_API_KEY gives a key)\n"
+HINT = "(set a key with --api-key-file FILE or $PACELINE_API_KEY)\n"
 each_command = pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from paceline.deployment.log_lines import MAX_LINE_BYTES, LastWords, lines_of
+from paceline.cli.services import MAX_LINE_BYTES, LastWords, lines_of
 
 LONG = 5 * MAX_LINE_BYTES + 1
 

@@ -7,7 +7,7 @@ import pytest
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
 from gateway.config import GatewaySettings
-from paceline.deployment.deployment import make_deployment
+from paceline.cli.stack import make_stack
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.settings import Settings, as_flags, parse_settings
 from paceline.speculation import Bounds, EntropyAdaptive
@@ -44,10 +44,11 @@ def test_the_default_is_hybrid_and_adaptive() -> None:
 
 
 def test_each_source_may_say_a_part_of_the_draft_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse(monkeypatch, "--draft-max", "12").speculation_defaults.num_draft_tokens == Bounds(0, 12)
-    write_toml('[coordinator]\ndraft_tokens = "entropy"\ndraft_min = 1\n')
+    monkeypatch.setenv("PACELINE_COORDINATOR_DRAFT_MAX", "12")
+    assert parse(monkeypatch).speculation_defaults.num_draft_tokens == Bounds(0, 12)
+    write_toml("[coordinator]\ndraft_min = 1\nentropy_beta = 0.7\n")
     monkeypatch.setenv("PACELINE_COORDINATOR_DRAFT_MAX", "6")
-    found = parse(monkeypatch, "--entropy-beta", "0.7").speculation_defaults.num_draft_tokens
+    found = parse(monkeypatch, "--draft-tokens", "entropy").speculation_defaults.num_draft_tokens
     assert found == EntropyAdaptive(Bounds(1, 6), 0.7)
 
 
@@ -57,7 +58,8 @@ def test_each_source_may_say_a_part_of_the_draft_length(monkeypatch: pytest.Monk
         ("[coordinator]\nspeed = 11\n", ["paceline.toml, table [coordinator]", "'speed'"]),
         ('[coordinator]\ndraft = "unix:/a?b"\n', ["--draft", "'unix:/a?b'", "107 bytes", ", # ? %"]),
         ("[coordinator]\nmax_running = 0\n", ["--max-running", "greater than or equal to 1"]),
-        ('[coordinator]\ncoupled = true\nrule = "rejection"\n', ["--coupled is a form of --rule match"]),
+        ("[coordinator]\ncoupled = true\n", ["paceline.toml, table [coordinator]", "'coupled'"]),
+        ("[coordinator]\nmax_unread_memory = 1\n", ["error: max_unread_memory is 1: "]),
         ("[coordinator\n", ["paceline.toml"]),
         ("speed = 11\n", ["paceline.toml", "'speed'", "[target]"]),
     ],
@@ -75,26 +77,26 @@ def test_what_is_wrong_in_the_file_is_named(
 
 def test_up_passes_on_what_was_given_and_nothing_else() -> None:
     write_toml('[draft]\nquantization = "none"\n[target]\nmodel = "dummy:tiny"\n')
-    deployment = make_deployment(target={"dtype": "float32"}, draft={"dtype": "float32"})
+    deployment = make_stack(target={"dtype": "float32"}, draft={"dtype": "float32"})
     assert deployment.target == ["--dtype", "float32"]
     assert deployment.draft == ["--dtype", "float32"]
     assert deployment.coordinator == []
 
 
 def test_flags_say_what_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"speculation": False, "coupled": True, "max_running": 9, "draft_tokens": "entropy", "no_keys": True}
+    given = {"speculation": False, "rule": "match", "max_running": 9, "draft_tokens": "entropy", "no_keys": True}
     settings = parse(monkeypatch, *as_flags(given))
     assert {name: getattr(settings, name) for name in given} == given
 
 
 def test_model_servers_lock_each_other_out_only_where_they_share_cores() -> None:
-    assert make_deployment().shares_cores
-    assert not make_deployment(target={"device": "cuda"}, draft={"device": "cuda"}).shares_cores
-    assert not make_deployment(draft={"model": "none"}).shares_cores
+    assert make_stack().shares_cores
+    assert not make_stack(target={"device": "cuda"}, draft={"device": "cuda"}).shares_cores
+    assert not make_stack(draft={"model": "none"}).shares_cores
 
 
 def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
-    deployment = make_deployment(target={"device": "cuda"}, draft={"device": "cuda", "gpu_memory_fraction": 0.2})
+    deployment = make_stack(target={"device": "cuda"}, draft={"device": "cuda", "gpu_memory_fraction": 0.2})
     assert deployment.target[-2:] == ["--gpu-memory-fraction", "0.6"]
     assert deployment.draft is not None
     assert deployment.draft[-2:] == ["--gpu-memory-fraction", "0.2"]
@@ -134,7 +136,7 @@ def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
 )
 def test_bad_settings_are_named_before_anything_starts(settings: dict, parts: list[str]) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        make_deployment(**settings)
+        make_stack(**settings)
     text = str(caught.value)
     assert "\n" not in text
     assert [part for part in parts if part not in text] == []
@@ -142,10 +144,10 @@ def test_bad_settings_are_named_before_anything_starts(settings: dict, parts: li
 
 def test_a_bad_file_of_keys_is_known_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="can't read the API keys in nowhere"):
-        make_deployment(coordinator={"api_keys": "nowhere"})
+        make_stack(coordinator={"api_keys": "nowhere"})
     Path("keys").write_text("nonsense\n")
     with pytest.raises(ConfigError, match=r"^keys, line 1: "):
-        make_deployment(coordinator={"api_keys": "keys"})
+        make_stack(coordinator={"api_keys": "keys"})
 
 
 @pytest.mark.parametrize("where", ["flag", "environment", "file"])

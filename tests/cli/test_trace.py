@@ -113,13 +113,13 @@ def test_trace_json_writes_an_object_for_each_round_of_each_sample(paceline, unl
     }  # fmt: skip
 
 
-def test_flags_of_the_entropy_rule_say_how_it_smooths_and_what_it_allows(
+def test_settings_of_the_entropy_rule_say_how_it_smooths_and_what_it_allows(
     paceline, unlike_trio: Trio, tmp_path: Path
 ) -> None:
     file = tmp_path / "trace.jsonl"
-    rule = ("--draft-tokens", "entropy", "--draft-min", 1, "--draft-max", 6, "--entropy-beta", 0.75)
     ran = paceline(
-        "generate", "t3 t1", "--address", unlike_trio.address, *FLAGS, *rule, "--trace", "--trace-json", file
+        "generate", "t3 t1", "--address", unlike_trio.address, *FLAGS, "--draft-tokens", "entropy", "--trace",
+        "--trace-json", file, draft_min=1, draft_max=6, entropy_beta=0.75,
     )  # fmt: skip
     assert ran.code == 0, ran.err
     records = [json.loads(each) for each in file.read_text().splitlines()]
@@ -141,7 +141,7 @@ def test_flags_of_the_entropy_rule_say_how_it_smooths_and_what_it_allows(
 def test_what_does_not_go_together_is_refused(paceline, tmp_path: Path) -> None:
     both = paceline("generate", "hi", "--trace", "--json")
     assert both.code != 0
-    assert "--trace-json FILE goes with --json" in both.err
+    assert "use --trace-json FILE with --json" in both.err
     nowhere = paceline("generate", "hi", "--trace-json", tmp_path / "no" / "file")
     assert nowhere.code != 0
     assert "--trace-json" in nowhere.err

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from paceline.cli.services import Services, make_socket_folder
+from paceline.cli.stack import make_stack
 from paceline.client import Client
-from paceline.deployment.deployment import make_deployment
-from paceline.deployment.services import Services, make_socket_folder
 from paceline.errors import ConfigError, Unauthenticated, Unreachable
 from paceline.keys import make_key
 from paceline.rpc.channel import check_address
@@ -100,7 +100,7 @@ def test_another_up_on_its_address_ends_at_once_and_says_why_and_a_killed_one_le
         with running_up(tmp_path, address) as second:
             _, error = second.communicate(timeout=TIMEOUT_S)
             assert second.returncode == 1
-            assert f"a coordinator serves at {address} already" in error
+            assert f"a coordinator already serves at {address}" in error
             assert "--listen" in error
         assert len(services_of(tmp_path)) == 4, "those of the first"
         first.kill()
@@ -113,7 +113,7 @@ async def test_no_socket_is_chosen_that_grpc_cannot_call(
 ) -> None:
     (tmp_path / name).mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
-    services = Services(make_deployment(), lambda service, line: None)
+    services = Services(make_stack(), lambda service, line: None)
     try:
         for service, address in services.addresses.items():
             check_address(service, address)
@@ -178,8 +178,8 @@ def test_certificates_made_as_documented_are_the_coordinators_and_the_gateways(t
             client.describe()
         process.terminate()
         _, log = process.communicate(timeout=TIMEOUT_S)
-    hint = f"--tls-ca {services.ca} --tls-cert {services.cert} --tls-key {services.key}"
-    assert hint in log, "it says what a command needs"
+    assert f"PACELINE_TLS_CERT={services.cert} PACELINE_TLS_KEY={services.key} paceline generate" in log
+    assert f"--tls-ca {services.ca}" in log, "it says what a command needs"
 
 
 @pytest.mark.parametrize("flags", [("--tls-ca", "ca.pem"), ("--tls-cert", "services.pem", "--tls-key", "services.key")])

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 BASE = "python:3.11-slim"
 # What the image's build needs of this tree, and how it is run.
 SOURCES = (
-    "Dockerfile", ".dockerignore", "docker-compose.yml", "docker-compose.tls.yml", "constraints.txt", "pyproject.toml", "README.md",
+    "Dockerfile", ".dockerignore", "docker-compose.yml", "deploy/compose/tls.yml", "constraints.txt", "pyproject.toml", "README.md",
     "LICENSE", "paceline", "draft_server", "target_server", "coordinator", "gateway",
 )  # fmt: skip
 BUILD_TIMEOUT_S, START_TIMEOUT_S = 600.0, 300.0
@@ -95,6 +95,7 @@ def built_stack(engine: Engine, folder: Path) -> Iterator[Stack]:
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, folder / name)
     project = f"paceline-test-{os.getpid()}"
     grpc_address, http_address = free_address(), free_address()

@@ -203,7 +203,7 @@ def test_an_idle_stack_stops_in_order(stack: Stack, tell: Tell) -> None:
 async def test_with_certificates_it_answers_those_who_have_one(stack: Stack, tmp_path: Path, tell: Tell) -> None:
     """Over every way in: the published ports, and the model servers' on the network between containers."""
     me = made_as_documented(tmp_path)["me"].tls
-    encrypted = stack.with_file("docker-compose.tls.yml", **ASK_CLIENTS)
+    encrypted = stack.with_file("deploy/compose/tls.yml", **ASK_CLIENTS)
     give_certificates(stack.folder / "tls", tmp_path)
     with timed("up --wait with certificates", tell):
         await asyncio.to_thread(encrypted.up)

@@ -31,7 +31,10 @@ from tests.hosted import Host
 from tests.services import Trio
 
 TARGET = "tiny-32-a"
-SUPPORTS = {"truncated": ("--support-size", "8"), "full": ("--support-size", "32", "--support-mass", "1.0")}
+SUPPORTS = {
+    "truncated": ("PACELINE_DRAFT_SUPPORT_SIZE=8",),
+    "full": ("PACELINE_DRAFT_SUPPORT_SIZE=32", "PACELINE_DRAFT_SUPPORT_MASS=1.0"),
+}
 # After it the two models agree better than elsewhere: all ways through a round are taken often.
 PROMPT = [3, 16, 12]
 NUM_DRAFTS = 3

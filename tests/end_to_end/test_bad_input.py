@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from paceline.engine.engine import build_engine
 from paceline.engine.models.dummy import make_dummy
 from paceline.errors import ConfigError
 from paceline.rpc.channel import open_channel
-from paceline.rpc.requests import make_request
+from paceline.rpc.generation import make_request
 from paceline.sampling import SamplingParams
 from paceline.settings import parse_settings
 from paceline.v1 import generation_pb2, generation_pb2_grpc
@@ -30,7 +31,7 @@ from tests.bystander import undisturbed_bystander
 from tests.conftest import UNLIKE_TARGET
 from tests.hosted import Host, RefusedStart
 from tests.model_folder import change_config, write_model
-from tests.services import Trio
+from tests.services import Trio, split_variables
 
 PROMPT = [3, 14, 15]
 BYSTANDER = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -217,16 +218,16 @@ REFUSALS: dict[str, tuple[str, str, list[str]]] = {
         "coordinator", "--target {target} --draft none --listen 127.0.0.1:{port}", ["127.0.0.1:{port}", "in use"],
     ),
     "no target": (
-        "coordinator", "--target unix:{nobody} --draft none --connect-timeout 2",
+        "coordinator", "PACELINE_COORDINATOR_CONNECT_TIMEOUT=2 --target unix:{nobody} --draft none",
         ["the target server at unix:{nobody} is not available (away for 2 s)"],
     ),
     "no draft": (
-        "coordinator", "--target {target} --draft unix:{nobody} --connect-timeout 1",
+        "coordinator", "PACELINE_COORDINATOR_CONNECT_TIMEOUT=1 --target {target} --draft unix:{nobody}",
         ["the draft server at unix:{nobody} is not available (away for 1 s)", "--draft none"],
     ),
     # At once: it would not become another one by waiting.
     "other tokenizer": (
-        "coordinator", "--target {target} --draft {other} --connect-timeout 1000",
+        "coordinator", "PACELINE_COORDINATOR_CONNECT_TIMEOUT=1000 --target {target} --draft {other}",
         ["'dummy:tiny-32-a'", "'dummy:tiny'", "tokenizers", "32 token ids against 512"],
     ),
 }  # fmt: skip
@@ -296,7 +297,8 @@ def check_one_line(stderr: str, parts: list[str]) -> None:
 )
 def test_process_that_cannot_start_says_why_in_one_line(name: str, status: int, names: dict[str, str]) -> None:
     module, flags, parts = (REFUSALS | BAD_FLAGS)[name]
-    command = [sys.executable, "-m", module, *flags.format(**names).split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    variables, arguments = split_variables(flags.format(**names).split())
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == status
     check_one_line(done.stderr, [part.format(**names) for part in parts])

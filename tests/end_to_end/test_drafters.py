@@ -95,7 +95,7 @@ async def test_a_drafter_that_costs_nothing_takes_no_time_of_the_draft_server(tr
 async def test_ngrams_of_another_shape_change_no_output(host: Host) -> None:
     shape = NgramShape(12, (3,))
     servers = host.trio(TINY, TINY)
-    flags = ("--ngram-orders", "3", "--ngram-window", "12")
+    flags = ("PACELINE_COORDINATOR_NGRAM_ORDERS=3", "PACELINE_COORDINATOR_NGRAM_WINDOW=12")
     coordinator = host.start("coordinator", "--draft", "none", "--target", servers.target.address, *flags)
     speculation = SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM)
     async with AsyncClient(coordinator.address) as client:

@@ -52,7 +52,7 @@ REJECTION = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Ru
 def unlike_trio(host: Host) -> Trio:
     """Two models that seldom agree, a target of small prefill chunks, and q on 8 of the 32 ids."""
     target = (*UNLIKE_TARGET, "--max-batch-tokens", str(MAX_BATCH_TOKENS))
-    return host.trio(target, (*UNLIKE_DRAFT, "--support-size", "8"))
+    return host.trio(target, (*UNLIKE_DRAFT, "PACELINE_DRAFT_SUPPORT_SIZE=8"))
 
 
 async def complete(

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from paceline.deployment.http_health import instance_at
+from paceline.rpc.health import instance_at
 from tests.conftest import TINY
 from tests.services import Service, free_port, running, spawn_service, start_service
 from tests.telling import Tell

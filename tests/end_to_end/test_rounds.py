@@ -25,7 +25,7 @@ EITHER_TRIO = pytest.mark.parametrize("services", ["unlike_trio", pytest.param("
 @pytest.fixture(scope="module")
 def unlike_trio(host: Host) -> Trio:
     """Two models that seldom agree, and a draft that holds fewer tokens than the target."""
-    draft = (*UNLIKE_DRAFT, "--max-model-len", str(DRAFT_MAX_LEN), "--support-size", "8")
+    draft = (*UNLIKE_DRAFT, "--max-model-len", str(DRAFT_MAX_LEN), "PACELINE_DRAFT_SUPPORT_SIZE=8")
     return host.trio(UNLIKE_TARGET, draft)
 
 

@@ -19,10 +19,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.cli import main
 from paceline.client import AsyncClient, Client
-from paceline.deployment.http_health import instance_at
 from paceline.errors import Unavailable
 from paceline.rpc.channel import NO_TLS, open_channel
-from paceline.rpc.health import is_serving
+from paceline.rpc.health import instance_at, is_serving
 from paceline.rpc.tls import LOOK_INTERVAL_S, Tls
 from paceline.sampling import SamplingParams
 from tests.certificates import Authority, Issued, name_at
@@ -232,15 +231,16 @@ def test_commands_take_certificates_by_flag_and_by_environment(
 ) -> None:
     mine = encrypted.mine
     command = ("generate", "t1 t2", "--max-tokens", "4", "--address", encrypted.addresses["coordinator"])
-    flags = ("--tls-ca", str(mine.ca), "--tls-cert", str(mine.cert), "--tls-key", str(mine.key))
+    flags = ("--tls-ca", str(mine.ca))
+    assert run_command(*command, *flags) == 1
+    assert "--tls-ca or $PACELINE_TLS_CA turns on TLS" in capsys.readouterr().err
+    monkeypatch.setenv("PACELINE_TLS_CERT", str(mine.cert))
+    assert run_command(*command, *flags) == 1
+    assert "PACELINE_TLS_CERT and PACELINE_TLS_KEY need each other" in capsys.readouterr().err
+    monkeypatch.setenv("PACELINE_TLS_KEY", str(mine.key))
     assert run_command(*command, *flags) == 0
     text = capsys.readouterr().out
-    assert run_command(*command, *flags[:2]) == 1
-    assert "(--tls-ca, --tls-cert and --tls-key say how to speak TLS)" in capsys.readouterr().err
-    assert run_command(*command, *flags[:4]) == 1
-    assert "--tls-cert and --tls-key need each other" in capsys.readouterr().err
-    for name, path in zip(("CA", "CERT", "KEY"), (mine.ca, mine.cert, mine.key), strict=True):
-        monkeypatch.setenv(f"PACELINE_TLS_{name}", str(path))
+    monkeypatch.setenv("PACELINE_TLS_CA", str(mine.ca))
     assert run_command(*command) == 0
     assert capsys.readouterr().out == text
     with Client(encrypted.addresses["coordinator"]) as client:
@@ -251,8 +251,8 @@ def test_commands_take_certificates_by_flag_and_by_environment(
 
 @pytest.mark.parametrize("service", ["target_server", "gateway"])
 def test_container_health_checks_find_certificates_in_the_environment(encrypted: Encrypted, service: str) -> None:
-    module = "paceline.deployment.http_health" if service == "gateway" else "paceline.rpc.health"
-    command = [sys.executable, "-m", module, encrypted.addresses[service]]
+    scheme = "https://" if service == "gateway" else ""
+    command = [sys.executable, "-m", "paceline.rpc.health", f"{scheme}{encrypted.addresses[service]}"]
     mine = encrypted.mine
     files = {"PACELINE_TLS_CA": mine.ca, "PACELINE_TLS_CERT": mine.cert, "PACELINE_TLS_KEY": mine.key}
     environment = os.environ | {name: str(path) for name, path in files.items()}

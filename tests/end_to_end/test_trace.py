@@ -9,7 +9,7 @@ import pytest
 
 from paceline.client import AsyncClient, Client, Completion, Piece, RoundTrace, TracedDraft
 from paceline.rpc.channel import open_channel
-from paceline.rpc.requests import make_request
+from paceline.rpc.generation import make_request
 from paceline.sampling import SamplingParams
 from paceline.speculation import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
 from paceline.theory import tokens_per_round

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.rpc.requests import make_request
+from paceline.rpc.generation import make_request
 from paceline.sampling import SamplingParams
 from paceline.v1 import generation_pb2_grpc
 from tests.bystander import undisturbed_bystander
@@ -22,7 +22,7 @@ LONG = SamplingParams(max_tokens=500, ignore_eos=True, n=48, logprobs=20, temper
 
 @pytest.fixture(scope="module")
 def trio(host: Host) -> Trio:
-    return host.trio(TINY, TINY, ("--max-unread-memory", "4MiB"))
+    return host.trio(TINY, TINY, ("PACELINE_COORDINATOR_MAX_UNREAD_MEMORY=4MiB",))
 
 
 def unread_channel(address: str) -> grpc.aio.Channel:

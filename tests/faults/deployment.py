@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 
 from paceline.client import AsyncClient
-from paceline.deployment.http_health import instance_at
+from paceline.rpc.health import instance_at
 from paceline.v1 import draft_pb2, target_pb2
 from tests.faults.proxy import Proxy
 from tests.services import Service, free_port, running, spawn_service, start_service, wait_until_free

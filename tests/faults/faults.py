@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from coordinator.__main__ import READINESS_S
 from coordinator.remote.link import STALL_S
 from paceline.client import AsyncClient
-from paceline.deployment.http_health import instance_at
 from paceline.errors import Unavailable
-from paceline.rpc.health import is_serving
+from paceline.rpc.health import instance_at, is_serving
 from paceline.sampling import SamplingParams
 from tests.faults.deployment import DRAFT, TARGET, Deployment
 from tests.services import free_and_total_blocks

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.client import AsyncClient
-from paceline.deployment.http_health import instance_at
 from paceline.keys import make_key
+from paceline.rpc.health import instance_at
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET

@@ -18,7 +18,7 @@ from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.observability.traces import traced
 from paceline.rpc.channel import open_channel
-from paceline.rpc.requests import make_request
+from paceline.rpc.generation import make_request
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2_grpc

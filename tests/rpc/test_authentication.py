@@ -16,9 +16,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from paceline.client import AsyncClient, Client
 from paceline.errors import InvalidArgument, PacelineError, Unauthenticated
 from paceline.keys import KeyRing, make_key
-from paceline.rpc.authentication import KeyCheck, key_of
 from paceline.rpc.channel import open_channel
 from paceline.rpc.health import is_serving
+from paceline.rpc.metadata import KeyCheck, key_of
 from paceline.rpc.server import Server
 from paceline.sampling import SamplingParams
 from paceline.v1 import generation_pb2

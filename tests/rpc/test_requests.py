@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidArgument
-from paceline.rpc.requests import make_detokenize_request, make_request, make_tokenize_request
+from paceline.rpc.generation import make_detokenize_request, make_request, make_tokenize_request
 from paceline.v1 import generation_pb2
 
 HELLO = {"role": "user", "content": "hello"}

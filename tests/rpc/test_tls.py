@@ -17,8 +17,7 @@ from gateway.config import GatewaySettings
 from paceline.client import AsyncClient, Client
 from paceline.errors import ConfigError, PacelineError, Unavailable
 from paceline.rpc import tls
-from paceline.rpc.channel import NO_TLS, open_channel
-from paceline.rpc.connection import Connection
+from paceline.rpc.channel import NO_TLS, Connection, open_channel
 from paceline.rpc.health import is_serving
 from paceline.rpc.server import Server
 from paceline.rpc.tls import Tls

@@ -6,9 +6,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.peers.protocol import Settings, serve
+from paceline.cli.services import Services
+from paceline.cli.stack import make_stack
 from paceline.client import AsyncClient
-from paceline.deployment.deployment import make_deployment
-from paceline.deployment.services import Services
 from paceline.sampling import SamplingParams
 from paceline.speculation import Bounds, Drafter, SpeculationParams
 
@@ -40,7 +40,7 @@ class Paceline:
     async def _start(self, settings: Settings) -> None:
         both = {"threads": settings.threads}
         listen = f"unix:{Path(self._folder.name) / 'coordinator.sock'}"
-        deployment = make_deployment(
+        deployment = make_stack(
             {"model": settings.target, **both}, {"model": settings.draft, **both}, {"listen": listen}
         )
         self._services = await Services(deployment, lambda name, line: None).__aenter__()

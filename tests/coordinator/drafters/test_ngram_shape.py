@@ -35,13 +35,13 @@ def test_orders_may_be_given_in_any_order() -> None:
     ("given", "parts"),
     [
         *(
-            ({"ngram_orders": orders}, [f"--ngram-orders is {orders!r}: it must be different whole numbers in [2, 8]"])
+            ({"ngram_orders": orders}, [f"ngram_orders is {orders!r}: it must be different whole numbers in [2, 8]"])
             for orders in ("", "1", "9,2", "4,4", "4;3", "-3", "4,", "4.0", "9" * 30)
         ),
-        ({"ngram_window": 3}, ["--ngram-window is 3: it must be in [4 (the longest order), 131072]"]),
-        ({"ngram_window": 7, "ngram_orders": "2,8"}, ["--ngram-window is 7: it must be in [8 "]),
-        ({"ngram_window": 131073}, ["--ngram-window", "131072]"]),
-        ({"ngram_window": "much"}, ["--ngram-window", "'much'"]),
+        ({"ngram_window": 3}, ["ngram_window is 3: it must be in [4 (the longest order), 131072]"]),
+        ({"ngram_window": 7, "ngram_orders": "2,8"}, ["ngram_window is 7: it must be in [8 "]),
+        ({"ngram_window": 131073}, ["ngram_window", "131072]"]),
+        ({"ngram_window": "much"}, ["ngram_window", "'much'"]),
     ],
 )
 def test_a_bad_shape_is_named_with_its_range(given: dict, parts: list[str]) -> None:

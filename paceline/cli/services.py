@@ -2,22 +2,70 @@
 
 import asyncio
 import contextlib
+import re
 import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.deployment.deployment import Deployment
-from paceline.deployment.http_health import instance_at, url_of
-from paceline.deployment.log_lines import LastWords, lines_of
+from paceline.cli.stack import Stack
 from paceline.errors import ConfigError, InvalidArgument
 from paceline.rpc.channel import check_address
-from paceline.rpc.health import is_serving
-from paceline.rpc.supervision import environment
+from paceline.rpc.health import instance_at, is_serving
+from paceline.rpc.server import supervised_environment
 from paceline.rpc.tls import Tls
+
+READ_BYTES = 65536
+# What is longer comes in parts.
+MAX_LINE_BYTES = 65536
+# How a line begins that says why a process ends: a service's own last line, or our exception in a traceback.
+_REASON = re.compile(r"error: |paceline\.errors\.\w+: ")
+
+
+class LastWords:
+    """Why a process ended, as far as its lines say."""
+
+    def __init__(self) -> None:
+        self._line, self._reason = "", ""
+
+    def hear(self, line: str) -> None:
+        """A traceback may follow the reason: a library's own, of how it gave up."""
+        self._line = line or self._line
+        if begin := _REASON.match(line):
+            self._reason = line[begin.end() :]
+
+    def of(self, status: int) -> str:
+        """Of a process that ended with this exit status."""
+        return self._reason or f"it ended with status {status}; its last line: {self._line or 'none'}"
+
+
+async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Yields lines without their ends, until the stream ends."""
+    begun = b""
+    while chunk := await stream.read(READ_BYTES):
+        *whole, begun = (begun + chunk).split(b"\n")
+        for line in whole:
+            for part in _parts(line):
+                yield _text_of(part)
+        # The last part may be the line's end: it waits for what follows.
+        *parts, begun = _parts(begun)
+        for part in parts:
+            yield _text_of(part)
+    if begun:
+        yield _text_of(begun)
+
+
+def _parts(line: bytes) -> list[bytes]:
+    """At least one; none but an empty line's is empty."""
+    return [line[start : start + MAX_LINE_BYTES] for start in range(0, max(1, len(line)), MAX_LINE_BYTES)]
+
+
+def _text_of(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip()
+
 
 READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
@@ -72,16 +120,16 @@ def make_socket_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
 class Services:
     """Draft, target and coordinator, and a gateway if there is to be one. The model servers are reached by unix sockets."""
 
-    def __init__(self, deployment: Deployment, log_line: LogLine) -> None:
+    def __init__(self, stack: Stack, log_line: LogLine) -> None:
         """`log_line(service, line)` gets what the services write."""
         self._log_line = log_line
         self._folder = make_socket_folder("paceline-")
         self._tasks: list[asyncio.Task[None]] = []
-        self._processes = list(self._plan(deployment))
-        self.address = deployment.listen
-        self.tls = deployment.tls
+        self._processes = list(self._plan(stack))
+        self.address = stack.listen
+        self.tls = stack.tls
         # None without a gateway.
-        self.url = url_of(deployment.http_listen, bool(deployment.http_tls)) if deployment.gateway is not None else None
+        self.url = url_of(stack.http_listen, bool(stack.http_tls)) if stack.gateway is not None else None
 
     async def __aenter__(self) -> "Services":
         """Starts all. Raises ConfigError with what a service that does not come up says of it."""
@@ -124,21 +172,21 @@ class Services:
                 await task
         self._folder.cleanup()
 
-    def _plan(self, deployment: Deployment) -> Iterator[Process]:
+    def _plan(self, stack: Stack) -> Iterator[Process]:
         folder = Path(self._folder.name)
         draft, target = f"unix:{folder / 'draft'}.sock", f"unix:{folder / 'target'}.sock"
-        lock = ["--compute-lock-file", str(folder / "compute.lock")] if deployment.shares_cores else []
-        flags = [*deployment.target, "--listen", target, *lock]
-        yield Process("target", ["target_server", *flags], target, deployment.models_tls)
-        if deployment.draft is not None:
-            flags = [*deployment.draft, "--listen", draft, *lock]
-            yield Process("draft", ["draft_server", *flags], draft, deployment.models_tls)
-        addresses = ["--target", target, "--draft", draft if deployment.draft is not None else "none"]
-        flags, called = [*deployment.coordinator, *addresses], called_at(deployment.listen)
-        yield Process("coordinator", ["coordinator", *flags], called, deployment.tls)
-        if deployment.gateway is not None:
-            flags = [*deployment.gateway, "--coordinators", called]
-            yield HttpProcess("gateway", ["gateway", *flags], called_at(deployment.http_listen), deployment.http_tls)
+        lock = ["--compute-lock-file", str(folder / "compute.lock")] if stack.shares_cores else []
+        flags = [*stack.target, "--listen", target, *lock]
+        yield Process("target", ["target_server", *flags], target, stack.models_tls)
+        if stack.draft is not None:
+            flags = [*stack.draft, "--listen", draft, *lock]
+            yield Process("draft", ["draft_server", *flags], draft, stack.models_tls)
+        addresses = ["--target", target, "--draft", draft if stack.draft is not None else "none"]
+        flags, called = [*stack.coordinator, *addresses], called_at(stack.listen)
+        yield Process("coordinator", ["coordinator", *flags], called, stack.tls)
+        if stack.gateway is not None:
+            flags = [*stack.gateway, "--coordinators", called]
+            yield HttpProcess("gateway", ["gateway", *flags], called_at(stack.http_listen), stack.http_tls)
 
     async def _start(self, service: Process) -> None:
         """Returns when the service answers health checks. Raises ConfigError if it ends, or is not ready in time."""
@@ -146,7 +194,7 @@ class Services:
         service.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *service.arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            env=environment(service.instance),
+            env=supervised_environment(service.instance),
             # Ctrl-C in a terminal goes to the whole group; we stop them in our own order.
             start_new_session=True,
         )  # fmt: skip
@@ -179,6 +227,11 @@ class Services:
                 backoff_s = FIRST_BACKOFF_S
             except ConfigError as error:
                 self._log_line(service.name, str(error))
+
+
+def url_of(listen: str, has_tls: bool) -> str:
+    """What a client calls: http://HOST:PORT or https://HOST:PORT, or the socket's address as it is."""
+    return listen if listen.startswith("unix:") else f"http{'s' if has_tls else ''}://{listen}"
 
 
 def called_at(listen: str) -> str:

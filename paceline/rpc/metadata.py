@@ -1,5 +1,6 @@
-"""The key of a call, in its metadata `authorization: Bearer KEY`: how clients send it, how a server checks it."""
+"""What calls carry in their metadata: an API key (`authorization: Bearer KEY`) and a trace (W3C `traceparent`)."""
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from paceline.checks import require
 from paceline.errors import Unauthenticated
 from paceline.keys import KeyRing, check_key
 from paceline.rpc.status import abort_with
 
-METADATA_KEY = "authorization"
+AUTHORIZATION = "authorization"
 SCHEME = "Bearer"
 # Whoever watches over services has no key, and health checks tell nothing else.
 _OPEN_METHODS = "/grpc.health.v1.Health/"
@@ -44,7 +46,7 @@ class KeyCheck(grpc.aio.ServerInterceptor):
 
 def key_of(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     """The key that a call carries; None if it carries none, or does not carry exactly one."""
-    values = [value for name, value in metadata if name == METADATA_KEY]
+    values = [value for name, value in metadata if name == AUTHORIZATION]
     if len(values) != 1 or not isinstance(values[0], str):
         return None
     scheme, _, key = values[0].partition(" ")
@@ -61,7 +63,7 @@ def _refusal(text: str) -> grpc.RpcMethodHandler:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-_REFUSE_MISSING = _refusal(f"the call has no API key; it needs one as `{METADATA_KEY}: {SCHEME} KEY`")
+_REFUSE_MISSING = _refusal(f"the call has no API key; it needs one as `{AUTHORIZATION}: {SCHEME} KEY`")
 _REFUSE_UNKNOWN = _refusal("the API key is not one that this server knows")
 
 
@@ -71,7 +73,7 @@ class KeyedChannel:
     def __init__(self, channel: grpc.aio.Channel, key: str | None, *more: tuple[str, str]) -> None:
         """`more`: metadata that every call carries besides. Raises InvalidArgument for a key that no header can carry."""
         self._channel = channel
-        keys = () if key is None else ((METADATA_KEY, f"{SCHEME} {check_key('key', key)}"),)
+        keys = () if key is None else ((AUTHORIZATION, f"{SCHEME} {check_key('key', key)}"),)
         self._metadata = (*keys, *more)
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
@@ -85,3 +87,20 @@ class KeyedChannel:
             return start(request, metadata=(*self._metadata, *(metadata or ())), **options)
 
         return call
+
+
+TRACEPARENT = "traceparent"
+_TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def trace_metadata(traceparent: str) -> tuple[str, str]:
+    """Raises InvalidArgument for what is no traceparent."""
+    is_one = _TRACEPARENT.fullmatch(traceparent) is not None
+    require(is_one, TRACEPARENT, traceparent, "VERSION-TRACE-PARENT-FLAGS, as in W3C Trace Context")
+    return TRACEPARENT, traceparent
+
+
+def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """What the caller says; "" if nothing, or not one thing."""
+    values = [value for name, value in metadata or () if name == TRACEPARENT]
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else ""

@@ -24,7 +24,7 @@ _GATEWAY_FLAGS = {"listen": "--http"}
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class Stack:
     """Flags of each process, but for the addresses by which they find one another."""
 
     target: list[str]
@@ -46,13 +46,13 @@ class Deployment:
     shares_cores: bool
 
 
-def make_deployment(
+def make_stack(
     target: Mapping[str, Any] | None = None,
     draft: Mapping[str, Any] | None = None,
     coordinator: Mapping[str, Any] | None = None,
     gateway: Mapping[str, Any] | None = None,
     client_tls: Tls = NO_TLS,
-) -> Deployment:
+) -> Stack:
     """From the fields of each process's settings that the caller wants to set; all others are the process's own.
 
     `gateway`: None: there is none. `client_tls`: how to call coordinator and gateway where these serve by TLS; without
@@ -82,7 +82,7 @@ def make_deployment(
         raise InvalidArgument(
             "--tls-ca", "is missing: the authority of the certificate, by which the services trust it"
         )
-    return Deployment(
+    return Stack(
         target=as_flags(wants_target),
         draft=as_flags(wants_draft) if has_draft else None,
         coordinator=as_flags(coordinator or {}),

@@ -1,0 +1,53 @@
+"""A command of `paceline`: its help, and its settings without a flag."""
+
+from typing import Any
+
+import typer
+
+from paceline.settings import TOML_FILE
+
+# The panel of options that --help lists last. Typer shows panels in frames only, which cut long names.
+ADVANCED = "Advanced options"
+
+
+class Command(typer.core.TyperCommand):
+    """Lists what a user needs first, then the advanced options; hidden options have no flag.
+
+    The environment and paceline.toml set those.
+    """
+
+    def __init__(self, name: str | None, **options: Any) -> None:
+        super().__init__(name, **options)
+        for parameter in self.params:
+            # One line says it for all.
+            parameter.show_envvar = False  # type: ignore[attr-defined]
+        for parameter in self.without_flag:
+            parameter.add_to_parser = lambda parser, context: None
+
+    @property
+    def without_flag(self) -> list[Any]:
+        return [each for each in self.params if getattr(each, "hidden", False)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], ADVANCED: []}
+        for parameter in self.get_params(ctx):
+            if (shown := parameter.get_help_record(ctx)) is not None:
+                is_argument = parameter.param_type_name == "argument"
+                panel = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
+                sections[panel].append(shown)
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        names = ", ".join(field_of(each.opts[0]) for each in self.without_flag)
+        more = f" Settings without a flag: {names}." if names else ""
+        first = next(each for each in self.params if each.param_type_name == "option")
+        example = f"PACELINE_{self.name}_{field_of(first.opts[0])}".upper()
+        text = f"Defaults come from {TOML_FILE}, table [{self.name}], and variables such as {example}.{more}"
+        formatter.write_paragraph()
+        formatter.write_text(text)
+
+
+def field_of(flag: str) -> str:
+    """Returns `--max-tokens` as paceline.toml writes it: `max_tokens`."""
+    return flag.lstrip("-").replace("-", "_")
