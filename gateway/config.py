@@ -19,35 +19,33 @@ def _check_addresses(text: str) -> str:
 
 
 class GatewaySettings(TlsSettings, ServersTlsSettings, ServiceSettings):
-    """OpenAI's HTTP for one or more coordinators."""
+    """An OpenAI-compatible HTTP API in front of one or more coordinators."""
 
     toml_table = "gateway"
     model_config = SettingsConfigDict(env_prefix="PACELINE_GATEWAY_")
 
     listen: ListenAddress = Field("127.0.0.1:8000", description="HOST:PORT or unix:PATH")
     coordinators: Annotated[str, AfterValidator(_check_addresses)] = Field(
-        "127.0.0.1:50050", description="addresses of coordinators, separated by commas"
+        "127.0.0.1:50050", description="coordinator addresses, separated by commas"
     )
     patience: float = Field(
-        60.0, ge=0, le=86400, description="seconds a request, begun or not, waits for coordinators that went away"
+        60.0, ge=0, le=86400, description="seconds to retry or resume a request while no coordinator is available"
     )
-    model_name: str | None = Field(
-        None, description="what clients call the model; default: the target model's own name"
-    )
+    model_name: str | None = Field(None, description="model name that clients use; default: the target model's name")
     api_keys: LocalPath | None = Field(
-        None, description="a file of API keys, one of which every caller needs (docs/keys.md); default: no keys"
+        None, description="file of API keys; every caller needs one (docs/keys.md); default: no keys"
     )
     no_keys: CliToggleFlag[bool] = Field(
-        False, description="serve everyone, also at an address that other machines reach"
+        False, description="serve without keys, even on an address that other machines can reach"
     )
-    allow_origin: str | None = Field(
-        None, description="for browsers: the origin whose pages may call, or *; default: none"
+    allow_origin: str | None = Field(None, description="CORS: origin whose pages may call the API, or *; default: none")
+    max_body_bytes: int = Field(8 << 20, ge=1, description="maximum size of a request body")
+    max_open_requests: int = Field(
+        1024, ge=1, description="maximum number of open requests; others are refused with status 429"
     )
-    max_body_bytes: int = Field(8 << 20, ge=1, description="largest body of a request")
-    max_open_requests: int = Field(1024, ge=1, description="most requests at once; beyond it they are told to wait")
 
     @model_validator(mode="after")
-    def _has_keys_where_it_needs_them(self) -> "GatewaySettings":
+    def _require_keys(self) -> "GatewaySettings":
         try:
             require_keys_or_loopback(
                 self.listen, self.api_keys is not None, self.no_keys, self.tls_client_ca is not None
@@ -57,7 +55,7 @@ class GatewaySettings(TlsSettings, ServersTlsSettings, ServiceSettings):
         return self
 
     @model_validator(mode="after")
-    def _can_send_its_own_key(self) -> "GatewaySettings":
+    def _check_own_key(self) -> "GatewaySettings":
         as_value_error(lambda: find_key(None))
         return self
 

@@ -17,7 +17,7 @@ from gateway.fields import DRAFT_LENGTH, flag, get, whole_numbers
 from gateway.generation import Dialect, Generation, send_events, until_disconnect
 from gateway.http import read_body
 from gateway.middleware import key_of, take_request_id_from_body
-from gateway.requests import HttpRequest, parse_messages
+from gateway.requests import HttpRequest, is_token_id, parse_messages
 from gateway.router import Coordinators, TokenTexts
 from gateway.telemetry import GatewayMetrics, exposition
 from paceline.client import Prompt
@@ -60,7 +60,7 @@ class Gateway:
 
     def check_model(self, body: Mapping[str, Any], deployment: Deployment) -> None:
         """Raises HttpError (404) if the request names another model."""
-        model, known = get(body, "model", str, "a text"), self.model_name(deployment)
+        model, known = get(body, "model", str, "a string"), self.model_name(deployment)
         if model not in (None, known, deployment.target.name):
             raise no_such_model(model, known)
 
@@ -171,9 +171,9 @@ class Endpoints:
         deployment, key = await self._describe(request), key_of(request)
         gateway.check_model(body, deployment)
         is_chat = body.get("messages") is not None
-        text = get(body, "prompt", str, "a text")
+        text = get(body, "prompt", str, "a string")
         if is_chat == (text is not None):
-            raise bad_request("prompt", "there must be either prompt or messages")
+            raise bad_request("prompt", "either prompt or messages must be given, and not both")
         prompt: Prompt = parse_messages(body) if is_chat else text
         adds_special, opens = flag(body, "add_special_tokens", not is_chat), flag(body, "add_generation_prompt", True)
         parses = flag(body, "parse_special_tokens", not is_chat)
@@ -200,8 +200,8 @@ class Endpoints:
         body = await self._read_body(request, DETOKENIZE)
         self._gateway.check_model(body, await self._describe(request))
         ids = get(body, "tokens", list, "a list of token ids", [])
-        if not all(type(each) is int and 0 <= each < 2**31 for each in ids):
-            raise bad_request("tokens", "tokens is not a list of token ids")
+        if not all(is_token_id(each) for each in ids):
+            raise bad_request("tokens", "tokens must be a list of token ids")
         found = await self._gateway.coordinators.detokenize(ids, key_of(request))
         return JsonResponse({"prompt": found.text})
 
@@ -212,7 +212,7 @@ class Endpoints:
         body = await read_body(request, self._gateway.settings.max_body_bytes)
         for name in body:
             if name not in names:
-                raise bad_request(name[:100], f"there is no field {name[:100]!r}; there are {', '.join(names)}")
+                raise bad_request(name[:100], f"unknown field {name[:100]!r}; known fields: {', '.join(names)}")
         return whole_numbers(body)
 
     def _card(self, deployment: Deployment) -> dict[str, Any]:

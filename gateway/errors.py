@@ -20,7 +20,7 @@ _CODES = {errors.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded"}
 
 
 class HttpError(Exception):
-    """An error response."""
+    """An error response: status, message and OpenAI's type, param and code."""
 
     def __init__(
         self, status: int, message: str, kind: str, param: str | None = None, code: str | None = None,
@@ -54,7 +54,7 @@ def error_response(error: HttpError) -> JsonResponse:
 
 
 def bad_request(name: str | None, message: str, code: str | None = None) -> HttpError:
-    """Refuses a request because of its field `name`, or None if no single field is at fault."""
+    """Refuses a request. `name`: the field at fault, if there is one."""
     return HttpError(400, message, "invalid_request_error", name, code)
 
 
@@ -64,7 +64,7 @@ def unauthorized(message: str) -> HttpError:
 
 
 def no_such_model(model: str, known: str) -> HttpError:
-    message = f"model {model[:200]!r} is not served here; {known!r} is"
+    message = f"model {model[:200]!r} is not available; this gateway serves {known!r}"
     return HttpError(404, message, "invalid_request_error", "model", "model_not_found")
 
 

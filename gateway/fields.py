@@ -1,10 +1,10 @@
-"""The fields of OpenAI's request bodies: which are taken, refused or ignored, and checks of their values.
+"""The fields of OpenAI's request bodies (docs/http.md), and checks of their values.
 
-taken: has the effect that OpenAI's reference, or the server that introduced the field, documents.
-refused: would change the answer and is not supported; values that ask for nothing special pass.
+taken: has its documented effect.
+refused: not supported and would change the answer; values that ask for nothing special pass.
 ignored: does not change the answer.
 
-A field in none of the tables is refused by name, and so is a key of a message. docs/http.md documents these tables.
+Unknown fields, and unknown keys of a message, are refused by name.
 """
 
 from collections.abc import Collection, Mapping
@@ -184,8 +184,8 @@ def _check(
             continue
         name = prefix + key[:100]
         if key not in refused:
-            known = f"; there are {', '.join(taken)}" if prefix else ""
-            raise bad_request(name, f"there is no field {name!r}{known}", "unknown_field")
+            known = f"; known fields: {', '.join(taken)}" if prefix else ""
+            raise bad_request(name, f"unknown field {name!r}{known}", "unknown_field")
         # In Python True == 1; in JSON true is not 1, though 1 is 1.0.
         if not any(
             value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in refused[key]
@@ -195,7 +195,7 @@ def _check(
 
 
 def whole_numbers(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the body with whole-numbered floats, also in its lists, as integers: JSON does not tell 1.0 from 1."""
+    """Turns whole-numbered floats into integers, also in lists: JSON does not distinguish 1.0 from 1."""
     return {name: _whole(value) for name, value in body.items()}
 
 
@@ -210,7 +210,7 @@ def _whole(value: Any, depth: int = 2) -> Any:
 
 
 def get(body: Mapping[str, Any], name: str, kind: type, allowed: str, default: Any = None) -> Any:
-    """Returns a field's value, or `default` if it is absent or null. Raises HttpError if it is not a `kind`."""
+    """Returns a field's value, or `default` for null. Raises HttpError if it is not a `kind`."""
     value = body.get(name)
     if value is None:
         return default

@@ -1,6 +1,6 @@
 """Runs a request's generations at the coordinators and sends their rounds as server-sent events.
 
-A dialect of HTTP, such as OpenAI's chat completions, is a class with the attributes of `Dialect`, registered in app.py.
+Each `Dialect`, such as OpenAI's chat completions, is a class in a file of its own, registered in app.py.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Generation:
         return await self._coordinators.detokenize(ids, self._key)
 
     async def rounds(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Yields each round with its prompt's index. Raises what ended a generation. Closing it cancels all of them."""
+        """Yields each round with its prompt's index. Raises the first generation's error. Closing it cancels all."""
         prompts = self.request.prompts
         if len(prompts) == 1:
             async with aclosing(self._rounds_of(prompts[0])) as pieces:
@@ -126,8 +126,7 @@ def routing_prefix(prompt: Prompt) -> str:
 async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) -> AsyncGenerator[Piece, None]:
     """Yields pieces that are rounds. With `scores_prompt` each choice's first one has the prompt's log-probabilities.
 
-    Coordinators send these with the first choice only, and those of a long prompt in several pieces ahead of its first
-    round. Rounds of other choices wait for them.
+    Coordinators send these with choice 0 only, a long prompt's in several pieces. Rounds of other choices wait for them.
     """
     prompt_logprobs: list[TokenLogprobs] = []
     is_scored, waiting = not scores_prompt, list[Piece]()
@@ -209,7 +208,7 @@ async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: 
 
 
 async def until_disconnect(receive: Receive, work: Awaitable[None]) -> None:
-    """Awaits `work`, and cancels it if the client disconnects. The request's body must have been read."""
+    """Awaits `work`, or cancels it if the client disconnects. The request's body must have been read."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))
     try:

@@ -27,7 +27,7 @@ _GZIP_PIECE = 4096
 
 
 class HttpConnection(HttpToolsProtocol):
-    """uvicorn's connection, closed if headers are too large or too slow, which neither httptools nor uvicorn limits."""
+    """A connection that closes if headers are too large or too slow: uvicorn does not limit them."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -157,8 +157,7 @@ def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
     """Reads, decompresses and parses a JSON object.
 
-    Raises HttpError: 413 if it is too large, 415 for another content type or encoding, 408 if it is too slow, 400 if it
-    is not a JSON object.
+    Raises HttpError: 413 if too large, 415 for another content type or encoding, 408 if too slow, else 400.
     """
     # Browsers send any other type across origins without a preflight request.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":

@@ -1,4 +1,4 @@
-"""ASGI middleware around the application: paths, admission of requests, and request ids in logs and headers."""
+"""ASGI middleware: paths, admission of requests, request ids in logs and headers."""
 
 import base64
 import binascii
@@ -66,8 +66,7 @@ class Guard:
     ) -> None:
         """`keys`: None admits everyone. `counted_paths`: counted by path; requests to other paths share one label.
 
-        `loopback_only` refuses requests that name another host: otherwise a web page whose host name was rebound to
-        this address (DNS rebinding) would have the gateway's origin.
+        `loopback_only` refuses requests that name another host, against DNS rebinding.
         """
         self._app = app
         self._keys = keys
@@ -128,7 +127,9 @@ class Guard:
     def _authorize(self, path: str, host: str, key: str | None) -> str | None:
         """Returns the name of the key's owner. Raises HttpError."""
         if self._loopback_only and not is_loopback(host):
-            raise HttpError(403, "this gateway answers on loopback only", "permission_error", code="wrong_host")
+            raise HttpError(
+                403, "this gateway accepts requests for loopback hosts only", "permission_error", code="wrong_host"
+            )
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return None
         name = None
@@ -149,10 +150,7 @@ def key_of(request: Request) -> str | None:
 
 
 def take_request_id_from_body(request: Request, given: str) -> str:
-    """Replaces the id from the headers by the one in the body, if there is one. Returns the id for the coordinator.
-
-    The coordinator refuses an id that is too long.
-    """
+    """Prefers the id in the body to the header's. Returns it uncut: the coordinator refuses one that is too long."""
     state: MutableMapping[str, Any] = request.scope["state"]
     _set_request_id(state, given[:MAX_ID_CHARACTERS] or state["request_id"])
     return given or str(state["request_id"])
@@ -178,11 +176,11 @@ def _request_id_header(state: MutableMapping[str, Any]) -> tuple[bytes, bytes]:
 
 
 def _read_host(scope: Scope, headers: Headers) -> str:
-    """Returns the host that the request names, without its port. Raises HttpError as RFC 9112, 3.2 asks."""
+    """Returns the Host header without its port. Raises HttpError (RFC 9112, 3.2)."""
     named = headers.getlist("host") or (["localhost"] if scope["http_version"] == "1.0" else [])
     if len(named) == 1 and (found := _HOST.fullmatch(named[0])):
         return found[1]
-    raise bad_request("host", "there must be exactly one Host header, HOST or HOST:PORT")
+    raise bad_request("host", "exactly one Host header is required, HOST or HOST:PORT")
 
 
 def _read_key(headers: Headers) -> str | None:

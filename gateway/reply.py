@@ -1,4 +1,4 @@
-"""Turns a generation's rounds into chunks or a whole response, with usage, speculation figures and traces."""
+"""Turns rounds into chunks or a whole response, with usage, speculation figures and traces."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -130,7 +130,7 @@ class ChoicesReply:
     async def _append(
         self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool
     ) -> tuple[str, dict[str, Any] | None]:
-        """Appends a round to its choice. Returns its text, and its log-probabilities if the request asks for them."""
+        """Appends a round to its choice. Returns its text and the log-probabilities that are due."""
         text, tokens = piece.text, choice.held
         has_logprobs = self._request.sampling.logprobs is not None
         self._usage.count(len(piece.token_ids))
@@ -155,7 +155,7 @@ class ChoicesReply:
         return text, self._form.logprobs(ready, self._generation.texts)
 
     def _pop_ready(self, choice: ReplyChoice, piece: Piece) -> list[ScoredToken]:
-        """Removes and returns the held tokens whose text has been sent. No offset lies beyond the text's end."""
+        """Removes and returns the held tokens whose text is out. Their offsets are at most the text's length."""
         end, tokens = choice.num_characters, choice.held
         if piece.finish is not None or not self._request.sampling.stop:
             choice.held = []
@@ -166,7 +166,7 @@ class ChoicesReply:
 
 
 class Usage:
-    """Counts tokens over all choices of a request, and formats them as OpenAI's clients and benchmark tools read them."""
+    """Counts tokens over all choices of a request."""
 
     def __init__(self, prompts: Sequence[Prompt], has_prediction: bool) -> None:
         """`has_prediction`: the client sent a prediction. Accepted tokens of the gateway's own are not reported."""
@@ -206,7 +206,7 @@ class Usage:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Returns root fields of the last chunk, or of a whole response. They are null for more than one choice."""
+        """Returns root fields of the last chunk or the whole response, null for more than one choice."""
         if len(self._finished) != 1:
             return {"metrics": {"speculative_decoding": None}, "paceline": None}
         [finish] = self._finished.values()
@@ -245,7 +245,7 @@ def _paceline(finish: Finish) -> dict[str, Any]:
 
 
 def trace_body(piece: Piece, texts: TokenTexts) -> dict[str, Any] | None:
-    """Returns a round's trace as docs/trace.md describes it, or None if it has none. Its texts must be loaded."""
+    """Formats a round's trace (docs/trace.md). Its texts must be loaded."""
     trace = piece.trace
     if trace is None:
         return None

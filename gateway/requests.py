@@ -78,8 +78,8 @@ def parse_request(
         is_stream=is_stream,
         includes_usage=flag(options, "include_usage", prefix="stream_options."),
         has_usage_in_every_chunk=flag(options, "continuous_usage_stats", prefix="stream_options."),
-        request_id=get(body, "request_id", str, "a text", ""),
-        cache_salt=get(body, "cache_salt", str, "a text", ""),
+        request_id=get(body, "request_id", str, "a string", ""),
+        cache_salt=get(body, "cache_salt", str, "a string", ""),
         **more,
     )
 
@@ -168,13 +168,13 @@ def parse_messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
     """Returns role and content of each message. Raises HttpError."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise bad_request("messages", "messages is not a list with at least one message")
+        raise bad_request("messages", "messages must be a list with at least one message")
     return [_parse_message(each, f"messages[{index}]") for index, each in enumerate(messages)]
 
 
 def _parse_message(message: Any, name: str) -> dict[str, str]:
     if not isinstance(message, dict):
-        raise bad_request(name, f"{name} is not an object with role and content")
+        raise bad_request(name, f"{name} must be an object with role and content")
     check_message(message, name)
     role = message.get("role")
     if role not in ROLES:
@@ -185,11 +185,11 @@ def _parse_message(message: Any, name: str) -> dict[str, str]:
 
 
 def parse_text_parts(content: Any, name: str) -> str:
-    """Returns a text, or the concatenation of its parts: clients may split a text anywhere. Raises HttpError."""
+    """Joins text parts without separators: clients may split a text anywhere. Raises HttpError."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise bad_request(name, f"{name} is {content!r:.80}; it must be a text or a list of text parts")
+        raise bad_request(name, f"{name} is {content!r:.80}; it must be a string or a list of text parts")
     texts = []
     for index, part in enumerate(content):
         is_text = isinstance(part, dict) and part.get("type") == "text"
@@ -207,14 +207,14 @@ def parse_prompts(body: Mapping[str, Any]) -> list[Prompt]:
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and len(prompt) > 0:
-        if all(_is_token_id(each) for each in prompt):
+        if all(is_token_id(each) for each in prompt):
             return [prompt]
         if len(prompt) > MAX_PROMPTS:
             raise bad_request("prompt", f"prompt is {len(prompt)} prompts; it must be at most {MAX_PROMPTS}")
-        if all(isinstance(each, str) or (isinstance(each, list) and all(map(_is_token_id, each))) for each in prompt):
+        if all(isinstance(each, str) or (isinstance(each, list) and all(map(is_token_id, each))) for each in prompt):
             return list(prompt)
-    raise bad_request("prompt", "prompt is not a text, a list of token ids, or a list of either")
+    raise bad_request("prompt", "prompt must be a string, a list of token ids, or a list of either")
 
 
-def _is_token_id(value: Any) -> bool:
+def is_token_id(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**31

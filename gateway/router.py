@@ -1,8 +1,7 @@
 """Routes requests to coordinators: by prompt prefix and load, with retries, and with resumption of broken streams.
 
-A request's tokens depend on its seed, and not on the drafter, the batch or the process. So if a coordinator goes away in
-mid-stream, another one is asked for the whole answer, and only the tokens that the client lacks are passed on. Those
-that it has are compared.
+The seed determines an answer's tokens, whatever the drafter, batch or process. So if a coordinator goes away in mid-stream,
+another one repeats the answer. The tokens that the client has are compared and dropped; the rest is passed on.
 """
 
 import asyncio
@@ -65,7 +64,7 @@ class ReplayBuffer:
 
 
 class Resumption:
-    """Removes from a repeated answer what the client has already."""
+    """Removes what the client has from a repeated answer."""
 
     def __init__(self, replay_buffer: ReplayBuffer) -> None:
         # A choice that begins only now is not in it.
@@ -90,7 +89,7 @@ class Resumption:
 
 
 def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:
-    """Drops the first tokens, and what only an answer's first piece has. A partial round has no trace."""
+    """Drops the first tokens, prompt log-probabilities, and the trace of a round that becomes partial."""
     return replace(
         piece,
         text=piece.text[sum(piece.text_lengths[:num_tokens]) :],
@@ -104,7 +103,7 @@ def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:
 
 
 class RetryDeadline:
-    """Limits how long a request is retried. Runs from the first failure, and again from the next one after progress."""
+    """Limits how long a request is retried, counted from the first failure since the last progress."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -138,7 +137,7 @@ class Coordinator:
     deployment_until_s: float = 0.0
 
     def client_for(self, key: str | None) -> AsyncClient:
-        """Returns a client that sends the caller's key, or the key in the gateway's environment if there is none."""
+        """Returns a client that sends the caller's key, or by default the key in the gateway's environment."""
         return self.client if key is None else self.client.with_key(key)
 
     @property
@@ -160,7 +159,7 @@ class Coordinator:
 
 
 class Coordinators:
-    """Sends requests with the same prefix to the same coordinator, so that its target's prefix cache has it."""
+    """Sends prompts with the same prefix to the same coordinator, for its target's prefix cache."""
 
     def __init__(self, addresses: list[str], timeout_s: float, tls: Tls, metrics: GatewayMetrics) -> None:
         """Call it on the event loop. `timeout_s`: how long a request is retried while no coordinator is available.
@@ -176,7 +175,7 @@ class Coordinators:
             await each.client.close()
 
     def ranked(self, prefix: str) -> list[Coordinator]:
-        """Ranks coordinators by rendezvous hashing with bounded loads. Those that are away come last."""
+        """Ranks coordinators by rendezvous hashing with bounded loads, unavailable ones last."""
 
         def rank(each: Coordinator) -> bytes:
             return hashlib.blake2b(f"{each.address} {prefix}".encode(errors="replace"), digest_size=8).digest()
@@ -211,10 +210,10 @@ class Coordinators:
     async def stream(
         self, prefix: str, key: str | None, start: Callable[[AsyncClient, ReplayBuffer], AsyncGenerator[Piece, None]]
     ) -> AsyncGenerator[Piece, None]:
-        """Yields an answer's rounds. If its coordinator goes away, resumes at the next one, or at the same once it is back.
+        """Yields an answer's rounds, and resumes at another coordinator, or the same once it is back, if its own goes away.
 
-        `start` requests the whole answer from a coordinator, given what the client has of it. Raises Unavailable if no
-        coordinator answers, and Aborted if one answers with tokens other than those sent.
+        `start` requests the whole answer, given what the client has. Raises Unavailable if no coordinator answers, Aborted
+        if one repeats other tokens.
         """
         replay_buffer, deadline = ReplayBuffer(), RetryDeadline(self._timeout_s)
         async with aclosing(self._attempts(prefix, deadline)) as attempts:
@@ -251,7 +250,7 @@ class Coordinators:
         raise deadline.failure
 
     async def _attempts(self, prefix: str, deadline: RetryDeadline) -> AsyncGenerator[Coordinator, None]:
-        """Yields coordinators by rank, again and again until the deadline, if any of them ever answered."""
+        """Yields coordinators by rank: once, or until the deadline if any has answered before."""
         while True:
             for coordinator in self.ranked(prefix):
                 yield coordinator

@@ -184,7 +184,7 @@ current: ContextVar[Span] = ContextVar("current", default=NO_SPAN)
 
 
 class RequestSpans:
-    """Records a span for each request that generates: the root of a trace, or a child of the client's `traceparent`."""
+    """Records a span for each request that generates, as a child of the client's `traceparent` if it sends one."""
 
     def __init__(self, app: ASGIApp, spans: Spans, paths: Collection[str]) -> None:
         self._app = app
@@ -224,6 +224,6 @@ class RequestSpans:
 
 
 def record_failure(error: Exception) -> None:
-    """Marks the current span as failed with the gRPC code: a response that has begun keeps its HTTP status."""
+    """Marks the current span as failed: a response that has begun keeps its HTTP status."""
     if isinstance(error, PacelineError):
         current.get().fail(code_of(error).name)
