@@ -74,7 +74,7 @@ soak-faults: setup
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --messages 20000 $(if $(SEED),--seed $(SEED))
 
-# Figures of docs/results.md: ratios in one run.
+# Figures of docs/benchmarks.md: ratios in one run.
 bench: setup
 	$(BIN)/python -m benchmarks.forward
 	$(BIN)/python -m benchmarks.services

@@ -6,20 +6,20 @@ import logging
 from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
-from coordinator.choosing.active_generations import ActiveGenerations
-from coordinator.choosing.experience import Experience
 from coordinator.config import CoordinatorSettings
-from coordinator.drafting.custom import load_drafter
-from coordinator.drafting.factory import Proposers
-from coordinator.drafting.recent_answers import RecentAnswers
+from coordinator.drafters.custom import load_drafter
+from coordinator.drafters.drafter import Resources
+from coordinator.drafters.token_index import RecentAnswers
 from coordinator.generations import Generations
-from coordinator.metrics import CoordinatorMetrics, CoordinatorState
-from coordinator.remote.link import Link, LinkKind
-from coordinator.remote.same_model import SameModel
+from coordinator.policy.adaptive import Policies
+from coordinator.policy.cost_model import ActiveGenerations, Experience
+from coordinator.remote.link import DRAFT, TARGET, DraftLink, Link, TargetLink
+from coordinator.remote.target import SameModel
 from coordinator.requests import RequestReader
 from coordinator.servicer import GenerationServicer
 from coordinator.synthetic import SyntheticAcceptance
-from coordinator.text import Tokenizer
+from coordinator.telemetry import CoordinatorMetrics, CoordinatorState
+from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswers
 from paceline.errors import ConfigError, Unavailable
 from paceline.keys import KeyRing
@@ -29,14 +29,11 @@ from paceline.observability.traces import traced
 from paceline.rpc.metadata import KeyCheck
 from paceline.rpc.server import DRAIN_S, Server, require_free_address, run, wait_for_signal
 from paceline.settings import parse_settings
-from paceline.v1 import draft_pb2, draft_pb2_grpc, generation_pb2, model_pb2, target_pb2, target_pb2_grpc
+from paceline.v1 import generation_pb2, model_pb2, target_pb2, target_pb2_grpc
 
 log = logging.getLogger(__name__)
-# How often health follows the target.
+# Interval at which health follows the target.
 READINESS_S = 0.5
-
-TARGET = LinkKind("target", target_pb2_grpc.TargetStub, target_pb2.TargetRequest)
-DRAFT = LinkKind("draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest)
 
 
 async def serve(settings: CoordinatorSettings) -> None:
@@ -50,7 +47,7 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
     ring = KeyRing(settings.api_keys) if settings.api_keys is not None else None
     require_free_address(settings.listen)
     target = Link(TARGET, settings.target, SameModel(settings.target).check, settings.servers_tls)
-    links = [target]
+    links: list[Link] = [target]
     try:
         tokenizer, card = await _wait_for_target(target, settings.connect_timeout)
         draft = _draft_link(settings, card)
@@ -61,8 +58,8 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
         generations = _generations(settings, target, draft, tokenizer, card, metrics)
         registry.register(CoordinatorState(generations.admission, links, generations.unread))
         defaults = settings.speculation_defaults
-        generations.proposers.check(defaults.drafter)
-        reader = RequestReader(tokenizer, generations.proposers, defaults)
+        generations.policies.check(defaults.drafter)
+        reader = RequestReader(tokenizer, generations.policies, defaults)
         interceptors = [] if ring is None else [KeyCheck(ring, metrics.count_unauthenticated)]
         server = Server(settings.listen, interceptors, settings.tls, settings.reflection)
         servicer = GenerationServicer(draft, reader, generations, defaults, spans)
@@ -79,41 +76,42 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
             await link.stop()
 
 
-def _draft_link(settings: CoordinatorSettings, target: model_pb2.ModelCard) -> Link | None:
-    """None: work without a draft server."""
+def _draft_link(settings: CoordinatorSettings, target: model_pb2.ModelCard) -> DraftLink | None:
+    """Returns None if the coordinator runs without a draft server."""
     if settings.draft == "none":
         return None
     return Link(DRAFT, settings.draft, lambda card: check_same_tokenizer(card, target), settings.servers_tls)
 
 
 def _generations(
-    settings: CoordinatorSettings, target: Link, draft: Link | None, tokenizer: Tokenizer, card: model_pb2.ModelCard,
+    settings: CoordinatorSettings, target: TargetLink, draft: DraftLink | None, tokenizer: Tokenizer, card: model_pb2.ModelCard,
     metrics: CoordinatorMetrics,
 ) -> Generations:  # fmt: skip
-    """What generations share. `card`: the target's. Raises ConfigError for a custom drafter that can't be loaded."""
+    """Makes what generations share. `card`: the target's. Raises ConfigError for a custom drafter that can't be loaded."""
     active = ActiveGenerations()
     custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
     recent = RecentAnswers(settings.recent_tokens) if settings.recent_tokens else None
     synthetic = None
     if settings.synthetic_acceptance is not None:
         synthetic = SyntheticAcceptance(settings.synthetic_acceptance)
-        log.warning("coordinator: drafts are accepted with a chance of %g: this is no real text", synthetic.chance)
+        log.warning(
+            "coordinator: synthetic acceptance with a chance of %g; the output is not real text", synthetic.chance
+        )
     return Generations(
         target=target,
         tokenizer=tokenizer,
         admission=Admission(settings.max_running, settings.max_waiting, card.total_blocks * card.block_size),
-        proposers=Proposers(draft, custom, Experience(active), recent, settings.ngram_shape),
+        policies=Policies(Resources(draft, custom, recent, settings.ngram_shape), Experience(active)),
         patience_s=settings.patience,
         active=active,
         metrics=metrics,
         unread=UnreadAnswers(settings.max_unread_memory),
         synthetic=synthetic,
-        recent=recent,
     )
 
 
-async def _follow(target: Link, server: Server) -> None:
-    """Health says SERVING while the target is there: without it there is no output, though requests wait for it."""
+async def _follow(target: TargetLink, server: Server) -> None:
+    """Reports SERVING while the target is up. Requests wait for it meanwhile."""
     while True:
         await server.set_serving(target.is_up)
         await asyncio.sleep(READINESS_S)
@@ -132,8 +130,8 @@ def check_same_tokenizer(draft: model_pb2.ModelCard, target: model_pb2.ModelCard
     )
 
 
-async def _wait_for_target(target: Link, timeout_s: float) -> tuple[Tokenizer, model_pb2.ModelCard]:
-    """Raises ConfigError if there is none."""
+async def _wait_for_target(target: TargetLink, timeout_s: float) -> tuple[Tokenizer, model_pb2.ModelCard]:
+    """Returns the target's tokenizer and card. Raises ConfigError if the target can't be reached."""
     target.start()
     try:
         await target.wait_usable(timeout_s)
@@ -147,8 +145,8 @@ async def _wait_for_target(target: Link, timeout_s: float) -> tuple[Tokenizer, m
     return Tokenizer(files), target.card
 
 
-async def _wait_for_draft(draft: Link, timeout_s: float) -> None:
-    """Raises ConfigError if the draft can't be used at all; waits for one that is only slow to come."""
+async def _wait_for_draft(draft: DraftLink, timeout_s: float) -> None:
+    """Waits for the draft server. Raises ConfigError if it can't be reached or used."""
     draft.start()
     try:
         await draft.wait_usable(timeout_s)

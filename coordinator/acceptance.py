@@ -20,9 +20,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.logprobs import PositionLogprobs, TokenLogprobs
+from coordinator.reports import NO_DRAFT_REPORT, NO_VERIFY_REPORT, DraftReport, VerifyReport
 from paceline.noise import Purpose, make_key, uniform
+from paceline.results import TokenLogprobs
 from paceline.speculation import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Log-probabilities of the tokens that a position may emit, and of the likeliest tokens there.
+
+    Under `rejection` the coordinator decides which token is emitted, so the target sends the log-probabilities of the
+    support's ids and of the token drawn outside it.
+    """
+
+    candidates: dict[int, float]
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+    def of(self, token: int) -> TokenLogprobs:
+        return TokenLogprobs(self.candidates[token], self.top_token_ids, self.top_logprobs)
+
 
 Floats = NDArray[np.floating[Any]]
 
@@ -36,17 +54,6 @@ class Origin(enum.StrEnum):
     TARGET = "T"
 
 
-class DraftedBy(enum.StrEnum):
-    """Who drafted a proposal's tokens."""
-
-    MODEL = "model"
-    NGRAM = "ngram"
-    SUFFIX = "suffix"
-    PREDICTION = "prediction"
-    CUSTOM = "custom"
-    HIERARCHICAL = "hierarchical"
-
-
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """k drafted tokens. `supports` and `support_probs` are empty unless the tokens were sampled from them."""
@@ -54,27 +61,13 @@ class Proposal:
     tokens: list[int] = field(default_factory=list)
     supports: list[NDArray[np.int64]] = field(default_factory=list)
     support_probs: list[Floats] = field(default_factory=list)
-    computed_us: int = 0
-    queued_us: int = 0
-    # Context tokens the drafter had to read first: 1 or 2, or more after a pause.
-    num_tail_tokens: int = 1
-    drafter: DraftedBy = DraftedBy.CUSTOM
-    # Why there are no tokens, in words for a user.
-    reason: str = ""
-    # Tokens that the drafter was asked for.
-    num_asked: int = 0
-    # With the entropy rule, for each position where it looked: entropy over ln(vocabulary), ...
-    entropies: list[float] = field(default_factory=list)
-    # ... smoothed over the positions up to it, ...
-    smoothed_entropies: list[float] = field(default_factory=list)
-    # ... and the drafts that this allows in the round.
-    allowed_draft_tokens: list[int] = field(default_factory=list)
+    report: DraftReport = NO_DRAFT_REPORT
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def checked_by(self, rule: Rule) -> Rule:
-        """`rule`, where it can be: tokens without a distribution can only be matched, which is the same law
+        """Returns the rule to check by. Tokens without a distribution can only be matched, which gives the same distribution
         as `rejection` with a one-hot q."""
         return Rule.MATCH if self.tokens and not self.supports else rule
 
@@ -90,20 +83,16 @@ class Verdict:
     outside_tokens: list[int] = field(default_factory=list)
     # Greedy with lenience, per draft: accepted though it is not the likeliest.
     lenient_accepts: list[bool] = field(default_factory=list)
-    # Where asked for: per position, and per prompt token from the second on.
+    # If asked for: one for each position.
     logprobs: list[PositionLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    # Tokens that the target's cache held already.
-    cached_tokens: int = 0
-    computed_us: int = 0
-    queued_us: int = 0
     rule: Rule = Rule.MATCH
     # In (0, 1]; 1 is lossless.
     lenience: float = 1.0
+    report: VerifyReport = NO_VERIFY_REPORT
 
 
 class Comparison(NamedTuple):
-    """What decided a draft under `rejection`: accepted where r * lenience * q < p, with uniform r."""
+    """Decides a draft under `rejection`: it is accepted if r * lenience * q < p, with uniform r."""
 
     q: float
     p: float
@@ -129,7 +118,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RoundNoise:
-    """The uniforms of one round under `rejection`, keyed by where it began (see `paceline.noise`)."""
+    """The uniforms of one round under `rejection`, keyed by its first position (see `paceline.noise`)."""
 
     seed: int
     round_start: int

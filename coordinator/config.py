@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, ByteSize, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from coordinator.ngram_shape import NgramShape, parse_orders
+from coordinator.drafters.ngram_table import NgramShape, parse_orders
 from paceline.errors import InvalidArgument
 from paceline.rpc.channel import check_address
 from paceline.settings import FrontSettings, GrpcSettings, ListenAddress, ServiceSettings, as_value_error
@@ -38,6 +38,12 @@ def _check_orders(text: str) -> str:
     return text
 
 
+def _check_drafter(name: str) -> str:
+    if name not in (names := [each.value for each in Drafter]):
+        raise ValueError(f"it must be one of {', '.join(names)}")
+    return name
+
+
 ServerAddress = Annotated[str, AfterValidator(_check_server)]
 
 
@@ -59,26 +65,28 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
     connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at startup")
     patience: float = Field(120.0, gt=0, description="seconds a generation waits for an unreachable target server")
     max_running: int = Field(256, ge=1, description="maximum number of running generations")
-    max_waiting: int = Field(1024, ge=0, description="maximum length of the queue; further requests are refused")
+    max_waiting: int = Field(
+        1024, ge=0, description="maximum number of queued generations; beyond it requests are refused"
+    )
     max_unread_memory: ByteSize = Field(
         ByteSize(256 << 20),
         ge=MIN_UNREAD_BYTES,
         description="memory limit for responses that clients have not read, e.g. 256MiB; one call may use a quarter of it",
     )
     speculation: bool = Field(True, description="speculate, unless a request says otherwise")
-    drafter: Literal["model", "hierarchical", "ngram", "suffix", "hybrid", "custom"] = Field(
-        "hybrid",
-        description="default drafter of requests: model, hierarchical, ngram, suffix, hybrid or custom",
+    drafter: Annotated[str, AfterValidator(_check_drafter)] = Field(
+        "hybrid", description=f"default drafter: {', '.join(each.value for each in Drafter)}"
     )
-    custom_drafter: str | None = Field(None, description="MODULE:FACTORY of your own drafter (docs/drafting.md)")
+    custom_drafter: str | None = Field(None, description="MODULE:FACTORY of your own drafter (docs/speculation.md)")
     draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
         "adaptive", description="default number of draft tokens per round: 0 to 16, adaptive or entropy"
     )
     draft_min: int | None = Field(
-        None, description="with adaptive or entropy: fewest tokens, 0 to draft_max; default: 0"
+        None, description="with adaptive or entropy: minimum number of draft tokens, 0 to draft_max; default: 0"
     )
     draft_max: int | None = Field(
-        None, description=f"with adaptive or entropy: most tokens, 1 to {MAX_DRAFT_TOKENS}; default: 8"
+        None,
+        description=f"with adaptive or entropy: maximum number of draft tokens, 1 to {MAX_DRAFT_TOKENS}; default: 8",
     )
     entropy_beta: float | None = Field(
         None, description="with entropy: weight of the past in the smoothed entropy, in [0, 1); default: 0.5"
@@ -102,7 +110,7 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
         1.0,
         gt=0,
         le=1,
-        description="default lenience of requests; below 1 more drafts are accepted and the output distribution changes",
+        description="accept with min(1, p/(lenience q)); below 1 the output's distribution is not exactly the target's",
     )
 
     @field_validator("recent_tokens")

@@ -9,36 +9,35 @@ from collections.abc import AsyncGenerator, Callable
 
 from coordinator.acceptance import Outcome, Proposal, RoundNoise, Verdict, accept
 from coordinator.context import Context, Emission
-from coordinator.drafting.proposer import Proposer
+from coordinator.policy.policy import Policy
 from coordinator.remote.target import RemoteTarget
-from coordinator.round import RoundTimer
-from coordinator.stats import GenerationStats
+from coordinator.stats import GenerationStats, RoundTimer
 
-# `accept`, or what stands for it in a benchmark (see `synthetic`).
+# `accept`, or its replacement in a benchmark (see `synthetic`).
 Decide = Callable[[Proposal, Verdict, RoundNoise], Outcome]
 
 
 async def generate(
-    context: Context, proposer: Proposer, target: RemoteTarget, stats: GenerationStats, decide: Decide = accept
+    context: Context, policy: Policy, target: RemoteTarget, stats: GenerationStats, decide: Decide = accept
 ) -> AsyncGenerator[Emission, None]:
     """Yields what each round emits until the context is finished. Closing it early frees both caches."""
     try:
         while not context.is_finished:
             timer = RoundTimer()
-            proposal = await proposer.propose(context)
+            proposal = await policy.propose(context)
             timer.mark_proposed()
             verdict = await target.verify(context, proposal)
             timer.mark_verified()
             outcome = decide(proposal, verdict, context.round_noise)
             finished = timer.finish(proposal, verdict, outcome)
-            proposer.learn(finished)
-            emission = context.extend(outcome, verdict.prompt_logprobs)
-            proposer.truncate(len(context) - 1)
+            policy.learn(finished)
+            emission = context.extend(outcome, verdict.report.prompt_logprobs)
+            policy.truncate(len(context) - 1)
             target.truncate(len(context) - 1)
             stats.count(finished, emission)
             yield emission
     finally:
         # Drafts of a round that was cut off are undecided, and a server may offer what it keeps to other requests.
-        proposer.truncate(len(context) - 1)
-        proposer.release()
+        policy.truncate(len(context) - 1)
+        policy.release()
         target.release()

@@ -1,4 +1,4 @@
-"""Generations that run: each waits for its place, goes round by round, and is counted and told of when it is over."""
+"""Running generations: each waits for a slot, decodes round by round, and is counted and logged at its end."""
 
 import asyncio
 import contextlib
@@ -9,59 +9,54 @@ from functools import partial
 
 from coordinator.acceptance import accept
 from coordinator.admission import Admission
-from coordinator.beams.search import search
-from coordinator.beams.target import TargetBeams
-from coordinator.choosing.active_generations import ActiveGenerations
-from coordinator.completion_log import log_generation
+from coordinator.beams.search import beam_search
 from coordinator.context import Emission, Request
 from coordinator.decoding import generate
-from coordinator.drafting.factory import Proposers
-from coordinator.drafting.recent_answers import RecentAnswers
-from coordinator.metrics import CoordinatorMetrics
-from coordinator.remote.link import Link
+from coordinator.policy.adaptive import Policies
+from coordinator.policy.cost_model import ActiveGenerations
+from coordinator.remote.link import TargetLink
 from coordinator.remote.target import RemoteTarget
-from coordinator.responses import Choice, make_responses
-from coordinator.spans import RequestSpan
+from coordinator.responses import Choice, make_responses, trace_round
 from coordinator.synthetic import SyntheticAcceptance
-from coordinator.text import Tokenizer
-from coordinator.tracing import trace_round
+from coordinator.telemetry import CoordinatorMetrics, RequestSpan, log_generation
+from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswer, UnreadAnswers
 from paceline.results import RoundTrace
 
-# What choices' tasks hand to the call: encoded messages; None when a task is over, however it ended.
+# Encoded messages on their way from the choices' tasks to the call; None when a task is over.
 Answer = UnreadAnswer[Choice]
 
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """All generations of the coordinator: what they share, and the way of each.
+    """Runs all generations of the coordinator, with what they share.
 
-    `patience_s`: how long one waits for a target that went away; `synthetic`: for benchmarks, in place of the rule that
-    decides; `recent`: remembers what is answered.
+    `patience_s`: how long a generation waits for a target that is down; `synthetic`: replaces the acceptance rule in
+    benchmarks.
     """
 
-    target: Link
+    target: TargetLink
     tokenizer: Tokenizer
     admission: Admission
-    proposers: Proposers
+    policies: Policies
     patience_s: float
     active: ActiveGenerations
     metrics: CoordinatorMetrics
     unread: UnreadAnswers
     synthetic: SyntheticAcceptance | None = None
-    recent: RecentAnswers | None = None
 
     async def run(self, choice: Choice, answer: Answer, span: RequestSpan) -> None:
-        """One generation from its place in the queue to its end. Raises what ended it early."""
+        """Runs one generation from the queue to its end. Raises what ended it early."""
         request = choice.context.request
         error: BaseException | None = None
         try:
-            async with self.admission.place(self._room(request)):
+            async with self.admission.slot(self._num_cache_tokens(request)):
                 choice.stats.placed_s = time.perf_counter()
                 self.metrics.count_place(choice.stats.placed_s - choice.stats.arrived_s)
                 await self._rounds(choice, answer)
-            if self.recent is not None:
-                await self.recent.add(request.cache_salt, choice.context.tokens[len(request.prompt) :])
+            recent = self.policies.resources.recent
+            if recent is not None:
+                await recent.add(request.cache_salt, choice.context.tokens[len(request.prompt) :])
         except BaseException as caught:
             error = caught
             raise
@@ -91,16 +86,16 @@ class Generations:
     def _generate(self, choice: Choice) -> AsyncGenerator[Emission, None]:
         request = choice.context.request
         target = RemoteTarget(self.target, request, self.patience_s)
-        return generate(choice.context, self.proposers.make(request), target, choice.stats, self.synthetic or accept)
+        return generate(choice.context, self.policies.make(request), target, choice.stats, self.synthetic or accept)
 
     def _search(self, choice: Choice) -> AsyncGenerator[Emission, None]:
-        request = choice.context.request
-        target = TargetBeams(self.target, request, self.patience_s)
         has_read = partial(self.active.has_read, choice)
-        return search(choice.context, self.proposers.make_for_beams(request), target, choice.stats, has_read)
+        return beam_search(
+            choice.context, self.target, self.patience_s, self.policies.resources, choice.stats, has_read
+        )
 
     def _hand_over(self, answer: Answer, choice: Choice, emission: Emission | None) -> None:
-        # Later in this turn of the event loop: the next round's command goes out before this round's text.
+        # Deferred, so that the next round's command is sent before this round's text.
         asyncio.get_running_loop().call_soon(self._write, answer, choice, emission)
 
     def _write(self, answer: Answer, choice: Choice, emission: Emission | None) -> None:
@@ -115,10 +110,10 @@ class Generations:
         assert stats.last_round is not None, "a round has just been counted"
         return trace_round(stats.rounds, stats.last_round, emission, self.tokenizer.bytes_of)
 
-    def _room(self, request: Request) -> int:
-        """Tokens of the target's cache that a generation may come to hold, whole blocks of them."""
+    def _num_cache_tokens(self, request: Request) -> int:
+        """Returns the tokens of the target's cache that a generation may come to hold, rounded up to whole blocks."""
         assert self.target.card is not None, "a request was read, with the card"
         block_size, beams = self.target.card.block_size, request.sampling.beams
-        # Beams share the prompt's blocks, but for the last, which is filled in part.
+        # Beams share the prompt's blocks except for the last, partly filled one.
         num_tokens = len(request.prompt) + beams * request.max_new_tokens + (beams - 1) * block_size
         return -(-num_tokens // block_size) * block_size

@@ -1,39 +1,40 @@
 """Requests of the Generation service, from messages to checked values."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from coordinator.context import Request
-from coordinator.drafting.factory import Proposers
-from coordinator.text import Tokenizer
+from coordinator.policy.adaptive import Policies
+from coordinator.tokenizer import Tokenizer
 from paceline.checks import require, require_at_most
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import sampling_from_message, speculation_from_message
 from paceline.sampling import MAX_ID_CHARACTERS, MAX_SALT_CHARACTERS
 from paceline.speculation import SpeculationParams
-from paceline.v1 import model_pb2
+from paceline.v1 import generation_pb2, model_pb2
 
-# Far more than tokens have on average: a longer text has too many tokens for the model, whatever they are.
+# Far above the average length of a token, so a longer text certainly has too many tokens for the model.
 MAX_CHARACTERS_PER_TOKEN = 32
 MAX_MESSAGES = 4096
-# What a message's role may be, and what the chat template is given for it.
+# Allowed roles, and the role that the chat template gets.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 class RequestReader:
-    """Reads requests: fills open fields with the defaults, and tokenizes. What it refuses raises InvalidArgument,
-    naming the field and its range."""
+    """Reads requests: fills open fields with defaults and tokenizes. Raises InvalidArgument, naming the field and its
+    allowed range."""
 
-    def __init__(self, tokenizer: Tokenizer, proposers: Proposers, defaults: SpeculationParams) -> None:
-        """`defaults`: of what a request does not say."""
+    def __init__(self, tokenizer: Tokenizer, policies: Policies, defaults: SpeculationParams) -> None:
+        """`defaults`: for fields that a request leaves open."""
         self._tokenizer = tokenizer
-        self._proposers = proposers
+        self._policies = policies
         self._defaults = defaults
 
-    async def read(self, message: Any, card: model_pb2.ModelCard) -> Request:
-        """A GenerateRequest, with everything resolved. `card`: the target's."""
+    async def read(self, message: generation_pb2.GenerateRequest, card: model_pb2.ModelCard) -> Request:
+        """Resolves a GenerateRequest. `card`: the target's."""
         require_at_most(MAX_ID_CHARACTERS, len(message.request_id), "request_id", "characters")
         require_at_most(MAX_SALT_CHARACTERS, len(message.cache_salt), "cache_salt", "characters")
         sampling = sampling_from_message(message.sampling)
@@ -44,10 +45,10 @@ class RequestReader:
             sampling = replace(sampling, seed=fresh_seed())
         speculation.check(sampling)
         require(not message.trace or sampling.beams == 1, "trace", message.trace, "left out with beams")
-        self._proposers.check(speculation.drafter)
+        self._policies.check(speculation.drafter)
         prompt = await self.read_prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
-        _check_prompt_length("prompt", len(prompt), card, room=min(1, sampling.max_tokens))
+        _check_prompt_length("prompt", len(prompt), card, reserved=min(1, sampling.max_tokens))
         return Request(
             request_id=message.request_id,
             prompt=prompt,
@@ -64,34 +65,34 @@ class RequestReader:
 
     async def read_prompt(
         self,
-        message: Any,
+        message: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest,
         card: model_pb2.ModelCard,
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The tokens of `text`, `chat` or `token_ids`. What is far too long is refused before it is tokenized."""
+        """Returns the tokens of `text`, `chat` or `token_ids`. Refuses far too long a text before it is tokenized."""
         match message.WhichOneof("prompt"):
             case "text":
                 return await self._encode("text", message.text, card, add_special_tokens)
             case "chat":
                 return await self._encode_chat(message.chat, card, add_generation_prompt)
             case "token_ids":
-                _check_prompt_length("prompt", len(message.token_ids.ids), card, room=0)
+                _check_prompt_length("prompt", len(message.token_ids.ids), card, reserved=0)
                 return _checked_ids("token_ids", message.token_ids.ids, card)
             case _:
                 raise InvalidArgument.of_value("prompt", None, "text, chat or token_ids")
 
-    def read_ids(self, message: Any, card: model_pb2.ModelCard) -> list[int]:
-        """Of a DetokenizeRequest."""
+    def read_ids(self, message: generation_pb2.DetokenizeRequest, card: model_pb2.ModelCard) -> list[int]:
+        """Checks the ids of a DetokenizeRequest."""
         require_at_most(card.max_model_len, len(message.token_ids), "token_ids", "ids")
         return _checked_ids("token_ids", message.token_ids, card)
 
-    async def _read_prediction(self, message: Any, card: model_pb2.ModelCard) -> list[int]:
-        """What the output will largely be; nothing where the request does not say."""
+    async def _read_prediction(self, message: generation_pb2.GenerateRequest, card: model_pb2.ModelCard) -> list[int]:
+        """Returns the predicted output's tokens; empty without a prediction."""
         if message.WhichOneof("prediction") == "prediction_text":
             ids = await self._encode("prediction", message.prediction_text, card, add_special_tokens=False)
         else:
-            # Empty where it is not set.
+            # Empty if unset.
             _check_prompt_length("prediction", len(message.prediction_token_ids.ids), card)
             ids = _checked_ids("prediction", message.prediction_token_ids.ids, card)
         _check_prompt_length("prediction", len(ids), card)
@@ -99,16 +100,18 @@ class RequestReader:
 
     async def _encode(self, name: str, text: str, card: model_pb2.ModelCard, add_special_tokens: bool) -> list[int]:
         reason = CONTEXT_LENGTH_EXCEEDED if name == "text" else INVALID_FIELD
-        require_at_most(_most_characters(card), len(text), name, "characters", reason)
+        require_at_most(_max_characters(card), len(text), name, "characters", reason)
         if not text:
             return []
         return await self._tokenizer.run(lambda: self._tokenizer.encode(text, add_special_tokens), len(text))
 
-    async def _encode_chat(self, chat: Any, card: model_pb2.ModelCard, add_generation_prompt: bool) -> list[int]:
+    async def _encode_chat(
+        self, chat: generation_pb2.Chat, card: model_pb2.ModelCard, add_generation_prompt: bool
+    ) -> list[int]:
         messages = _parse_messages(chat)
         num_characters = sum(len(each["role"]) + len(each["content"]) for each in messages)
         num_characters += len(chat.template_options)
-        require_at_most(_most_characters(card), num_characters, "chat.messages", "characters", CONTEXT_LENGTH_EXCEEDED)
+        require_at_most(_max_characters(card), num_characters, "chat.messages", "characters", CONTEXT_LENGTH_EXCEEDED)
         options = _parse_template_options(chat.template_options)
         return await self._tokenizer.run(
             lambda: self._tokenizer.encode_chat(messages, options, add_generation_prompt, chat.parse_special_tokens),
@@ -117,7 +120,7 @@ class RequestReader:
 
 
 def requests_of_choices(request: Request) -> list[Request]:
-    """n requests for one sample each, with seeds of their own; the prompt is scored for the first alone."""
+    """Returns n requests for one sample each, with a seed each; only the first scores the prompt."""
     rest = replace(request.sampling, prompt_logprobs=None)
     return [request] + [
         replace(request, sampling=replace(rest, seed=derive_seed(request.seed, index)))
@@ -125,7 +128,7 @@ def requests_of_choices(request: Request) -> list[Request]:
     ]
 
 
-def _parse_messages(chat: Any) -> list[dict[str, str]]:
+def _parse_messages(chat: generation_pb2.Chat) -> list[dict[str, str]]:
     require(len(chat.messages) > 0, "chat.messages", "empty", "at least one message")
     require_at_most(MAX_MESSAGES, len(chat.messages), "chat.messages", "messages")
     for message in chat.messages:
@@ -138,7 +141,7 @@ def _parse_template_options(text: str) -> dict[str, Any]:
         return {}
     try:
         options = json.loads(text)
-        # JSON can hold half of a character, which no text can.
+        # JSON can spell a lone surrogate, which UTF-8 can't.
         json.dumps(options, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         options = None
@@ -146,18 +149,18 @@ def _parse_template_options(text: str) -> dict[str, Any]:
     return dict(options)
 
 
-def _checked_ids(name: str, ids: Any, card: model_pb2.ModelCard) -> list[int]:
+def _checked_ids(name: str, ids: Iterable[int], card: model_pb2.ModelCard) -> list[int]:
     worst = max(ids, default=0)
     require(worst < card.vocab_size, name, worst, f"in [0, {card.vocab_size})")
     return list(ids)
 
 
-def _check_prompt_length(name: str, num_tokens: int, card: model_pb2.ModelCard, room: int = 1) -> None:
-    """`room`: for tokens that will follow."""
-    longest = card.max_model_len - room
+def _check_prompt_length(name: str, num_tokens: int, card: model_pb2.ModelCard, reserved: int = 1) -> None:
+    """`reserved`: tokens that must still fit after these."""
+    longest = card.max_model_len - reserved
     reason = CONTEXT_LENGTH_EXCEEDED if name == "prompt" else INVALID_FIELD
     require(num_tokens <= longest, name, f"{num_tokens} tokens", f"at most {longest} tokens for this model", reason)
 
 
-def _most_characters(card: model_pb2.ModelCard) -> int:
+def _max_characters(card: model_pb2.ModelCard) -> int:
     return card.max_model_len * MAX_CHARACTERS_PER_TOKEN

@@ -1,28 +1,15 @@
-"""What a generation's rounds look like to a client: messages of the Generation service, as the bytes that are sent."""
+"""A generation's rounds as encoded messages for the client, and their traces."""
 
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from coordinator.acceptance import Origin
-from coordinator.context import Context, Emission, FinishReason, Request
-from coordinator.logprobs import TokenLogprobs
-from coordinator.stats import GenerationStats
+from coordinator.context import Context, Emission, Request
+from coordinator.stats import GenerationStats, Round
 from coordinator.synthetic import SyntheticAcceptance
-from coordinator.text import Tokenizer
+from coordinator.tokenizer import Tokenizer
+from paceline.results import Finish, Piece, RoundTrace, TracedDraft
 from paceline.rpc.channel import SPLIT_POSITIONS
-from paceline.v1 import generation_pb2
-
-ORIGINS = {
-    Origin.ACCEPTED: generation_pb2.ORIGIN_ACCEPTED,
-    Origin.RECOVERED: generation_pb2.ORIGIN_RECOVERED,
-    Origin.BONUS: generation_pb2.ORIGIN_BONUS,
-    Origin.TARGET: generation_pb2.ORIGIN_TARGET,
-}
-FINISH_REASONS = {
-    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
-}
+from paceline.rpc.generation import piece_to_message
+from paceline.speculation import Rule
 
 
 class Choice:
@@ -30,78 +17,83 @@ class Choice:
 
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:
         self.index = index
-        behind = [] if request.is_chat else request.prompt
-        self.context = Context(request, tokenizer.stream(request.sampling.stop, behind))
+        before = [] if request.is_chat else request.prompt
+        self.context = Context(request, tokenizer.stream(request.sampling.stop, before))
         self.stats = GenerationStats()
+
+    def finish(self, synthetic_acceptance: float | None = None) -> Finish:
+        """See `GenerationStats.finish`."""
+        return self.stats.finish(self.context, synthetic_acceptance)
 
 
 def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAcceptance | None = None) -> Iterator[bytes]:
-    """A round's message, behind others with what it can't hold of a long prompt's log-probabilities.
+    """Yields a round's message, preceded by messages for those log-probabilities of a long prompt that do not fit in it.
 
-    The last one tells what speculation did. `synthetic`: what decided, if it was not the rule.
+    `synthetic`: what replaced the acceptance rule.
     """
-    head: dict[str, Any] = {"request_id": choice.context.request.request_id, "index": choice.index}
+    request, index = choice.context.request, choice.index
     of_prompt, first = emission.prompt_logprobs, 0
     while len(of_prompt) - first > SPLIT_POSITIONS:
-        part = of_prompt[first : first + SPLIT_POSITIONS]
-        yield generation_pb2.GenerateResponse(**head, prompt_logprobs=map(_logprobs, part)).SerializeToString()
+        part = Piece("", [], "", index=index, prompt_logprobs=of_prompt[first : first + SPLIT_POSITIONS])
+        yield piece_to_message(part, request.request_id).SerializeToString()
         first += SPLIT_POSITIONS
-    response = generation_pb2.GenerateResponse(
-        **head,
-        token_ids=emission.tokens,
-        origins=[ORIGINS[origin] for origin in emission.origins],
+    piece = Piece(
         text="".join(emission.pieces),
-        text_lengths=[len(piece) for piece in emission.pieces],
-        logprobs=map(_logprobs, emission.logprobs, emission.text_offsets),
-        prompt_logprobs=[_logprobs(each) for each in of_prompt[first:]],
-        prompt_tokens=len(choice.context.request.prompt),
+        token_ids=emission.tokens,
+        origins="".join(emission.origins),
+        text_lengths=[len(text) for text in emission.pieces],
+        index=index,
+        logprobs=emission.logprobs,
+        prompt_logprobs=of_prompt[first:],
+        trace=emission.trace,
+        prompt_tokens=len(request.prompt),
         cached_prompt_tokens=choice.stats.cached_prompt_tokens,
+        finish=choice.finish(None if synthetic is None else synthetic.chance) if emission.is_last else None,
     )
-    if emission.trace is not None:
-        # The message has the dataclass's fields, under the same names; one that is None stays unset.
-        response.trace.CopyFrom(generation_pb2.RoundTrace(**asdict(emission.trace)))
-    if emission.is_last:
-        response.finish.CopyFrom(_finish(choice.context, choice.stats, synthetic))
-    yield response.SerializeToString()
+    yield piece_to_message(piece, request.request_id).SerializeToString()
 
 
-def _logprobs(of_token: TokenLogprobs, text_offset: int = 0) -> Any:
-    return generation_pb2.TokenLogprobs(
-        logprob=of_token.logprob,
-        top_token_ids=of_token.top_token_ids,
-        top_logprobs=of_token.top_logprobs,
-        text_offset=text_offset,
+def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Callable[[int], bytes]) -> RoundTrace:
+    """Makes the trace of a round. `number`: 0 for the prompt's round; `bytes_of`: returns a token's bytes."""
+    proposal, verdict = finished.proposal, finished.verdict
+    computed_us, queued_us = (
+        proposal.report.computed_us + verdict.report.computed_us,
+        proposal.report.queued_us + verdict.report.queued_us,
+    )
+    return RoundTrace(
+        round=number,
+        drafter=proposal.report.drafter if proposal.tokens else "none",
+        reason=proposal.report.reason,
+        draft_tokens=proposal.report.num_asked,
+        proposed=_trace_drafts(finished, len(emission.tokens), lambda token: bytes_of(token).decode(errors="replace")),
+        num_accepted=min(finished.outcome.num_accepted, len(emission.tokens)),
+        entropies=proposal.report.entropies,
+        smoothed_entropies=proposal.report.smoothed_entropies,
+        allowed_draft_tokens=proposal.report.allowed_draft_tokens,
+        draft_us=proposal.report.computed_us,
+        target_us=verdict.report.computed_us,
+        queued_us=queued_us,
+        wire_us=max(0, int((finished.propose_s + finished.verify_s) * 1e6) - computed_us - queued_us),
     )
 
 
-def _finish(generation: Context, stats: GenerationStats, synthetic: SyntheticAcceptance | None) -> Any:
-    assert generation.finish_reason is not None
-    lenience = generation.request.speculation.lenience
-    return generation_pb2.Finish(
-        reason=FINISH_REASONS[generation.finish_reason],
-        prompt_tokens=len(generation.request.prompt),
-        cached_prompt_tokens=stats.cached_prompt_tokens,
-        completion_tokens=generation.num_generated,
-        seed=generation.request.seed,
-        speculation=generation_pb2.SpeculationFigures(
-            rounds=stats.rounds,
-            proposed=stats.proposed,
-            accepted=stats.accepted,
-            proposed_per_position=stats.proposed_per_position,
-            accepted_per_position=stats.accepted_per_position,
-            mean_acceptance_length=stats.mean_acceptance_length,
-            lenience=lenience if lenience < 1 else None,
-            synthetic_acceptance=None if synthetic is None else synthetic.chance,
-            rounds_by_accepted=stats.rounds_by_accepted,
-            prediction_accepted=stats.prediction_accepted,
-            prediction_rejected=stats.prediction_rejected,
-        ),
-        timing=generation_pb2.Timing(
-            first_token_us=stats.first_token_us,
-            total_us=stats.total_us,
-            draft_us=stats.draft_us,
-            target_us=stats.target_us,
-            queued_us=stats.queued_us,
-            wire_us=stats.wire_us,
-        ),
-    )
+def _trace_drafts(finished: Round, num_emitted: int, text_of: Callable[[int], str]) -> list[TracedDraft]:
+    proposal, verdict, outcome = finished.proposal, finished.verdict, finished.outcome
+    drafts = []
+    for index, token in enumerate(proposal.tokens):
+        is_decided = index < min(num_emitted, finished.num_decided)
+        compared = outcome.comparisons[index] if is_decided and outcome.comparisons else None
+        target = verdict.tokens[index] if is_decided and verdict.rule is Rule.MATCH else None
+        drafts.append(
+            TracedDraft(
+                token_id=token,
+                text=text_of(token),
+                accepted=is_decided and index < outcome.num_accepted,
+                q=compared.q if compared else None,
+                p=compared.p if compared else None,
+                r=compared.r if compared else None,
+                target_id=target,
+                target_text=None if target is None else text_of(target),
+            )
+        )
+    return drafts

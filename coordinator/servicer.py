@@ -4,18 +4,16 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import grpc.aio
 
 import paceline
-from coordinator.completion_log import log_refusal
 from coordinator.context import Request
 from coordinator.generations import Answer, Generations
-from coordinator.remote.link import Link
+from coordinator.remote.link import DraftLink
 from coordinator.requests import RequestReader, requests_of_choices
 from coordinator.responses import Choice
-from coordinator.spans import RequestSpan
+from coordinator.telemetry import RequestSpan, log_refusal
 from coordinator.unread import UnreadAnswer
 from paceline.errors import PacelineError, Unavailable
 from paceline.observability.logs import request_id
@@ -28,18 +26,17 @@ from paceline.v1 import generation_pb2, model_pb2
 
 
 class GenerationServicer:
-    """One task a generation; its messages are kept, so a slow reader does not hold the caches (see `unread`)."""
+    """Runs each generation in a task and buffers its messages, so a slow reader does not hold the caches (see `unread`)."""
 
     def __init__(
         self,
-        draft: Link | None,
+        draft: DraftLink | None,
         requests: RequestReader,
         generations: Generations,
         defaults: SpeculationParams,
         spans: Spans,
     ) -> None:
-        """`draft`: for what the deployment says of itself; `defaults`: of what a request does not say; `spans`: of
-        requests."""
+        """`draft`: described by `Describe`; `defaults`: for fields that a request leaves open; `spans`: for requests."""
         self._draft = draft
         self._requests = requests
         self._generations = generations
@@ -48,7 +45,9 @@ class GenerationServicer:
         self._target = generations.target
         self._tokenizer = generations.tokenizer
 
-    async def Generate(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def Generate(
+        self, message: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes]:
         message.request_id = message.request_id or secrets.token_hex(8)
         name, parent = message.request_id[:MAX_ID_CHARACTERS], traceparent_of(context.invocation_metadata())
         request_id.set(name)
@@ -73,10 +72,12 @@ class GenerationServicer:
                 try:
                     await asyncio.gather(*tasks.values(), return_exceptions=True)
                 finally:
-                    # Also where the caller leaves now: what is not read any more would count for ever.
+                    # Even if cancelled here: unread messages would count forever.
                     answer.close()
 
-    async def Describe(self, message: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def Describe(
+        self, message: generation_pb2.DescribeRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.DescribeResponse:
         return generation_pb2.DescribeResponse(
             target=self._card,
             draft=self._draft.card if self._draft is not None else None,
@@ -90,7 +91,9 @@ class GenerationServicer:
             ),
         )
 
-    async def Tokenize(self, message: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def Tokenize(
+        self, message: generation_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.TokenIds:
         ids = await self._requests.read_prompt(
             message,
             self._card,
@@ -99,7 +102,9 @@ class GenerationServicer:
         )
         return generation_pb2.TokenIds(ids=ids)
 
-    async def Detokenize(self, message: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def Detokenize(
+        self, message: generation_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> generation_pb2.DetokenizeResponse:
         ids = self._requests.read_ids(message, self._card)
         skips = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
         # A token has a few characters.
@@ -107,7 +112,7 @@ class GenerationServicer:
         pieces = map(self._tokenizer.bytes_of, ids)
         return generation_pb2.DetokenizeResponse(text=text, pieces=pieces, text_offsets=offsets)
 
-    async def _read(self, message: Any) -> Request:
+    async def _read(self, message: generation_pb2.GenerateRequest) -> Request:
         try:
             return await self._requests.read(message, self._card)
         except PacelineError as error:

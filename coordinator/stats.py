@@ -1,23 +1,56 @@
-"""What speculation did and where the time went, per request."""
+"""Statistics of rounds and generations: what speculation did and how the time was spent."""
 
 import time
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import DraftedBy
-from coordinator.context import Emission
-from coordinator.round import Round
+from coordinator.acceptance import Outcome, Proposal, Verdict
+from coordinator.context import Context, Emission
+from coordinator.reports import DraftReport, VerifyReport
+from paceline.results import Finish, Speculation, Timing
 
 
 @dataclass(frozen=True, slots=True)
-class RoundCost:
-    """What a round of beam search took, from `started_s` (time.perf_counter) to now."""
+class Round:
+    """A finished round, with its times in seconds of `time.perf_counter`."""
 
+    proposal: Proposal
+    verdict: Verdict
+    outcome: Outcome
     started_s: float
-    draft_us: int
-    target_us: int
-    queued_us: int
-    # Tokens of the context that the target's cache held already.
-    cached_tokens: int
+    proposed_s: float
+    verified_s: float
+
+    @property
+    def num_decided(self) -> int:
+        """Returns the number of accepted or rejected drafts; drafts after the first rejection are not counted."""
+        return min(len(self.proposal), self.outcome.num_accepted + 1)
+
+    @property
+    def propose_s(self) -> float:
+        return self.proposed_s - self.started_s
+
+    @property
+    def verify_s(self) -> float:
+        return self.verified_s - self.proposed_s
+
+
+class RoundTimer:
+    """Reads the clock between a round's steps."""
+
+    __slots__ = ("_proposed_s", "_started_s", "_verified_s")
+
+    def __init__(self) -> None:
+        """The round starts now."""
+        self._started_s = self._proposed_s = self._verified_s = time.perf_counter()
+
+    def mark_proposed(self) -> None:
+        self._proposed_s = time.perf_counter()
+
+    def mark_verified(self) -> None:
+        self._verified_s = time.perf_counter()
+
+    def finish(self, proposal: Proposal, verdict: Verdict, outcome: Outcome) -> Round:
+        return Round(proposal, verdict, outcome, self._started_s, self._proposed_s, self._verified_s)
 
 
 @dataclass(slots=True)
@@ -25,10 +58,10 @@ class GenerationStats:
     """Figures of one generation. Times in microseconds unless the name says otherwise."""
 
     arrived_s: float = field(default_factory=time.perf_counter)
-    # When it got its place among the running; None: it has none yet.
+    # When it got its slot; None while it waits.
     placed_s: float | None = None
     first_token_us: int = 0
-    # Of the prompt's tokens those the target's cache held already.
+    # Prompt tokens found in the target's cache.
     cached_prompt_tokens: int = 0
     # Rounds after the prompt's own: one target forward each.
     rounds: int = 0
@@ -37,11 +70,11 @@ class GenerationStats:
     accepted_per_position: list[int] = field(default_factory=list)
     # Rounds by how many drafts were accepted and emitted.
     rounds_by_accepted: list[int] = field(default_factory=list)
-    # Of the proposed tokens those from the request's prediction: accepted and emitted, and not.
+    # Drafts from the request's prediction that were accepted and emitted, and the others.
     prediction_accepted: int = 0
     prediction_rejected: int = 0
-    # Proposed and accepted tokens, by who drafted them.
-    by_source: dict[DraftedBy, tuple[int, int]] = field(default_factory=dict)
+    # Proposed and accepted tokens by drafter.
+    by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
     # The round that was counted last.
     last_round: Round | None = None
     draft_us: int = 0
@@ -50,55 +83,78 @@ class GenerationStats:
     rounds_us: int = 0
 
     def count(self, finished: Round, emission: Emission) -> None:
-        """Counts a round."""
-        proposal, verdict = finished.proposal, finished.verdict
-        # A draft behind a stop was never decided, and drafts behind a rejection were proposed all the same.
+        """Counts a round of the loop."""
+        proposal = finished.proposal
+        # Drafts after a stop were never decided. Drafts after a rejection were proposed all the same.
         num_accepted = min(finished.outcome.num_accepted, len(emission.tokens))
-        now_s = time.perf_counter()
         if self.first_token_us == 0:
-            # The prompt's round: its time is the prompt's, not speculation's.
-            self.first_token_us = int((now_s - self.arrived_s) * 1e6)
-            self.cached_prompt_tokens = verdict.cached_tokens
-        else:
-            self.rounds += 1
-            self.round_tokens += len(emission.tokens)
-            self.rounds_by_accepted += [0] * (len(proposal) + 1 - len(self.rounds_by_accepted))
-            self.rounds_by_accepted[num_accepted] += 1
-        if len(proposal):
-            proposed, accepted = self.by_source.get(proposal.drafter, (0, 0))
-            self.by_source[proposal.drafter] = proposed + len(proposal), accepted + num_accepted
-        if proposal.drafter is DraftedBy.PREDICTION:
+            self.count_first_token()
+        if proposal.report.drafter == "prediction":
             self.prediction_accepted += num_accepted
             self.prediction_rejected += len(proposal) - num_accepted
         self.last_round = finished
-        self.draft_us += proposal.computed_us
-        self.target_us += verdict.computed_us
-        self.queued_us += proposal.queued_us + verdict.queued_us
-        self.rounds_us += int((now_s - finished.started_s) * 1e6)
-        self._count_positions(len(proposal), num_accepted)
+        self.count_round(
+            len(emission.tokens), len(proposal), num_accepted, finished.started_s, proposal.report,
+            finished.verdict.report,
+        )  # fmt: skip
 
-    def count_beams(self, num_steps: int, num_drafted: int, cost: RoundCost) -> None:
-        """Counts a round of beam search: `num_steps` steps, all but one of them drafted, of `num_drafted` drafted ones."""
+    def count_round(
+        self, num_tokens: int, num_proposed: int, num_accepted: int, started_s: float, draft: DraftReport,
+        verify: VerifyReport,
+    ) -> None:  # fmt: skip
+        """Counts a round that lasted from `started_s` (time.perf_counter) until now."""
         if self.rounds_us == 0:
-            # The prompt's round, as in `count`.
-            self.cached_prompt_tokens = cost.cached_tokens
+            # The prompt's round: its time is the prompt's, not speculation's.
+            self.cached_prompt_tokens = verify.cached_tokens
         else:
             self.rounds += 1
-            self.round_tokens += num_steps
-            self.rounds_by_accepted += [0] * (num_drafted + 1 - len(self.rounds_by_accepted))
-            self.rounds_by_accepted[num_steps - 1] += 1
-        if num_drafted:
-            proposed, accepted = self.by_source.get(DraftedBy.MODEL, (0, 0))
-            self.by_source[DraftedBy.MODEL] = proposed + num_drafted, accepted + num_steps - 1
-        self.draft_us += cost.draft_us
-        self.target_us += cost.target_us
-        self.queued_us += cost.queued_us
-        self.rounds_us += int((time.perf_counter() - cost.started_s) * 1e6)
-        self._count_positions(num_drafted, num_steps - 1)
+            self.round_tokens += num_tokens
+            self.rounds_by_accepted += [0] * (num_proposed + 1 - len(self.rounds_by_accepted))
+            self.rounds_by_accepted[num_accepted] += 1
+        if num_proposed:
+            proposed, accepted = self.by_source.get(draft.drafter, (0, 0))
+            self.by_source[draft.drafter] = proposed + num_proposed, accepted + num_accepted
+        self.draft_us += draft.computed_us
+        self.target_us += verify.computed_us
+        self.queued_us += draft.queued_us + verify.queued_us
+        self.rounds_us += int((time.perf_counter() - started_s) * 1e6)
+        self._count_positions(num_proposed, num_accepted)
 
     def count_first_token(self) -> None:
-        """It goes out now: of beam search with all the others."""
+        """Notes that the first token goes out now; beam search emits all tokens at once."""
         self.first_token_us = self.total_us
+
+    def finish(self, context: Context, synthetic_acceptance: float | None = None) -> Finish:
+        """Returns the figures so far as a client gets them; the reason is empty while the generation runs."""
+        lenience = context.request.speculation.lenience
+        return Finish(
+            reason="" if context.finish_reason is None else context.finish_reason.value,
+            prompt_tokens=len(context.request.prompt),
+            cached_prompt_tokens=self.cached_prompt_tokens,
+            completion_tokens=context.num_generated,
+            seed=context.request.seed,
+            speculation=Speculation(
+                rounds=self.rounds,
+                proposed=self.proposed,
+                accepted=self.accepted,
+                proposed_per_position=list(self.proposed_per_position),
+                accepted_per_position=list(self.accepted_per_position),
+                mean_acceptance_length=self.mean_acceptance_length,
+                lenience=lenience if lenience < 1 else None,
+                synthetic_acceptance=synthetic_acceptance,
+                rounds_by_accepted=list(self.rounds_by_accepted),
+                prediction_accepted=self.prediction_accepted,
+                prediction_rejected=self.prediction_rejected,
+            ),
+            timing=Timing(
+                ttft_ms=self.first_token_us / 1e3,
+                total_ms=self.total_us / 1e3,
+                draft_ms=self.draft_us / 1e3,
+                target_ms=self.target_us / 1e3,
+                queued_ms=self.queued_us / 1e3,
+                wire_ms=self.wire_us / 1e3,
+            ),
+        )
 
     def _count_positions(self, num_proposed: int, num_accepted: int) -> None:
         missing = num_proposed - len(self.proposed_per_position)
@@ -118,7 +174,7 @@ class GenerationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens emitted per target forward."""
+        """Returns the tokens emitted per target forward."""
         return self.round_tokens / self.rounds if self.rounds else 0.0
 
     @property
@@ -127,5 +183,5 @@ class GenerationStats:
 
     @property
     def wire_us(self) -> int:
-        """Rounds' time that no server accounts for: messages and event loops."""
+        """Returns the rounds' time outside both servers: messages and event loops."""
         return max(0, self.rounds_us - self.draft_us - self.target_us - self.queued_us)

@@ -1,7 +1,6 @@
-"""Acceptance by a coin, for benchmarks alone: what comes out is no real text.
+"""Synthetic acceptance, for benchmarks alone: the output is no real text.
 
-With random weights nothing is ever accepted, so their speed at a given acceptance rate can't be measured as it is.
-Everything else is done as always: proposals, verdicts, truncates, text.
+With random weights nothing is ever accepted, so their speed at a given acceptance rate can't be measured otherwise.
 """
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
@@ -10,7 +9,7 @@ from paceline.noise import Purpose
 
 
 class SyntheticAcceptance:
-    """Stands for `acceptance.accept`: each draft is accepted with the same chance, up to the first that is not."""
+    """Replaces `acceptance.accept`: accepts each draft with the same chance, up to the first rejection."""
 
     def __init__(self, chance: float) -> None:
         """Raises InvalidArgument."""
@@ -20,7 +19,7 @@ class SyntheticAcceptance:
     def __call__(self, proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
         for index in range(len(proposal)):
             if noise.uniform(index, Purpose.ACCEPT) >= self.chance:
-                # Under either rule a token of the target's at this position.
+                # A token of the target's at this position, under either rule.
                 choices = verdict.outside_tokens or verdict.tokens
                 return Outcome([*proposal.tokens[:index], choices[index]], index, Origin.RECOVERED)
         origin = Origin.BONUS if proposal.tokens else Origin.TARGET

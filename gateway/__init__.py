@@ -1,1 +1,1 @@
-"""The gateway: OpenAI's HTTP in front, a coordinator's gRPC behind. Holds nothing but open requests."""
+"""The gateway: an OpenAI-compatible HTTP API in front of coordinators. Its only state is open requests."""

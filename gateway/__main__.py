@@ -1,4 +1,4 @@
-"""`python -m gateway`: one gateway."""
+"""`python -m gateway`: serves HTTP until a signal."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from gateway.app import make_app
 from gateway.config import GatewaySettings
-from gateway.connection import Connection
+from gateway.http import HttpConnection
 from paceline.observability.exposition import exposed
 from paceline.observability.traces import traced
 from paceline.rpc.server import DRAIN_S, require_free_address, run, wait_for_signal
@@ -22,12 +22,12 @@ from paceline.rpc.tls import Reloaded, Tls
 from paceline.settings import parse_settings
 
 log = logging.getLogger(__name__)
-# Longer than clients keep an idle connection (httpx: 5 s): one that is closed as a request goes out fails it.
+# Longer than clients keep idle connections (httpx: 5 s): a request sent on a connection that closes fails.
 KEEP_ALIVE_S = 75
 
 
-class Server(uvicorn.Server):
-    """One that leaves signals to us: its own way ends by raising them again."""
+class GatewayServer(uvicorn.Server):
+    """A uvicorn server that leaves signals to us: uvicorn would raise them again at the end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -35,7 +35,7 @@ class Server(uvicorn.Server):
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """Serves until SIGTERM or SIGINT, then lets open requests end. Raises ConfigError where it can't begin."""
+    """Serves until SIGTERM or SIGINT, then drains open requests. Raises ConfigError if it cannot start."""
     with traced(settings.traces, "gateway") as spans:
         app = make_app(settings, spans)
         with exposed(app.state.exposition, settings.metrics, "gateway"):
@@ -49,27 +49,26 @@ async def _serve(settings: GatewaySettings, app: Starlette) -> None:
         "proxy_headers": False, "timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": int(DRAIN_S),
     }  # fmt: skip
     if settings.tls:
-        # Made now: a bad file ends the gateway before it listens.
-        context = following_context(settings.tls)
+        # Loaded here so that a bad file ends the gateway before it listens.
+        context = reloading_context(settings.tls)
         options["ssl_context_factory"] = lambda config, default: context
     if settings.listen.startswith("unix:"):
-        sockets, options["uds"], where = None, settings.listen.removeprefix("unix:"), settings.listen
+        sockets, options["uds"], address = None, settings.listen.removeprefix("unix:"), settings.listen
     else:
         sockets = [_bind(settings.listen)]
-        where = (
-            f"http{'s' if settings.tls else ''}://{settings.listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
-        )
-    config = uvicorn.Config(app, http=Connection, **options)
-    # Where it listens we say ourselves.
+        scheme, host = "https" if settings.tls else "http", settings.listen.rpartition(":")[0]
+        address = f"{scheme}://{host}:{sockets[0].getsockname()[1]}"
+    config = uvicorn.Config(app, http=HttpConnection, **options)
+    # We log the address ourselves.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    server = Server(config)
+    server = GatewayServer(config)
     serving = asyncio.create_task(server.serve(sockets))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
-    # What stands by now stays: the garbage collector need not go through it again and again.
+    # Objects made at startup stay: keep them out of garbage collection.
     gc.collect()
     gc.freeze()
-    log.info("gateway: listening on %s (%s)", where, settings.tls.said)
+    log.info("gateway: listening on %s (%s)", address, settings.tls.said)
     ending = asyncio.create_task(wait_for_signal())
     await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
     log.info("gateway: draining for up to %.0f s", DRAIN_S)
@@ -77,23 +76,23 @@ async def _serve(settings: GatewaySettings, app: Starlette) -> None:
     await serving
 
 
-def following_context(tls: Tls) -> ssl.SSLContext:
-    """For HTTPS: each new connection gets what the files hold by then. Raises ConfigError."""
+def reloading_context(tls: Tls) -> ssl.SSLContext:
+    """Returns a context that gives each new connection the files' current certificates. Raises ConfigError."""
     contexts = Reloaded(tls, tls.server_context)
     first = contexts.value
 
-    def follow(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Called at each handshake, when the client's first words are there."""
+    def use_newest(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Called during each handshake, after the client's hello."""
         contexts.newer()
         if contexts.value is not first:
             connection.context = contexts.value
 
-    first.sni_callback = follow
+    first.sni_callback = use_newest
     return first
 
 
 def _bind(listen: str) -> socket.socket:
-    """A socket of our own, so that port 0 can be told. `require_free_address` has looked at the address."""
+    """Binds here instead of in uvicorn, to know which port 0 became. `require_free_address` has checked the address."""
     host, _, port = listen.rpartition(":")
     family, *_, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
     bound = socket.socket(family, socket.SOCK_STREAM)

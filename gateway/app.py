@@ -1,7 +1,6 @@
-"""The application: paths, and what answers at each. It runs in any ASGI server."""
+"""The ASGI application: routes, middleware and exception handlers."""
 
-import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,34 +13,34 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import GatewaySettings
-from gateway.describing import Describing
-from gateway.errors import HttpError, of_paceline, refuse
-from gateway.fields import names_at
-from gateway.forms import ChatForm, TextForm
-from gateway.gateway import Gateway
-from gateway.generating import Generating
-from gateway.guard import Guard
-from gateway.json_response import error_response
-from gateway.metrics import GatewayMetrics
-from gateway.requests import parse_chat, parse_text
-from gateway.spans import Spanned, note_failure
+from gateway.endpoints import Endpoints, Gateway, GenerateEndpoint
+from gateway.errors import NO_RENAMES, HttpError, bad_request, error_response, from_paceline
+from gateway.fields import DETOKENIZE_NAMES, TOKENIZE_NAMES
+from gateway.generation import Dialect
+from gateway.middleware import Guard, SlashIgnored
+from gateway.openai import Chat, Completions
+from gateway.telemetry import GatewayMetrics, RequestSpans, record_failure
 from paceline.errors import PacelineError
 from paceline.keys import KeyRing, is_of_this_machine
 from paceline.observability.spans import NO_SPANS, Spans
 
-log = logging.getLogger(__name__)
+# The endpoints that generate, one per path.
+DIALECTS: tuple[Dialect, ...] = (Chat(), Completions())
+FIELD_NAMES = {each.path: each.field_names for each in DIALECTS} | {
+    "/tokenize": TOKENIZE_NAMES,
+    "/detokenize": DETOKENIZE_NAMES,
+}
 STATIC = Path(__file__).parent / "static"
-# Nothing from elsewhere, and no script that is not a file of ours.
+# The page loads nothing from elsewhere and runs no inline scripts.
 PAGE_HEADERS = {"content-security-policy": "default-src 'self'", "x-content-type-options": "nosniff"}
 
 
 def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
-    """The ASGI application. `spans`: of requests. Raises ConfigError for a file of keys that can't be read."""
+    """Makes the application. Raises ConfigError if the file of keys cannot be read."""
     gateway = Gateway(settings)
-    describing = Describing(gateway)
+    endpoints = Endpoints(gateway)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
@@ -49,59 +48,50 @@ def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
             yield
 
     routes = [
-        Route("/v1/chat/completions", Generating(gateway, ChatForm(), parse_chat), methods=["POST"]),
-        Route("/v1/completions", Generating(gateway, TextForm(), parse_text), methods=["POST"]),
-        Route("/v1/models", describing.models),
-        Route("/v1/models/{model:path}", describing.model),
-        Route("/v1/deployment", describing.deployment),
-        Route("/tokenize", describing.tokenize, methods=["POST"]),
-        Route("/detokenize", describing.detokenize, methods=["POST"]),
-        Route("/tokenizer_info", describing.tokenizer_info),
-        Route("/metrics", describing.metrics),
-        Route("/health", describing.health),
-        Route("/ready", describing.ready),
+        *(Route(each.path, GenerateEndpoint(gateway, each), methods=["POST"]) for each in DIALECTS),
+        Route("/v1/models", endpoints.models),
+        Route("/v1/models/{model:path}", endpoints.model),
+        Route("/v1/deployment", endpoints.deployment),
+        Route("/tokenize", endpoints.tokenize, methods=["POST"]),
+        Route("/detokenize", endpoints.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", endpoints.tokenizer_info),
+        Route("/metrics", endpoints.metrics),
+        Route("/health", endpoints.health),
+        Route("/ready", endpoints.ready),
         Route("/", page),
-        Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    handlers: dict[Any, Any] = {
-        HttpError: on_http_error, PacelineError: on_paceline_error, HTTPException: on_framework_error,
-        RecursionError: on_depth,
-    }  # fmt: skip
-    middleware = make_middleware(settings, gateway.metrics, spans)
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    paths = {route.path for route in routes if not route.param_convertors}
+    app = Starlette(
+        routes=[*routes, Mount("/static", StaticFiles(directory=STATIC))],
+        middleware=make_middleware(settings, paths, gateway.metrics, spans),
+        exception_handlers=EXCEPTION_HANDLERS,
+        lifespan=lifespan,
+    )
     app.router.redirect_slashes = False
     app.state.exposition = gateway.exposition
     return app
 
 
-class SlashIgnored:
-    """Serves PATH/ as PATH. A redirect would name a scheme, and a proxy that ends TLS hides the client's."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if path.endswith("/") and path != "/":
-            scope = {**scope, "path": path[:-1]}
-        await self._app(scope, receive, send)
-
-
-def make_middleware(settings: GatewaySettings, metrics: GatewayMetrics, spans: Spans) -> list[Middleware]:
-    """From the outside in: which path it is, whose pages may call, what is told of the request, who may call."""
+def make_middleware(
+    settings: GatewaySettings, paths: Collection[str], metrics: GatewayMetrics, spans: Spans
+) -> list[Middleware]:
+    """Orders middleware from the outside in: paths, CORS, spans, admission."""
     keys = KeyRing(settings.api_keys) if settings.api_keys else None
     loopback_only = keys is None and not settings.listen.startswith("unix:") and is_of_this_machine(settings.listen)
+    middleware = [Middleware(SlashIgnored)]
+    if settings.allow_origin is not None:
+        cors = Middleware(
+            CORSMiddleware, allow_origins=[settings.allow_origin], allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=["retry-after", "x-request-id"],
+        )  # fmt: skip
+        middleware.append(cors)
+    if spans.are_kept:
+        middleware.append(Middleware(RequestSpans, spans=spans, paths=[each.path for each in DIALECTS]))
     guard = Middleware(
-        Guard, keys=keys, max_open=settings.max_open_requests, loopback_only=loopback_only, metrics=metrics
-    )
-    slash, inner = Middleware(SlashIgnored), [Middleware(Spanned, spans=spans), guard] if spans.are_kept else [guard]
-    if settings.allow_origin is None:
-        return [slash, *inner]
-    cors = Middleware(
-        CORSMiddleware, allow_origins=[settings.allow_origin], allow_methods=["GET", "POST"], allow_headers=["*"],
-        expose_headers=["retry-after", "x-request-id"],
+        Guard, keys=keys, max_open=settings.max_open_requests, loopback_only=loopback_only, counted_paths=paths,
+        metrics=metrics,
     )  # fmt: skip
-    return [slash, cors, *inner]
+    return [*middleware, guard]
 
 
 async def page(request: Request) -> Response:
@@ -115,20 +105,27 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 async def on_paceline_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PacelineError)
-    note_failure(error)
-    return error_response(of_paceline(error, names_at(request.scope["path"])))
+    record_failure(error)
+    return error_response(from_paceline(error, FIELD_NAMES.get(request.scope["path"], NO_RENAMES)))
 
 
 async def on_framework_error(request: Request, error: Exception) -> Response:
-    """No such path, or not by this method."""
+    """Answers an unknown path or method."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:100]}: {error.detail}"
     response = error_response(HttpError(error.status_code, message, "invalid_request_error"))
-    # Which methods there are: the files of the page are silent about theirs.
+    # StaticFiles does not name the methods it allows.
     response.headers.update(error.headers or ({"allow": "GET, HEAD"} if error.status_code == 405 else {}))
     return response
 
 
-async def on_depth(request: Request, error: Exception) -> Response:
-    """Whoever looked into the body ran out of depth."""
-    return error_response(refuse("body", "the body is nested too deeply"))
+async def on_recursion_error(request: Request, error: Exception) -> Response:
+    return error_response(bad_request("body", "the body is nested too deeply"))
+
+
+EXCEPTION_HANDLERS: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+    HttpError: on_http_error,
+    PacelineError: on_paceline_error,
+    HTTPException: on_framework_error,
+    RecursionError: on_recursion_error,
+}

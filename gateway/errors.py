@@ -1,23 +1,26 @@
-"""Errors as OpenAI's clients read them: a status, and {"error": {message, type, param, code}}."""
+"""HTTP errors as OpenAI's clients read them: a status and {"error": {message, type, param, code}}."""
 
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import orjson
+from starlette.responses import Response
+
 from paceline import errors
 
-# Of an error that says nothing of when to come again, in seconds.
+# Retry-After of errors that do not carry a delay, in seconds.
 RETRY_AFTER_S = 1
-# What clients call fields that are called otherwise here (fields.py).
-Names = Mapping[str, str]
-SAME_NAMES: Names = MappingProxyType({})
-# OpenAI's codes by our reasons.
+# HTTP clients' names of fields by the names that the rest of Paceline uses (fields.py).
+FieldNames = Mapping[str, str]
+NO_RENAMES: FieldNames = MappingProxyType({})
+# OpenAI's error codes by Paceline's reasons.
 _CODES = {errors.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded"}
 
 
 class HttpError(Exception):
-    """An answer that is an error: what the client is told, and by which status."""
+    """An error response: status, message and OpenAI's type, param and code."""
 
     def __init__(
         self, status: int, message: str, kind: str, param: str | None = None, code: str | None = None,
@@ -25,12 +28,33 @@ class HttpError(Exception):
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.status = status
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
         self.headers = headers
 
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-def refuse(name: str | None, message: str, code: str | None = None) -> HttpError:
-    """A request whose field `name` can't be served. None: the message tells what it is."""
+
+class JsonResponse(Response):
+    """A JSON response, serialized by orjson."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def error_response(error: HttpError) -> JsonResponse:
+    return JsonResponse(error.body, error.status, error.headers)
+
+
+def bad_request(name: str | None, message: str, code: str | None = None) -> HttpError:
+    """Refuses a request. `name`: the field at fault, if there is one."""
     return HttpError(400, message, "invalid_request_error", name, code)
 
 
@@ -40,12 +64,12 @@ def unauthorized(message: str) -> HttpError:
 
 
 def no_such_model(model: str, known: str) -> HttpError:
-    message = f"model {model[:200]!r} is not served here; {known!r} is"
+    message = f"model {model[:200]!r} is not available; this gateway serves {known!r}"
     return HttpError(404, message, "invalid_request_error", "model", "model_not_found")
 
 
-def too_large(most_bytes: int) -> HttpError:
-    return HttpError(413, f"the body is larger than {most_bytes} bytes", "invalid_request_error", code="body_too_large")
+def too_large(max_bytes: int) -> HttpError:
+    return HttpError(413, f"the body is larger than {max_bytes} bytes", "invalid_request_error", code="body_too_large")
 
 
 def too_many(message: str, retry_after_s: float | None = None) -> HttpError:
@@ -54,20 +78,24 @@ def too_many(message: str, retry_after_s: float | None = None) -> HttpError:
     return HttpError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
 
 
+def internal() -> HttpError:
+    return HttpError(500, "internal error; see the gateway's log", "server_error")
+
+
 def unavailable(message: str) -> HttpError:
     headers = {"retry-after": str(RETRY_AFTER_S)}
     return HttpError(503, message, "service_unavailable_error", code="unavailable", headers=headers)
 
 
-def of_paceline(error: errors.PacelineError, names: Names = SAME_NAMES) -> HttpError:
-    """What a coordinator, or a check of ours, says, in HTTP's words."""
+def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -> HttpError:
+    """Translates an error of a coordinator or of a validated parameter."""
     message = str(error)
     match error:
         case errors.InvalidArgument():
             named = error.renamed(names.get(error.field, error.field))
-            return refuse(named.field, str(named), _CODES.get(error.reason))
+            return bad_request(named.field, str(named), _CODES.get(error.reason))
         case errors.OutOfRange():
-            return refuse(None, message)
+            return bad_request(None, message)
         case errors.Unauthenticated():
             return unauthorized(message)
         case errors.PermissionDenied():
@@ -80,14 +108,10 @@ def of_paceline(error: errors.PacelineError, names: Names = SAME_NAMES) -> HttpE
             return HttpError(500, message, "server_error")
 
 
-def of_exception(error: BaseException, names: Names = SAME_NAMES) -> Any:
-    """The body for an error in mid-stream, whatever it is; what is not ours stays inside."""
+def from_exception(error: BaseException, names: FieldNames = NO_RENAMES) -> HttpError:
+    """Translates any exception. Unexpected ones become an internal error without details."""
     if isinstance(error, HttpError):
-        return error.body
+        return error
     if isinstance(error, errors.PacelineError):
-        return of_paceline(error, names).body
-    return internal().body
-
-
-def internal() -> HttpError:
-    return HttpError(500, "internal error; see the gateway's log", "server_error")
+        return from_paceline(error, names)
+    return internal()

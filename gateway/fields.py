@@ -1,26 +1,25 @@
-"""Every field that a request's body may have, and what becomes of it.
+"""The fields of OpenAI's request bodies (docs/http.md), and checks of their values.
 
-taken: does what OpenAI's reference, or the server that invented it, says of it.
-refused: it would change the answer and can't be served; values that ask for nothing special are let through.
-ignored: it changes no answer.
+taken: has its documented effect.
+refused: not supported and would change the answer; values that ask for nothing special pass.
+ignored: does not change the answer.
 
-A field that is in no table is refused by its name, and so is a key of a message. docs/http.md has these tables for
-readers.
+Unknown fields, and unknown keys of a message, are refused by name.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gateway.errors import SAME_NAMES, Names, refuse
+from gateway.errors import FieldNames, bad_request
 
-# Fields of SamplingParams that have the same name and meaning here.
+# Same name and meaning as in SamplingParams.
 SAMPLING = {
     "temperature": "default 1",
     "top_p": "in [0, 1]; default 1",
     "top_k": "0 or -1: all",
     "min_p": "default 0",
-    "seed": "repeats a text in every mode of speculation; default: a fresh one, told as `paceline.seed`",
-    "n": "samples of each prompt, 1 to 64",
+    "seed": "reproduces an answer in every mode of speculation; default: random, returned as `paceline.seed`",
+    "n": "samples per prompt, 1 to 64",
     "presence_penalty": "in [-2, 2]",
     "frequency_penalty": "in [-2, 2]",
     "repetition_penalty": "in [0.01, 100]",
@@ -29,37 +28,36 @@ SAMPLING = {
     "stop_token_ids": "at most 16,384",
     "allowed_token_ids": "at most 16,384",
     "banned_token_ids": "at most 16,384",
-    "min_tokens": "no end of text before so many tokens",
-    "ignore_eos": "go on past the model's end of text",
+    "min_tokens": "suppresses the end of text until this many tokens are generated",
+    "ignore_eos": "continues past the model's end of text",
 }
 COMMON = {
-    "model": "the target model's name, or --model-name; may be left out",
+    "model": "the target model's name, or --model-name; optional",
     "stream": "server-sent events",
     "stream_options": "include_usage, continuous_usage_stats; include_obfuscation is ignored",
-    "max_tokens": "most tokens to generate",
-    "best_of": "the same as n: every sample is given",
-    "speculation": "enabled, drafter, draft_tokens, draft_min, draft_max, entropy_beta, rule, coupled, lenience, "
-    "draft_temperature (docs/drafting.md)",
-    "prediction": "predicted output: drafts come from it (docs/drafting.md)",
-    "trace": "each chunk says what its round did (docs/trace.md)",
+    "max_tokens": "maximum number of tokens to generate",
+    "best_of": "must equal n: every sample is returned",
+    "speculation": "an object with SPECULATION's fields, or true or false (docs/drafting.md)",
+    "prediction": "predicted output, a source of drafts (docs/drafting.md)",
+    "trace": "adds each round's trace to its chunk (docs/trace.md)",
     "request_id": "for logs",
-    "cache_salt": "requests with the same one share cached prompts and recent answers; at most 256 characters",
+    "cache_salt": "requests with the same salt share cached prompts and recent answers; at most 256 characters",
 }
 CHAT = {
-    "messages": "roles system, developer, user, assistant, tool; content as text or as text parts, joined as they are",
-    "max_completion_tokens": "as max_tokens; default: as many as the model can hold",
+    "messages": "roles system, developer, user, assistant, tool; content is text or text parts",
+    "max_completion_tokens": "same as max_tokens; default: the model's maximum length",
     "logprobs": "true: each token's log-probability",
     "top_logprobs": "0 to 20 likeliest tokens at each position",
-    "chat_template_kwargs": "given to the model's chat template",
+    "chat_template_kwargs": "passed to the model's chat template",
     "add_generation_prompt": "true",
-    "parse_special_tokens": "true: special tokens spelled in messages are tokens, not text",
+    "parse_special_tokens": "true: special tokens spelled in messages become tokens instead of text",
 }
 TEXT = {
     "prompt": "a text, a list of token ids, or a list of either",
-    "echo": "the prompt comes before the output, with its log-probabilities",
-    "logprobs": "0 to 20 likeliest tokens at each position; the chosen one is always among them",
+    "echo": "returns the prompt before the output, with its log-probabilities",
+    "logprobs": "0 to 20 likeliest tokens at each position, plus the chosen one",
 }
-# With the values that ask for nothing special. None is always one.
+# With the values that ask for nothing special. None always passes.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -100,29 +98,29 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "logits_processors": ([],),
 }
-# What is ignored where another field says that it must not be used.
+# Ignored if another field has a value that disables it.
 UNUSED = {"tools": ("tool_choice", "none"), "functions": ("function_call", "none")}
 IGNORED = {
-    "user": "names who asks",
-    "metadata": "for the asker's own books",
+    "user": "identifies the end user",
+    "metadata": "the client's own labels",
     "store": "nothing is stored",
-    "service_tier": "there is one",
+    "service_tier": "there is only one",
     "parallel_tool_calls": "no tools are called",
-    "prompt_cache_key": "prompts with the same beginning share the cache by themselves",
-    "prompt_cache_retention": "the cache keeps what it has room for",
-    "safety_identifier": "names who asks",
-    "priority": "first come, first served",
+    "prompt_cache_key": "prefix caching needs no key",
+    "prompt_cache_retention": "cached prefixes are evicted by recency",
+    "safety_identifier": "identifies the end user",
+    "priority": "scheduling is first come, first served",
 }
-# The same of the keys of a message. Of these the model's chat template is given role and content.
+# Keys of a message. The chat template receives role and content.
 MESSAGE = ("role", "content")
 MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
     "tool_calls": ([],),
     "function_call": (),
-    # What was said in place of a content.
+    # Replaces the content.
     "refusal": ("",),
     "audio": (),
     "images": ([],),
-    # The answer is to go on with this message.
+    # Asks the model to continue this message.
     "prefix": (False,),
     "partial": (False,),
     "reasoning": ("",),
@@ -131,67 +129,44 @@ MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
     "thinking": ("",),
 }
 MESSAGE_IGNORED = {
-    "name": "names who speaks",
-    "id": "names the message",
-    "tool_call_id": "names the call that a tool answers",
-    "annotations": "where an answer's statements come from",
-    "provider_specific_fields": "another server's own",
-    "cache_control": "prompts with the same beginning share the cache by themselves",
+    "name": "the speaker's name",
+    "id": "the message's id",
+    "tool_call_id": "the call that a tool answers",
+    "annotations": "sources that an answer cites",
+    "provider_specific_fields": "extensions of other servers",
+    "cache_control": "prefix caching needs no marks",
 }
-# Of a part of a message's content.
+# Keys of a part of a message's content.
 PART = ("type", "text")
 PART_IGNORED = ("cache_control",)
 PREDICTION = ("type", "content")
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
-# Of `speculation`, those that go together.
+# Keys of `speculation` that together set how many tokens are drafted.
 DRAFT_LENGTH = ("draft_tokens", "draft_min", "draft_max", "entropy_beta")
 SPECULATION = ("enabled", "drafter", *DRAFT_LENGTH, "rule", "coupled", "lenience", "draft_temperature")
-# What fields are called where a coordinator, or a check of ours, finds fault with them, and what clients call them.
-_OF_SPECULATION = {name: f"speculation.{name}" for name in SPECULATION} | {
+# Clients' names of fields, by the names in errors of a coordinator or of a validated parameter.
+_SPECULATION_NAMES = {name: f"speculation.{name}" for name in SPECULATION} | {
     "num_draft_tokens": "speculation.draft_tokens"
 }
-_OF_PROMPT = {"text": "prompt", "token_ids": "prompt"}
-_OF_MESSAGES = {
+_PROMPT_NAMES = {"text": "prompt", "token_ids": "prompt"}
+_MESSAGES_NAMES = {
     "chat": "messages", "chat.messages": "messages",
     "chat.template_options": "chat_template_kwargs", "template_options": "chat_template_kwargs",
 }  # fmt: skip
-CHAT_NAMES: Names = {**_OF_SPECULATION, **_OF_MESSAGES, "prompt": "messages", "logprobs": "top_logprobs"}
-_NAMES: dict[str, Names] = {
-    "/v1/chat/completions": CHAT_NAMES,
-    "/v1/completions": {**_OF_SPECULATION, **_OF_PROMPT, "prompt_logprobs": "logprobs"},
-    "/tokenize": {**_OF_MESSAGES, **_OF_PROMPT},
-    "/detokenize": {"token_ids": "tokens"},
-}
-
-
-def whole_numbers(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the body with its whole numbers, and those in its lists, as integers: to JSON, 1.0 and 1 are the same."""
-    return {name: _whole(value) for name, value in body.items()}
-
-
-def _whole(value: Any, depth: int = 2) -> Any:
-    """`depth`: of lists; those of ids may be in a list of prompts."""
-    # Beyond 64 bits there are no integers that a field could take.
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**64:
-        return int(value)
-    if isinstance(value, list) and depth and any(type(each) in (float, list) for each in value):
-        return [_whole(each, depth - 1) for each in value]
-    return value
-
-
-def names_at(path: str) -> Names:
-    """What the endpoint's fields are called by its clients, where that is another name than ours."""
-    return _NAMES.get(path, SAME_NAMES)
+CHAT_NAMES: FieldNames = {**_SPECULATION_NAMES, **_MESSAGES_NAMES, "prompt": "messages", "logprobs": "top_logprobs"}
+TEXT_NAMES: FieldNames = {**_SPECULATION_NAMES, **_PROMPT_NAMES, "prompt_logprobs": "logprobs"}
+TOKENIZE_NAMES: FieldNames = {**_MESSAGES_NAMES, **_PROMPT_NAMES}
+DETOKENIZE_NAMES: FieldNames = {"token_ids": "tokens"}
 
 
 def check_fields(body: Mapping[str, Any], own: Mapping[str, str]) -> None:
-    """Raises HttpError naming the first field that can't be served. `own`: CHAT or TEXT."""
+    """Raises HttpError naming the first field that is not supported. `own`: CHAT or TEXT."""
     unused = [name for name, (switch, off) in UNUSED.items() if body.get(switch) == off]
     _check("", body, (*own, *COMMON, *SAMPLING), (*IGNORED, *unused), REFUSED)
 
 
 def check_message(message: Mapping[str, Any], name: str) -> None:
-    """Raises HttpError naming the first key that can't be served. `name`: of the message."""
+    """Raises HttpError naming the first key of the message `name` that is not supported."""
     _check(f"{name}.", message, MESSAGE, MESSAGE_IGNORED, MESSAGE_REFUSED)
 
 
@@ -209,11 +184,44 @@ def _check(
             continue
         name = prefix + key[:100]
         if key not in refused:
-            known = f"; there are {', '.join(taken)}" if prefix else ""
-            raise refuse(name, f"there is no field {name!r}{known}", "unknown_field")
-        # True is no 1, and 1 is 1.0.
+            known = f"; known fields: {', '.join(taken)}" if prefix else ""
+            raise bad_request(name, f"unknown field {name!r}{known}", "unknown_field")
+        # In Python True == 1; in JSON true is not 1, though 1 is 1.0.
         if not any(
             value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in refused[key]
         ):
             allowed = " or ".join(repr(each) for each in refused[key]) or "left out"
-            raise refuse(name, f"{name} is not supported; it must be {allowed}", "unsupported_field")
+            raise bad_request(name, f"{name} is not supported; it must be {allowed}", "unsupported_field")
+
+
+def whole_numbers(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Turns whole-numbered floats into integers, also in lists: JSON does not distinguish 1.0 from 1."""
+    return {name: _whole(value) for name, value in body.items()}
+
+
+def _whole(value: Any, depth: int = 2) -> Any:
+    """`depth`: of nested lists; `prompt` may be a list of lists of token ids."""
+    # No field takes integers above 64 bits.
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**64:
+        return int(value)
+    if isinstance(value, list) and depth and any(type(each) in (float, list) for each in value):
+        return [_whole(each, depth - 1) for each in value]
+    return value
+
+
+def get(body: Mapping[str, Any], name: str, kind: type, allowed: str, default: Any = None) -> Any:
+    """Returns a field's value, or `default` for null. Raises HttpError if it is not a `kind`."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise bad_request(name, f"{name} is {value!r:.80}; it must be {allowed}")
+    return value
+
+
+def flag(body: Mapping[str, Any], name: str, default: bool = False, prefix: str = "") -> bool:
+    """Returns a boolean field's value. `prefix`: goes before the name in errors."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise bad_request(prefix + name, f"{prefix}{name} is {value!r:.80}; it must be true or false")
+    return default if value is None else value

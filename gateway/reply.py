@@ -1,57 +1,81 @@
-"""A request's rounds become OpenAI's chunks, or one whole answer."""
+"""Turns rounds into chunks or a whole response, with usage, speculation figures and traces."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from gateway.coordinators import Coordinators
-from gateway.forms import Form, ScoredToken
-from gateway.requests import HttpRequest
-from gateway.rounds import Rounds
-from gateway.tokens import TokenTexts
-from gateway.tracing import trace_body
-from gateway.usage import Usage
-from paceline.results import Detokenized, Piece
+from gateway.generation import Generation
+from gateway.router import TokenTexts
+from paceline.client import Prompt
+from paceline.results import Finish, Piece, Speculation, TokenLogprobs
+
+ORIGINS = {"A": "accepted", "R": "recovered", "B": "bonus", "T": "target"}
+
+
+class ScoredToken(NamedTuple):
+    """A token with its log-probabilities, or None for a prompt's first token."""
+
+    token: int
+    logprobs: TokenLogprobs | None
+    # Where its text begins in the choice's text, in characters.
+    text_offset: int
+
+
+class Form(Protocol):
+    """How an endpoint writes a choice. `logprobs` is None if the request does not ask for them."""
+
+    id_prefix: str
+    chunk_object: str
+    whole_object: str
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Returns a choice's first chunk, before any text, or None if there is none."""
+
+    def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]: ...
+
+    def whole(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str) -> dict[str, Any]: ...
+
+    def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
+        """Formats tokens whose texts are loaded."""
+
+    def join_logprobs(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """Merges the log-probabilities of all rounds."""
 
 
 @dataclass(slots=True)
-class Choice:
-    """One of the answer's choices while it is written."""
+class ReplyChoice:
+    """One choice of a response while it is generated."""
 
     index: int
     text: str = ""
-    # Characters of the text so far, and of the prompt that it begins with.
+    # Characters of the text so far, and of the echoed prompt at its beginning.
     num_characters: int = 0
     num_echoed: int = 0
-    # Tokens whose text is held back: it may become part of a stop string.
+    # Tokens whose text is held back because it may become part of a stop string.
     held: list[ScoredToken] = field(default_factory=list)
     reason: str = "stop"
-    logprobs: list[Any] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Reply:
-    """One request's answer."""
+class ChoicesReply:
+    """A response with choices, as /v1/chat/completions and /v1/completions have it."""
 
-    def __init__(
-        self, form: Form, request: HttpRequest, model: str, coordinators: Coordinators, texts: TokenTexts, key: str | None
-    ) -> None:  # fmt: skip
-        """`model`: as clients call it; `key`: the caller's, given on to the coordinator."""
+    def __init__(self, form: Form, generation: Generation) -> None:
         self._form = form
-        self._request = request
-        self._rounds = Rounds(coordinators, request, key)
-        self._coordinators = coordinators
-        self._texts = texts
-        self._key = key
+        self._generation = generation
+        self._request = request = generation.request
         self._usage = Usage(request.prompts, request.prediction is not None)
-        self._choices: dict[int, Choice] = {}
-        identity = form.prefix + request.request_id
-        self._head = {"id": identity, "object": form.chunk_object, "created": int(time.time()), "model": model}
+        self._choices: dict[int, ReplyChoice] = {}
+        self._head = {
+            "id": form.id_prefix + request.request_id, "object": form.chunk_object, "created": int(time.time()),
+            "model": generation.model,
+        }  # fmt: skip
 
     async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """Those of each round. Raises what a coordinator raises; before the first nothing is promised to anybody."""
-        async with aclosing(self._rounds.of_all()) as rounds:
+        """Yields the chunks of each round. Raises what a coordinator raises."""
+        async with aclosing(self._generation.rounds()) as rounds:
             async for prompt, piece in rounds:
                 choice, is_first = self._choice_of(prompt, piece)
                 opening = self._form.opening(choice.index) if is_first else None
@@ -61,28 +85,27 @@ class Reply:
             yield [{**self._head, "choices": [], "usage": self._usage.body(), **self._usage.figures()}]
 
     async def whole(self) -> dict[str, Any]:
-        """The answer in one piece."""
-        async with aclosing(self._rounds.of_all()) as rounds:
+        async with aclosing(self._generation.rounds()) as rounds:
             async for prompt, piece in rounds:
                 choice, is_first = self._choice_of(prompt, piece)
-                text, logprobs = await self._take(choice, prompt, piece, is_first)
+                text, logprobs = await self._append(choice, prompt, piece, is_first)
                 choice.text += text
                 if logprobs is not None:
                     choice.logprobs.append(logprobs)
         wholes = []
         for _, choice in sorted(self._choices.items()):
-            logprobs = self._form.join(choice.logprobs) if choice.logprobs else None
+            logprobs = self._form.join_logprobs(choice.logprobs) if choice.logprobs else None
             wholes.append(self._form.whole(choice.index, choice.text, logprobs, choice.reason))
         head = {**self._head, "object": self._form.whole_object}
         return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
 
-    def _choice_of(self, prompt: int, piece: Piece) -> tuple[Choice, bool]:
-        """The piece's choice, and whether this is its first piece."""
+    def _choice_of(self, prompt: int, piece: Piece) -> tuple[ReplyChoice, bool]:
+        """Returns the piece's choice, and whether this is its first piece."""
         index = prompt * self._request.sampling.n + piece.index
         is_first = index not in self._choices
         if is_first:
             self._usage.begin(prompt, piece)
-        return self._choices.setdefault(index, Choice(index)), is_first
+        return self._choices.setdefault(index, ReplyChoice(index)), is_first
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._head, "choices": [choice]}
@@ -92,44 +115,47 @@ class Reply:
             chunk["usage"] = None
         return chunk
 
-    async def _delta(self, choice: Choice, prompt: int, piece: Piece, is_first: bool) -> dict[str, Any]:
-        text, logprobs = await self._take(choice, prompt, piece, is_first)
+    async def _delta(self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool) -> dict[str, Any]:
+        text, logprobs = await self._append(choice, prompt, piece, is_first)
         is_last = piece.finish is not None
         delta = self._form.delta(choice.index, text, logprobs, choice.reason if is_last else None)
         if piece.trace is not None:
-            await self._texts.learn(set(piece.token_ids), self._key)
-            delta["paceline"] = trace_body(piece, self._texts)
+            await self._generation.load_texts(piece.token_ids)
+            delta["paceline"] = trace_body(piece, self._generation.texts)
         chunk = self._chunk(delta)
         if is_last and not self._request.includes_usage:
             chunk |= self._usage.figures()
         return chunk
 
-    async def _take(self, choice: Choice, prompt: int, piece: Piece, is_first: bool) -> tuple[str, Any]:
-        """What a round adds to its choice: text, and log-probabilities where they are asked for."""
+    async def _append(
+        self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool
+    ) -> tuple[str, dict[str, Any] | None]:
+        """Appends a round to its choice. Returns its text and the log-probabilities that are due."""
         text, tokens = piece.text, choice.held
-        scores = self._request.sampling.logprobs is not None
+        has_logprobs = self._request.sampling.logprobs is not None
         self._usage.count(len(piece.token_ids))
         if piece.finish is not None:
             choice.reason = piece.finish.reason
             self._usage.finish(choice.index, piece.finish)
         if is_first and self._request.echo:
             ids = [token for token in self._request.prompts[prompt] if isinstance(token, int)]
-            echoed = await self._detokenize(ids)
+            echoed = await self._generation.detokenize(ids)
             text, choice.num_echoed = echoed.text + text, len(echoed.text)
-            if scores:
-                # Nothing is said of a prompt's first token.
+            if has_logprobs:
+                # A prompt's first token has no log-probability.
                 tokens += map(ScoredToken, ids, [None, *piece.prompt_logprobs], echoed.text_offsets)
         choice.num_characters += len(text)
-        if not scores:
+        if not has_logprobs:
             return text, None
         for token, each in zip(piece.token_ids, piece.logprobs, strict=True):
             tokens.append(ScoredToken(token, each, choice.num_echoed + each.text_offset))
-        ready = self._ready(choice, piece)
-        await self._texts.learn({each.token for each in ready} | _likeliest(ready), self._key)
-        return text, self._form.logprobs(ready, self._texts)
+        ready = self._pop_ready(choice, piece)
+        likeliest = (token for each in ready if each.logprobs is not None for token in each.logprobs.top_token_ids)
+        await self._generation.load_texts({*(each.token for each in ready), *likeliest})
+        return text, self._form.logprobs(ready, self._generation.texts)
 
-    def _ready(self, choice: Choice, piece: Piece) -> list[ScoredToken]:
-        """Takes the choice's tokens that may go out: each with its text, so that none lies beyond the end."""
+    def _pop_ready(self, choice: ReplyChoice, piece: Piece) -> list[ScoredToken]:
+        """Removes and returns the held tokens whose text is out. Their offsets are at most the text's length."""
         end, tokens = choice.num_characters, choice.held
         if piece.finish is not None or not self._request.sampling.stop:
             choice.held = []
@@ -138,11 +164,113 @@ class Reply:
         choice.held = tokens[num_ready:]
         return tokens[:num_ready]
 
-    async def _detokenize(self, ids: list[int]) -> Detokenized:
-        return await self._coordinators.ask(
-            "", lambda each: each.client_for(self._key).detokenize(ids, skip_special_tokens=False)
-        )
+
+class Usage:
+    """Counts tokens over all choices of a request."""
+
+    def __init__(self, prompts: Sequence[Prompt], has_prediction: bool) -> None:
+        """`has_prediction`: the client sent a prediction. Accepted tokens of the gateway's own are not reported."""
+        self._has_prediction = has_prediction
+        self._finished: dict[int, Finish] = {}
+        # By the prompt's index, since its n choices share it. Prompts of token ids are counted before they are read.
+        self._prompt_tokens = {
+            index: len(each) for index, each in enumerate(prompts) if all(isinstance(one, int) for one in each[:1])
+        }
+        self._cached_tokens: dict[int, int] = {}
+        self._completion_tokens = 0
+
+    def begin(self, prompt: int, piece: Piece) -> None:
+        """Adds a choice's first piece, which has the prompt's length."""
+        self._prompt_tokens[prompt] = piece.prompt_tokens
+        self._cached_tokens.setdefault(prompt, piece.cached_prompt_tokens)
+
+    def count(self, num_tokens: int) -> None:
+        self._completion_tokens += num_tokens
+
+    def finish(self, choice: int, finish: Finish) -> None:
+        self._finished[choice] = finish
+
+    def body(self) -> dict[str, Any]:
+        """Returns OpenAI's `usage` so far."""
+        figures = [each.speculation for each in self._finished.values()] if self._has_prediction else []
+        num_prompt_tokens = sum(self._prompt_tokens.values())
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": num_prompt_tokens + self._completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens.values())},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(each.prediction_accepted for each in figures),
+                "rejected_prediction_tokens": sum(each.prediction_rejected for each in figures),
+            },
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """Returns root fields of the last chunk or the whole response, null for more than one choice."""
+        if len(self._finished) != 1:
+            return {"metrics": {"speculative_decoding": None}, "paceline": None}
+        [finish] = self._finished.values()
+        return {"metrics": {"speculative_decoding": _metrics(finish.speculation)}, "paceline": _paceline(finish)}
 
 
-def _likeliest(tokens: list[ScoredToken]) -> set[int]:
-    return {other for each in tokens if each.logprobs is not None for other in each.logprobs.top_token_ids}
+def _metrics(figures: Speculation) -> dict[str, Any]:
+    """Names the figures as aiperf reads them."""
+    return {
+        "mean_acceptance_length": figures.mean_acceptance_length,
+        "draft_acceptance_rate": figures.accepted / figures.proposed if figures.proposed else 0.0,
+        "acceptance_histogram": figures.rounds_by_accepted,
+        "num_spec_steps": figures.rounds,
+        "num_accepted_draft_tokens": figures.accepted,
+        "num_draft_tokens": figures.proposed,
+        # The largest number of tokens proposed in a round.
+        "num_spec_tokens": len(figures.proposed_per_position),
+    }
+
+
+def _paceline(finish: Finish) -> dict[str, Any]:
+    figures, timing = finish.speculation, finish.timing
+    return {
+        "seed": finish.seed,
+        "speculation": {
+            "rounds": figures.rounds,
+            "proposed": figures.proposed,
+            "accepted": figures.accepted,
+            "mean_acceptance_length": figures.mean_acceptance_length,
+        },
+        "timing_ms": {
+            "first_token": timing.ttft_ms, "total": timing.total_ms, "draft": timing.draft_ms,
+            "target": timing.target_ms, "queued": timing.queued_ms, "wire": timing.wire_ms,
+        },
+    }  # fmt: skip
+
+
+def trace_body(piece: Piece, texts: TokenTexts) -> dict[str, Any] | None:
+    """Formats a round's trace (docs/trace.md). Its texts must be loaded."""
+    trace = piece.trace
+    if trace is None:
+        return None
+    return {
+        "round": trace.round,
+        "drafter": trace.drafter,
+        "reason": trace.reason,
+        "draft_tokens": trace.draft_tokens,
+        "proposed": [
+            {
+                "token_id": each.token_id, "text": each.text, "accepted": each.accepted,
+                "q": each.q, "p": each.p, "r": each.r, "target_id": each.target_id, "target_text": each.target_text,
+            }
+            for each in trace.proposed
+        ],
+        "emitted": [
+            {"token_id": token, "text": texts[token].text, "origin": ORIGINS[letter]}
+            for token, letter in zip(piece.token_ids, piece.origins, strict=True)
+        ],
+        "num_accepted": trace.num_accepted,
+        "entropies": trace.entropies,
+        "smoothed_entropies": trace.smoothed_entropies,
+        "allowed_draft_tokens": trace.allowed_draft_tokens,
+        "ms": {
+            "draft": trace.draft_us / 1e3, "target": trace.target_us / 1e3,
+            "queued": trace.queued_us / 1e3, "wire": trace.wire_us / 1e3,
+        },
+    }  # fmt: skip

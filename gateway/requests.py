@@ -1,126 +1,91 @@
-"""A body becomes a request: prompts, sampling, speculation, and how the answer is wanted."""
+"""What a client asked for, and the parts of a body that every dialect parses alike."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
 
-from gateway.bodies import flag, get
-from gateway.errors import of_paceline, refuse
+from gateway.errors import bad_request
 from gateway.fields import (
-    CHAT,
-    CHAT_NAMES,
     DRAFT_LENGTH,
+    PART,
+    PART_IGNORED,
     PREDICTION,
     SAMPLING,
     SPECULATION,
     STREAM_OPTIONS,
-    TEXT,
-    check_fields,
     check_keys,
+    check_message,
+    flag,
+    get,
     whole_numbers,
 )
-from gateway.prompts import messages_of, prompts_of, text_of
 from paceline.client import Prompt
-from paceline.errors import InvalidArgument
 from paceline.results import Deployment
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
 
-DEFAULT_TEXT_TOKENS = 16
+MAX_PROMPTS = 256
+ROLES = ("system", "developer", "user", "assistant", "tool")
+E = TypeVar("E", bound=Enum)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What a client asked for. Each prompt gives `sampling.n` choices."""
+    """A parsed request. Each prompt gives `sampling.n` choices."""
 
     prompts: list[Prompt]
     sampling: SamplingParams
     speculation: SpeculationParams | None
+    # Predicted output.
     prediction: str | None
-    # Prompts are texts as they are, without a chat template.
-    is_raw: bool
     is_traced: bool
     is_stream: bool
     includes_usage: bool
     has_usage_in_every_chunk: bool
-    echo: bool
     request_id: str
     cache_salt: str
+    # Prompts are used without a chat template.
+    is_raw: bool = False
+    echo: bool = False
     template_options: dict[str, Any] | None = None
     parses_special_tokens: bool = False
 
 
-def parse_chat(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
-    """Of /v1/chat/completions. Raises HttpError and InvalidArgument, both naming the field."""
-    check_fields(body, CHAT)
-    body = whole_numbers(body)
-    name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-    most = get(body, name, int, "a whole number")
-    if most is not None and most < 1:
-        raise refuse(name, f"{name} is {most}; it must be at least 1")
-    top = None
-    if flag(body, "logprobs"):
-        top = get(body, "top_logprobs", int, "a whole number in [0, 20]", 0)
-    elif body.get("top_logprobs"):
-        raise refuse("top_logprobs", "top_logprobs needs logprobs to be true")
-    options = get(body, "chat_template_kwargs", dict, "an object")
-    if not flag(body, "add_generation_prompt", True):
-        raise refuse("add_generation_prompt", "add_generation_prompt is false; it must be true")
-    if most is None:
-        most = deployment.target.max_model_len
-    try:
-        sampling = _sampling(body, max_tokens=most, logprobs=top)
-    except InvalidArgument as error:
-        raise of_paceline(error, {**CHAT_NAMES, "max_tokens": name}) from None
-    parses = flag(body, "parse_special_tokens")
-    messages: list[Prompt] = [messages_of(body)]
-    return _request(body, deployment, messages, sampling, template_options=options, parses_special_tokens=parses)
-
-
-def parse_text(body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
-    """Of /v1/completions. Raises HttpError and InvalidArgument, both naming the field."""
-    check_fields(body, TEXT)
-    body = whole_numbers(body)
-    most = get(body, "max_tokens", int, "a whole number", DEFAULT_TEXT_TOKENS)
-    echo = flag(body, "echo")
-    top = get(body, "logprobs", int, "a whole number in [0, 20]")
-    if most == 0 and not echo:
-        raise refuse("max_tokens", "max_tokens is 0; it must be at least 1, or 0 with echo")
-    sampling = _sampling(body, max_tokens=most, logprobs=top)
-    if echo and top is not None:
-        sampling = replace(sampling, prompt_logprobs=top)
-    return _request(body, deployment, prompts_of(body), sampling, echo=echo, is_raw=True)
-
-
-def _request(
+def parse_request(
     body: Mapping[str, Any], deployment: Deployment, prompts: list[Prompt], sampling: SamplingParams, **more: Any
 ) -> HttpRequest:
+    """Parses the fields that do not depend on the dialect. `more`: fields of HttpRequest that do.
+
+    Raises HttpError and InvalidArgument, both naming the field.
+    """
     options = get(body, "stream_options", dict, "an object", {})
     check_keys(options, STREAM_OPTIONS, "stream_options")
     is_stream = flag(body, "stream")
     if options and not is_stream:
-        raise refuse("stream_options", "stream_options needs stream to be true")
+        raise bad_request("stream_options", "stream_options needs stream to be true")
     if flag(body, "trace") and not is_stream:
-        raise refuse("trace", "trace is true; it must be false without stream: a whole answer has no rounds")
-    speculation = _speculation(body, deployment.defaults, sampling)
+        raise bad_request("trace", "trace needs stream to be true: only a stream returns rounds")
+    speculation = _parse_speculation(body, deployment.defaults, sampling)
     if speculation is not None:
         speculation.check(sampling)
     return HttpRequest(
-        **{"is_raw": False, "echo": False, **more},
         prompts=prompts,
         sampling=sampling,
         speculation=speculation,
-        prediction=_prediction(body),
+        prediction=_parse_prediction(body),
         is_traced=flag(body, "trace"),
         is_stream=is_stream,
-        includes_usage=flag(options, "include_usage", where="stream_options."),
-        has_usage_in_every_chunk=flag(options, "continuous_usage_stats", where="stream_options."),
-        request_id=get(body, "request_id", str, "a text", ""),
-        cache_salt=get(body, "cache_salt", str, "a text", ""),
+        includes_usage=flag(options, "include_usage", prefix="stream_options."),
+        has_usage_in_every_chunk=flag(options, "continuous_usage_stats", prefix="stream_options."),
+        request_id=get(body, "request_id", str, "a string", ""),
+        cache_salt=get(body, "cache_salt", str, "a string", ""),
+        **more,
     )
 
 
-def _sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
+def parse_sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
+    """Translates OpenAI's sampling fields. `more`: other parameters. Raises HttpError and InvalidArgument."""
     given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
     given.setdefault("temperature", 1.0)
     if given.get("top_k") == -1:
@@ -130,26 +95,28 @@ def _sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
     if isinstance(given.get("seed"), int) and -(2**63) <= given["seed"] < 0:
         given["seed"] += 2**64
     if isinstance(given.get("logit_bias"), dict):
-        given["logit_bias"] = {_token_id(name): bias for name, bias in given["logit_bias"].items()}
+        given["logit_bias"] = {_parse_token_id(name): bias for name, bias in given["logit_bias"].items()}
     for name in ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids"):
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
     num_samples = given.get("n", 1)
     if get(body, "best_of", int, "the same as n", num_samples) != num_samples:
-        raise refuse("best_of", f"best_of is {body['best_of']}; it must be the same as n, which is {num_samples!r:.80}")
+        raise bad_request(
+            "best_of", f"best_of is {body['best_of']}; it must be the same as n, which is {num_samples!r:.80}"
+        )
     return SamplingParams(**given, **more)
 
 
-def _token_id(name: str) -> int:
+def _parse_token_id(name: str) -> int:
     if not (name.isascii() and name.isdecimal() and len(name) < 11):
-        raise refuse("logit_bias", f"logit_bias has the key {name[:80]!r}; keys must be token ids")
+        raise bad_request("logit_bias", f"logit_bias has the key {name[:80]!r}; keys must be token ids")
     return int(name)
 
 
-def _speculation(
+def _parse_speculation(
     body: Mapping[str, Any], defaults: SpeculationParams, sampling: SamplingParams
 ) -> SpeculationParams | None:
-    """The coordinator's defaults, with what the request says in their place; None: nothing was said."""
+    """Returns the coordinator's defaults, overridden by the request, or None if the request leaves all to them."""
     asked = body.get("speculation")
     if asked is None:
         return None
@@ -162,35 +129,92 @@ def _speculation(
     }
     given["enabled"] = flag(asked, "enabled", True, "speculation.")
     if asked.get("drafter") is not None:
-        given["drafter"] = _one_of(asked, "drafter", Drafter)
+        given["drafter"] = _parse_enum(asked, "drafter", Drafter)
     length = {name: asked[name] for name in DRAFT_LENGTH if asked.get(name) is not None}
     if length:
         text = str(length.pop("draft_tokens")) if "draft_tokens" in length else None
         given["num_draft_tokens"] = parse_draft_length(text, **length)
     if asked.get("rule") is not None:
-        given["rule"] = _one_of(asked, "rule", Rule)
-    if flag(asked, "coupled", where="speculation."):
+        given["rule"] = _parse_enum(asked, "rule", Rule)
+    if flag(asked, "coupled", prefix="speculation."):
         if given.get("rule") is Rule.REJECTION:
-            raise refuse("speculation.coupled", "speculation.coupled is true; it must be false under rejection")
+            raise bad_request("speculation.coupled", "speculation.coupled is true; it must be false under rejection")
         given |= {"rule": Rule.MATCH, "draft_mode": DraftMode.COUPLED}
     return defaults.overruled_by(given, sampling)
 
 
-def _one_of(asked: Mapping[str, Any], name: str, kind: Any) -> Any:
+def _parse_enum(asked: Mapping[str, Any], name: str, kind: type[E]) -> E:
     names = [each.value for each in kind]
     if asked[name] not in names:
-        raise refuse(
-            f"speculation.{name}", f"speculation.{name} is {asked[name]!r:.80}; it must be one of {', '.join(names)}"
+        allowed = ", ".join(names)
+        raise bad_request(
+            f"speculation.{name}", f"speculation.{name} is {asked[name]!r:.80}; it must be one of {allowed}"
         )
     return kind(asked[name])
 
 
-def _prediction(body: Mapping[str, Any]) -> str | None:
-    """OpenAI's form, {"type": "content", "content": text or parts}, or the text itself."""
+def _parse_prediction(body: Mapping[str, Any]) -> str | None:
+    """Accepts OpenAI's form, {"type": "content", "content": text or parts}, or the text itself."""
     asked = body.get("prediction")
     if isinstance(asked, dict):
         check_keys(asked, PREDICTION, "prediction")
         if asked.get("type", "content") != "content":
-            raise refuse("prediction.type", f"prediction.type is {asked['type']!r:.80}; it must be 'content'")
+            raise bad_request("prediction.type", f"prediction.type is {asked['type']!r:.80}; it must be 'content'")
         asked = asked.get("content", "")
-    return None if asked is None else text_of(asked, "prediction.content")
+    return None if asked is None else parse_text_parts(asked, "prediction.content")
+
+
+def parse_messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Returns role and content of each message. Raises HttpError."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise bad_request("messages", "messages must be a list with at least one message")
+    return [_parse_message(each, f"messages[{index}]") for index, each in enumerate(messages)]
+
+
+def _parse_message(message: Any, name: str) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise bad_request(name, f"{name} must be an object with role and content")
+    check_message(message, name)
+    role = message.get("role")
+    if role not in ROLES:
+        raise bad_request(f"{name}.role", f"{name}.role is {role!r:.80}; it must be one of {', '.join(ROLES)}")
+    content = message.get("content")
+    is_silent = content is None and role == "assistant"
+    return {"role": role, "content": "" if is_silent else parse_text_parts(content, f"{name}.content")}
+
+
+def parse_text_parts(content: Any, name: str) -> str:
+    """Joins text parts without separators: clients may split a text anywhere. Raises HttpError."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(name, f"{name} is {content!r:.80}; it must be a string or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        is_text = isinstance(part, dict) and part.get("type") == "text"
+        if is_text:
+            check_keys(part, PART, f"{name}[{index}]", PART_IGNORED)
+        if not is_text or not isinstance(part.get("text"), str):
+            raise bad_request(f"{name}[{index}]", f"{name}[{index}] is not a text part; this model reads only text")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def parse_prompts(body: Mapping[str, Any]) -> list[Prompt]:
+    """Returns the prompts of `prompt`, each a text or token ids. Raises HttpError."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and len(prompt) > 0:
+        if all(is_token_id(each) for each in prompt):
+            return [prompt]
+        if len(prompt) > MAX_PROMPTS:
+            raise bad_request("prompt", f"prompt is {len(prompt)} prompts; it must be at most {MAX_PROMPTS}")
+        if all(isinstance(each, str) or (isinstance(each, list) and all(map(is_token_id, each))) for each in prompt):
+            return list(prompt)
+    raise bad_request("prompt", "prompt must be a string, a list of token ids, or a list of either")
+
+
+def is_token_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31

@@ -76,7 +76,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where one generation's time went, in milliseconds."""
+    """How one generation's time was spent, in milliseconds."""
 
     ttft_ms: float
     total_ms: float
@@ -88,8 +88,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a generation."""
+    """The end of a generation. The coordinator's metrics, spans and logs read it too."""
 
+    # "stop" or "length"; empty while the generation runs.
     reason: str
     prompt_tokens: int
     # Prompt tokens found in the target's prefix cache.
@@ -107,7 +108,7 @@ class TokenLogprobs:
     logprob: float
     top_token_ids: list[int]
     top_logprobs: list[float]
-    # Where in the sample's text the token's own begins, in characters; 0 for a prompt's tokens.
+    # Offset of the token in the sample's text, in characters; 0 for prompt tokens.
     text_offset: int = 0
 
 
@@ -120,7 +121,7 @@ class Piece:
     origins: str
     # Characters of `text` that each token brought.
     text_lengths: list[int] = field(default_factory=list)
-    # Which of the n samples.
+    # Index of the sample.
     index: int = 0
     # If requested, one for each token. Those of the prompt begin at its second token and come in the first piece; for a long
     # prompt, pieces with nothing else come before it.
@@ -136,7 +137,7 @@ class Piece:
 
     @property
     def parts(self) -> Iterator[tuple[str, str]]:
-        """The text token by token, each with its letter of origin."""
+        """Yields the text of each token with its letter of origin."""
         start = 0
         for length, origin in zip(self.text_lengths, self.origins, strict=True):
             yield self.text[start : start + length], origin
@@ -183,7 +184,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """The target's tokenizer; None for what it does not have."""
+    """The target's tokenizer; None for tokens that it lacks."""
 
     bos_token: str | None = None
     eos_token: str | None = None
@@ -198,9 +199,9 @@ class Detokenized:
     """Text of tokens."""
 
     text: str
-    # The bytes that each token alone stands for, which may be a part of a character; of a special token its name.
+    # The bytes of each token, maybe a part of a character; for a special token its name.
     pieces: list[bytes]
-    # Where in the text each token's own begins, in characters.
+    # Offset of each token in the text, in characters.
     text_offsets: list[int]
 
 
@@ -211,9 +212,9 @@ class Deployment:
     target: Model
     # None without a draft server.
     draft: Model | None
-    # What a request's open fields become.
+    # Defaults of a request's open fields.
     defaults: SpeculationParams
-    # Generations now, and at most.
+    # Running generations, and their limit.
     running: int
     max_running: int
     version: str

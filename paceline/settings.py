@@ -93,7 +93,7 @@ class Settings(BaseSettings):
 
 
 class ServiceSettings(Settings):
-    """What every service has: logs, metrics and traces (docs/observability.md)."""
+    """What every service has: logs, metrics and traces (docs/operations.md)."""
 
     metrics: Annotated[str | None, AfterValidator(_check_metrics)] = Field(
         None, description="serve Prometheus metrics at this HOST:PORT; default: none"
@@ -107,10 +107,10 @@ class ServiceSettings(Settings):
 
 
 class TlsSettings(Settings):
-    """TLS toward clients (docs/tls.md)."""
+    """TLS toward clients (docs/server.md)."""
 
     tls_cert: LocalPath | None = Field(
-        None, description="serve over TLS with the certificate in this file (docs/tls.md); default: no TLS"
+        None, description="serve over TLS with the certificate in this file (docs/server.md); default: no TLS"
     )
     tls_key: LocalPath | None = Field(None, description="file with the certificate's key; default: none")
     tls_client_ca: LocalPath | None = Field(
@@ -146,7 +146,7 @@ class FrontSettings(TlsSettings):
     )
     servers_tls_key: LocalPath | None = Field(None, description="file with that certificate's key; default: none")
     api_keys: LocalPath | None = Field(
-        None, description="require an API key listed in this file (docs/keys.md); default: no keys"
+        None, description="require an API key listed in this file (docs/server.md); default: no keys"
     )
     no_keys: CliToggleFlag[bool] = Field(
         False, description="serve without keys even on an address that other machines can reach"

@@ -1,4 +1,4 @@
-"""Certificates for tests, made by openssl's command line as docs/tls.md says."""
+"""Certificates for tests, made by openssl's command line as docs/server.md says."""
 
 import shlex
 import socket
@@ -49,8 +49,8 @@ class Issued:
 
 
 def made_as_documented(folder: Path) -> dict[str, Issued]:
-    """By the commands of docs/tls.md as they stand there: of the services, and of a client."""
-    page = Path(__file__).parents[1] / "docs" / "tls.md"
+    """By the commands of docs/server.md as they stand there: of the services, and of a client."""
+    page = Path(__file__).parents[1] / "docs" / "server.md"
     commands = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("openssl ")]
     for command in commands:
         _openssl(*shlex.split(command)[1:], folder=folder)

@@ -127,11 +127,11 @@ SMOLLM2 = {
     "tests/end_to_end/test_load.py",
     "tests/end_to_end/test_rounds.py",
     "tests/gateway/test_chat.py",
-    "tests/gateway/test_describing.py",
+    "tests/gateway/test_endpoints.py",
 }
 # Begun first, so that no worker is left with one of them at the end.
 LONGEST_FIRST = (
-    "smollm2", "tests/law", "tests/compose", "tests/distillation", "tests/end_to_end", "tests/engine/cuda", "tests/engine",
+    "smollm2", "tests/distribution", "tests/compose", "tests/distillation", "tests/end_to_end", "tests/engine/cuda", "tests/engine",
 )  # fmt: skip
 
 

@@ -269,8 +269,8 @@ def test_both_servers_reserve_the_same_gpu() -> None:
     assert [len(device["device_ids"]) for device in draft] == [1]
 
 
-def test_files_that_the_page_on_observability_shows_go_on_top_of_the_base() -> None:
-    page = (ROOT / "docs/observability.md").read_text(encoding="utf-8")
+def test_files_that_the_page_on_operations_shows_go_on_top_of_the_base() -> None:
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     shown = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
     assert len(shown) == 2
     for document in shown:

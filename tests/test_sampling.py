@@ -95,10 +95,13 @@ def test_a_value_of_another_type_names_its_field(fields: dict[str, Any], said: s
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"drafter": "hybrid"}, "drafter is 'hybrid'; it must be a Drafter"),
-        ({"rule": "match"}, "rule is 'match'; it must be a Rule or None"),
-        ({"draft_mode": "greedy"}, "draft_mode is 'greedy'; it must be a DraftMode or None"),
-        ({"num_draft_tokens": "4"}, "num_draft_tokens is '4'; it must be a whole number, Bounds or EntropyAdaptive"),
+        ({"drafter": 1}, "drafter is 1; it must be a Drafter"),
+        ({"drafter": "magic"}, "drafter is 'magic'; it must be one of model, "),
+        ({"rule": 1}, "rule is 1; it must be a Rule or None"),
+        ({"rule": "both"}, "rule is 'both'; it must be one of match, rejection"),
+        ({"draft_mode": "warm"}, "draft_mode is 'warm'; it must be one of sampled, greedy, coupled"),
+        ({"num_draft_tokens": 1.5}, "num_draft_tokens is 1.5; it must be a whole number, Bounds or EntropyAdaptive"),
+        ({"num_draft_tokens": "4"}, "num_draft_tokens is '4'; it must be a number in [0, 16], adaptive or entropy"),
         ({"lenience": "1"}, "lenience is '1'; it must be a number"),
         ({"enabled": "off"}, "enabled is 'off'; it must be True or False"),
     ],
@@ -106,6 +109,19 @@ def test_a_value_of_another_type_names_its_field(fields: dict[str, Any], said: s
 def test_speculation_of_another_type_names_its_field(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^{re.escape(said)}"):
         SpeculationParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ({"drafter": "suffix"}, {"drafter": Drafter.SUFFIX}),
+        ({"rule": "rejection", "draft_mode": "sampled"}, {"rule": Rule.REJECTION, "draft_mode": DraftMode.SAMPLED}),
+        ({"num_draft_tokens": "adaptive"}, {"num_draft_tokens": Bounds()}),
+        ({"num_draft_tokens": "entropy"}, {"num_draft_tokens": EntropyAdaptive()}),
+    ],
+)
+def test_words_do_for_what_they_name(words: dict[str, Any], values: dict[str, Any]) -> None:
+    assert SpeculationParams(**words) == SpeculationParams(**values)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +149,7 @@ def test_a_bad_draft_temperature_is_refused_by_name(fields: dict[str, Any], said
 def test_a_draft_temperature_is_refused_where_no_draft_model_draws(
     sampling: SamplingParams, fields: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidArgument, match=r"^draft_temperature is 0.5; it must be left out where no draft model"):
+    with pytest.raises(InvalidArgument, match=r"^draft_temperature is 0.5; it must be left out if no draft model"):
         SpeculationParams(draft_temperature=0.5, **fields).check(sampling)
 
 

@@ -11,8 +11,7 @@ from typing import Protocol
 
 import torch
 
-from coordinator.drafting.ngram_table import NgramTable
-from coordinator.ngram_shape import DEFAULT_SHAPE
+from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramTable
 
 # What a unigram adds to every token's count, so that q > 0.
 UNIGRAM_SMOOTHING = 0.01

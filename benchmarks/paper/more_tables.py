@@ -25,8 +25,8 @@ def appendix_a2(part: dict[str, Any]) -> Table:
     columns = ("drafter", "speculative sampling", "counted", "rejection sampling", "counted")
     note = (
         "The chance that a draft is accepted, on the same p and q at T = 1: sum min(p, q), and 1 / M with M = max p / q. "
-        "Over a vocabulary of tens of thousands some token is always many times as likely under p as under q, so rejection "
-        "sampling accepts next to nothing. A look-up's q is 0 but for one token: its M has no bound."
+        "In a vocabulary of tens of thousands, some token is always many times as likely under p as under q, so rejection "
+        "sampling accepts next to nothing. A lookup's q is 0 except for one token, so its M is unbounded."
     )
     return Table("appendix_a2", "Appendix A.2: rejection sampling", columns, rows, [note])
 
@@ -47,7 +47,7 @@ def by_kind(parts: dict[int, dict[str, Any]]) -> Table:
         rows.append(tuple(row))
     columns = ("kind", *(f"{drafter}, T = {temperature}" for drafter in drafters for temperature in TEMPERATURES))
     said = "; ".join(f"{rate}: {texts}" for rate, texts in published.AKUNU_KINDS.items())
-    note = f"What akunu's text says of n-grams, without figures of a model. {said}."
+    note = f"What akunu's text says about n-grams, without measurements. {said}."
     return Table("by_kind", "alpha by kind of text", columns, rows, [note])
 
 

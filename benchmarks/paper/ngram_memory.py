@@ -13,8 +13,7 @@ from typing import Any
 
 from benchmarks.paper.published import AKUNU_TABLES
 from benchmarks.paper.table import Cell, Table
-from coordinator.drafting.ngram_table import NgramTable
-from coordinator.ngram_shape import DEFAULT_SHAPE, NgramShape
+from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, NgramTable
 
 WINDOWS = (512, 4096)
 ORDERS = (DEFAULT_SHAPE.orders, tuple(range(8, 1, -1)))

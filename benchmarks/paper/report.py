@@ -95,9 +95,9 @@ def page(setup: Setup, about: Sequence[str], made: Sequence[Table], drawn: Seque
         "# The paper's tables and figures",
         "",
         "Tables 1 to 5 and figures 1 to 5 of Leviathan, Kalman and Matias "
-        "([2211.17192](https://arxiv.org/abs/2211.17192)) for a pair of models, beside the paper's own numbers. "
-        "`python -m benchmarks.paper` writes this page; each table is a CSV file here, all of them are in "
-        "[tables.json](tables.json), and what was measured is in [parts](parts).",
+        "([2211.17192](https://arxiv.org/abs/2211.17192)), measured for a pair of models, next to the paper's own numbers. "
+        "`python -m benchmarks.paper` writes this page. Each table is also a CSV file; [tables.json](tables.json) has all "
+        "of them, and [parts](parts) the raw measurements.",
         "",
         f"Target `{setup.target}` (quantization {setup.target_quantization}), draft `{setup.draft}`, prompts "
         f"`{setup.prompts}`. ± is one standard error.",

@@ -71,9 +71,8 @@ class Parts:
         part = json.loads(path.read_text())
         if part["setup"] != self._setup:
             differs = [key for key, value in self._setup.items() if part["setup"].get(key) != value]
-            raise InvalidArgument(
-                f"{path} was measured with another {', '.join(differs)}: give another --out, or --again {path.stem}"
-            )
+            problem = f"was measured with another {', '.join(differs)}: give another --out, or --again {path.stem}"
+            raise InvalidArgument(str(path), problem)
         print(f"{path.stem}: there, of {part['date']}", flush=True)
         return part
 

@@ -36,11 +36,10 @@ def table_2(speeds: Sequence[Speed]) -> Table:
     ]
     columns = ("", "task", "drafter", "T", "gamma", "alpha", "tokens a run", "speed")
     notes = [
-        "alpha: accepted of decided drafts, through the services; its error, and that of the speed, is over prompts. Tokens "
-        "of a run in which something was proposed. Speed: plain decoding's time a token over this one's, both behind the "
-        "first token, one request at a time.",
-        "The drafters are those that a coordinator offers. Unigram, bigram and random drafts have no service; table 3 has "
-        "their alpha.",
+        "alpha: accepted / decided drafts, through the services; its error, like that of the speed, is over prompts. Tokens "
+        "per run: in runs with drafts. Speed: plain decoding's time per token over this one's, both after the first "
+        "token, one request at a time.",
+        "These are the coordinator's drafters. Unigram, bigram and random drafts are not served; table 3 has their alpha.",
     ]
     return Table("table_2", "Table 2: speed through the services", columns, [*ours, *theirs], notes)
 
@@ -74,10 +73,10 @@ def table_3(parts: dict[int, dict[str, Any]]) -> Table:
     columns = ("target", "drafter", "T", "tokens", "alpha", "counted", "off by, sd", "proposes")
     notes = [
         "alpha: mean of sum min(p, q) over the target's own tokens (corollary 3.6), with the error over texts. Counted: one "
-        "draft in each context, accepted or not as in Algorithm 1. Off by: counted less expected, in standard deviations "
-        "of the coins; at T = 0 there are none, but for random drafts.",
-        "Unigram and bigram are counted on prompts and texts of the other half of the prompts. A look-up that proposes "
-        "nothing counts as rejected; `proposes` is the share of contexts in which it proposes.",
+        "draft per context, accepted or rejected by Algorithm 1. Off by: counted minus expected, in standard deviations "
+        "of the acceptance coins; at T = 0 only random drafts have any.",
+        "Unigrams and bigrams are counted on the other half of the prompts and texts. A lookup that proposes nothing "
+        "counts as rejected; `proposes` is the share of contexts in which it proposes.",
     ]
     return Table("table_3", "Table 3: alpha by drafter", columns, rows, notes)
 
@@ -111,9 +110,9 @@ def table_4(speeds: Sequence[Speed]) -> Table:
         "measured",
     )
     notes = [
-        "In units of a plain run of the target, as a client sees it: c, a draft step; verify, a run of the target with the "
-        "drafts; rest, all else of a round (messages, waiting, event loops). Expected: theorem 3.8, which takes verify for 1 "
-        "and rest for 0. With times: the same tokens over c gamma + verify + rest.",
+        "Times are in plain runs of the target, as a client sees them: c, a draft step; verify, a run of the target with the "
+        "drafts; rest, everything else in a round (messages, waiting, event loops). Expected: theorem 3.8, which assumes "
+        "verify = 1 and rest = 0. With times: the same tokens over c gamma + verify + rest.",
         *_agreement(speeds),
     ]
     return Table("table_4", "Table 4: expected and measured speed", columns, [*ours, *theirs], notes)
@@ -133,10 +132,10 @@ def _agreement(speeds: Sequence[Speed]) -> list[str]:
     ratio = mean([each.speed.mean / each.expected for each in speeds])
     verify, rest = mean([each.verify for each in speeds]), mean([each.overhead for each in speeds])
     return [
-        f"Of {len(speeds)} rows theorem 3.8 is within two standard errors of the measured speed in {within('expected')}, and "
-        f"with the measured times in {within('expected_here')}. Measured is {ratio:.2f} of expected on average: a run with "
-        f"drafts takes {verify:.2f} of a plain run in place of 1, and the rest of a round {rest:.2f} in place of 0. "
-        "Theory also takes acceptances for independent of one another (section 3.1)."
+        f"Theorem 3.8 is within two standard errors of the measured speed in {within('expected')} of {len(speeds)} rows, and "
+        f"with the measured times in {within('expected_here')}. The measured speed is {ratio:.2f} of the expected one on "
+        f"average: a run with drafts takes {verify:.2f} of a plain run instead of 1, and the rest of a round {rest:.2f} "
+        "instead of 0. Theory also assumes that acceptances are independent (section 3.1)."
     ]
 
 

@@ -1,1 +1,1 @@
-"""Beam search: the arithmetic of hypotheses, their sequences on a model server, drafts for them, and the loop."""
+"""Beam search, plain and with drafts. Only `generations` knows it, by `search.beam_search`."""

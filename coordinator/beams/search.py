@@ -1,9 +1,8 @@
 """The loop of beam search, plain and with drafts: draft, verify, step, emit.
 
-Speculation is appendix A.4 of Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding" (see
-`drafter`). A round asks the target, in one batch, for the next tokens behind every live hypothesis and behind every
-draft. Then steps follow while each live hypothesis is one whose next tokens are known. A step is the same with and
-without drafts, so the answer is too: drafts change how many steps a round gives, never what they are.
+A round asks the target, in one batch, for the next tokens of every live hypothesis and of every draft. Then steps follow
+while the next tokens of all live hypotheses are known. Drafts change how many steps a round takes, never what they are, so
+the answer is the same without them.
 """
 
 import time
@@ -11,44 +10,65 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from coordinator.acceptance import Origin, Outcome
-from coordinator.beams.drafter import BeamDrafter
 from coordinator.beams.hypotheses import BeamRules, Beams, NextTokens, Tokens
-from coordinator.beams.target import TargetBeams
+from coordinator.beams.models import DraftBeams, Drafted, TargetBeams, make_draft_beams
 from coordinator.context import Context, Emission, Request
-from coordinator.stats import GenerationStats, RoundCost
+from coordinator.drafters.drafter import Resources
+from coordinator.remote.link import Link
+from coordinator.reports import DraftReport
+from coordinator.stats import GenerationStats
+
+
+def beam_search(
+    context: Context,
+    target: Link,
+    timeout_s: float,
+    resources: Resources,
+    stats: GenerationStats,
+    has_read: Callable[[], None],
+) -> AsyncGenerator[Emission, None]:
+    """Searches with the target; with drafts if the request asks for them.
+
+    timeout_s: how long to wait for a target that went away.
+    has_read: called when the target has read the prompt, long before there is anything to yield.
+    """
+    request = context.request
+    draft = make_draft_beams(resources, request)
+    return search(context, draft, TargetBeams(target, request, timeout_s), stats, has_read)
 
 
 async def search(
-    context: Context, drafter: BeamDrafter, target: TargetBeams, stats: GenerationStats, has_read: Callable[[], None]
+    context: Context,
+    draft: DraftBeams | None,
+    target: TargetBeams,
+    stats: GenerationStats,
+    has_read: Callable[[], None],
 ) -> AsyncGenerator[Emission, None]:
-    """Yields the best hypothesis, whole, at the end. Closing it early frees all caches.
-
-    has_read: is called when the target has read the prompt, long before there is anything to yield.
-    """
+    """Yields the best hypothesis, whole, at the end. Closing it early frees all caches."""
     beams = Beams(rules_of(context.request))
     known: dict[Tokens, NextTokens] = {}
     try:
         while not beams.is_over:
             started_s, num_decided = time.perf_counter(), len(beams.live[0].tokens)
-            # The first token waits for no draft model that reads the prompt.
-            levels = await drafter.draft(beams) if num_decided else []
-            paths = paths_of([each.tokens for each in beams.live], levels)
+            # The first step does not wait for the draft model to read the prompt.
+            drafted = await draft.draft(beams) if draft is not None and num_decided else Drafted()
+            paths = paths_of([each.tokens for each in beams.live], drafted.levels)
             wanted = {path for path in paths if any(path[:n] not in known for n in range(num_decided, len(path) + 1))}
             verified = await target.verify(paths, num_decided, wanted, beams.rules.num_next)
             has_read()
             known |= verified.next_tokens
             num_steps = take_steps(beams, known)
             known = {tokens: known[tokens] for tokens in known if len(tokens) >= num_decided + num_steps}
-            stats.count_beams(num_steps, len(levels), RoundCost(
-                started_s, drafter.computed_us, verified.computed_us, drafter.queued_us + verified.queued_us,
-                verified.cached_tokens,
-            ))  # fmt: skip
+            # All steps but the first were drafted.
+            report = DraftReport(drafter="model", computed_us=drafted.computed_us, queued_us=drafted.queued_us)
+            stats.count_round(num_steps, len(drafted.levels), num_steps - 1, started_s, report, verified.report)
         tokens = list(beams.best.tokens)
         emission = context.extend(Outcome(tokens, len(tokens) - 1, Origin.TARGET))
         stats.count_first_token()
         yield replace(emission, origins=[Origin.TARGET] * len(tokens))
     finally:
-        drafter.release()
+        if draft is not None:
+            draft.release()
         target.release()
 
 
@@ -58,13 +78,13 @@ def rules_of(request: Request) -> BeamRules:
 
 
 def paths_of(live: Sequence[Tokens], levels: Sequence[Sequence[Tokens]]) -> list[Tokens]:
-    """The longest of the live hypotheses and their drafts: all others are beginnings of these."""
+    """Returns the live hypotheses and drafts that are no prefix of another."""
     inner = {tokens[:length] for level in levels for tokens in level for length in range(len(live[0]), len(tokens))}
     return [tokens for level in (live, *levels) for tokens in level if tokens not in inner]
 
 
 def take_steps(beams: Beams, known: dict[Tokens, NextTokens]) -> int:
-    """Steps while the next tokens of all live hypotheses are known. Returns how many there were."""
+    """Steps while the next tokens of all live hypotheses are known. Returns the number of steps."""
     num_steps = 0
     while not beams.is_over and all(each.tokens in known for each in beams.live):
         beams.step([known[each.tokens] for each in beams.live])

@@ -1,46 +1,57 @@
-"""Sequences of hypotheses on a model server: they begin alike, so they share the blocks of what they have in common."""
+"""Beam hypotheses on a model server: a sequence for each, and its likeliest next tokens.
 
+Hypotheses share a prefix, so their sequences share its blocks.
+"""
+
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic
 
-from coordinator.remote.sequence import RemoteSequence
+from coordinator.remote.link import Answer, Command, TargetLink
+from coordinator.remote.sequence import RemoteSequence, retry_until
+from paceline.checks import require
+from paceline.rpc.messages import draft_mode_to_message, floats_from_bytes, rule_to_message
+from paceline.speculation import DraftMode, Rule
+from paceline.v1 import draft_pb2, target_pb2
 
 Tokens = tuple[int, ...]
 
 
-class Branch:
-    """A hypothesis's sequence, and the tokens behind the prompt that it was fed."""
+class Branch(Generic[Command, Answer]):
+    """A hypothesis's sequence, and the tokens after the prompt that it was fed."""
 
-    def __init__(self, sequence: RemoteSequence, tokens: Tokens, num_prompt_tokens: int) -> None:
+    def __init__(self, sequence: RemoteSequence[Command, Answer], tokens: Tokens, num_prompt_tokens: int) -> None:
         self.sequence = sequence
         self.tokens = tokens
         self._num_prompt_tokens = num_prompt_tokens
 
     def common(self, tokens: Tokens) -> int:
-        """How many tokens of prompt and `tokens` its cache holds."""
+        """Returns how many tokens of prompt and `tokens` its cache holds."""
         return min(self.sequence.length, self._num_prompt_tokens + common_length(self.tokens, tokens))
 
 
-class Branches:
+class Branches(Generic[Command, Answer]):
     """All branches of one search on one server."""
 
-    def __init__(self, root: RemoteSequence, num_prompt_tokens: int) -> None:
+    def __init__(self, root: RemoteSequence[Command, Answer], num_prompt_tokens: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
         self._branches = [Branch(root, (), num_prompt_tokens)]
 
-    def take(self, paths: Sequence[Tokens]) -> list[RemoteSequence]:
-        """A sequence for each path, of tokens behind the prompt; it holds a part of prompt and path, and nothing else.
+    def take(self, paths: Sequence[Tokens]) -> list[RemoteSequence[Command, Answer]]:
+        """Returns a sequence for each path of tokens after the prompt, which holds a prefix of prompt and path.
 
-        A path goes on in the branch with which it has most in common. Of several for one branch the one with most in
-        common keeps it; the others become forks of it. Branches that none goes on in are released.
+        A path continues the branch with which it shares the longest prefix. If several paths do so, the one with the
+        longest prefix keeps the branch and the others fork it. Unused branches are released.
         """
-        chosen: dict[Branch, list[int]] = {branch: [] for branch in self._branches}
+        chosen: dict[Branch[Command, Answer], list[int]] = {branch: [] for branch in self._branches}
         common = []
         for index, path in enumerate(paths):
             branch = max(self._branches, key=lambda each: each.common(path))
             chosen[branch].append(index)
             common.append(branch.common(path))
-        taken: dict[int, Branch] = {}
+        taken: dict[int, Branch[Command, Answer]] = {}
         for branch, indices in chosen.items():
             if not indices:
                 branch.sequence.release()
@@ -60,6 +71,74 @@ class Branches:
 
 
 def common_length(one: Tokens, other: Tokens) -> int:
-    """How many tokens both begin with."""
+    """Returns the length of the common prefix."""
     most = min(len(one), len(other))
     return bisect_left(range(1, most + 1), True, key=lambda length: one[:length] != other[:length])
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The likeliest next tokens at each position, with log-probabilities, and what they cost."""
+
+    next_tokens: list[list[tuple[int, float]]]
+    # Tokens that the server's cache held already.
+    cached_tokens: int
+    computed_us: int
+    queued_us: int
+
+
+async def score(
+    target: TargetLink,
+    sequence: RemoteSequence[target_pb2.TargetCommand, target_pb2.Verdict],
+    tokens: list[int],
+    num_drafts: int,
+    num_next: int,
+    timeout_s: float,
+) -> Scored:
+    """Returns the `num_next` likeliest tokens at the last `num_drafts` + 1 positions of `tokens`, each by the tokens up to it.
+
+    Leaves all of `tokens` in the sequence's cache. Raises Unavailable if the target is gone for longer than the timeout.
+    """
+    context, drafts = tokens[: len(tokens) - num_drafts], tokens[len(tokens) - num_drafts :]
+    # The newest token must be fed for its logits.
+    sequence.truncate(len(context) - 1)
+
+    def fill(command: target_pb2.TargetCommand, position: int, tail: list[int]) -> None:
+        verify = command.verify
+        verify.position = position
+        verify.tail_tokens.extend(tail)
+        verify.draft_tokens.extend(drafts)
+        verify.rule = rule_to_message(Rule.MATCH)
+        verify.logprobs = num_next
+
+    answer = await retry_until(target, timeout_s, lambda: sequence.feed(context, fill, lambda answer: num_drafts))
+    ids, count = list(answer.logprobs.top_token_ids), (num_drafts + 1) * num_next
+    require(len(ids) == count, "logprobs.top_token_ids", f"{len(ids)} ids", f"{count} ids")
+    pairs = list(zip(ids, floats_from_bytes(answer.logprobs.top, "logprobs.top", count).tolist(), strict=True))
+    next_tokens = [pairs[start : start + num_next] for start in range(0, count, num_next)]
+    return Scored(next_tokens, answer.cached_tokens, answer.computed_us, answer.queued_us)
+
+
+async def guess(
+    sequence: RemoteSequence[draft_pb2.DraftCommand, draft_pb2.Proposal], tokens: list[int], num_next: int
+) -> Scored:
+    """Returns a draft model's likeliest tokens after `tokens`, out of its support at temperature 1.
+
+    Raises PacelineError if the draft server can't.
+    """
+    sequence.truncate(len(tokens) - 1)
+
+    def fill(command: draft_pb2.DraftCommand, position: int, tail: list[int]) -> None:
+        propose = command.propose
+        propose.position = position
+        propose.tail_tokens.extend(tail)
+        propose.num_draft_tokens = 1
+        propose.draft_mode = draft_mode_to_message(DraftMode.SAMPLED)
+
+    answer = await sequence.feed(tokens, fill, lambda answer: answer.num_fed_drafts)
+    ids = list(answer.support_token_ids)
+    probs = floats_from_bytes(answer.support_probs, "support_probs", len(ids)).tolist()
+    likeliest = sorted(zip(probs, ids, strict=True), reverse=True)[:num_next]
+    next_tokens = [(token, math.log(prob)) for prob, token in likeliest if prob > 0]
+    require(bool(next_tokens), "support_token_ids", "empty", "at least one id")
+    return Scored([next_tokens], answer.cached_tokens, answer.computed_us, answer.queued_us)

@@ -10,43 +10,127 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
-from coordinator.remote.pending import Pending
-from paceline.errors import ConfigError, OutOfRange, PacelineError, Unavailable
+from paceline.errors import Aborted, ConfigError, OutOfRange, PacelineError, PositionMismatch, Unavailable
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, NO_TLS, SPLIT_BYTES, open_channel
 from paceline.rpc.messages import PROTOCOL_VERSION
+from paceline.rpc.status import error_of
 from paceline.rpc.tls import Tls
-from paceline.v1 import model_pb2
+from paceline.v1 import draft_pb2, draft_pb2_grpc, model_pb2, target_pb2, target_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
-# A server sends something every second. After this long without anything it counts as gone: stopped, or cut off.
+# A server sends something every second. A server that is silent for this long counts as gone.
 STALL_S = 10.0
-# After this long it is in some trouble, and what can be done without it is.
+# A server that is silent for this long is avoided where possible.
 SILENT_S = 2.0
-# For a server's description.
+# Timeout for a server's description.
 DESCRIBE_S = 10.0
+# The kind of answer that is only a part of one: more follow.
+PART = "prompt_logprobs"
+
+Command = TypeVar("Command", bound=target_pb2.TargetCommand | draft_pb2.DraftCommand)
+Answer = TypeVar("Answer", bound=target_pb2.Verdict | draft_pb2.Proposal)
+TakePart = Callable[[target_pb2.Logprobs], None]
 
 
 @dataclass(frozen=True, slots=True)
-class LinkKind:
+class LinkKind(Generic[Command, Answer]):
     """What a link needs to know of a service."""
 
     name: str
+    # grpc generates no types for stubs.
     make_stub: Callable[[grpc.aio.Channel], Any]
-    request_class: type[Any]
+    request_class: type[target_pb2.TargetRequest] | type[draft_pb2.DraftRequest]
 
 
-class Link:
-    """The way to one server. Commands are sent in the order of the calls; many may share a message."""
+TARGET: LinkKind[target_pb2.TargetCommand, target_pb2.Verdict] = LinkKind(
+    "target", target_pb2_grpc.TargetStub, target_pb2.TargetRequest
+)
+DRAFT: LinkKind[draft_pb2.DraftCommand, draft_pb2.Proposal] = LinkKind(
+    "draft", draft_pb2_grpc.DraftStub, draft_pb2.DraftRequest
+)
+
+
+class CacheError(PacelineError):
+    """A command failed because the cache is not as its owner believed: `cache_length` is the truth."""
+
+    def __init__(self, cache_length: int, message: str) -> None:
+        super().__init__(message)
+        self.cache_length = cache_length
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Generic[Answer]):
+    """A command that waits for its answer."""
+
+    answer: asyncio.Future[Answer]
+    # Called with what precedes the answer; None if nothing may.
+    take_part: TakePart | None
+
+
+class Pending(Generic[Answer]):
+    """The commands of one link that are not answered yet, by their ids, which answers echo."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Waiting[Answer]] = {}
+
+    async def wait(self, command_id: int, take_part: TakePart | None) -> Answer:
+        """Returns the answer. Raises what the server says, CacheError if that is about the cache's length."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[command_id] = Waiting(future, take_part)
+        try:
+            return await future
+        finally:
+            self._waiting.pop(command_id, None)
+
+    def on_answer(self, answer: target_pb2.TargetAnswer | draft_pb2.DraftAnswer) -> None:
+        """Hands an answer message to the command that waits for it. Raises Unavailable for one that no server should send."""
+        waiting = self._waiting.get(answer.command_id)
+        if waiting is None or waiting.answer.done():
+            # A Truncate that failed says so by its sequence's next command as well.
+            return
+        kind = answer.WhichOneof("answer")
+        if kind is None:
+            raise Unavailable("the server sent an answer of unknown kind")
+        if kind == "opened" or (kind == PART and waiting.take_part is None):
+            raise Unavailable(f"the server sent {kind!r} in answer to another command")
+        if kind == "failure":
+            waiting.answer.set_exception(_error_of(answer.failure))
+        elif kind == PART:
+            assert waiting.take_part is not None
+            waiting.take_part(getattr(answer, kind))
+        else:
+            waiting.answer.set_result(getattr(answer, kind))
+
+    def fail(self, text: str) -> None:
+        """Raises Unavailable in every waiting command."""
+        for waiting in self._waiting.values():
+            if not waiting.answer.done():
+                waiting.answer.set_exception(Unavailable(text))
+
+
+def _error_of(failure: model_pb2.Failure) -> PacelineError:
+    error = error_of(failure.status)
+    if isinstance(error, PositionMismatch | OutOfRange | Aborted) and failure.HasField("cache_length"):
+        return CacheError(failure.cache_length, str(error))
+    return error
+
+
+class Link(Generic[Command, Answer]):
+    """The connection to one server. Commands are sent in the order of the calls; many may share a message."""
 
     def __init__(
-        self, kind: LinkKind, address: str, check_card: Callable[[model_pb2.ModelCard], None], tls: Tls = NO_TLS
+        self,
+        kind: LinkKind[Command, Answer],
+        address: str,
+        check_card: Callable[[model_pb2.ModelCard], None],
+        tls: Tls = NO_TLS,
     ) -> None:
         """`check_card` raises ConfigError for a server that can't be used. The files of `tls` are read at each connection."""
         self.kind = kind
@@ -55,18 +139,18 @@ class Link:
         self.card: model_pb2.ModelCard | None = None
         self.epoch = 0
         self._check_card = check_card
-        # Asked for several times in every round.
+        # Read several times in every round.
         self.is_up = False
         self._came_up = asyncio.Event()
         self._was_refused = asyncio.Event()
-        # Somebody waits for the server: its next trial need not wait for the back-off's end.
+        # Set if a caller waits for the server: the next attempt need not wait for the whole back-off.
         self._is_wanted = asyncio.Event()
         self._trouble = "not reached yet"
         self._next_id = 0
         self._next_sequence_id = 0
-        self._pending = Pending()
+        self._pending = Pending[Answer]()
         # Messages that will go out together, and the size of the newest.
-        self._unsent: list[Any] = []
+        self._unsent: list[target_pb2.TargetRequest | draft_pb2.DraftRequest] = []
         self._newest_bytes = 0
         self._has_unsent = asyncio.Event()
         # `time.monotonic`: when the server last sent something, and when the link came up and went down.
@@ -87,18 +171,18 @@ class Link:
 
     @property
     def away_s(self) -> float:
-        """For how long the server has been away; 0 while it is there."""
+        """Returns how long the server has been away; 0 while it is up."""
         return 0.0 if self.is_up else time.monotonic() - self._went_down_s
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server is there, but has said nothing for longer than servers do."""
+        """Whether the server is up but has been silent for longer than usual."""
         return self.is_up and time.monotonic() - self._heard_s > SILENT_S
 
     async def wait_up(self, timeout_s: float) -> None:
         """Raises Unavailable, saying which server and why, if it is not up in time."""
         if self.is_up:
-            # Nearly always, and in every round: a task and a timer are not needed for that.
+            # The usual case, in every round: saves a task and a timer.
             return
         self._is_wanted.set()
         try:
@@ -109,7 +193,7 @@ class Link:
             ) from None
 
     async def wait_usable(self, timeout_s: float) -> None:
-        """The same at the start, where a server that can't be used is worth no wait: raises ConfigError for one."""
+        """Like `wait_up`, but raises ConfigError at once for a server that can't be used."""
         up = asyncio.create_task(self.wait_up(timeout_s))
         refused = asyncio.create_task(self._was_refused.wait())
         try:
@@ -125,8 +209,8 @@ class Link:
         self._next_sequence_id += 1
         return self._next_sequence_id
 
-    def send(self, sequence_id: int, fill: Callable[[Any], None]) -> int:
-        """Sends a command nobody waits for; returns its id. Dropped if the link is down: so is the sequence.
+    def send(self, sequence_id: int, fill: Callable[[Command], None]) -> int:
+        """Sends a command without waiting; returns its id. Drops it if the link is down, as its sequence is lost too.
 
         Raises OutOfRange for one that no message can hold.
         """
@@ -135,9 +219,9 @@ class Link:
             if not self._unsent or self._newest_bytes > SPLIT_BYTES or len(self._unsent[-1].commands) >= MAX_COMMANDS:
                 self._unsent.append(self.kind.request_class())
                 self._newest_bytes = 0
-            # Written where it will travel: a copy would cost as much again.
+            # Filled in place: a copy would cost as much again.
             commands = self._unsent[-1].commands
-            command = commands.add(command_id=self._next_id, sequence_id=sequence_id)
+            command: Any = commands.add(command_id=self._next_id, sequence_id=sequence_id)
             fill(command)
             if (size := command.ByteSize()) > MAX_COMMAND_BYTES:
                 del commands[-1]
@@ -147,11 +231,11 @@ class Link:
         return self._next_id
 
     async def request(
-        self, sequence_id: int, fill: Callable[[Any], None], take_part: Callable[[Any], None] | None = None
-    ) -> Any:
-        """Sends a command and waits for its answer. `take_part` is given what comes of it before.
+        self, sequence_id: int, fill: Callable[[Command], None], take_part: TakePart | None = None
+    ) -> Answer:
+        """Sends a command and waits for its answer. `take_part` is called with parts that precede it.
 
-        Raises what the server says, CacheError where that is about the cache's length,
+        Raises what the server says, CacheError if that is about the cache's length,
         Unavailable if the link breaks first, OutOfRange for a command that no message can hold.
         """
         if not self.is_up:
@@ -173,11 +257,11 @@ class Link:
                 if isinstance(error, ConfigError):
                     self._was_refused.set()
             except Exception as error:
-                # Whatever it is: without this task, requests would wait for ever.
+                # Without this task, requests would wait forever.
                 log.exception("the link to the %s server at %s failed", self.kind.name, self.address)
                 self._trouble = f"{type(error).__name__}: {error}"
             if self.is_up:
-                # A server that breaks as soon as it is up is not tried again at once.
+                # A server that breaks as soon as it is up keeps its back-off.
                 if time.monotonic() - self._came_up_s > MAX_BACKOFF_S:
                     backoff_s = FIRST_BACKOFF_S
                 log.warning("lost the %s server at %s: %s", self.kind.name, self.address, self._trouble)
@@ -186,13 +270,13 @@ class Link:
             backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
 
     async def _rest(self, backoff_s: float) -> None:
-        """Between two trials: shorter when somebody waits, but never nothing."""
+        """Waits between two attempts, for less time if a caller waits."""
         await asyncio.sleep(FIRST_BACKOFF_S)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_wanted.wait(), backoff_s - FIRST_BACKOFF_S)
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
-        """One connection's life. Returns or raises when it is over."""
+        """Serves one connection. Returns or raises when it is over."""
         stub = self.kind.make_stub(channel)
         card = _decoded(await stub.Describe(model_pb2.DescribeModelRequest(), timeout=DESCRIBE_S))
         self._check_version(card)
@@ -212,13 +296,13 @@ class Link:
             while (response := _decoded(await call.read())) is not grpc.aio.EOF:
                 self._heard_s = time.monotonic()
                 for answer in response.answers:
-                    self._pending.settle(answer)
+                    self._pending.on_answer(answer)
             self._trouble = "the server closed the session"
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # It was the call that was cancelled, by the watch or the writer.
+            # The call was cancelled by the watchdog or the writer, not this task.
             raise Unavailable(self._trouble) from None
         finally:
             writer.cancel()
@@ -229,13 +313,13 @@ class Link:
         try:
             while True:
                 await self._has_unsent.wait()
-                # What gathered in this turn of the event loop, or during the last write, travels together.
+                # Commands of this turn of the event loop, or of the last write, travel together.
                 requests, self._unsent = self._unsent, []
                 self._has_unsent.clear()
                 for request in requests:
                     await call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # A broken stream is the reader's to report.
+            # The reader reports a broken stream.
             return
         except Exception as error:
             log.exception("sending to the %s server at %s failed", self.kind.name, self.address)
@@ -269,7 +353,11 @@ class Link:
 
 
 def _decoded(message: Any) -> Any:
-    """grpc gives None for bytes that it can't decode. Raises Unavailable for it."""
+    """Raises Unavailable for None, which grpc returns for bytes that it can't decode."""
     if message is None:
         raise Unavailable("the server sent a message that is not valid protobuf of the expected type")
     return message
+
+
+TargetLink = Link[target_pb2.TargetCommand, target_pb2.Verdict]
+DraftLink = Link[draft_pb2.DraftCommand, draft_pb2.Proposal]

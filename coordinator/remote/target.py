@@ -1,4 +1,4 @@
-"""Verdicts from the target server, waited for with patience: without the target there is no output."""
+"""Verdicts from the target server, which are waited for: without the target there is no output."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,37 +7,39 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.acceptance import Proposal, Verdict
+from coordinator.acceptance import PositionLogprobs, Proposal, Verdict
 from coordinator.context import Context, Request
-from coordinator.logprobs import PositionLogprobs, TokenLogprobs
-from coordinator.remote.link import Link
-from coordinator.remote.sequence import RemoteSequence, with_patience
+from coordinator.remote.link import TargetLink
+from coordinator.remote.sequence import RemoteSequence, retry_until
+from coordinator.reports import VerifyReport
 from paceline.checks import require
+from paceline.errors import ConfigError
+from paceline.results import TokenLogprobs
 from paceline.rpc.messages import floats_from_bytes, rule_to_message
 from paceline.speculation import Rule
+from paceline.v1 import model_pb2, target_pb2
 
 
 class RemoteTarget:
     """One generation's sequence on the target server."""
 
-    def __init__(self, link: Link, request: Request, patience_s: float) -> None:
+    def __init__(self, link: TargetLink, request: Request, timeout_s: float) -> None:
         self._link = link
         self._sequence = RemoteSequence(link, request)
         self._sampling = request.sampling
         self._rule = request.speculation.resolved_rule(request.sampling)
         self._lenience = request.speculation.lenience
         self._scores = request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
 
     async def verify(self, context: Context, proposal: Proposal) -> Verdict:
-        """The target's say on `proposal`. Raises Unavailable if the target is gone for longer than the patience."""
-
+        """Returns the target's verdict on `proposal`. Raises Unavailable if the target is gone for longer than the timeout."""
         rule = proposal.checked_by(self._rule)
-        scores_prompt = self._sampling.prompt_logprobs is not None and context.num_generated == 0
-        # Of a long prompt's log-probabilities what comes ahead of the verdict.
-        parts: list[Any] = []
+        num_prompt_logprobs = self._sampling.prompt_logprobs if context.num_generated == 0 else None
+        # A long prompt's log-probabilities that precede the verdict.
+        parts: list[target_pb2.Logprobs] = []
 
-        def fill(command: Any, position: int, tail: list[int]) -> None:
+        def fill(command: target_pb2.TargetCommand, position: int, tail: list[int]) -> None:
             parts.clear()
             verify = command.verify
             verify.position = position
@@ -51,12 +53,12 @@ class RemoteTarget:
                 verify.lenience = self._lenience
             if self._sampling.logprobs is not None:
                 verify.logprobs = self._sampling.logprobs
-            if scores_prompt:
-                verify.prompt_logprobs = self._sampling.prompt_logprobs
+            if num_prompt_logprobs is not None:
+                verify.prompt_logprobs = num_prompt_logprobs
 
-        answer = await with_patience(
+        answer = await retry_until(
             self._link,
-            self._patience_s,
+            self._timeout_s,
             lambda: self._sequence.feed(context.tokens, fill, lambda answer: len(proposal), parts.append),
         )
         verdict = verdict_from_answer(answer, proposal, rule, self._lenience)
@@ -66,13 +68,15 @@ class RemoteTarget:
         if self._sampling.logprobs is not None:
             candidates = _candidates(verdict, proposal, rule)
             logprobs = _unpack_logprobs(answer.logprobs, candidates, self._sampling.logprobs)
-        of_prompt = await self._score(context.tokens[1:], [*parts, answer.prompt_logprobs]) if scores_prompt else []
-        return replace(verdict, logprobs=logprobs, prompt_logprobs=of_prompt)
+        of_prompt: list[TokenLogprobs] = []
+        if num_prompt_logprobs is not None:
+            of_prompt = await self._score(context.tokens[1:], [*parts, answer.prompt_logprobs])
+        return replace(verdict, logprobs=logprobs, report=replace(verdict.report, prompt_logprobs=of_prompt))
 
-    async def _score(self, tokens: list[int], parts: list[Any]) -> list[TokenLogprobs]:
-        """Log-probabilities of `tokens` from the messages that hold them one part after the other.
+    async def _score(self, tokens: list[int], parts: list[target_pb2.Logprobs]) -> list[TokenLogprobs]:
+        """Unpacks the log-probabilities of `tokens` from messages with one part each.
 
-        Raises InvalidArgument where they do not fit. Other generations go on between two parts.
+        Raises InvalidArgument if they do not fit. Other generations run between two parts.
         """
         assert self._sampling.prompt_logprobs is not None
         scored: list[TokenLogprobs] = []
@@ -91,22 +95,15 @@ class RemoteTarget:
         self._sequence.release()
 
 
-def verdict_from_answer(answer: Any, proposal: Proposal, rule: Rule, lenience: float) -> Verdict:
-    """The verdict in a target_pb2.Verdict. Raises InvalidArgument if the message's parts do not fit together."""
+def verdict_from_answer(answer: target_pb2.Verdict, proposal: Proposal, rule: Rule, lenience: float) -> Verdict:
+    """Unpacks a verdict. Raises InvalidArgument if the message's parts do not fit together."""
     tokens, num_drafts = list(answer.tokens), len(proposal.tokens)
+    report = VerifyReport(answer.cached_tokens, answer.computed_us, answer.queued_us)
     if rule is Rule.MATCH or num_drafts == 0:
         _require_count("tokens", tokens, num_drafts + 1)
         accepts = list(answer.lenient_accepts)
         _require_count("lenient_accepts", accepts, num_drafts if accepts else 0)
-        return Verdict(
-            tokens,
-            lenient_accepts=accepts,
-            cached_tokens=answer.cached_tokens,
-            computed_us=answer.computed_us,
-            queued_us=answer.queued_us,
-            rule=rule,
-            lenience=lenience,
-        )
+        return Verdict(tokens, lenient_accepts=accepts, rule=rule, lenience=lenience, report=report)
     _require_count("tokens", tokens, 1)
     _require_count("outside_tokens", answer.outside_tokens, num_drafts)
     sizes = [len(support) for support in proposal.supports]
@@ -117,10 +114,9 @@ def verdict_from_answer(answer: Any, proposal: Proposal, rule: Rule, lenience: f
         support_probs=np.split(probs, np.cumsum(sizes)[:-1]),
         outside_masses=masses.tolist(),
         outside_tokens=list(answer.outside_tokens),
-        computed_us=answer.computed_us,
-        queued_us=answer.queued_us,
         rule=rule,
         lenience=lenience,
+        report=report,
     )
 
 
@@ -129,7 +125,7 @@ def _require_count(name: str, values: Sequence[Any], count: int) -> None:
 
 
 def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[int]]:
-    """Per position, the tokens whose log-probabilities the target sends (see Verdict.logprobs in target.proto)."""
+    """Returns, per position, the tokens whose log-probabilities the target sends (see Verdict.logprobs in target.proto)."""
     if rule is Rule.MATCH and verdict.lenient_accepts:
         judged = [list(pair) for pair in zip(verdict.tokens, proposal.tokens, strict=False)]
         return [*judged, verdict.tokens[-1:]]
@@ -139,8 +135,8 @@ def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[i
     return [*([*support.tolist(), outside] for support, outside in supported), verdict.tokens]
 
 
-def _unpack_logprobs(message: Any, candidates: list[list[int]], num_top: int) -> list[PositionLogprobs]:
-    """`candidates`: per position the ids that `message.chosen` speaks of. Raises InvalidArgument where it does not fit."""
+def _unpack_logprobs(message: target_pb2.Logprobs, candidates: list[list[int]], num_top: int) -> list[PositionLogprobs]:
+    """`candidates`: per position, the ids in `message.chosen`. Raises InvalidArgument if they do not fit."""
     sizes = [len(ids) for ids in candidates]
     values = floats_from_bytes(message.chosen, "logprobs.chosen", sum(sizes))
     chosen = np.split(values, np.cumsum(sizes)[:-1]) if sizes else []
@@ -152,3 +148,38 @@ def _unpack_logprobs(message: Any, candidates: list[list[int]], num_top: int) ->
         PositionLogprobs(dict(zip(reversed(of), reversed(values.tolist()), strict=True)), ids[at].tolist(), top[at].tolist())
         for at, (of, values) in enumerate(zip(candidates, chosen, strict=True))
     ]  # fmt: skip
+
+
+# Fields of the model card that decide the bits of the output.
+IDENTITY = {
+    "weights_fingerprint": "weights",
+    "tokenizer_fingerprint": "tokenizer",
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "kv_cache_dtype": "KV cache dtype",
+    "device": "device",
+    "max_model_len": "maximum length",
+}
+
+
+class SameModel:
+    """Checks that a target that comes back has the first one's model.
+
+    A generation would otherwise continue with another model's tokens, and the coordinator's tokenizer is the first one's.
+    Such a target is refused until the coordinator is restarted. A draft may change: it does not affect the output.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._first: model_pb2.ModelCard | None = None
+
+    def check(self, card: model_pb2.ModelCard) -> None:
+        """Raises ConfigError, naming what differs, for a card that is not the first one's."""
+        first = self._first = self._first or card
+        for field, name in IDENTITY.items():
+            before, now = getattr(first, field), getattr(card, field)
+            if before != now:
+                raise ConfigError(
+                    f"the target server at {self._address} came back with another {name}: {now!r} in place of {before!r} "
+                    f"({card.name!r}, before {first.name!r}); start the coordinator again to use it"
+                )

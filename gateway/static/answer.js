@@ -1,4 +1,4 @@
-// One answer as it comes: its tokens, why it does not speculate, its figures and its rounds.
+// Shows an answer while it streams: tokens, figures, rounds, and why it does not speculate.
 
 import { Strip } from "./strip.js";
 import { makeRejected, makeTokens } from "./tokens.js";
@@ -11,14 +11,14 @@ export class Answer {
     this.element.querySelector("h3").textContent = heading;
     this.body = this.element.querySelector(".text");
     this.strip = new Strip(this.element.querySelector(".strip"), this.element.querySelector(".round"), this.body);
-    // What was said, and its tokens, each with the node that shows it.
+    // The answer's text, and its tokens with their nodes.
     Object.assign(this, { text: "", tokens: [], traces: [], end: null, finishReason: null, isWhole: false });
     this.firstAt_ms = this.lastAt_ms = NaN;
     this.startedAt_ms = performance.now();
     this.#showFigures();
   }
 
-  // A chunk of the stream, of /v1/chat/completions or /v1/completions.
+  // Adds a chunk of /v1/chat/completions or /v1/completions.
   add(chunk) {
     const choice = chunk.choices[0];
     if (choice === undefined) {
@@ -44,18 +44,18 @@ export class Answer {
     this.#showFigures();
   }
 
-  // The stream has ended as it should.
+  // Ends an answer whose stream is complete.
   finish() {
     this.isWhole = true;
     this.close();
   }
 
-  // Nothing more comes, for whatever reason.
+  // Ends an answer, complete or not.
   close() {
     this.#showFigures();
     this.#notice(this.#explainIdle());
     const { rounds, length } = this.figures();
-    this.strip.describe(`${count(rounds, "round")} after the first, ${fixed(length, 2)} tokens each`);
+    this.strip.describe(`${count(rounds, "round")} after the first, ${fixed(length, 2)} tokens per round`);
   }
 
   fail(words) {
@@ -64,7 +64,7 @@ export class Answer {
     error.hidden = false;
   }
 
-  // The round that reads the prompt never has drafts.
+  // The first round reads the prompt and never has drafts.
   #isIdle(trace) {
     return trace !== this.traces[0] && trace.proposed.length === 0;
   }
@@ -84,8 +84,8 @@ export class Answer {
     notice.hidden = words === "";
   }
 
-  // By the server's account when it has come, by this page's clock until then. Rates leave out the first round, which
-  // reads the prompt: it is quick where the prompt is in the cache.
+  // Uses the server's figures once they have arrived, and this page's clock until then. Rates leave out the first round,
+  // which reads the prompt and is quick if the prompt is cached.
   figures() {
     const later = this.traces.slice(1);
     const laterTokens = later.reduce((sum, trace) => sum + trace.emitted.length, 0);
@@ -110,9 +110,9 @@ export class Answer {
     const shown = {
       tokens: [String(tokens), "in the answer"],
       "tokens/s": [fixed(perSecond, 1), "after the first token"],
-      "acceptance length": [fixed(length, 2), "tokens for each forward of the target after the first"],
-      "acceptance rate": [Number.isFinite(rate) ? `${fixed(100 * rate, 0)} %` : "–", "accepted drafts of those proposed"],
-      "first token": [Number.isFinite(first_ms) ? `${fixed(first_ms, 0)} ms` : "–", "after the request arrived"],
+      "acceptance length": [fixed(length, 2), "tokens per target forward after the first"],
+      "acceptance rate": [Number.isFinite(rate) ? `${fixed(100 * rate, 0)} %` : "–", "accepted drafts / proposed drafts"],
+      "first token": [Number.isFinite(first_ms) ? `${fixed(first_ms, 0)} ms` : "–", "after the request was received"],
     };
     const nodes = Object.entries(shown).map(([name, [value, title]]) => {
       const group = element("div");

@@ -1,8 +1,8 @@
-// The gateway's HTTP interface: requests, server-sent events, and errors in words.
+// Calls the gateway's HTTP API: requests, server-sent events, error messages.
 
 const KEY_NAME = "paceline-key";
 
-// What went wrong, in words for the reader. `status`: HTTP's, or 0 where no answer came.
+// An error with a message for the user. `status`: 0 if there was no response.
 export class ApiError extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -22,7 +22,7 @@ async function request(path, options = {}) {
     response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("The gateway does not answer. Is it running, and is the network there?");
+    throw new ApiError("The gateway does not answer. Is it running, and is the network up?");
   }
   if (!response.ok) throw new ApiError(await describe(response, key), response.status);
   return response;
@@ -34,7 +34,7 @@ async function describe(response, key) {
   const after_s = response.headers.get("Retry-After");
   if (response.status === 401) return key ? "The gateway refused the key." : "This gateway asks for a key.";
   if (response.status === 429 || (response.status === 503 && after_s)) {
-    // Retry-After may also be a date: it is shown as it is.
+    // Retry-After may also be a date.
     const when = /^\d+$/.test(after_s ?? "") ? `in ${after_s} s` : after_s ? `after ${after_s}` : "later";
     return `The server is busy: try again ${when}. (${message})`;
   }
@@ -45,7 +45,7 @@ export async function getJson(path) {
   return (await request(path)).json();
 }
 
-// Data of server-sent events, one at a time.
+// Yields the data of each server-sent event.
 async function* readEvents(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -58,12 +58,12 @@ async function* readEvents(body) {
       for (const line of lines) if (line.startsWith("data:")) yield line.slice(5).trim();
     }
   } finally {
-    // Who stops reading early closes the connection; one that has broken has nothing to close.
+    // Closes the connection if the reader stops early. A broken one cannot be closed.
     reader.cancel().catch(() => {});
   }
 }
 
-// Chunks of one completion. Throws ApiError, or AbortError after the signal.
+// Yields the chunks of a completion. Throws ApiError, or AbortError after the signal.
 export async function* stream(path, body, signal) {
   const response = await request(path, { method: "POST", body: JSON.stringify(body), signal });
   try {
@@ -75,7 +75,7 @@ export async function* stream(path, body, signal) {
     }
   } catch (error) {
     if (error instanceof ApiError || signal.aborted) throw error;
-    throw new ApiError("The connection broke before the answer was whole.");
+    throw new ApiError("The connection broke before the answer was complete.");
   }
-  throw new ApiError("The stream ended before the answer was whole.");
+  throw new ApiError("The stream ended before the answer was complete.");
 }

@@ -1,17 +1,17 @@
-// Two answers to one prompt: the same tokens or not, and how fast.
+// Compares two answers to one prompt: tokens and speed.
 
 import { count, fixed, quoted } from "./words.js";
 
-// What the comparison says; the first tokens that differ are marked. `redraws`: whether the rule in force keeps the
-// distribution, and not the tokens.
+// Describes the comparison and marks the first tokens that differ. `redraws`: the rule preserves the distribution, not
+// the tokens.
 export function compare(plain, speculative, redraws) {
   const index = firstDifference(plain.tokens, speculative.tokens);
   const [off, on] = [plain.figures().perSecond, speculative.figures().perSecond];
-  const speeds = `${fixed(on / off, 2)} times as fast (${fixed(on, 1)} against ${fixed(off, 1)} tokens/s after the first token)`;
+  const speeds = `${fixed(on / off, 2)} times as fast (${fixed(on, 1)} vs. ${fixed(off, 1)} tokens/s after the first token)`;
   if (index === -1) return `Identical: ${count(plain.tokens.length, "token")}, ${speeds}.`;
   for (const answer of [plain, speculative]) answer.tokens[index]?.node.classList.add("differs");
   const where = `First difference at token ${index + 1}: ${quoted(plain.tokens[index])} without speculation, `;
-  const why = redraws ? " The rejection rule keeps the distribution, and draws other tokens." : "";
+  const why = redraws ? " The rejection rule preserves the distribution, not the tokens." : "";
   return `${where}${quoted(speculative.tokens[index])} with it; ${speeds}.${why}`;
 }
 

@@ -1,4 +1,4 @@
-// The settings: what a request asks for.
+// The settings of a request.
 
 const MAX_DRAFT_TOKENS = 16;
 const MAX_FRESH_SEED = 2 ** 32;
@@ -13,9 +13,10 @@ export class Controls {
     form.addEventListener("submit", (event) => event.preventDefault());
   }
 
-  // Takes over what the server does where a request does not say.
-  fill({ target, draft, defaults }) {
+  // Fills in the server's defaults.
+  fill({ target, draft, defaults, drafters }) {
     const { enabled, drafter, draft_tokens, rule, coupled } = this.fields;
+    drafter.replaceChildren(...Object.entries(drafters).map(([name, help]) => Object.assign(new Option(name, name), { title: help })));
     enabled.checked = defaults.enabled;
     drafter.value = defaults.drafter;
     if (Number(defaults.draft_tokens) === 0) draft_tokens.add(new Option(0, 0));
@@ -32,7 +33,7 @@ export class Controls {
     const { enabled, compare, drafter, draft_tokens, rule, coupled } = this.fields;
     const off = !enabled.checked && !compare.checked;
     for (const field of [drafter, draft_tokens, coupled]) field.disabled = off;
-    // A draft drawn with the target's noise can only be matched.
+    // Coupled drafts need the rule `match`.
     rule.disabled = off || coupled.checked;
   }
 
@@ -52,14 +53,14 @@ export class Controls {
     this.fields.seed.value = seed;
   }
 
-  // Shows what is out of range, and says whether all is well.
+  // Shows values out of range. Returns whether all are valid.
   check() {
     if (this.form.checkValidity()) return true;
     this.form.closest("details").open = true;
     return this.form.reportValidity();
   }
 
-  // Numbers and the seed. An open seed is chosen here: two panes need the same one.
+  // A missing seed is chosen here, so that both panes have the same one.
   readSampling() {
     const { temperature, seed, max_tokens } = this.fields;
     return {
@@ -74,7 +75,7 @@ export class Controls {
     const { drafter, draft_tokens, rule, coupled } = this.fields;
     const length = draft_tokens.value;
     const isRule = Number.isNaN(Number(length));
-    // The page has no fields for a rule's bounds: the server's own rule keeps those that it has there.
+    // The page has no fields for an adaptive length's bounds: the server's default keeps its own.
     const { draft_min, draft_max, entropy_beta } = this.defaultLength;
     const isServers = isRule && length === this.defaultLength.draft_tokens;
     const chosen = coupled.checked ? "match" : rule.value;

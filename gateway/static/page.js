@@ -1,4 +1,4 @@
-// The page: a conversation, who may send and when, and what to say about it.
+// The page: the conversation, sending and stopping, status and errors.
 
 import { Answer } from "./answer.js";
 import { ApiError, getJson, setKey, stream } from "./api.js";
@@ -15,7 +15,7 @@ const conversation = document.getElementById("conversation");
 const welcome = document.getElementById("welcome");
 const controls = new Controls(document.getElementById("settings"));
 
-// Of the conversation so far; null where no model is known yet, or nothing runs.
+// The conversation so far. `model` is null until it is known, `running` while nothing runs.
 let messages = [];
 let model = null;
 let running = null;
@@ -37,7 +37,7 @@ function forgive() {
   document.getElementById("error").textContent = "";
 }
 
-// Learns what is there. Says whether a request can be sent.
+// Fetches the model and the deployment. Returns whether a request can be sent.
 async function connect() {
   retryButton.hidden = true;
   forgive();
@@ -99,7 +99,7 @@ async function answer(prompt) {
     turn.querySelector(".panes").append(pane.element);
     answers.push(pane);
     const request = { model, stream: true, stream_options: { include_usage: true }, trace: true, speculation };
-    // What is compared is drafting: the second answer must not be copied from the first.
+    // Keeps the second answer from being drafted from the first.
     if (modes.length > 1) request.cache_salt = randomText();
     const text = isChat ? { messages: asked } : { prompt };
     await run(pane, isChat ? "v1/chat/completions" : "v1/completions", { ...request, ...text, ...sampling });
@@ -131,7 +131,7 @@ async function run(pane, path, body) {
   try {
     for await (const chunk of stream(path, body, running.signal)) follow(() => pane.add(chunk));
     follow(() => pane.finish());
-    const why = pane.finishReason === "length" ? " It ended at max tokens." : "";
+    const why = pane.finishReason === "length" ? " It reached max tokens." : "";
     say(`${pane.heading}: ${count(pane.tokens.length, "token")}.${why}`);
   } catch (error) {
     pane.close();
@@ -146,7 +146,7 @@ async function run(pane, path, body) {
   }
 }
 
-// Keeps the end of the conversation in view for who is reading there.
+// Keeps the end of the conversation in view if the user is reading there.
 function follow(change) {
   const main = document.querySelector("main");
   const below_px = main.getBoundingClientRect().bottom - innerHeight;
@@ -158,13 +158,13 @@ function showVerdict(turn, answers, speculation, { temperature }) {
   const isWhole = answers.length === 2 && answers.every((pane) => pane.isWhole);
   const verdict = turn.querySelector(".verdict");
   const redraws = temperature > 0 && speculation.rule === "rejection";
-  const words = isWhole ? compare(...answers, redraws) : "Not compared: an answer is not whole.";
+  const words = isWhole ? compare(...answers, redraws) : "Not compared: an answer is incomplete.";
   follow(() => (verdict.textContent = words));
-  // The verdict speaks for itself.
+  // The verdict says it all.
   if (isWhole) say("");
 }
 
-// How many run is shown as it is now; where that fails, the next request will say so.
+// Updates the number of running generations. The next request reports a failure.
 async function refresh() {
   await getJson("v1/deployment").then(describe, () => {});
 }

@@ -1,4 +1,4 @@
-// One bar a round: proposed and accepted drafts above, time below.
+// One bar per round: proposed and accepted drafts above, time below.
 
 import { makeTable, summarise } from "./tokens.js";
 import { element } from "./words.js";
@@ -8,16 +8,16 @@ const STEP_PX = 9;
 const BAR_PX = 7;
 const BAND_PX = 40;
 const GAP_PX = 6;
-// So that one draft is no tall bar.
+// Keeps a single draft's bar short.
 const LEAST_DRAFTS = 4;
 const PARTS = ["target", "draft", "queued", "wire"];
 
 export class Strip {
-  // `text`: where the rounds' tokens stand.
+  // `text`: the element that holds the rounds' tokens.
   constructor(box, details, text) {
     Object.assign(this, { box, details, text, traces: [], chosen: -1 });
     this.svg = draw("svg", { height: 2 * BAND_PX + GAP_PX, role: "img" }, box);
-    // Nested pictures cut what is higher than their band: the first round reads the whole prompt.
+    // Nested pictures clip bars higher than their band: the first round reads the whole prompt.
     this.drafts = draw("g", {}, draw("svg", { height: BAND_PX }, this.svg));
     this.times = draw("g", {}, draw("svg", { y: BAND_PX + GAP_PX, height: BAND_PX }, this.svg));
     this.covers = draw("g", {}, this.svg);
@@ -29,7 +29,7 @@ export class Strip {
   add(trace) {
     const x = this.traces.length * STEP_PX;
     this.traces.push(trace);
-    // Bars are drawn upwards in tokens and milliseconds; scales come with the groups.
+    // Bars are drawn upwards in tokens and milliseconds; the groups scale them.
     draw("rect", { class: "proposed", x, width: BAR_PX, height: trace.proposed.length }, this.drafts);
     draw("rect", { class: "accepted", x, width: BAR_PX, height: trace.num_accepted }, this.drafts);
     let y = 0;
@@ -46,7 +46,7 @@ export class Strip {
     this.box.scrollLeft = this.box.scrollWidth;
   }
 
-  // What the bars say, for those who do not see them.
+  // Sets the text for screen readers.
   describe(words) {
     this.svg.setAttribute("aria-label", words);
   }
@@ -69,7 +69,7 @@ export class Strip {
 
   #onClick(event) {
     const round = event.target.dataset?.round;
-    // Text is also there to be marked and copied.
+    // A click that selects text does not select a round.
     if (round === undefined || !getSelection().isCollapsed) return;
     this.#choose(this.traces.findIndex((trace) => trace.round === Number(round)));
   }

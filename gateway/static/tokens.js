@@ -1,15 +1,15 @@
-// One round as marked-up text, and as a table.
+// Shows one round as marked-up text and as a table.
 
 import { DRAFTERS, element, fixed, quoted, visible } from "./words.js";
 
 const ORIGINS = {
   accepted: "accepted draft",
-  recovered: "recovered: the target's, in place of a rejected draft",
-  bonus: "bonus: the target's, after all drafts were accepted",
-  target: "the target's: nothing was drafted",
+  recovered: "recovered: sampled by the target in place of a rejected draft",
+  bonus: "bonus: sampled by the target after all drafts were accepted",
+  target: "sampled by the target: nothing was drafted",
 };
 
-// Nodes of the tokens emitted in a round, each with the text that became certain with it.
+// Makes a node for each token of a round, with the text that it adds to the answer.
 export function makeTokens(trace, content) {
   const texts = shareOut(content, trace.emitted);
   return trace.emitted.map((token, index) => {
@@ -21,9 +21,9 @@ export function makeTokens(trace, content) {
   });
 }
 
-// A token's own text is not always what it shows: the end of the text shows nothing, half a character waits for its
-// other half, and the beginning of a stop string is held back. What fits from both ends is theirs; the rest goes to the
-// last token between, or to the next one.
+// A token's own text is not always what it adds: the end of text adds nothing, part of a character waits for the rest,
+// and the beginning of a stop string is held back. Tokens that match at either end get their own text; the remainder
+// goes to the last token between, or to the next one.
 function shareOut(content, tokens) {
   const texts = tokens.map(() => "");
   let [first, last, start, end] = [0, tokens.length - 1, 0, content.length];
@@ -42,7 +42,7 @@ function shareOut(content, tokens) {
   return texts;
 }
 
-// Nodes of the drafts that did not stand.
+// Makes a node for each draft that was rejected or dropped.
 export function makeRejected(trace) {
   return trace.proposed
     .map((draft, index) => ({ draft, index }))
@@ -52,7 +52,7 @@ export function makeRejected(trace) {
       const node = element("del", { className: "rejected", text: visible(text, draft.token_id) });
       node.title = [verdict(trace, index), `round ${trace.round}`, ...odds(draft, trace)].join(", ");
       node.dataset.round = trace.round;
-      if (index > trace.num_accepted) node.classList.add("behind");
+      if (index > trace.num_accepted) node.classList.add("dropped");
       return node;
     });
 }
@@ -66,12 +66,12 @@ function verdict(trace, index) {
   const draft = trace.proposed[index];
   if (draft.accepted) return "accepted";
   if (!trace.emitted.some((token) => token.origin === "recovered")) return "not needed: the text ended before it";
-  if (index > trace.num_accepted) return "dropped: it stood behind a rejected draft";
+  if (index > trace.num_accepted) return "dropped: a draft before it was rejected";
   if (draft.target_text == null) return "rejected";
   return `rejected: the target drew ${quoted({ text: draft.target_text, token_id: draft.target_id })}`;
 }
 
-// What happened in a round, for the reader who chose it.
+// Describes a round in a sentence.
 export function summarise({ round, drafter, proposed, num_accepted, reason, ms }) {
   const who = DRAFTERS[drafter] ?? drafter;
   const did = proposed.length
@@ -82,7 +82,7 @@ export function summarise({ round, drafter, proposed, num_accepted, reason, ms }
 }
 
 export function makeTable(trace) {
-  // Under the rule `match` there are no probabilities to show.
+  // The rule `match` has no probabilities.
   const numbers = ["q", "p", "r"].filter((name) => trace.proposed.some((draft) => draft[name] != null));
   const table = element("table");
   const head = table.createTHead().insertRow();

@@ -1,13 +1,13 @@
-// Numbers and tokens as the reader sees them.
+// Formats numbers and tokens.
 
 export const DRAFTERS = {
   model: "the draft model",
-  hierarchical: "the draft model, with guesses",
+  hierarchical: "the draft model with n-grams",
   ngram: "n-grams",
-  suffix: "a long match",
+  suffix: "suffix matching",
   custom: "the custom drafter",
   prediction: "the prediction",
-  none: "nobody",
+  none: "no drafter",
 };
 
 export function fixed(number, digits) {
@@ -18,7 +18,7 @@ export function count(number, noun) {
   return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }
 
-// A token's text where white space must be seen.
+// A token's text with visible white space.
 export function visible(text, tokenId) {
   return text === "" ? `#${tokenId}` : text.replaceAll("\n", "↵").replaceAll("\t", "⇥");
 }
@@ -38,7 +38,7 @@ export function clone(id) {
   return document.getElementById(id).content.firstElementChild.cloneNode(true);
 }
 
-// 128 random bits. randomUUID is for HTTPS and loopback alone.
+// 128 random bits. randomUUID needs HTTPS or loopback.
 export function randomText() {
   return [...crypto.getRandomValues(new Uint32Array(4))].map((part) => part.toString(36)).join("-");
 }

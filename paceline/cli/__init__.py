@@ -20,7 +20,7 @@ from paceline.settings import TOML_FILE, read_toml
 
 # \b: the lines that follow stay as they are.
 EPILOG = f"""
-Settings: flags > environment PACELINE_* > {TOML_FILE} > defaults (docs/settings.md). {TOML_FILE} in the working
+Settings: flags > environment PACELINE_* > {TOML_FILE} > defaults (docs/server.md). {TOML_FILE} in the working
 directory has a table for each command and service:
 
 \b

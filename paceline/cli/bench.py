@@ -1,4 +1,4 @@
-"""`paceline bench`: the load test (docs/benchmarking.md)."""
+"""`paceline bench`: the load test (docs/benchmarks.md)."""
 
 import contextlib
 import json

@@ -19,7 +19,7 @@ from paceline.speculation import Drafter, SpeculationParams
 PROMPT = "What is the capital of France, and what is it famous for?"
 # Timed in turns, so that load on the machine affects both alike.
 TIMED_RUNS = 3
-DRAFTERS = "model, hierarchical, ngram, suffix or hybrid"
+DRAFTERS = ", ".join(each.value for each in Drafter if each is not Drafter.CUSTOM)
 
 
 def demo(

@@ -63,7 +63,7 @@ ApiKeyFile = Annotated[
 TlsCa = Annotated[
     Path | None,
     typer.Option(
-        help=f"connect over TLS, trusting the authority in this file (docs/tls.md); default: ${TLS_ENVIRONMENT.ca}, "
+        help=f"connect over TLS, trusting the authority in this file (docs/server.md); default: ${TLS_ENVIRONMENT.ca}, "
         "or no TLS",
         rich_help_panel=ADVANCED,
     ),
@@ -91,7 +91,7 @@ Beams = Annotated[int, typer.Option(help="beam search with this many beams, 1 to
 LengthPenalty = Annotated[float, typer.Option(hidden=True)]
 SpeculationSwitch = Annotated[str | None, typer.Option(help="on or off; default: the coordinator's")]
 DrafterName = Annotated[
-    str | None, typer.Option(help="model, hierarchical, ngram, suffix, hybrid or custom; default: the coordinator's")
+    str | None, typer.Option(help=f"{', '.join(each.value for each in Drafter)}; default: the coordinator's")
 ]
 DraftTokens = Annotated[
     str | None,

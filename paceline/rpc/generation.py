@@ -1,4 +1,7 @@
-"""The Generation service's messages, as a client makes and reads them."""
+"""The Generation service's messages: a client's requests, and responses <-> plain values of `paceline.results`.
+
+A dataclass has its message's fields under the same names, except that clients see times in milliseconds.
+"""
 
 import dataclasses
 import json
@@ -188,13 +191,24 @@ def _as_json(options: dict[str, Any]) -> str:
         raise InvalidArgument("template_options", f"can't be written as JSON: {error}") from None
 
 
-_LETTERS = {
-    generation_pb2.ORIGIN_ACCEPTED: "A",
-    generation_pb2.ORIGIN_RECOVERED: "R",
-    generation_pb2.ORIGIN_BONUS: "B",
-    generation_pb2.ORIGIN_TARGET: "T",
+_ORIGINS = {
+    "A": generation_pb2.ORIGIN_ACCEPTED,
+    "R": generation_pb2.ORIGIN_RECOVERED,
+    "B": generation_pb2.ORIGIN_BONUS,
+    "T": generation_pb2.ORIGIN_TARGET,
 }
-_REASONS = {generation_pb2.FINISH_REASON_STOP: "stop", generation_pb2.FINISH_REASON_LENGTH: "length"}
+_LETTERS = {number: letter for letter, number in _ORIGINS.items()}
+_REASONS = {"stop": generation_pb2.FINISH_REASON_STOP, "length": generation_pb2.FINISH_REASON_LENGTH}
+_REASON_WORDS = {number: word for word, number in _REASONS.items()}
+# Timing's fields, in milliseconds, by the message's, in microseconds.
+_TIMES = {
+    "first_token_us": "ttft_ms",
+    "total_us": "total_ms",
+    "draft_us": "draft_ms",
+    "target_us": "target_ms",
+    "queued_us": "queued_ms",
+    "wire_us": "wire_ms",
+}
 
 
 def piece_from_message(response: generation_pb2.GenerateResponse) -> Piece:
@@ -204,12 +218,30 @@ def piece_from_message(response: generation_pb2.GenerateResponse) -> Piece:
         origins="".join(_LETTERS[origin] for origin in response.origins),
         text_lengths=list(response.text_lengths),
         index=response.index,
-        logprobs=[_logprobs(each) for each in response.logprobs],
-        prompt_logprobs=[_logprobs(each) for each in response.prompt_logprobs],
-        trace=_trace(response.trace) if response.HasField("trace") else None,
+        logprobs=[_logprobs_from_message(each) for each in response.logprobs],
+        prompt_logprobs=[_logprobs_from_message(each) for each in response.prompt_logprobs],
+        trace=_trace_from_message(response.trace) if response.HasField("trace") else None,
         prompt_tokens=response.prompt_tokens,
         cached_prompt_tokens=response.cached_prompt_tokens,
-        finish=_finish(response.finish) if response.HasField("finish") else None,
+        finish=_finish_from_message(response.finish) if response.HasField("finish") else None,
+    )
+
+
+def piece_to_message(piece: Piece, request_id: str) -> generation_pb2.GenerateResponse:
+    # A field that is None stays unset.
+    return generation_pb2.GenerateResponse(
+        request_id=request_id,
+        index=piece.index,
+        token_ids=piece.token_ids,
+        origins=[_ORIGINS[letter] for letter in piece.origins],
+        text=piece.text,
+        text_lengths=piece.text_lengths,
+        logprobs=map(_logprobs_to_message, piece.logprobs),
+        prompt_logprobs=map(_logprobs_to_message, piece.prompt_logprobs),
+        trace=generation_pb2.RoundTrace(**dataclasses.asdict(piece.trace)) if piece.trace is not None else None,
+        prompt_tokens=piece.prompt_tokens,
+        cached_prompt_tokens=piece.cached_prompt_tokens,
+        finish=_finish_to_message(piece.finish) if piece.finish is not None else None,
     )
 
 
@@ -221,7 +253,7 @@ def deployment_from_message(response: generation_pb2.DescribeResponse) -> Deploy
         running=response.running,
         max_running=response.max_running,
         version=response.version,
-        tokenizer=TokenizerInfo(**_optional_fields(response.tokenizer, TokenizerInfo)),
+        tokenizer=TokenizerInfo(**_fields(response.tokenizer, TokenizerInfo)),
     )
 
 
@@ -230,60 +262,58 @@ def detokenized_from_message(response: generation_pb2.DetokenizeResponse) -> Det
 
 
 def _model(card: model_pb2.ModelCard) -> Model:
-    return Model(**{field.name: getattr(card, field.name) for field in dataclasses.fields(Model)})
+    return Model(**_fields(card, Model))
 
 
-def _logprobs(message: generation_pb2.TokenLogprobs) -> TokenLogprobs:
+def _logprobs_from_message(message: generation_pb2.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(message.logprob, list(message.top_token_ids), list(message.top_logprobs), message.text_offset)
 
 
-def _trace(message: generation_pb2.RoundTrace) -> RoundTrace:
-    # The dataclass has the message's field names.
-    fields: dict[str, Any] = {field.name: getattr(message, field.name) for field in dataclasses.fields(RoundTrace)}
-    lists: dict[str, Any] = {
-        name: list(fields[name]) for name in ("entropies", "smoothed_entropies", "allowed_draft_tokens")
-    }
-    return RoundTrace(**fields | lists | {"proposed": list(map(_draft, message.proposed))})
-
-
-def _draft(message: generation_pb2.TracedDraft) -> TracedDraft:
-    return TracedDraft(message.token_id, message.text, message.accepted, **_optional_fields(message, TracedDraft))
-
-
-def _optional_fields(message: Message, kind: type) -> dict[str, Any]:
-    """Returns the optional fields of `kind`, None for absent ones."""
-    optional = {field.name for field in message.DESCRIPTOR.fields if field.has_presence}
-    names = [field.name for field in dataclasses.fields(kind) if field.name in optional]
-    return {name: getattr(message, name) if message.HasField(name) else None for name in names}
-
-
-def _finish(message: generation_pb2.Finish) -> Finish:
-    figures, timing = message.speculation, message.timing
-    return Finish(
-        reason=_REASONS[message.reason],
-        prompt_tokens=message.prompt_tokens,
-        cached_prompt_tokens=message.cached_prompt_tokens,
-        completion_tokens=message.completion_tokens,
-        seed=message.seed,
-        speculation=Speculation(
-            rounds=figures.rounds,
-            proposed=figures.proposed,
-            accepted=figures.accepted,
-            proposed_per_position=list(figures.proposed_per_position),
-            accepted_per_position=list(figures.accepted_per_position),
-            mean_acceptance_length=figures.mean_acceptance_length,
-            lenience=figures.lenience if figures.HasField("lenience") else None,
-            synthetic_acceptance=figures.synthetic_acceptance if figures.HasField("synthetic_acceptance") else None,
-            rounds_by_accepted=list(figures.rounds_by_accepted),
-            prediction_accepted=figures.prediction_accepted,
-            prediction_rejected=figures.prediction_rejected,
-        ),
-        timing=Timing(
-            ttft_ms=timing.first_token_us / 1e3,
-            total_ms=timing.total_us / 1e3,
-            draft_ms=timing.draft_us / 1e3,
-            target_ms=timing.target_us / 1e3,
-            queued_ms=timing.queued_us / 1e3,
-            wire_ms=timing.wire_us / 1e3,
-        ),
+def _logprobs_to_message(value: TokenLogprobs) -> generation_pb2.TokenLogprobs:
+    return generation_pb2.TokenLogprobs(
+        logprob=value.logprob,
+        top_token_ids=value.top_token_ids,
+        top_logprobs=value.top_logprobs,
+        text_offset=value.text_offset,
     )
+
+
+def _trace_from_message(message: generation_pb2.RoundTrace) -> RoundTrace:
+    drafts = [TracedDraft(**_fields(each, TracedDraft)) for each in message.proposed]
+    return RoundTrace(**_fields(message, RoundTrace) | {"proposed": drafts})
+
+
+def _finish_from_message(message: generation_pb2.Finish) -> Finish:
+    fields = _fields(message, Finish) | {
+        "reason": _REASON_WORDS[message.reason],
+        "speculation": Speculation(**_fields(message.speculation, Speculation)),
+        "timing": Timing(**{name: getattr(message.timing, us) / 1e3 for us, name in _TIMES.items()}),
+    }
+    return Finish(**fields)
+
+
+def _finish_to_message(finish: Finish) -> generation_pb2.Finish:
+    # Not `asdict`: one level is wanted.
+    fields = {field.name: getattr(finish, field.name) for field in dataclasses.fields(finish)} | {
+        "reason": _REASONS[finish.reason],
+        "speculation": generation_pb2.SpeculationFigures(**dataclasses.asdict(finish.speculation)),
+        "timing": generation_pb2.Timing(
+            **{us: round(getattr(finish.timing, name) * 1e3) for us, name in _TIMES.items()}
+        ),
+    }
+    return generation_pb2.Finish(**fields)
+
+
+def _fields(message: Message, kind: type) -> dict[str, Any]:
+    """Returns the message's values for the dataclass `kind`, by name; None for fields that are not set."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.name in names:
+            value = getattr(message, field.name)
+            if field.is_repeated:
+                value = list(value)
+            elif field.has_presence and not message.HasField(field.name):
+                value = None
+            values[field.name] = value
+    return values

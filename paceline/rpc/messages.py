@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.checks import require
 from paceline.errors import InvalidArgument
 from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, check_lengths
 from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
@@ -14,14 +15,6 @@ from paceline.v1 import model_pb2, sampling_pb2
 # Both ends of a stream must have the same version (`ModelCard.protocol_version`).
 PROTOCOL_VERSION = 1
 
-_DRAFTERS = {
-    sampling_pb2.DRAFTER_MODEL: Drafter.MODEL,
-    sampling_pb2.DRAFTER_NGRAM: Drafter.NGRAM,
-    sampling_pb2.DRAFTER_HYBRID: Drafter.HYBRID,
-    sampling_pb2.DRAFTER_CUSTOM: Drafter.CUSTOM,
-    sampling_pb2.DRAFTER_SUFFIX: Drafter.SUFFIX,
-    sampling_pb2.DRAFTER_HIERARCHICAL: Drafter.HIERARCHICAL,
-}
 _DRAFT_MODES = {
     sampling_pb2.DRAFT_MODE_SAMPLED: DraftMode.SAMPLED,
     sampling_pb2.DRAFT_MODE_GREEDY: DraftMode.GREEDY,
@@ -60,10 +53,14 @@ def speculation_from_message(message: sampling_pb2.SpeculationParams) -> dict[st
     """The fields of SpeculationParams that the message has. Raises InvalidArgument."""
     plain = ("enabled", "lenience", "draft_temperature")
     fields: dict[str, Any] = {name: getattr(message, name) for name in plain if message.HasField(name)}
-    for name, known in (("drafter", _DRAFTERS), ("rule", _RULES), ("draft_mode", _DRAFT_MODES)):
+    for name, known in (("rule", _RULES), ("draft_mode", _DRAFT_MODES)):
         # 0: unspecified.
         if getattr(message, name) != 0:
             fields[name] = _required_enum(message, name, known)
+    if message.drafter:
+        names = {each.value: each for each in Drafter}
+        require(message.drafter in names, "drafter", message.drafter[:40], f"one of {', '.join(names)}")
+        fields["drafter"] = names[message.drafter]
     match message.WhichOneof("length"):
         case "num_draft_tokens":
             fields["num_draft_tokens"] = message.num_draft_tokens
@@ -77,7 +74,7 @@ def speculation_from_message(message: sampling_pb2.SpeculationParams) -> dict[st
 def speculation_to_message(params: SpeculationParams) -> sampling_pb2.SpeculationParams:
     message = sampling_pb2.SpeculationParams(
         enabled=params.enabled,
-        drafter=_to_enum(_DRAFTERS, params.drafter),
+        drafter=params.drafter.value,
         rule=rule_to_message(params.rule) if params.rule else sampling_pb2.RULE_UNSPECIFIED,
         draft_mode=draft_mode_to_message(params.draft_mode)
         if params.draft_mode

@@ -7,16 +7,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    DRAFTER_UNSPECIFIED: _ClassVar[Drafter]
-    DRAFTER_MODEL: _ClassVar[Drafter]
-    DRAFTER_NGRAM: _ClassVar[Drafter]
-    DRAFTER_HYBRID: _ClassVar[Drafter]
-    DRAFTER_CUSTOM: _ClassVar[Drafter]
-    DRAFTER_SUFFIX: _ClassVar[Drafter]
-    DRAFTER_HIERARCHICAL: _ClassVar[Drafter]
-
 class DraftMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DRAFT_MODE_UNSPECIFIED: _ClassVar[DraftMode]
@@ -29,13 +19,6 @@ class Rule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RULE_UNSPECIFIED: _ClassVar[Rule]
     RULE_MATCH: _ClassVar[Rule]
     RULE_REJECTION: _ClassVar[Rule]
-DRAFTER_UNSPECIFIED: Drafter
-DRAFTER_MODEL: Drafter
-DRAFTER_NGRAM: Drafter
-DRAFTER_HYBRID: Drafter
-DRAFTER_CUSTOM: Drafter
-DRAFTER_SUFFIX: Drafter
-DRAFTER_HIERARCHICAL: Drafter
 DRAFT_MODE_UNSPECIFIED: DraftMode
 DRAFT_MODE_SAMPLED: DraftMode
 DRAFT_MODE_GREEDY: DraftMode
@@ -109,7 +92,7 @@ class SpeculationParams(_message.Message):
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
-    drafter: Drafter
+    drafter: str
     draft_mode: DraftMode
     rule: Rule
     num_draft_tokens: int
@@ -117,7 +100,7 @@ class SpeculationParams(_message.Message):
     entropy: EntropyAdaptive
     lenience: float
     draft_temperature: float
-    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., draft_mode: _Optional[_Union[DraftMode, str]] = ..., rule: _Optional[_Union[Rule, str]] = ..., num_draft_tokens: _Optional[int] = ..., adaptive: _Optional[_Union[Bounds, _Mapping]] = ..., entropy: _Optional[_Union[EntropyAdaptive, _Mapping]] = ..., lenience: _Optional[float] = ..., draft_temperature: _Optional[float] = ...) -> None: ...
+    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft_mode: _Optional[_Union[DraftMode, str]] = ..., rule: _Optional[_Union[Rule, str]] = ..., num_draft_tokens: _Optional[int] = ..., adaptive: _Optional[_Union[Bounds, _Mapping]] = ..., entropy: _Optional[_Union[EntropyAdaptive, _Mapping]] = ..., lenience: _Optional[float] = ..., draft_temperature: _Optional[float] = ...) -> None: ...
 
 class Bounds(_message.Message):
     __slots__ = ("min", "max")

@@ -41,7 +41,7 @@ HOLDERS = (
 )
 
 
-# As docs/tls.md says: coordinator and gateway want certificates too.
+# As docs/server.md says: coordinator and gateway want certificates too.
 ASK_CLIENTS = dict.fromkeys(
     ("PACELINE_COORDINATOR_TLS_CLIENT_CA", "PACELINE_GATEWAY_TLS_CLIENT_CA"), "/etc/paceline/tls/ca.pem"
 )

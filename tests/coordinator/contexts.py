@@ -4,7 +4,7 @@ from typing import cast
 
 from coordinator.acceptance import Origin, Outcome
 from coordinator.context import Context, Request
-from coordinator.text import TextStream
+from coordinator.tokenizer import TextStream
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from coordinator.beams.drafter import NoBeamDrafter
 from coordinator.beams.hypotheses import BeamRules, Beams, Tokens
+from coordinator.beams.models import TargetBeams, Verified
 from coordinator.beams.search import paths_of, search
-from coordinator.beams.target import TargetBeams, Verified
 from coordinator.remote.branches import common_length
 from coordinator.stats import GenerationStats
 from paceline.engine.models.dummy import dummy_config, make_dummy
@@ -95,7 +94,7 @@ class ByTable:
         self, paths: Sequence[Tokens], num_decided: int, wanted: Collection[Tokens], num_next: int
     ) -> Verified:
         self._happened.append("verified")
-        return Verified({path: [(token, -1.0 - token) for token in range(num_next)] for path in paths}, 0, 0, 0)
+        return Verified({path: [(token, -1.0 - token) for token in range(num_next)] for path in paths})
 
     def release(self) -> None:
         pass
@@ -106,6 +105,6 @@ async def test_a_prompt_counts_as_read_long_before_the_search_ends() -> None:
     context, happened = make_context([1, 2], max_tokens=3), list[str]()
     context.request = replace(context.request, sampling=replace(context.request.sampling, beams=2))
     target = cast(TargetBeams, ByTable(happened))
-    rounds = search(context, NoBeamDrafter(), target, GenerationStats(), lambda: happened.append("read"))
+    rounds = search(context, None, target, GenerationStats(), lambda: happened.append("read"))
     assert len([emission async for emission in rounds]) == 1
     assert happened == ["verified", "read"] * 3

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from coordinator.text import Tokenizer
+from coordinator.tokenizer import Tokenizer
 from paceline.engine.models.weights import load_model
 from paceline.errors import InvalidArgument
 

@@ -6,9 +6,8 @@ import pytest
 
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context, Emission, FinishReason, Request
-from coordinator.round import Round
-from coordinator.stats import GenerationStats
-from coordinator.text import Tokenizer
+from coordinator.stats import GenerationStats, Round
+from coordinator.tokenizer import Tokenizer
 from paceline.client import AsyncClient
 from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.sampling import SamplingParams

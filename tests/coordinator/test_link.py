@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.__main__ import TARGET
-from coordinator.remote.link import Link
+from coordinator.remote.link import TARGET, Link
 from paceline.errors import ConfigError, OutOfRange, Unavailable
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, SPLIT_BYTES
 from paceline.rpc.messages import PROTOCOL_VERSION, open_to_message

@@ -14,12 +14,11 @@ import grpc
 import numpy as np
 import pytest
 
-from coordinator.__main__ import DRAFT
 from coordinator.decoding import generate
-from coordinator.drafting.deadline import DraftDeadline
-from coordinator.drafting.proposer import FixedProposer
-from coordinator.drafting.remote_model import RemoteDrafter
-from coordinator.remote.link import Link
+from coordinator.drafters.deadline import DraftDeadline
+from coordinator.drafters.model import RemoteDrafter
+from coordinator.policy.policy import FixedPolicy
+from coordinator.remote.link import DRAFT, Link
 from coordinator.remote.target import RemoteTarget
 from coordinator.stats import GenerationStats
 from paceline.rpc.messages import PROTOCOL_VERSION
@@ -130,10 +129,14 @@ async def test_entropies_are_those_of_the_rule_that_was_asked_for(tmp_path: Path
         context = make_context([3, 14, 15])
         request = replace(context.request, speculation=BY_ENTROPY)
         asked = await RemoteDrafter(link, request, DraftDeadline()).propose(context, 4)
-        assert (asked.entropies, asked.smoothed_entropies) == ([0.5, 0.25], [0.5, 0.25])
-        assert asked.allowed_draft_tokens == [4, 6]
+        assert (asked.report.entropies, asked.report.smoothed_entropies) == ([0.5, 0.25], [0.5, 0.25])
+        assert asked.report.allowed_draft_tokens == [4, 6]
         unasked = await RemoteDrafter(link, context.request, DraftDeadline()).propose(context, 4)
-        assert (unasked.entropies, unasked.smoothed_entropies, unasked.allowed_draft_tokens) == ([], [], [])
+        assert (unasked.report.entropies, unasked.report.smoothed_entropies, unasked.report.allowed_draft_tokens) == (
+            [],
+            [],
+            [],
+        )
 
 
 async def test_a_silent_server_is_asked_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,17 +183,17 @@ async def test_a_draft_that_needs_the_context_read_anew_is_waited_for_so_long(tm
     async with linked(Forgetful(fits), tmp_path) as link:
         context, deadline = make_context(list(range(40))), WaitedFor()
         drafter = RemoteDrafter(link, context.request, deadline)
-        assert (await drafter.propose(context, 4)).num_tail_tokens == 40
+        assert (await drafter.propose(context, 4)).report.num_tail_tokens == 40
         drafter.truncate(39)
         # One token, and then all of them.
-        assert (await drafter.propose(context, 4)).num_tail_tokens == 40
+        assert (await drafter.propose(context, 4)).report.num_tail_tokens == 40
         drafter.truncate(39)
         assert [each for each in deadline.asked if each] == [44, 5, 44]
         while link.is_up:
             await asyncio.sleep(0.01)
         await link.wait_up(20)
-        assert drafter.num_read == 0
-        assert (await drafter.propose(context, 4)).num_tail_tokens == 40
+        assert drafter.num_cached(context) == 0
+        assert (await drafter.propose(context, 4)).report.num_tail_tokens == 40
         assert deadline.asked[-1] == 44
 
 
@@ -214,8 +217,8 @@ async def test_a_round_that_is_cut_off_leaves_no_draft_behind(tmp_path: Path) ->
     async with linked(fake, tmp_path) as link:
         context, target = make_context([3, 14, 15]), Stuck()
         decide(context, [9])
-        proposer = FixedProposer(RemoteDrafter(link, context.request, DraftDeadline()), 4)
-        rounds = generate(context, proposer, cast(RemoteTarget, target), GenerationStats())
+        policy = FixedPolicy(RemoteDrafter(link, context.request, DraftDeadline()), 4)
+        rounds = generate(context, policy, cast(RemoteTarget, target), GenerationStats())
         running = asyncio.ensure_future(anext(rounds))
         await target.is_asked.wait()
         running.cancel()

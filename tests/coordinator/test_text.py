@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from coordinator.text import LONG_CHARACTERS, TextStream, Tokenizer
+from coordinator.tokenizer import LONG_CHARACTERS, TextStream, Tokenizer
 from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.engine.models.weights import load_model
 from paceline.errors import ConfigError, InvalidArgument
@@ -86,6 +86,33 @@ def test_bytes_that_never_complete_come_out_as_the_replacement_character(tokeniz
     pieces, _ = decode(tokenizer, tokenizer.encode("So 🐝")[:-1])
     assert "".join(pieces[:-1]) == "So"
     assert set(pieces[-1].strip()) == {BROKEN}
+
+
+@pytest.mark.parametrize(
+    "kind", ["a byte inside of a character", "the replacement character", "bytes of two characters"]
+)
+def test_tokens_that_never_complete_a_character_are_not_held_back(tokenizer: Tokenizer, kind: str) -> None:
+    bee = tokenizer.encode("🐝")
+    token = {"a byte inside of a character": bee[-1:], "the replacement character": tokenizer.encode(BROKEN)}.get(
+        kind, [bee[-1], bee[0]]
+    )
+    ids = [*tokenizer.encode("So"), *token * 50]
+    stream, given = tokenizer.stream(()), ""
+    for count, each in enumerate(ids, start=1):
+        given += stream.push(each)
+        # A character of these has at most three tokens.
+        assert 3 * len(given) > count - 30
+    # What may still become a character does.
+    rest = [*bee, *tokenizer.encode(" buzz")]
+    given += "".join(map(stream.push, rest)) + stream.finish()
+    assert given == tokenizer.decode([*ids, *rest])
+
+
+def test_a_word_after_many_special_tokens_keeps_its_space(byte_fallback: Tokenizer) -> None:
+    known = byte_fallback.backend.token_to_id
+    ids = [known("\u2581t1"), *[known("<s>")] * 50, known("\u2581t2")]
+    stream = byte_fallback.stream(())
+    assert "".join([*map(stream.push, ids), stream.finish()]) == "t1 t2"
 
 
 def test_special_tokens_and_the_ending_token_add_no_text(tokenizer: Tokenizer) -> None:

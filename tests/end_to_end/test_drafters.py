@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.drafting.ngram import NgramDrafter
-from coordinator.ngram_shape import NgramShape
+from coordinator.drafters.ngram import NgramDrafter
+from coordinator.drafters.ngram_table import NgramShape
 from paceline.client import AsyncClient
 from paceline.sampling import SamplingParams
 from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams

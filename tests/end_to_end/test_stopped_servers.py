@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from coordinator.drafting.deadline import LEAST_S
+from coordinator.drafters.deadline import LEAST_S
 from coordinator.remote.link import STALL_S
 from paceline.client import AsyncClient, Completion
 from paceline.engine.scheduling.compute_lock import PATIENCE_S

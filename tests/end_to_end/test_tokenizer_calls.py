@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer
 
-from coordinator.token_bytes import TokenBytes
+from coordinator.tokenizer import TokenBytes
 from paceline.client import AsyncClient, Client, TokenizerInfo
 from paceline.errors import InvalidArgument
 from paceline.rpc.channel import open_channel

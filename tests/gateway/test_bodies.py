@@ -11,8 +11,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from gateway.bodies import read_body
 from gateway.errors import HttpError
+from gateway.http import read_body
 from tests.gateway.conftest import Door
 from tests.gateway.test_connection import POST, answer_to, is_refused
 

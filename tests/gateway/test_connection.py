@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from gateway.connection import HEADERS_TIMEOUT_S, MOST_HEADER_BYTES
+from gateway.http import HEADERS_TIMEOUT_S, MAX_HEADER_BYTES
 from tests.gateway.conftest import Door
 
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
@@ -31,7 +31,7 @@ def is_refused(answer: bytes, status: int) -> bool:
 
 @pytest.mark.parametrize("before", [b"", GET + b"\r\n"], ids=["first", "second"])
 async def test_a_header_without_an_end_is_not_collected(door: Door, before: bytes) -> None:
-    answer = await answer_to(door, before, GET + b"x: " + b"y" * 1000, b"y" * (MOST_HEADER_BYTES + 1))
+    answer = await answer_to(door, before, GET + b"x: " + b"y" * 1000, b"y" * (MAX_HEADER_BYTES + 1))
     assert is_refused(answer[answer.rindex(b"HTTP/1.1") :], 431)
 
 

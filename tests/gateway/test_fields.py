@@ -196,7 +196,7 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
     "a token id as true": ({"stop_token_ids": [True]}, "stop_token_ids", "token ids"),
     "stream": ({"stream": "yes"}, "stream", "true or false"),
     "stream_options without a stream": ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
-    "stream_options": ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "no field"),
+    "stream_options": ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
     "speculation": ({"speculation": {"k": 4}}, "speculation.k", "draft_tokens"),
     "drafter": ({"speculation": {"drafter": "oracle"}}, "speculation.drafter", "ngram"),
     "draft_tokens": ({"speculation": {"draft_tokens": 17}}, "speculation.draft_tokens", "[0, 16]"),
@@ -216,14 +216,14 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
     "draft_temperature without draws": (
         {"temperature": 0, "speculation": {"draft_temperature": 0.5}}, "speculation.draft_temperature", "left out",
     ),
-    "a trace of a whole answer": ({"trace": True}, "trace", "false without stream"),
+    "a trace of a whole answer": ({"trace": True}, "trace", "needs stream"),
     "coupled under rejection": (
         {"speculation": {"coupled": True, "rule": "rejection"}}, "speculation.coupled", "rejection",
     ),
-    "prediction": ({"prediction": {"type": "content", "content": 5}}, "prediction.content", "a text"),
+    "prediction": ({"prediction": {"type": "content", "content": 5}}, "prediction.content", "a string"),
     "request_id": ({"request_id": "x" * 300}, "request_id", "256"),
     "cache_salt": ({"cache_salt": "x" * 257}, "cache_salt", "256"),
-    "cache_salt's type": ({"cache_salt": 7}, "cache_salt", "a text"),
+    "cache_salt's type": ({"cache_salt": 7}, "cache_salt", "a string"),
 }  # fmt: skip
 
 

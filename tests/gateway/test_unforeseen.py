@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 
 from gateway.app import make_app
 from gateway.config import GatewaySettings
-from gateway.coordinators import Coordinators
+from gateway.router import Coordinators
 
 ORIGIN = "https://chat.example"
 BODY = {"prompt": "t1"}

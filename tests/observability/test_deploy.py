@@ -81,8 +81,8 @@ def test_every_label_that_is_asked_for_is_one_of_its_metric(scrapes: list[Scrape
         assert grouped - known - FREE_LABELS == set(), expression
 
 
-def test_the_page_on_observability_names_every_metric_and_every_alert(scrapes: list[Scrape]) -> None:
-    page = (ROOT / "docs/observability.md").read_text()
+def test_the_page_on_operations_names_every_metric_and_every_alert(scrapes: list[Scrape]) -> None:
+    page = (ROOT / "docs/operations.md").read_text()
     own = {name for each in scrapes for name in each.names if name.startswith(("paceline", "vllm"))}
     plain = {re.sub(r"_(bucket|count|sum)$", "", name) for name in own}
     assert [name for name in sorted(plain) if f"`{name}`" not in page] == []

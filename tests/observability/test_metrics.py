@@ -1,6 +1,7 @@
 """What the services count is what happened."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,7 @@ import pytest
 
 from gateway.app import make_app
 from gateway.config import GatewaySettings
-from gateway.guard import COUNTED_PATHS
-from gateway.vllm_names import VLLM_NAMES
+from gateway.telemetry import VLLM_NAMES
 from paceline.errors import InvalidArgument, Unauthenticated
 from paceline.results import Completion
 from paceline.sampling import SamplingParams
@@ -220,9 +220,16 @@ async def test_the_gateway_has_the_same_numbers_under_vllms_names(watched: Watch
 SUFFIXES = ("", "_total", "_bucket", "_count", "_sum")
 
 
-def test_every_path_of_the_gateway_has_a_label_of_its_own() -> None:
-    paths = {getattr(route, "path", "") for route in make_app(GatewaySettings()).routes}
-    assert paths - set(COUNTED_PATHS) == {"/v1/models/{model:path}", "/static"}
+async def test_every_path_of_the_gateway_has_a_label_of_its_own_and_no_other_path_has() -> None:
+    app = make_app(GatewaySettings(coordinators="127.0.0.1:1"))
+    paths = {getattr(route, "path", "") for route in app.routes} - {"/v1/models/{model:path}", "/static"}
+    assert {"/", "/v1/chat/completions", "/v1/completions", "/v1/models"} < paths
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost")
+    async with app.router.lifespan_context(app), http:
+        for path in (*paths, "/v1/models/mine", "/static/page.js", "/secret"):
+            await http.get(path)
+        exposed = (await http.get("/metrics")).text
+    assert set(re.findall(r'requests_total\{path="([^"]*)"', exposed)) == {*paths, "other"}
 
 
 @pytest.mark.parametrize("service", SERVICES)

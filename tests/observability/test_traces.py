@@ -11,8 +11,9 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.spans import PATHS, Spanned
-from gateway.sse import send_events
+from gateway.generation import send_events
+from gateway.openai import Completions
+from gateway.telemetry import RequestSpans
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.observability.traces import traced
@@ -97,11 +98,11 @@ async def test_a_request_by_http_is_one_trace_through_all_services(watched: Watc
     assert decode["paceline.sources"] == ["model"]
 
 
-async def test_the_page_on_observability_names_every_span_and_every_attribute(watched: Watched) -> None:
+async def test_the_page_on_operations_names_every_span_and_every_attribute(watched: Watched) -> None:
     trace, _, parent = new_parent()
     await post(watched, traceparent=parent)
     spans = await spans_of(watched, trace, len(BY_HTTP))
-    page = (ROOT / "docs/observability.md").read_text()
+    page = (ROOT / "docs/operations.md").read_text()
     assert [span.name for span in spans if f"`{span.name}`" not in page] == []
     names = {name for span in spans for name in span.attributes}
     # Behind its first, a name of a family may stand for its last part.
@@ -228,7 +229,7 @@ async def test_an_answer_that_breaks_off_has_failed_though_it_began_well(collect
         raise Unavailable("the coordinator is gone")
 
     async def broken(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_events(chunks(), send)
+        await send_events(chunks(), send, Completions())
 
     async def faulty(scope: Scope, receive: Receive, send: Send) -> None:
         raise ValueError(SECRET)
@@ -236,11 +237,11 @@ async def test_an_answer_that_breaks_off_has_failed_though_it_began_well(collect
     async def ignore(message: Message) -> None:
         pass
 
-    scope = {"type": "http", "method": "POST", "path": PATHS[0], "scheme": "http", "headers": []}
+    scope = {"type": "http", "method": "POST", "path": Completions.path, "scheme": "http", "headers": []}
     with traced(collector.address, "door") as spans:
-        await Spanned(broken, spans)(scope, Request(scope).receive, ignore)
+        await RequestSpans(broken, spans, [Completions.path])(scope, Request(scope).receive, ignore)
         with pytest.raises(ValueError, match=SECRET):
-            await Spanned(faulty, spans)(scope, Request(scope).receive, ignore)
+            await RequestSpans(faulty, spans, [Completions.path])(scope, Request(scope).receive, ignore)
     broke, failed = await asyncio.to_thread(collector.wait, 2, service="paceline-door")
     assert (broke.status, broke.message) == ("STATUS_CODE_ERROR", "UNAVAILABLE")
     assert broke.attributes["http.response.status_code"] == 200

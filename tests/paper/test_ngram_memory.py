@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.paper.ngram_memory import measure_ngram_memory, measured, ngram_memory
-from coordinator.ngram_shape import NgramShape
+from coordinator.drafters.ngram_table import NgramShape
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,0 +1,156 @@
+"""Asks both models for the next tokens of hypotheses, which are forks of one sequence on each server.
+
+Drafts follow Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", appendix A.4: the draft
+model searches gamma steps ahead with u >= w hypotheses, and the target verifies all of its candidates at once. Here u = w,
+and `search` decides by the target's own log-probabilities. The "more elaborate procedure" of the paper is not implemented.
+"""
+
+import asyncio
+import copy
+import logging
+import time
+from collections.abc import Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from coordinator.beams.hypotheses import Beams, NextTokens, Tokens
+from coordinator.context import Request
+from coordinator.drafters.drafter import Resources
+from coordinator.remote.branches import Branches, Scored, guess, score
+from coordinator.remote.link import Link
+from coordinator.remote.sequence import RemoteSequence
+from coordinator.reports import NO_VERIFY_REPORT, VerifyReport
+from paceline.errors import PacelineError
+from paceline.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Next tokens by hypothesis. Times are those of the slowest command, as all share a batch."""
+
+    next_tokens: dict[Tokens, NextTokens]
+    report: VerifyReport = NO_VERIFY_REPORT
+
+
+class TargetBeams:
+    """One search's sequences on the target."""
+
+    def __init__(self, link: Link, request: Request, timeout_s: float) -> None:
+        """`timeout_s`: how long to wait for a target that went away."""
+        self._link = link
+        self._prompt = request.prompt
+        self._timeout_s = timeout_s
+        self._branches = Branches(RemoteSequence(link, request), len(request.prompt))
+
+    async def verify(
+        self, paths: Sequence[Tokens], num_decided: int, wanted: Collection[Tokens], num_next: int
+    ) -> Verified:
+        """Returns the `num_next` likeliest tokens after each prefix of the wanted paths from `num_decided` tokens on.
+
+        `paths`: all paths that keep a sequence. Raises Unavailable if the target is away for longer than the timeout.
+        """
+        sequences = dict(zip(paths, self._branches.take(paths), strict=True))
+        asked = [path for path in paths if path in wanted]
+        scored: list[Scored] = await _gather(
+            score(
+                self._link, sequences[path], [*self._prompt, *path], len(path) - num_decided, num_next, self._timeout_s
+            )
+            for path in asked
+        )
+        known: dict[Tokens, NextTokens] = {
+            path[: num_decided + index]: next_tokens
+            for path, of_path in zip(asked, scored, strict=True)
+            for index, next_tokens in enumerate(of_path.next_tokens)
+        }
+        report = VerifyReport(
+            cached_tokens=max(each.cached_tokens for each in scored),
+            computed_us=max(each.computed_us for each in scored),
+            queued_us=max(each.queued_us for each in scored),
+        )
+        return Verified(known, report)
+
+    def release(self) -> None:
+        self._branches.release()
+
+
+@dataclass(slots=True)
+class Drafted:
+    """Hypotheses that may live after one step, two steps, and so on; and the time that drafting took."""
+
+    levels: list[list[Tokens]] = field(default_factory=list)
+    computed_us: int = 0
+    queued_us: int = 0
+
+
+class DraftBeams:
+    """One search's sequences on the draft server. After a fault of the server the search goes on without drafts."""
+
+    def __init__(self, resources: Resources, request: Request, num_steps: int) -> None:
+        """Drafts `num_steps` steps in each round."""
+        assert resources.draft is not None, "there is a draft server"
+        # At temperature 1 the model reports its own probabilities.
+        sampling = SamplingParams(temperature=1.0, seed=request.seed, ignore_eos=True)
+        self._branches = Branches(RemoteSequence(resources.draft, request, sampling), len(request.prompt))
+        self._link, self._deadline, self._prompt = resources.draft, resources.deadline, request.prompt
+        self._num_steps = num_steps
+        self._is_well = True
+
+    async def draft(self, beams: Beams) -> Drafted:
+        drafted, searched = Drafted(), copy.copy(beams)
+        while self._is_well and len(drafted.levels) < self._num_steps:
+            if not self._link.is_up or self._link.is_silent:
+                break
+            try:
+                next_tokens = await self._ask([each.tokens for each in searched.live], searched.rules.num_next, drafted)
+            except (PacelineError, TimeoutError) as error:
+                log.info("beam search continues without drafts: %s", error or "no draft came in time")
+                self._is_well = False
+                break
+            searched.step(next_tokens)
+            if searched.is_over:
+                break
+            drafted.levels.append([each.tokens for each in searched.live])
+        return drafted
+
+    async def _ask(self, paths: list[Tokens], num_next: int, drafted: Drafted) -> list[NextTokens]:
+        branches, contexts = self._branches.take(paths), [[*self._prompt, *path] for path in paths]
+        pairs = list(zip(branches, contexts, strict=True))
+        num_tokens = sum(len(context) - branch.length for branch, context in pairs)
+        started_s = time.monotonic()
+        async with asyncio.timeout(self._deadline.seconds(num_tokens)):
+            scored = await _gather(guess(branch, context, num_next) for branch, context in pairs)
+        self._deadline.learn(num_tokens, time.monotonic() - started_s)
+        drafted.computed_us += max(each.computed_us for each in scored)
+        drafted.queued_us += max(each.queued_us for each in scored)
+        return [each.next_tokens[0] for each in scored]
+
+    def release(self) -> None:
+        self._branches.release()
+
+
+def make_draft_beams(resources: Resources, request: Request) -> DraftBeams | None:
+    """Makes the drafts of a beam search, if the request asks for a fixed number of a draft model's tokens.
+
+    Adaptive lengths draft no beams: drafted beams cost more than they save with the default draft (docs/drafting.md).
+    """
+    speculation = request.speculation
+    length = speculation.num_draft_tokens
+    asks_model = speculation.enabled and speculation.drafter.asks_model
+    if resources.draft is None or not asks_model or not isinstance(length, int) or length == 0:
+        return None
+    return DraftBeams(resources, request, length)
+
+
+async def _gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Gathers all results in order. If one fails, cancels the others and waits for them."""
+    tasks = [asyncio.create_task(each) for each in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,50 @@
+"""The hybrid drafter: n-grams after a long match, otherwise the draft model.
+
+With an adaptive number of draft tokens, all drafters take part and the policy chooses.
+"""
+
+from coordinator.acceptance import Proposal
+from coordinator.context import Context, Request
+from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, Resources
+from coordinator.drafters.model import make_model, make_model_or_ngram
+from coordinator.drafters.ngram import NgramDrafter
+from coordinator.drafters.suffix import make_suffix
+
+# N-grams propose after a match of at least this many tokens. The target then accepts about as many of their tokens as of
+# a good draft model's, and they cost nothing. With n-grams of order 2 alone, the model always proposes.
+LONG_MATCH = 2
+
+
+class HybridDrafter(Drafter):
+    """One generation's n-grams and draft model.
+
+    While n-grams propose, the draft model reads nothing, and its next command has a longer tail. The choice depends on
+    decided tokens alone, so a seed repeats its text under `rejection` too.
+    """
+
+    def __init__(self, ngram: NgramDrafter, model: Drafter) -> None:
+        self._ngram, self._model = ngram, model
+
+    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+        drafter = self._ngram if await self._ngram.match(context) >= LONG_MATCH else self._model
+        return await drafter.propose(context, num_draft_tokens)
+
+    def truncate(self, length: int) -> None:
+        self._ngram.truncate(length)
+        self._model.truncate(length)
+
+    def release(self) -> None:
+        self._ngram.release()
+        self._model.release()
+
+
+def _fixed(resources: Resources, request: Request) -> HybridDrafter:
+    return HybridDrafter(NgramDrafter(resources.ngram_shape), make_model_or_ngram(resources, request))
+
+
+def _adaptive(resources: Resources, request: Request) -> DrafterSet:
+    lookups = [make_suffix(resources, request), NgramDrafter(resources.ngram_shape)]
+    return DrafterSet(lookups, make_model(resources, request))
+
+
+FACTORY = Factory(_fixed, _adaptive)

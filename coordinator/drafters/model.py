@@ -1,0 +1,223 @@
+"""The draft model: proposes what the draft server's model generates.
+
+A fault of the draft server never fails a request. If the server is away, too slow or out of cache, or if the context
+exceeds the draft model's maximum length, n-grams propose instead, and the drafter tries again later.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from coordinator.acceptance import Proposal
+from coordinator.context import Context, Request
+from coordinator.drafters.deadline import DraftDeadline, DraftWait
+from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, ModelDrafter, Resources
+from coordinator.drafters.ngram import NgramDrafter
+from coordinator.remote.link import Link
+from coordinator.remote.sequence import RemoteSequence
+from coordinator.reports import DraftReport
+from paceline.checks import require, require_at_most
+from paceline.errors import PacelineError
+from paceline.rpc.messages import draft_mode_to_message, entropy_rule_to_message, floats_from_bytes
+from paceline.speculation import EntropyAdaptive
+from paceline.v1 import draft_pb2
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.25
+MAX_PAUSE_S = 8.0
+
+
+class RemoteDrafter(ModelDrafter):
+    """One generation's sequence on the draft server."""
+
+    name = "model"
+    has_confidence = True
+
+    def __init__(self, link: Link, request: Request, deadline: DraftDeadline) -> None:
+        self._link = link
+        self._deadline = deadline
+        self._target_vocab_size = request.vocab_size
+        speculation, sampling = request.speculation, request.sampling
+        self._sequence = RemoteSequence(link, request, speculation.draft_sampling(sampling))
+        self._draft_mode = draft_mode_to_message(speculation.resolved_draft_mode(sampling))
+        self._pause_s = FIRST_PAUSE_S
+        self._paused_until_s = 0.0
+        length = speculation.num_draft_tokens
+        self._entropy_rule = length if isinstance(length, EntropyAdaptive) else None
+        # The entropy rule's state after the decided positions, and after each position of the last round.
+        self._ema = 0.0
+        self._round_emas: list[float] = []
+        self._round_start = 0
+
+    def absence(self, context: Context) -> str:
+        if not self._link.is_up:
+            return "draft server away"
+        # Each attempt with a silent server would cost a whole deadline.
+        if self._link.is_silent or time.monotonic() < self._paused_until_s:
+            return "draft server in trouble"
+        return "" if self._capacity(context) >= 1 else "past the draft model's maximum length"
+
+    async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
+        return await self._draft(context, num_draft_tokens, least_confidence)
+
+    async def _draft(
+        self, context: Context, num_draft_tokens: int, least_confidence: float, guess: Sequence[int] = ()
+    ) -> Proposal:
+        """`guess`: of the draft model's next tokens, fewer than `num_draft_tokens`, for it to check in one forward."""
+        if num_draft_tokens < 1:
+            return Proposal()
+        if absence := self.absence(context):
+            return Proposal(report=DraftReport(reason=absence))
+        num_draft_tokens = min(num_draft_tokens, self._capacity(context))
+        wait = DraftWait(self._deadline)
+
+        def fill(command: draft_pb2.DraftCommand, position: int, tail: list[int]) -> None:
+            wait.begin(len(tail), num_draft_tokens)
+            propose = command.propose
+            propose.position = position
+            propose.tail_tokens.extend(tail)
+            propose.num_draft_tokens = num_draft_tokens
+            propose.draft_mode = self._draft_mode
+            propose.least_confidence = least_confidence
+            propose.guess_tokens.extend(guess)
+            if self._entropy_rule is not None:
+                propose.entropy_stop.rule.CopyFrom(entropy_rule_to_message(self._entropy_rule))
+                propose.entropy_stop.entropy_ema = self._ema
+
+        try:
+            async with wait.limit:
+                answer = await self._sequence.feed(context.tokens, fill, lambda answer: answer.num_fed_drafts)
+            wait.learn()
+            proposal = _proposal(answer, wait.num_tail_tokens, self.name, self._entropy_rule)
+            self._check(proposal, num_draft_tokens)
+        except (PacelineError, TimeoutError) as error:
+            reason = str(error) or f"no draft came in {wait.seconds:.1f} s"
+            log.info("drafting pauses for %.2f s: %s", self._pause_s, reason)
+            self._paused_until_s = time.monotonic() + self._pause_s
+            self._pause_s = min(MAX_PAUSE_S, self._pause_s * 2)
+            return Proposal(report=DraftReport(reason="draft server in trouble"))
+        self._pause_s = FIRST_PAUSE_S
+        self._round_start = len(context)
+        self._round_emas = proposal.report.smoothed_entropies
+        return proposal
+
+    def num_cached(self, context: Context) -> int:
+        return self._sequence.length
+
+    def truncate(self, length: int) -> None:
+        self._sequence.truncate(length)
+        # Positions 0 to `length` are decided: `length` is the newest token's.
+        num_decided = min(len(self._round_emas), length + 1 - self._round_start)
+        if num_decided > 0:
+            self._ema = self._round_emas[num_decided - 1]
+        self._round_emas = []
+
+    def release(self) -> None:
+        self._sequence.release()
+
+    def _capacity(self, context: Context) -> int:
+        """Returns how many draft tokens the draft model's maximum length leaves: k of them feed n + k - 1 tokens."""
+        card = self._link.card
+        return card.max_model_len - len(context) + 1 if card is not None else 0
+
+    def _check(self, proposal: Proposal, num_asked: int) -> None:
+        """Raises InvalidArgument for tokens beyond those asked for, and for ids that the target would refuse."""
+        assert self._link.card is not None, "the server answered"
+        require_at_most(num_asked, len(proposal.tokens), "tokens", "tokens")
+        # Vocabularies with the same tokens may be padded to different sizes.
+        vocab_size = min(self._link.card.vocab_size, self._target_vocab_size)
+        worst = max((*proposal.tokens, *(int(support.max()) for support in proposal.supports)), default=0)
+        require(worst < vocab_size, "tokens", worst, f"token ids in [0, {vocab_size})")
+
+
+def _proposal(
+    answer: draft_pb2.Proposal, num_tail_tokens: int, name: str, entropy_rule: EntropyAdaptive | None
+) -> Proposal:
+    """Reads an answer. Raises InvalidArgument if its sizes do not match."""
+    supports, probs = [], []
+    if answer.support_sizes:
+        sizes, num_drafts, num_ids = list(answer.support_sizes), len(answer.tokens), len(answer.support_token_ids)
+        require(
+            len(sizes) == num_drafts, "support_sizes", f"{len(sizes)} sizes", f"one for each of {num_drafts} drafts"
+        )
+        require(sum(sizes) == num_ids, "support_token_ids", f"{num_ids} ids", f"{sum(sizes)} ids")
+        ends = np.cumsum(sizes)[:-1]
+        supports = np.split(np.array(answer.support_token_ids, dtype=np.int64), ends)
+        for token, support in zip(answer.tokens, supports, strict=True):
+            require(bool((support == token).any()), "tokens", token, "in its own support")
+        probs = np.split(floats_from_bytes(answer.support_probs, "support_probs", sum(sizes)), ends)
+    entropies, smoothed = _entropies(answer) if entropy_rule is not None else ([], [])
+    return Proposal(
+        tokens=list(answer.tokens),
+        supports=supports,
+        support_probs=probs,
+        report=DraftReport(
+            drafter=name,
+            num_tail_tokens=num_tail_tokens,
+            computed_us=answer.computed_us,
+            queued_us=answer.queued_us,
+            reason="the draft model is unsure",
+            entropies=entropies,
+            smoothed_entropies=smoothed,
+            allowed_draft_tokens=[entropy_rule.allowed_draft_tokens(each) for each in smoothed] if entropy_rule else [],
+        ),
+    )
+
+
+def _entropies(answer: draft_pb2.Proposal) -> tuple[list[float], list[float]]:
+    """Reads the entropies of an answer under the entropy rule, and the smoothed ones.
+
+    Raises InvalidArgument for values outside [0, 1], and unless there are as many of both.
+    """
+    found: list[list[float]] = []
+    for name in ("entropies", "entropy_emas"):
+        packed: bytes = getattr(answer, name)
+        values = floats_from_bytes(packed, name, len(packed) // 4).tolist()
+        outside = next((each for each in values if not 0 <= each <= 1), None)
+        require(outside is None, name, outside, "in [0, 1]")
+        found.append(values)
+    entropies, smoothed = found
+    allowed = f"one for each of {len(entropies)} entropies"
+    require(len(smoothed) == len(entropies), "entropy_emas", f"{len(smoothed)} values", allowed)
+    return entropies, smoothed
+
+
+class StandbyDrafter(Drafter):
+    """Proposes from `model` while it is available, otherwise from `ngram`."""
+
+    def __init__(self, model: RemoteDrafter, ngram: NgramDrafter) -> None:
+        self._model = model
+        self._ngram = ngram
+
+    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+        absence = self._model.absence(context)
+        if not absence:
+            return await self._model.propose(context, num_draft_tokens)
+        proposal = await self._ngram.propose(context, num_draft_tokens)
+        return proposal if proposal.tokens else Proposal(report=DraftReport(reason=f"{absence}, and no match"))
+
+    def truncate(self, length: int) -> None:
+        self._model.truncate(length)
+
+    def release(self) -> None:
+        self._model.release()
+
+
+def make_model(resources: Resources, request: Request) -> RemoteDrafter | None:
+    """Makes the request's sequence on the draft server; None without a draft server."""
+    return None if resources.draft is None else RemoteDrafter(resources.draft, request, resources.deadline)
+
+
+def make_model_or_ngram(resources: Resources, request: Request) -> Drafter:
+    ngram, model = NgramDrafter(resources.ngram_shape), make_model(resources, request)
+    return ngram if model is None else StandbyDrafter(model, ngram)
+
+
+def _adaptive(resources: Resources, request: Request) -> DrafterSet:
+    return DrafterSet(model=make_model(resources, request), standby=[NgramDrafter(resources.ngram_shape)])
+
+
+FACTORY = Factory(make_model_or_ngram, _adaptive)

@@ -1,0 +1,114 @@
+"""The prediction drafter: copies from the output that the client predicts.
+
+While the output follows the prediction, a position in it advances with the output. After a mismatch the position is found
+again by the longest match of the newest tokens, nearest to the mismatch if several are as long. The position depends on
+decided tokens alone, whatever the rounds.
+"""
+
+import asyncio
+from bisect import bisect_left
+
+from coordinator.acceptance import Proposal
+from coordinator.context import Context
+from coordinator.drafters.drafter import LookupDrafter
+from coordinator.drafters.ngram import CHUNK_TOKENS
+from coordinator.reports import DraftReport
+from paceline.speculation import MAX_DRAFT_TOKENS
+
+# Newest tokens that are compared to find the position again.
+MAX_MATCH = 8
+# Occurrences of the newest token that are tried on either side.
+MAX_POSITIONS = 32
+# Drafts for each token that matches: a position that was just found may be wrong.
+DRAFTS_PER_MATCH = 2
+# With a fixed number of draft tokens the prediction proposes after a match of at least this many tokens. A single token
+# matches too often in texts that have nothing to do with the output.
+LONG_MATCH = 2
+# The output is expected to begin as the prediction does: this counts as a match of as many tokens.
+FIRST_MATCH = LONG_MATCH
+
+
+class PredictionDrafter(LookupDrafter):
+    """One generation's prediction. Proposes ids without probabilities, so rule `match` verifies them."""
+
+    name = "prediction"
+    # A match is likely to go on for long.
+    max_draft_tokens = MAX_DRAFT_TOKENS
+
+    def __init__(self, prediction: list[int]) -> None:
+        self._prediction = prediction
+        # Position of the next token in the prediction, and how many tokens before it match.
+        self._position = 0
+        self._match_length = FIRST_MATCH
+        # Tokens of the output that were followed.
+        self._num_followed = 0
+        # Token -> the positions after it, once they are needed.
+        self._positions: dict[int, list[int]] | None = None
+        self._hits: list[tuple[int, bool]] = []
+
+    async def match(self, context: Context) -> int:
+        """Returns how many of the newest tokens match the prediction; 0 at its end."""
+        await self._follow(context)
+        return self._match_length if self._position < len(self._prediction) else 0
+
+    async def candidates(self, context: Context, num_tokens: int) -> list[int]:
+        """Returns the bit lengths of the matches before the next tokens."""
+        match_length = await self.match(context)
+        num_candidates = min(num_tokens, DRAFTS_PER_MATCH * match_length, len(self._prediction) - self._position)
+        return [(match_length + index).bit_length() for index in range(num_candidates)]
+
+    def take_hits(self) -> list[tuple[int, bool]]:
+        hits, self._hits = self._hits, []
+        return hits
+
+    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+        num_tokens = min(num_draft_tokens, DRAFTS_PER_MATCH * await self.match(context))
+        tokens = self._prediction[self._position : self._position + num_tokens]
+        return Proposal(
+            tokens, report=DraftReport(drafter=self.name, reason="the output does not follow the prediction")
+        )
+
+    async def _follow(self, context: Context) -> None:
+        tokens, begin = context.tokens, len(context.request.prompt)
+        for end in range(begin + self._num_followed + 1, len(tokens) + 1):
+            is_inside = self._position < len(self._prediction)
+            is_right = is_inside and self._prediction[self._position] == tokens[end - 1]
+            if is_inside and self._match_length > 0:
+                self._hits.append((self._match_length.bit_length(), is_right))
+            if is_right:
+                self._position += 1
+                self._match_length += 1
+            else:
+                if self._positions is None:
+                    self._positions = await _positions_by_token(self._prediction)
+                self._find(tokens[max(begin, end - MAX_MATCH) : end])
+        self._num_followed = len(tokens) - begin
+
+    def _find(self, newest: list[int]) -> None:
+        """Finds the position again; if there is no match, assumes that one token was replaced."""
+        assert self._positions is not None, "they were gathered"
+        expected = self._position + 1
+        positions = self._positions.get(newest[-1], [])
+        middle = bisect_left(positions, expected)
+        near = positions[max(0, middle - MAX_POSITIONS) : middle + MAX_POSITIONS]
+        found = max(
+            ((self._num_matching(newest, position), -abs(position - expected), position) for position in near),
+            default=None,
+        )
+        self._match_length, self._position = (found[0], found[2]) if found is not None else (0, expected)
+
+    def _num_matching(self, newest: list[int], position: int) -> int:
+        num = 0
+        while num < min(len(newest), position) and newest[-1 - num] == self._prediction[position - 1 - num]:
+            num += 1
+        return num
+
+
+async def _positions_by_token(prediction: list[int]) -> dict[int, list[int]]:
+    positions: dict[int, list[int]] = {}
+    for index, token in enumerate(prediction):
+        positions.setdefault(token, []).append(index + 1)
+        if index % CHUNK_TOKENS == CHUNK_TOKENS - 1:
+            # Let other generations run.
+            await asyncio.sleep(0)
+    return positions

@@ -1,0 +1,111 @@
+"""The suffix drafter: copies what followed the longest match of the newest tokens, in this context or in recent answers.
+
+It copies as LZ77 does: one position says where the text goes on, and advances with it while the tokens match. After a
+mismatch it searches again. Suffix decoding: 2411.04975.
+"""
+
+import asyncio
+
+from coordinator.acceptance import Proposal
+from coordinator.context import Context, Request
+from coordinator.drafters.drafter import DrafterSet, Factory, LookupDrafter, Resources
+from coordinator.drafters.ngram import CHUNK_TOKENS, NgramDrafter
+from coordinator.drafters.token_index import END, MAX_MATCH, TokenIndex
+from coordinator.reports import DraftReport
+from paceline.speculation import MAX_DRAFT_TOKENS
+
+# Newest tokens of prompt and completion that are searched.
+WINDOW_TOKENS = 16_384
+# Whether the position is in this generation's own text, and the bit length of the match's length.
+Kind = tuple[bool, int]
+
+
+class SuffixDrafter(LookupDrafter):
+    """One generation's position. Proposes ids without probabilities, so rule `match` verifies them."""
+
+    name = "suffix"
+    # A long match is likely to go on.
+    max_draft_tokens = MAX_DRAFT_TOKENS
+
+    def __init__(self, recent: TokenIndex | None) -> None:
+        """`recent`: answers to other requests; None to search this generation's text alone."""
+        self._own = TokenIndex(WINDOW_TOKENS)
+        self._texts = [self._own] if recent is None else [self._own, recent]
+        # The text and the position in it of the next token, and how many tokens before it match.
+        self._text, self._position, self._match_length = self._own, 0, 0
+        self._num_taken = 0
+        self._hits: list[tuple[Kind, bool]] = []
+
+    async def candidates(self, context: Context, num_tokens: int) -> list[Kind]:
+        await self._take(context)
+        return [self._kind(self._match_length + index) for index in range(len(self._copy(num_tokens)))]
+
+    def take_hits(self) -> list[tuple[Kind, bool]]:
+        hits, self._hits = self._hits, []
+        return hits
+
+    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+        await self._take(context)
+        return Proposal(self._copy(num_draft_tokens), report=DraftReport(drafter=self.name, reason="no match"))
+
+    async def _take(self, context: Context) -> None:
+        """Takes the tokens that are new since the last call; in the first call the prompt."""
+        tokens, num_prompt_tokens = context.tokens, len(context.request.prompt)
+        self._num_taken = max(self._num_taken, num_prompt_tokens - WINDOW_TOKENS)
+        while self._num_taken < num_prompt_tokens:
+            end = min(num_prompt_tokens, self._num_taken + CHUNK_TOKENS)
+            self._own.extend(tokens[self._num_taken : end])
+            self._num_taken = end
+            if end == num_prompt_tokens:
+                self._search(tokens[max(0, end - MAX_MATCH) : end])
+            else:
+                await asyncio.sleep(0)
+        while self._num_taken < len(tokens):
+            self._num_taken += 1
+            self._follow(tokens[max(0, self._num_taken - MAX_MATCH) : self._num_taken])
+
+    def _follow(self, newest: list[int]) -> None:
+        """Advances past the newest token."""
+        predicted = self._text.token_at(self._position)
+        is_right = predicted == newest[-1]
+        if self._match_length > 0 and predicted != END:
+            self._hits.append((self._kind(self._match_length), is_right))
+        self._own.extend(newest[-1:])
+        # After a mismatch without another match: assume that one token was replaced.
+        self._position += 1
+        self._match_length = self._match_length + 1 if is_right else 0
+        if not is_right:
+            self._search(newest)
+
+    def _search(self, newest: list[int]) -> None:
+        """Moves to a longer match."""
+        for text in self._texts:
+            length, position = text.find(newest)
+            if length > self._match_length:
+                self._text, self._position, self._match_length = text, position, length
+
+    def _copy(self, num_tokens: int) -> list[int]:
+        """Copies the next tokens up to the text's end. At the end of its own text it goes on with its copy."""
+        copied: list[int] = []
+        own_end = len(self._own)
+        for position in range(self._position, self._position + num_tokens if self._match_length else 0):
+            is_copied = self._text is self._own and position >= own_end
+            token = copied[position - own_end] if is_copied else self._text.token_at(position)
+            if token == END:
+                break
+            copied.append(token)
+        return copied
+
+    def _kind(self, match_length: int) -> Kind:
+        return self._text is self._own, min(match_length, MAX_MATCH).bit_length()
+
+
+def make_suffix(resources: Resources, request: Request) -> SuffixDrafter:
+    return SuffixDrafter(None if resources.recent is None else resources.recent.of(request.cache_salt))
+
+
+def _adaptive(resources: Resources, request: Request) -> DrafterSet:
+    return DrafterSet([make_suffix(resources, request), NgramDrafter(resources.ngram_shape)])
+
+
+FACTORY = Factory(make_suffix, _adaptive)

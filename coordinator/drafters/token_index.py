@@ -1,0 +1,124 @@
+"""Finds where the newest tokens occurred before, in texts of bounded length; keeps recent answers to find them in.
+
+Positions after the same few tokens form a chain, newest first; a hash table says where each chain begins (hash chains:
+RFC 1951, section 4). Tokens and chains are ring buffers, so memory is bounded and the oldest tokens are overwritten.
+"""
+
+import asyncio
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+# Tokens that a chain has in common: a shorter match is not found.
+KEY_TOKENS = 2
+# Positions tried in a chain.
+MAX_POSITIONS = 16
+# Longest match that is counted.
+MAX_MATCH = 32
+# Follows each text.
+END = -1
+# Position after no occurrence.
+NOWHERE = 0
+# Salts whose answers are kept; beyond them, the least recently used is dropped.
+MAX_SALTS = 16
+# A longer answer is added in parts, so that other generations run in between.
+PART_TOKENS = 4096
+
+
+class TokenIndex:
+    """The newest `capacity` tokens. A position is the number of tokens that were added before it.
+
+    Memory: 20 to 28 bytes for each token of the capacity.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        assert capacity >= KEY_TOKENS, "an index holds at least a key"
+        self._capacity = capacity
+        self._length = 0
+        self._tokens = array("i")
+        # By token: the position after an older occurrence of the same key.
+        self._older = array("q")
+        # By hash of KEY_TOKENS tokens: the newest position after them.
+        self._newest = array("q", bytes(8 << (capacity - 1).bit_length()))
+
+    def __len__(self) -> int:
+        """Counts the tokens that were added: the position after the newest."""
+        return self._length
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Adds tokens of the vocabulary, or END."""
+        capacity = self._capacity
+        for token in tokens:
+            at = self._length % capacity
+            if self._length < capacity:
+                self._tokens.append(token)
+                self._older.append(NOWHERE)
+            else:
+                self._tokens[at] = token
+            self._length += 1
+            if self._length >= KEY_TOKENS:
+                slot = self._slot(self._tokens[at - 1], token)
+                self._older[at], self._newest[slot] = self._newest[slot], self._length
+
+    def token_at(self, position: int) -> int:
+        """Returns the token at `position`; END after a text, and if the token was overwritten."""
+        is_known = max(0, self._length - self._capacity) <= position < self._length
+        return self._tokens[position % self._capacity] if is_known else END
+
+    def find(self, newest: Sequence[int]) -> tuple[int, int]:
+        """Finds the longest match of the end of `newest`, the most recent if several are as long.
+
+        Returns the length of the match and the position after it; (0, NOWHERE) if it is shorter than KEY_TOKENS.
+        """
+        best = KEY_TOKENS - 1, NOWHERE
+        if len(newest) >= KEY_TOKENS:
+            position = self._newest[self._slot(*newest[-KEY_TOKENS:])]
+            oldest = max(NOWHERE, self._length - self._capacity)
+            for _ in range(MAX_POSITIONS):
+                if position <= oldest:
+                    break
+                if position < self._length and (length := self._match_length(newest, position)) > best[0]:
+                    best = length, position
+                position = self._older[(position - 1) % self._capacity]
+        return best if best[1] != NOWHERE else (0, NOWHERE)
+
+    def _match_length(self, newest: Sequence[int], position: int) -> int:
+        length = 0
+        for token in reversed(newest[-MAX_MATCH:]):
+            position -= 1
+            if self.token_at(position) != token:
+                break
+            length += 1
+        return length
+
+    def _slot(self, *key: int) -> int:
+        return hash(key) & (len(self._newest) - 1)
+
+
+class RecentAnswers:
+    """The newest complete answers, by `cache_salt` and in memory alone.
+
+    Requests with different salts learn nothing of one another, not even by the time an answer takes.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity`: tokens kept for each salt."""
+        self._capacity = capacity
+        self._by_salt: OrderedDict[str, TokenIndex] = OrderedDict()
+
+    def of(self, salt: str) -> TokenIndex:
+        """Returns the answers that a request with this salt may look up."""
+        if salt not in self._by_salt:
+            self._by_salt[salt] = TokenIndex(self._capacity)
+            if len(self._by_salt) > MAX_SALTS:
+                self._by_salt.popitem(last=False)
+        self._by_salt.move_to_end(salt)
+        return self._by_salt[salt]
+
+    async def add(self, salt: str, answer: Sequence[int]) -> None:
+        """Adds a complete answer, or its end if it exceeds the capacity."""
+        index = self.of(salt)
+        for begin in range(max(0, len(answer) - self._capacity), len(answer), PART_TOKENS):
+            if begin:
+                await asyncio.sleep(0)
+            index.extend((*answer[begin : begin + PART_TOKENS], END))

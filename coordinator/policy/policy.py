@@ -1,0 +1,92 @@
+"""The `Policy` of a generation makes each round's proposal, or leaves the round without one.
+
+    FixedPolicy                     one drafter, always for the same number of tokens
+    PredictionPolicy                the client's predicted output while it matches; otherwise another policy
+    AdaptivePolicy (`adaptive`)     the default: the drafter that gains most, for as many tokens as pay
+
+`adaptive.Policies` makes each request's policy.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coordinator.acceptance import Proposal
+from coordinator.context import Context
+from coordinator.drafters.drafter import Drafter
+from coordinator.drafters.prediction import LONG_MATCH, PredictionDrafter
+from coordinator.reports import DraftReport
+from coordinator.stats import Round
+
+
+class Policy(ABC):
+    """One generation's policy."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = drafters
+
+    async def propose(self, context: Context) -> Proposal:
+        """Makes the proposal for the next round.
+
+        The prompt's round has no drafts, so that the first token does not wait for the draft model to read the prompt.
+        """
+        if context.num_generated == 0:
+            return Proposal(report=DraftReport(reason="the prompt's round"))
+        return await self.propose_after_prompt(context)
+
+    @abstractmethod
+    async def propose_after_prompt(self, context: Context) -> Proposal:
+        """Makes the proposal for a round after the prompt's."""
+
+    def learn(self, finished: Round) -> None:  # noqa: B027 a fixed policy has nothing to learn
+        """Learns from a finished round."""
+
+    def truncate(self, length: int) -> None:
+        for drafter in self._drafters:
+            drafter.truncate(length)
+
+    def release(self) -> None:
+        for drafter in self._drafters:
+            drafter.release()
+
+
+class FixedPolicy(Policy):
+    """Asks one drafter for the same number of tokens in every round."""
+
+    def __init__(self, drafter: Drafter, num_draft_tokens: int) -> None:
+        super().__init__([drafter])
+        self._drafter = drafter
+        self._num_draft_tokens = num_draft_tokens
+
+    async def propose_after_prompt(self, context: Context) -> Proposal:
+        return await _propose(self._drafter, context, self._num_draft_tokens)
+
+
+class PredictionPolicy(Policy):
+    """Proposes from the prediction while the output follows it, otherwise as `fallback` does."""
+
+    def __init__(self, prediction: PredictionDrafter, num_draft_tokens: int, fallback: FixedPolicy) -> None:
+        super().__init__([prediction, *fallback._drafters])
+        self._prediction = prediction
+        self._num_draft_tokens = num_draft_tokens
+        self._fallback = fallback
+
+    async def propose_after_prompt(self, context: Context) -> Proposal:
+        if await self._prediction.match(context) >= LONG_MATCH:
+            return await _propose(self._prediction, context, self._num_draft_tokens)
+        return await self._fallback.propose_after_prompt(context)
+
+
+async def _propose(drafter: Drafter, context: Context, num_draft_tokens: int) -> Proposal:
+    """Proposes `num_draft_tokens` tokens, or as many as the context has room for, or says why there are none."""
+    num_asked = min(num_draft_tokens, context.draft_room)
+    proposal = await drafter.propose(context, num_asked)
+    if proposal.tokens:
+        return replace(proposal, report=replace(proposal.report, num_asked=num_asked, reason=""))
+    if num_draft_tokens == 0:
+        reason = "speculation is off"
+    elif num_asked == 0:
+        reason = "one token is left to generate"
+    else:
+        reason = proposal.report.reason or "the drafter proposed nothing"
+    return replace(proposal, report=replace(proposal.report, num_asked=num_asked, reason=reason))

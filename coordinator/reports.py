@@ -1,0 +1,46 @@
+"""What comes along with a proposal and a verdict and decides nothing: who drafted, how long it took, and why.
+
+Statistics, traces and the speculation policy read it; acceptance does not.
+"""
+
+from dataclasses import dataclass, field
+
+from paceline.results import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """How a proposal came about."""
+
+    # Name of the drafter, as statistics show it.
+    drafter: str = "custom"
+    # Why there are no tokens, for a user to read.
+    reason: str = ""
+    # Tokens that the drafter was asked for.
+    num_asked: int = 0
+    # Context tokens the drafter had to read first: 1 or 2, or more after a pause.
+    num_tail_tokens: int = 1
+    computed_us: int = 0
+    queued_us: int = 0
+    # Under the entropy rule, for each position that was drafted or refused: entropy / ln(vocabulary), ...
+    entropies: list[float] = field(default_factory=list)
+    # ... smoothed over the positions up to it, ...
+    smoothed_entropies: list[float] = field(default_factory=list)
+    # ... and the number of drafts that it allows in the round.
+    allowed_draft_tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """How a verdict came about."""
+
+    # Tokens that the target's cache held already.
+    cached_tokens: int = 0
+    computed_us: int = 0
+    queued_us: int = 0
+    # If asked for, in the prompt's round: one for each prompt token from the second on.
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+NO_DRAFT_REPORT = DraftReport()
+NO_VERIFY_REPORT = VerifyReport()

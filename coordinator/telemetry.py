@@ -1,0 +1,311 @@
+"""Prometheus metrics, spans, and a log line for each generation. They never contain a prompt or an answer.
+
+All of them read `Finish`, the statistics that a client gets. A request's spans:
+
+    generate            the call, with what was asked for and what came of it
+      queue             until the generation has its place
+      prompt            until its first token
+      decode            until its end, with what speculation did
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from coordinator.admission import Admission
+from coordinator.context import Request
+from coordinator.remote.link import Link
+from coordinator.responses import Choice
+from coordinator.unread import UnreadAnswers
+from paceline.observability.exposition import LONG_S, SHORT_S
+from paceline.observability.logs import with_fields
+from paceline.observability.spans import Spans, Value
+from paceline.rpc.metadata import caller
+from paceline.rpc.status import code_of
+
+log = logging.getLogger(__name__)
+# Stages of a round, as in `paceline.results.Timing`.
+STAGES = ("draft", "target", "queued", "wire")
+Attributes = Mapping[str, Value]
+
+
+class CoordinatorMetrics:
+    """Counters and histograms of one coordinator.
+
+    A generation is counted when it is over. During its rounds only the time between two outputs is observed: once a
+    round, whatever the number of tokens.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"paceline_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, bounds: Sequence[float]) -> Histogram:
+            return Histogram(f"paceline_{name}_seconds", text, buckets=bounds, registry=registry)
+
+        self._requests = counter("requests", "Requests by gRPC status code.", "code")
+        self._generations = counter("generations", "Finished generations by finish reason.", "reason")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
+        self._cached_tokens = counter("cached_prompt_tokens", "Prompt tokens found in the target's cache.")
+        self._tokens = counter("generated_tokens", "Generated tokens.")
+        self._rounds = counter("rounds", "Speculative rounds: target forwards after the prompt's.")
+        self._round_tokens = counter("round_tokens", "Tokens emitted by these rounds.")
+        self._drafts = counter("draft_tokens", "Draft tokens by drafter.", "source")
+        self._accepted = counter("accepted_draft_tokens", "Accepted draft tokens by drafter.", "source")
+        self._drafts_at = counter("draft_tokens_per_position", "Draft tokens by position in the round.", "position")
+        self._accepted_at = counter(
+            "accepted_draft_tokens_per_position", "Accepted draft tokens by position in the round.", "position"
+        )
+        self._stages = counter("stage_seconds", "Seconds spent in rounds by stage.", "stage")
+        self._first_token = histogram("time_to_first_token", "Seconds from a request to its first token.", LONG_S)
+        self._between = histogram("time_between_outputs", "Seconds between two outputs of one or more tokens.", SHORT_S)
+        self._whole = histogram("generation", "Seconds from a request to its end.", LONG_S)
+        self._queued = histogram("queue", "Seconds a request waits in the queue.", LONG_S)
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Counts a request by the status code it ends with."""
+        code = "ok"
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            code = "cancelled"
+            raise
+        except Exception as error:
+            code = code_of(error).name.lower()
+            raise
+        finally:
+            self._requests.labels(code).inc()
+
+    def count_unauthenticated(self) -> None:
+        """Counts a call without a valid key."""
+        self._requests.labels("unauthenticated").inc()
+
+    def count_place(self, waited_s: float) -> None:
+        self._queued.observe(waited_s)
+
+    def count_gap(self, seconds: float) -> None:
+        """Observes the time between two outputs of a generation."""
+        self._between.observe(seconds)
+
+    def count_generation(self, choice: Choice) -> None:
+        """Counts a generation that is over, however it ended."""
+        stats, finish = choice.stats, choice.finish()
+        figures, timing = finish.speculation, finish.timing
+        if finish.reason:
+            self._generations.labels(finish.reason).inc()
+            self._whole.observe(timing.total_ms / 1e3)
+        if timing.ttft_ms == 0:
+            return
+        self._first_token.observe(timing.ttft_ms / 1e3)
+        self._prompt_tokens.inc(finish.prompt_tokens)
+        self._cached_tokens.inc(finish.cached_prompt_tokens)
+        self._tokens.inc(finish.completion_tokens)
+        self._rounds.inc(figures.rounds)
+        self._round_tokens.inc(stats.round_tokens)
+        for source, (proposed, accepted) in stats.by_source.items():
+            self._drafts.labels(source).inc(proposed)
+            self._accepted.labels(source).inc(accepted)
+        for position, proposed in enumerate(figures.proposed_per_position):
+            self._drafts_at.labels(position).inc(proposed)
+            self._accepted_at.labels(position).inc(figures.accepted_per_position[position])
+        for stage in STAGES:
+            self._stages.labels(stage).inc(getattr(timing, f"{stage}_ms") / 1e3)
+
+
+class CoordinatorState(Collector):
+    """Gauges read at scrape time: running and waiting generations, unread answers, and the state of the links."""
+
+    def __init__(self, admission: Admission, links: Sequence[Link], unread: UnreadAnswers) -> None:
+        self._admission = admission
+        self._links = links
+        self._unread = unread
+
+    def collect(self) -> Iterator[Metric]:
+        admission = self._admission
+        yield GaugeMetricFamily("paceline_generations_running", "Running generations.", admission.running)
+        yield GaugeMetricFamily("paceline_generations_waiting", "Waiting generations.", admission.waiting)
+        most = GaugeMetricFamily("paceline_generations_limit", "Limit on generations by state.", labels=["state"])
+        most.add_metric(["running"], admission.max_running)
+        most.add_metric(["waiting"], admission.max_waiting)
+        yield most
+        yield GaugeMetricFamily(
+            "paceline_unread_answer_bytes", "Bytes of answers that callers have not read.", self._unread.num_bytes
+        )
+        up = GaugeMetricFamily(
+            "paceline_server_up", "Whether a model server is connected and responding.", labels=["server"]
+        )
+        connections = CounterMetricFamily(
+            "paceline_server_connections",
+            "Connections made to a model server; each after the first is a reconnect.",
+            labels=["server"],
+        )
+        for link in self._links:
+            up.add_metric([link.kind.name], float(link.is_up and not link.is_silent))
+            connections.add_metric([link.kind.name], link.epoch)
+        yield up
+        yield connections
+
+
+class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):
+    """The span of one call, which ends with the block."""
+
+    def __init__(self, spans: Spans, parent: str, request_id: str) -> None:
+        """`parent`: the caller's traceparent; empty to begin a trace."""
+        self._spans = spans
+        self._span = spans.start("generate", parent, "server")
+        self._span.set({"paceline.request_id": request_id, "paceline.caller": caller.get() or "-"})
+        # Choices that are over.
+        self._choices: list[Choice] = []
+
+    @property
+    def traceparent(self) -> str:
+        return self._span.traceparent
+
+    def describe(self, request: Request, is_chat: bool, model: str) -> None:
+        """Records what was asked for. `model`: the target's name."""
+        if self._span.is_kept:
+            operation = "chat" if is_chat else "text_completion"
+            self._span.set({"gen_ai.operation.name": operation, "gen_ai.request.model": model, **_asked(request)})
+
+    def add(self, choice: Choice, error: BaseException | None) -> None:
+        """Adds the phases of a generation that is over. `error`: what ended it early."""
+        if not self._span.is_kept:
+            return
+        self._choices.append(choice)
+        *done, last = _phases(choice, error)
+        for phase in done:
+            self._add_phase(*phase, None)
+        self._add_phase(*last, error)
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if self._choices:
+            self._span.set(_outcome(sorted(self._choices, key=lambda choice: choice.index)))
+        self._span.set({"rpc.response.status_code": "OK" if error is None else _code(error)})
+        if isinstance(error, Exception):
+            self._span.fail(_code(error))
+        self._span.end()
+
+    def _add_phase(
+        self, name: str, started_s: float, ended_s: float, attributes: Attributes, error: BaseException | None
+    ) -> None:
+        span = self._spans.start(name, self._span.traceparent, started_s=started_s)
+        span.set(attributes)
+        if isinstance(error, Exception):
+            span.fail(_code(error))
+        span.end(ended_s)
+
+
+def _phases(choice: Choice, error: BaseException | None) -> Iterator[tuple[str, float, float, Attributes]]:
+    """Yields name, start, end and attributes of each phase that the generation reached."""
+    stats, finish, now_s = choice.stats, choice.finish(), time.perf_counter()
+    which = {"paceline.choice": choice.index}
+    if stats.placed_s is None:
+        yield "queue", stats.arrived_s, now_s, which
+        return
+    yield "queue", stats.arrived_s, stats.placed_s, which
+    prompt = {
+        **which,
+        "paceline.prompt_tokens": finish.prompt_tokens,
+        "paceline.cached_tokens": finish.cached_prompt_tokens,
+    }
+    if finish.timing.ttft_ms == 0:
+        yield "prompt", stats.placed_s, now_s, prompt
+        return
+    first_s = stats.arrived_s + finish.timing.ttft_ms / 1e3
+    yield "prompt", stats.placed_s, first_s, prompt
+    # The first token may have been the last.
+    if stats.rounds or error is not None:
+        figures = finish.speculation
+        yield (
+            "decode",
+            first_s,
+            now_s,
+            {
+                **which,
+                "paceline.rounds": figures.rounds,
+                "paceline.round_tokens": stats.round_tokens,
+                "paceline.proposed": figures.proposed,
+                "paceline.accepted": figures.accepted,
+                "paceline.acceptance_length": figures.mean_acceptance_length,
+                "paceline.sources": sorted(stats.by_source),
+            },
+        )
+
+
+def _asked(request: Request) -> Attributes:
+    sampling, speculation = request.sampling, request.speculation
+    return {
+        "gen_ai.provider.name": "paceline",
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k,
+        "gen_ai.request.choice.count": sampling.n,
+        "paceline.speculation": speculation.enabled,
+        "paceline.drafter": speculation.drafter.value,
+    }
+
+
+def _outcome(choices: list[Choice]) -> Attributes:
+    """Sums up all choices; they share the prompt."""
+    finishes = [choice.finish() for choice in choices]
+    times = {
+        f"paceline.{stage}_ms": sum(getattr(finish.timing, f"{stage}_ms") for finish in finishes) for stage in STAGES
+    }
+    return {
+        "gen_ai.usage.input_tokens": finishes[0].prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": finishes[0].cached_prompt_tokens,
+        "gen_ai.usage.output_tokens": sum(finish.completion_tokens for finish in finishes),
+        "gen_ai.response.finish_reasons": [finish.reason for finish in finishes if finish.reason],
+        **times,
+    }
+
+
+def _code(error: BaseException) -> str:
+    """Returns the gRPC status. A call that its client gave up raises none of our errors."""
+    return code_of(error).name if isinstance(error, Exception) else "CANCELLED"
+
+
+def log_refusal(error: Exception) -> None:
+    """Logs a request that was refused: the code alone, as the message may quote the request."""
+    log.info("request refused", extra=with_fields(caller=caller.get() or "-", code=code_of(error).name.lower()))
+
+
+def log_generation(choice: Choice, error: BaseException | None) -> None:
+    """Logs a generation that is over. `error`: what ended it early."""
+    finish = choice.finish()
+    figures, timing = finish.speculation, finish.timing
+    first_token = {"first_token_ms": int(timing.ttft_ms)} if timing.ttft_ms else {}
+    fields = {
+        "choice": choice.index,
+        "caller": caller.get() or "-",
+        "end": _end_of(finish.reason, error),
+        "prompt_tokens": finish.prompt_tokens,
+        "cached_tokens": finish.cached_prompt_tokens,
+        "completion_tokens": finish.completion_tokens,
+        "rounds": figures.rounds,
+        "proposed": figures.proposed,
+        "accepted": figures.accepted,
+        "acceptance_length": round(figures.mean_acceptance_length, 2),
+        "sources": ",".join(sorted(choice.stats.by_source)) or "none",
+        **first_token,
+        "total_ms": int(timing.total_ms),
+        **{f"{stage}_ms": int(getattr(timing, f"{stage}_ms")) for stage in STAGES},
+    }
+    log.info("generation over", extra=with_fields(**fields))
+
+
+def _end_of(reason: str, error: BaseException | None) -> str:
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "cancelled"
+    if isinstance(error, Exception):
+        return code_of(error).name.lower()
+    return reason or "unknown"

@@ -1,0 +1,249 @@
+"""The HTTP endpoints, and the gateway's state that they share."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.config import GatewaySettings
+from gateway.errors import JsonResponse, bad_request, no_such_model, unavailable
+from gateway.fields import DRAFT_LENGTH, flag, get, whole_numbers
+from gateway.generation import Dialect, Generation, send_events, until_disconnect
+from gateway.http import read_body
+from gateway.middleware import key_of, take_request_id_from_body
+from gateway.requests import HttpRequest, is_token_id, parse_messages
+from gateway.router import Coordinators, TokenTexts
+from gateway.telemetry import GatewayMetrics, exposition
+from paceline.client import Prompt
+from paceline.results import Deployment
+from paceline.rpc.health import is_serving
+from paceline.rpc.server import instance_of
+from paceline.speculation import Bounds, Drafter, DraftLength, DraftMode, EntropyAdaptive, SpeculationParams
+
+HEALTH_TIMEOUT_S = 1.0
+TOKENIZE = (
+    "model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "parse_special_tokens",
+    "return_token_strs",
+)  # fmt: skip
+DETOKENIZE = ("model", "tokens")
+
+
+class Gateway:
+    """State shared by all endpoints. An asynchronous context manager that holds connections to coordinators."""
+
+    coordinators: Coordinators
+    texts: TokenTexts
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.metrics = GatewayMetrics()
+        self.exposition = exposition(self.metrics, settings.model_name)
+
+    async def __aenter__(self) -> "Gateway":
+        settings = self.settings
+        self.coordinators = Coordinators(settings.addresses, settings.patience, settings.servers_tls, self.metrics)
+        self.texts = TokenTexts(self.coordinators)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.coordinators.close()
+
+    def model_name(self, deployment: Deployment) -> str:
+        """Returns the name that clients use for the model."""
+        return self.settings.model_name or deployment.target.name
+
+    def check_model(self, body: Mapping[str, Any], deployment: Deployment) -> None:
+        """Raises HttpError (404) if the request names another model."""
+        model, known = get(body, "model", str, "a string"), self.model_name(deployment)
+        if model not in (None, known, deployment.target.name):
+            raise no_such_model(model, known)
+
+
+class GenerateEndpoint:
+    """Serves the generations of a dialect. An ASGI application."""
+
+    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+        self._gateway = gateway
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        body = await read_body(request, self._gateway.settings.max_body_bytes)
+        await until_disconnect(receive, self._respond(body, request, send))
+
+    async def _respond(self, body: dict[str, Any], request: Request, send: Send) -> None:
+        gateway, key = self._gateway, key_of(request)
+        deployment = await gateway.coordinators.describe(key)
+        gateway.check_model(body, deployment)
+        asked = self._dialect.parse(body, deployment)
+        asked = replace(asked, request_id=take_request_id_from_body(request, asked.request_id))
+        if asked.echo or (asked.has_usage_in_every_chunk and len(asked.prompts) > 1):
+            asked = await self._with_token_ids(asked, key)
+        model = gateway.model_name(deployment)
+        reply = self._dialect.reply(Generation(asked, model, gateway.coordinators, gateway.texts, key))
+        if asked.is_stream:
+            await send_events(reply.chunks(), send, self._dialect)
+        else:
+            response = JsonResponse(await reply.whole())
+            await response(request.scope, request.receive, send)
+
+    async def _with_token_ids(self, asked: HttpRequest, key: str | None) -> HttpRequest:
+        """Tokenizes prompts: log-probabilities of an echo are per token, and usage counts prompts not yet begun."""
+
+        async def tokenize(text: str) -> list[int]:
+            return await self._gateway.coordinators.ask(key, lambda client: client.tokenize(text, raw=True))
+
+        prompts: list[Prompt] = [await tokenize(each) if isinstance(each, str) else each for each in asked.prompts]
+        return replace(asked, prompts=prompts)
+
+
+class Endpoints:
+    """Handlers of all other paths: models, deployment, tokenizer, health and metrics."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def health(self, request: Request) -> Response:
+        """Reports that the process is alive, and which instance it is under `paceline up`."""
+        instance = instance_of(os.environ)
+        more = {} if instance is None else {"instance": instance.removeprefix("instance.")}
+        return JsonResponse({"status": "ok", **more})
+
+    async def ready(self, request: Request) -> Response:
+        """Reports whether a coordinator is serving."""
+        settings = self._gateway.settings
+        checks = [
+            asyncio.to_thread(is_serving, each, HEALTH_TIMEOUT_S, tls=settings.servers_tls)
+            for each in settings.addresses
+        ]
+        if any(await asyncio.gather(*checks)):
+            return JsonResponse({"status": "ready"})
+        raise unavailable("no coordinator is serving")
+
+    async def metrics(self, request: Request) -> Response:
+        """Exposes metrics in the format that the scraper accepts."""
+        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self._gateway.exposition), headers={"content-type": kind})
+
+    async def models(self, request: Request) -> Response:
+        card = self._card(await self._describe(request))
+        return JsonResponse({"object": "list", "data": [card]})
+
+    async def model(self, request: Request) -> Response:
+        deployment, asked = await self._describe(request), request.path_params["model"]
+        self._gateway.check_model({"model": asked}, deployment)
+        return JsonResponse(self._card(deployment))
+
+    async def deployment(self, request: Request) -> Response:
+        """Returns models, limits, speculation defaults and the number of running generations."""
+        found = await self._gateway.coordinators.describe(key_of(request), as_it_is_now=True)
+        return JsonResponse(
+            {
+                "version": found.version,
+                "target": asdict(found.target),
+                "draft": None if found.draft is None else asdict(found.draft),
+                "defaults": _speculation_body(found.defaults),
+                "drafters": {each.value: each.help for each in Drafter},
+                "running": found.running,
+                "max_running": found.max_running,
+            }
+        )
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        deployment = await self._describe(request)
+        return JsonResponse(
+            {
+                **asdict(deployment.tokenizer),
+                "max_model_len": deployment.target.max_model_len,
+                "model_max_length": deployment.target.max_model_len,
+                "vocab_size": deployment.target.vocab_size,
+            }
+        )
+
+    async def tokenize(self, request: Request) -> Response:
+        """Tokenizes `prompt`, or `messages` through the chat template."""
+        gateway, body = self._gateway, await self._read_body(request, TOKENIZE)
+        deployment, key = await self._describe(request), key_of(request)
+        gateway.check_model(body, deployment)
+        is_chat = body.get("messages") is not None
+        text = get(body, "prompt", str, "a string")
+        if is_chat == (text is not None):
+            raise bad_request("prompt", "either prompt or messages must be given, and not both")
+        prompt: Prompt = parse_messages(body) if is_chat else text
+        adds_special, opens = flag(body, "add_special_tokens", not is_chat), flag(body, "add_generation_prompt", True)
+        parses = flag(body, "parse_special_tokens", not is_chat)
+        if not (is_chat or parses):
+            raise bad_request("parse_special_tokens", "parse_special_tokens is false; it must be true with prompt")
+        ids = await gateway.coordinators.ask(
+            key,
+            lambda client: client.tokenize(
+                prompt,
+                raw=not is_chat,
+                add_special_tokens=adds_special,
+                add_generation_prompt=opens,
+                parse_special_tokens=is_chat and parses,
+            ),
+        )
+        texts = None
+        if flag(body, "return_token_strs"):
+            await gateway.texts.load(set(ids), key)
+            texts = [gateway.texts[token].text for token in ids]
+        max_model_len = deployment.target.max_model_len
+        return JsonResponse({"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": texts})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._read_body(request, DETOKENIZE)
+        self._gateway.check_model(body, await self._describe(request))
+        ids = get(body, "tokens", list, "a list of token ids", [])
+        if not all(is_token_id(each) for each in ids):
+            raise bad_request("tokens", "tokens must be a list of token ids")
+        found = await self._gateway.coordinators.detokenize(ids, key_of(request))
+        return JsonResponse({"prompt": found.text})
+
+    async def _describe(self, request: Request) -> Deployment:
+        return await self._gateway.coordinators.describe(key_of(request))
+
+    async def _read_body(self, request: Request, names: tuple[str, ...]) -> dict[str, Any]:
+        body = await read_body(request, self._gateway.settings.max_body_bytes)
+        for name in body:
+            if name not in names:
+                raise bad_request(name[:100], f"unknown field {name[:100]!r}; known fields: {', '.join(names)}")
+        return whole_numbers(body)
+
+    def _card(self, deployment: Deployment) -> dict[str, Any]:
+        """Returns OpenAI's model object, extended by vLLM's `max_model_len`."""
+        return {
+            "id": self._gateway.model_name(deployment), "object": "model", "created": 0, "owned_by": "paceline",
+            "root": deployment.target.name, "parent": None, "max_model_len": deployment.target.max_model_len,
+        }  # fmt: skip
+
+
+def _speculation_body(defaults: SpeculationParams) -> dict[str, Any]:
+    """Formats the defaults as a request's `speculation`."""
+    return {
+        "enabled": defaults.enabled,
+        "drafter": defaults.drafter.value,
+        **draft_length_fields(defaults.num_draft_tokens),
+        "rule": None if defaults.rule is None else defaults.rule.value,
+        "coupled": defaults.draft_mode is DraftMode.COUPLED,
+        "lenience": defaults.lenience,
+        "draft_temperature": defaults.draft_temperature,
+    }
+
+
+def draft_length_fields(length: DraftLength) -> dict[str, Any]:
+    """Returns the fields from which `parse_draft_length` makes this length. None: left out."""
+    match length:
+        case Bounds() as bounds:
+            text, beta = "adaptive", None
+        case EntropyAdaptive(bounds, beta):
+            text = "entropy"
+        case number:
+            return dict.fromkeys(DRAFT_LENGTH) | {"draft_tokens": number}
+    return dict(zip(DRAFT_LENGTH, (text, bounds.min, bounds.max, beta), strict=True))

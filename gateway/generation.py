@@ -1,0 +1,226 @@
+"""Runs a request's generations at the coordinators and sends their rounds as server-sent events.
+
+Each `Dialect`, such as OpenAI's chat completions, is a class in a file of its own, registered in app.py.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Protocol
+
+from starlette.types import Receive, Send
+
+from gateway.errors import FieldNames, HttpError, from_exception
+from gateway.requests import HttpRequest
+from gateway.router import Coordinators, ReplayBuffer, TokenTexts
+from gateway.telemetry import GenerationTimer, current, record_failure
+from paceline.client import AsyncClient, Prompt
+from paceline.errors import PacelineError
+from paceline.noise import fresh_seed
+from paceline.results import Deployment, Detokenized, Piece, TokenLogprobs
+
+log = logging.getLogger(__name__)
+# Characters of a prompt by which its coordinator is chosen.
+PREFIX_CHARACTERS = 512
+# Rounds of several prompts that are queued for a slow reader. Then the coordinators hold them back.
+MAX_QUEUED_ROUNDS = 64
+# Rounds by their prompt's index, or what ended the prompt's generation: an error, or None.
+RoundQueue = asyncio.Queue[tuple[int, Piece | Exception | None]]
+EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies such as nginx would buffer the stream.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Generation:
+    """A request on its way through the coordinators, for one caller."""
+
+    def __init__(
+        self, request: HttpRequest, model: str, coordinators: Coordinators, texts: TokenTexts, key: str | None
+    ) -> None:
+        """`model`: the name that clients use; `key`: the caller's, passed to the coordinator."""
+        self.request = request
+        self.model = model
+        self.texts = texts
+        self._coordinators = coordinators
+        self._key = key
+
+    async def load_texts(self, ids: Iterable[int]) -> None:
+        """Makes `texts` of these tokens available."""
+        await self.texts.load(set(ids), self._key)
+
+    async def detokenize(self, ids: list[int]) -> Detokenized:
+        return await self._coordinators.detokenize(ids, self._key)
+
+    async def rounds(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Yields each round with its prompt's index. Raises the first generation's error. Closing it cancels all."""
+        prompts = self.request.prompts
+        if len(prompts) == 1:
+            async with aclosing(self._rounds_of(prompts[0])) as pieces:
+                async for piece in pieces:
+                    yield 0, piece
+            return
+        queue: RoundQueue = asyncio.Queue(MAX_QUEUED_ROUNDS)
+        tasks = [asyncio.create_task(self._enqueue(*each, queue)) for each in enumerate(prompts)]
+        try:
+            num_left = len(tasks)
+            while num_left:
+                index, found = await queue.get()
+                if isinstance(found, Exception):
+                    raise found
+                if found is None:
+                    num_left -= 1
+                else:
+                    yield index, found
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _enqueue(self, index: int, prompt: Prompt, queue: RoundQueue) -> None:
+        try:
+            async with aclosing(self._rounds_of(prompt)) as pieces:
+                async for piece in pieces:
+                    await queue.put((index, piece))
+        except Exception as error:
+            await queue.put((index, error))
+        else:
+            await queue.put((index, None))
+
+    async def _rounds_of(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
+        """Yields the rounds of all samples of a prompt."""
+        request, sampling = self.request, self.request.sampling
+        if sampling.seed is None:
+            # Chosen here, so that another coordinator can resume the generation.
+            sampling = replace(sampling, seed=fresh_seed())
+
+        def start(client: AsyncClient, replay_buffer: ReplayBuffer) -> AsyncGenerator[Piece, None]:
+            prediction = replay_buffer.prediction if request.prediction is None else request.prediction
+            if traceparent := current.get().traceparent:
+                client = client.with_traceparent(traceparent)
+            pieces = client.stream(
+                prompt, sampling, request.speculation, request.is_raw, prediction=prediction,
+                trace=request.is_traced, request_id=request.request_id, cache_salt=request.cache_salt,
+                template_options=request.template_options,
+                parse_special_tokens=request.parses_special_tokens,
+            )  # fmt: skip
+            return as_rounds(pieces, sampling.prompt_logprobs is not None)
+
+        rounds = self._coordinators.stream(routing_prefix(prompt), self._key, start)
+        with GenerationTimer(self._coordinators.metrics) as timer:
+            async with aclosing(rounds) as pieces:
+                async for piece in pieces:
+                    timer.on_piece(piece)
+                    yield piece
+
+
+def routing_prefix(prompt: Prompt) -> str:
+    # A token id takes up to eight characters.
+    return str(prompt if isinstance(prompt, str) else prompt[:64])[:PREFIX_CHARACTERS]
+
+
+async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) -> AsyncGenerator[Piece, None]:
+    """Yields pieces that are rounds. With `scores_prompt` each choice's first one has the prompt's log-probabilities.
+
+    Coordinators send these with choice 0 only, a long prompt's in several pieces. Rounds of other choices wait for them.
+    """
+    prompt_logprobs: list[TokenLogprobs] = []
+    is_scored, waiting = not scores_prompt, list[Piece]()
+    begun: set[int] = set()
+
+    def with_prompt(piece: Piece) -> Piece:
+        is_first = piece.index not in begun
+        begun.add(piece.index)
+        return replace(piece, prompt_logprobs=prompt_logprobs) if is_first and prompt_logprobs else piece
+
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if not is_scored and piece.index != 0:
+                waiting.append(piece)
+                continue
+            if not is_scored:
+                prompt_logprobs += piece.prompt_logprobs
+                if piece.prompt_logprobs and not (piece.token_ids or piece.finish):
+                    continue
+                is_scored = True
+            yield with_prompt(piece)
+            for each in waiting:
+                yield with_prompt(each)
+            waiting = []
+
+
+class Reply(Protocol):
+    """A generation's response in a dialect: a stream or a single body."""
+
+    def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """Yields the events of each round. Raises what a coordinator raises."""
+
+    async def whole(self) -> dict[str, Any]: ...
+
+
+class Dialect(Protocol):
+    """A generating endpoint: how it reads requests and writes responses."""
+
+    path: str
+    # Its names of fields, in errors.
+    field_names: FieldNames
+    # Sent after the last event.
+    stream_end: bytes
+
+    def parse(self, body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
+        """Raises HttpError and InvalidArgument, both naming the field."""
+
+    def reply(self, generation: Generation) -> Reply: ...
+
+    def event(self, body: dict[str, Any]) -> bytes:
+        """Encodes a server-sent event."""
+
+    def error_body(self, error: HttpError) -> dict[str, Any]:
+        """Returns the body of an event that ends a stream early."""
+
+
+async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: Send, dialect: Dialect) -> None:
+    """Sends a stream, each round at once. Raises errors before the first chunk; sends later ones as an event.
+
+    `send` waits for a slow client, so at most one round is buffered here.
+    """
+
+    async def send_all(bodies: list[dict[str, Any]]) -> None:
+        await send({"type": "http.response.body", "body": b"".join(map(dialect.event, bodies)), "more_body": True})
+
+    async with aclosing(chunks):
+        first = await anext(chunks)
+        await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
+        await send_all(first)
+        try:
+            async for each in chunks:
+                await send_all(each)
+        except Exception as error:
+            if not isinstance(error, PacelineError):
+                log.exception("stream failed", exc_info=error)
+            record_failure(error)
+            await send_all([dialect.error_body(from_exception(error, dialect.field_names))])
+    await send({"type": "http.response.body", "body": dialect.stream_end, "more_body": False})
+
+
+async def until_disconnect(receive: Receive, work: Awaitable[None]) -> None:
+    """Awaits `work`, or cancels it if the client disconnects. The request's body must have been read."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

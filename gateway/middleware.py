@@ -1,0 +1,196 @@
+"""ASGI middleware: paths, admission of requests, request ids in logs and headers."""
+
+import base64
+import binascii
+import logging
+import re
+import secrets
+import string
+import time
+from collections.abc import Collection, MutableMapping
+from typing import Any
+from urllib.parse import quote
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import HttpError, bad_request, error_response, internal, too_many, unauthorized
+from gateway.telemetry import GatewayMetrics
+from paceline.keys import KeyRing, is_loopback
+from paceline.observability import logs
+from paceline.observability.logs import with_fields
+from paceline.sampling import MAX_ID_CHARACTERS
+
+log = logging.getLogger(__name__)
+# Served without a key: health checks, and the page, which holds no data and has a field for the key.
+HEALTH_PATHS = ("/health", "/ready")
+OPEN_PATHS = (*HEALTH_PATHS, "/", "/favicon.ico")
+OPEN_FOLDER = "/static/"
+# Polled by machines, so logged at DEBUG only.
+QUIET_PATHS = (*HEALTH_PATHS, "/metrics")
+REQUEST_ID_HEADER = "x-request-id"
+# Characters that a header's value holds unquoted.
+_PLAIN = string.punctuation + " "
+# A Host header (RFC 3986): a name or an address, IPv6 in brackets, and an optional port.
+_HOST = re.compile(r"(\[[\w.:~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)
+
+
+class SlashIgnored:
+    """Serves PATH/ as PATH. A redirect would name a scheme, and a proxy that terminates TLS hides the client's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path.endswith("/") and path != "/":
+            scope = {**scope, "path": path[:-1]}
+        await self._app(scope, receive, send)
+
+
+class Guard:
+    """Admits requests by key, host and number of open requests, and turns all exceptions into responses.
+
+    Puts the caller's key and the request id into the request's state.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: KeyRing | None,
+        max_open: int,
+        loopback_only: bool,
+        counted_paths: Collection[str],
+        metrics: GatewayMetrics,
+    ) -> None:
+        """`keys`: None admits everyone. `counted_paths`: counted by path; requests to other paths share one label.
+
+        `loopback_only` refuses requests that name another host, against DNS rebinding.
+        """
+        self._app = app
+        self._keys = keys
+        self._max_open = max_open
+        self._loopback_only = loopback_only
+        self._counted_paths = counted_paths
+        self._metrics = metrics
+        self.num_open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s, status = time.perf_counter(), 0
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), _request_id_header(state)]}
+            await send(message)
+
+        headers = Headers(scope=scope)
+        key, name = _read_key(headers), None
+        state = scope.setdefault("state", {})
+        state["key"] = key
+        _set_request_id(state, secrets.token_hex(12))
+        self.num_open += 1
+        self._metrics.count_open(1)
+        try:
+            _take_request_id_from_headers(state, headers)
+            name = self._authorize(scope["path"], _read_host(scope, headers), key)
+            await self._app(scope, receive, send_noted)
+        except HttpError as error:
+            await error_response(error)(scope, receive, send_noted)
+        except ClientDisconnect:
+            # The client left while sending its body: there is no one to respond to.
+            pass
+        except Exception as error:
+            if status:
+                raise
+            log.exception("request failed", exc_info=error)
+            await error_response(internal())(scope, receive, send_noted)
+        finally:
+            self.num_open -= 1
+            self._metrics.count_open(-1)
+            self._record(scope, name, status, time.perf_counter() - started_s)
+
+    def _record(self, scope: Scope, name: str | None, status: int, took_s: float) -> None:
+        path = scope["path"]
+        self._metrics.count_request(path if path in self._counted_paths else "other", status, took_s)
+        fields = {
+            "request_id": scope["state"]["request_id"], "caller": name or "-", "method": scope["method"],
+            "path": path[:100], "status": status, "ms": round(took_s * 1e3),
+        }  # fmt: skip
+        log.log(logging.DEBUG if path in QUIET_PATHS else logging.INFO, "request over", extra=with_fields(**fields))
+
+    def _authorize(self, path: str, host: str, key: str | None) -> str | None:
+        """Returns the name of the key's owner. Raises HttpError."""
+        if self._loopback_only and not is_loopback(host):
+            raise HttpError(
+                403, "this gateway accepts requests for loopback hosts only", "permission_error", code="wrong_host"
+            )
+        if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
+            return None
+        name = None
+        if self._keys is not None:
+            name = self._keys.name_of(key)
+            if name is None:
+                what = "the request has no key" if key is None else "the key is not known"
+                raise unauthorized(f"{what}; send it as `Authorization: Bearer KEY`")
+        if self.num_open > self._max_open:
+            raise too_many(f"too many open requests; at most {self._max_open} are allowed")
+        return name
+
+
+def key_of(request: Request) -> str | None:
+    """Returns the caller's key, which `Guard` has read."""
+    key: str | None = request.state.key
+    return key
+
+
+def take_request_id_from_body(request: Request, given: str) -> str:
+    """Prefers the id in the body to the header's. Returns it uncut: the coordinator refuses one that is too long."""
+    state: MutableMapping[str, Any] = request.scope["state"]
+    _set_request_id(state, given[:MAX_ID_CHARACTERS] or state["request_id"])
+    return given or str(state["request_id"])
+
+
+def _take_request_id_from_headers(state: MutableMapping[str, Any], headers: Headers) -> None:
+    given = headers.get(REQUEST_ID_HEADER, "")
+    if len(given) > MAX_ID_CHARACTERS or not given.isprintable():
+        message = f"{REQUEST_ID_HEADER} must be at most {MAX_ID_CHARACTERS} printable characters"
+        raise bad_request(REQUEST_ID_HEADER, message)
+    if given:
+        _set_request_id(state, given)
+
+
+def _set_request_id(state: MutableMapping[str, Any], name: str) -> None:
+    # The response reads the state; log lines read the context variable, which tasks inherit.
+    state["request_id"] = name
+    logs.request_id.set(name)
+
+
+def _request_id_header(state: MutableMapping[str, Any]) -> tuple[bytes, bytes]:
+    return REQUEST_ID_HEADER.encode(), quote(state["request_id"], safe=_PLAIN).encode()
+
+
+def _read_host(scope: Scope, headers: Headers) -> str:
+    """Returns the Host header without its port. Raises HttpError (RFC 9112, 3.2)."""
+    named = headers.getlist("host") or (["localhost"] if scope["http_version"] == "1.0" else [])
+    if len(named) == 1 and (found := _HOST.fullmatch(named[0])):
+        return found[1]
+    raise bad_request("host", "exactly one Host header is required, HOST or HOST:PORT")
+
+
+def _read_key(headers: Headers) -> str | None:
+    """Returns the key from `Authorization: Bearer KEY`, from the password of `Basic`, or from `X-API-Key`."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip() or None
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2] or None
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    return headers.get("x-api-key") or None

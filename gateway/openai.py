@@ -1,0 +1,161 @@
+"""OpenAI's dialects: /v1/chat/completions and /v1/completions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from gateway.errors import HttpError, bad_request, from_paceline
+from gateway.fields import CHAT, CHAT_NAMES, TEXT, TEXT_NAMES, check_fields, flag, get, whole_numbers
+from gateway.generation import Generation
+from gateway.reply import ChoicesReply, ScoredToken
+from gateway.requests import HttpRequest, parse_messages, parse_prompts, parse_request, parse_sampling
+from gateway.router import TokenTexts
+from paceline.client import Prompt
+from paceline.errors import InvalidArgument
+from paceline.results import Deployment
+
+DEFAULT_TEXT_TOKENS = 16
+# OpenAI's number for minus infinity, which JSON cannot express: the log-probability of excluded tokens.
+LOWEST = -9999.0
+
+
+class _OpenAi:
+    """What both have in common."""
+
+    stream_end = b"data: [DONE]\n\n"
+
+    def event(self, body: dict[str, Any]) -> bytes:
+        return b"data: " + orjson.dumps(body) + b"\n\n"
+
+    def error_body(self, error: HttpError) -> dict[str, Any]:
+        return error.body
+
+
+class Chat(_OpenAi):
+    """/v1/chat/completions."""
+
+    path = "/v1/chat/completions"
+    field_names = CHAT_NAMES
+    id_prefix = "chatcmpl-"
+    chunk_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def parse(self, body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
+        check_fields(body, CHAT)
+        body = whole_numbers(body)
+        name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+        max_tokens = get(body, name, int, "a whole number")
+        if max_tokens is not None and max_tokens < 1:
+            raise bad_request(name, f"{name} is {max_tokens}; it must be at least 1")
+        num_likeliest = None
+        if flag(body, "logprobs"):
+            num_likeliest = get(body, "top_logprobs", int, "a whole number in [0, 20]", 0)
+        elif body.get("top_logprobs"):
+            raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
+        options = get(body, "chat_template_kwargs", dict, "an object")
+        if not flag(body, "add_generation_prompt", True):
+            raise bad_request("add_generation_prompt", "add_generation_prompt is false; it must be true")
+        if max_tokens is None:
+            max_tokens = deployment.target.max_model_len
+        try:
+            sampling = parse_sampling(body, max_tokens=max_tokens, logprobs=num_likeliest)
+        except InvalidArgument as error:
+            raise from_paceline(error, {**CHAT_NAMES, "max_tokens": name}) from None
+        parses = flag(body, "parse_special_tokens")
+        messages: list[Prompt] = [parse_messages(body)]
+        return parse_request(
+            body, deployment, messages, sampling, template_options=options, parses_special_tokens=parses
+        )
+
+    def reply(self, generation: Generation) -> ChoicesReply:
+        return ChoicesReply(self, generation)
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+        delta = {"content": text} if text else {}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def whole(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            return {"token": texts[token].text, "logprob": _finite(logprob), "bytes": list(texts[token].utf8)}
+
+        content = []
+        for token, each, _ in tokens:
+            assert each is not None, "only an echoed prompt's first token has none"
+            likeliest = [entry(*pair) for pair in zip(each.top_token_ids, each.top_logprobs, strict=True)]
+            content.append({**entry(token, each.logprob), "top_logprobs": likeliest})
+        return {"content": content, "refusal": None}
+
+    def join_logprobs(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"content": [entry for part in parts for entry in part["content"]], "refusal": None}
+
+
+class Completions(_OpenAi):
+    """/v1/completions."""
+
+    path = "/v1/completions"
+    field_names = TEXT_NAMES
+    id_prefix = "cmpl-"
+    chunk_object = "text_completion"
+    whole_object = "text_completion"
+
+    def parse(self, body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
+        check_fields(body, TEXT)
+        body = whole_numbers(body)
+        max_tokens = get(body, "max_tokens", int, "a whole number", DEFAULT_TEXT_TOKENS)
+        echo = flag(body, "echo")
+        num_likeliest = get(body, "logprobs", int, "a whole number in [0, 20]")
+        if max_tokens == 0 and not echo:
+            raise bad_request("max_tokens", "max_tokens is 0; it must be at least 1, or 0 with echo")
+        sampling = parse_sampling(body, max_tokens=max_tokens, logprobs=num_likeliest)
+        if echo and num_likeliest is not None:
+            sampling = replace(sampling, prompt_logprobs=num_likeliest)
+        return parse_request(body, deployment, parse_prompts(body), sampling, echo=echo, is_raw=True)
+
+    def reply(self, generation: Generation) -> ChoicesReply:
+        return ChoicesReply(self, generation)
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        return None
+
+    def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def whole(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str) -> dict[str, Any]:
+        return self.delta(index, text, logprobs, reason)
+
+    def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
+        """The chosen token is always among the likeliest, with the same float, so that clients can compare them."""
+        likeliest: list[dict[str, float] | None] = []
+        for token, each, _ in tokens:
+            if each is None:
+                likeliest.append(None)
+                continue
+            by_text: dict[str, float] = {}
+            # Likeliest first: of two tokens with the same text the likelier one is kept.
+            for other, logprob in zip(each.top_token_ids, each.top_logprobs, strict=True):
+                by_text.setdefault(texts[other].text, _finite(logprob))
+            by_text.setdefault(texts[token].text, _finite(each.logprob))
+            likeliest.append(by_text)
+        return {
+            "tokens": [texts[each.token].text for each in tokens],
+            "token_logprobs": [None if each is None else _finite(each.logprob) for _, each, _ in tokens],
+            "top_logprobs": likeliest,
+            "text_offset": [each.text_offset for each in tokens],
+        }
+
+    def join_logprobs(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return {name: [each for part in parts for each in part[name]] for name in parts[0]}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST)

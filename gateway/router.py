@@ -1,0 +1,302 @@
+"""Routes requests to coordinators: by prompt prefix and load, with retries, and with resumption of broken streams.
+
+The seed determines an answer's tokens, whatever the drafter, batch or process. So if a coordinator goes away in mid-stream,
+another one repeats the answer. The tokens that the client has are compared and dropped; the rest is passed on.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from gateway.telemetry import GatewayMetrics
+from paceline.client import AsyncClient, Tls
+from paceline.errors import Aborted, Unavailable
+from paceline.results import Deployment, Detokenized, Piece
+
+T = TypeVar("T")
+# How long a coordinator that did not answer ranks last.
+COOLDOWN_S = 2.0
+# Pause between two passes over all coordinators.
+RETRY_INTERVAL_S = 0.2
+# A coordinator with more than this multiple of the mean number of open requests is passed over.
+MAX_LOAD_FACTOR = 1.25
+# How long a coordinator's description is cached.
+DESCRIPTION_TTL_S = 10.0
+# Token texts that are cached: far more than any vocabulary has.
+MAX_CACHED_TOKENS = 1_000_000
+
+
+@dataclass(slots=True)
+class BufferedChoice:
+    """The tokens of one choice that the client has."""
+
+    token_ids: list[int] = field(default_factory=list)
+    is_finished: bool = False
+
+
+class ReplayBuffer:
+    """What a client has of an answer, by choice."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, BufferedChoice] = {}
+
+    def add(self, piece: Piece) -> None:
+        choice = self._choices.setdefault(piece.index, BufferedChoice())
+        choice.token_ids += piece.token_ids
+        choice.is_finished = piece.finish is not None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._choices
+
+    def snapshot(self) -> dict[int, BufferedChoice]:
+        return {index: replace(each, token_ids=list(each.token_ids)) for index, each in self._choices.items()}
+
+    @property
+    def prediction(self) -> list[int] | None:
+        """The longest unfinished choice's tokens: correct drafts for a resumption."""
+        unfinished = [each.token_ids for each in self._choices.values() if not each.is_finished]
+        return max(unfinished, key=len, default=None) or None
+
+
+class Resumption:
+    """Removes what the client has from a repeated answer."""
+
+    def __init__(self, replay_buffer: ReplayBuffer) -> None:
+        # A choice that begins only now is not in it.
+        self._sent = replay_buffer.snapshot()
+        # Tokens received so far, by choice.
+        self._num_tokens: dict[int, int] = {}
+
+    def new_part(self, piece: Piece) -> Piece | None:
+        """Returns the part of `piece` that the client lacks, or None. Raises Aborted if its tokens differ."""
+        choice = self._sent.get(piece.index)
+        if choice is None:
+            return piece
+        start = self._num_tokens.get(piece.index, 0)
+        self._num_tokens[piece.index] = start + len(piece.token_ids)
+        known = choice.token_ids[start:]
+        num_known = min(len(known), len(piece.token_ids))
+        if piece.token_ids[:num_known] != known[:num_known]:
+            raise Aborted("the coordinator went away, and another one's answer begins with other tokens")
+        if choice.is_finished or (num_known == len(piece.token_ids) and piece.finish is None):
+            return None
+        return _drop_tokens(piece, num_known)
+
+
+def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:
+    """Drops the first tokens, prompt log-probabilities, and the trace of a round that becomes partial."""
+    return replace(
+        piece,
+        text=piece.text[sum(piece.text_lengths[:num_tokens]) :],
+        token_ids=piece.token_ids[num_tokens:],
+        origins=piece.origins[num_tokens:],
+        text_lengths=piece.text_lengths[num_tokens:],
+        logprobs=piece.logprobs[num_tokens:],
+        prompt_logprobs=[],
+        trace=piece.trace if num_tokens == 0 else None,
+    )
+
+
+class RetryDeadline:
+    """Limits how long a request is retried, counted from the first failure since the last progress."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._failing_since_s: float | None = None
+        self.failure = Unavailable("no coordinator was asked")
+
+    def on_failure(self, error: Unavailable) -> None:
+        self.failure = error
+        if self._failing_since_s is None:
+            self._failing_since_s = time.monotonic()
+
+    def on_progress(self) -> None:
+        self._failing_since_s = None
+
+    @property
+    def has_expired(self) -> bool:
+        return self._failing_since_s is not None and time.monotonic() - self._failing_since_s >= self._timeout_s
+
+
+@dataclass(slots=True, eq=False)
+class Coordinator:
+    """A coordinator's client, load and cached description."""
+
+    address: str
+    client: AsyncClient
+    num_open: int = 0
+    away_until_s: float = 0.0
+    # Requests are retried only if a coordinator has answered before.
+    has_answered: bool = False
+    deployment: Deployment | None = None
+    deployment_until_s: float = 0.0
+
+    def client_for(self, key: str | None) -> AsyncClient:
+        """Returns a client that sends the caller's key, or by default the key in the gateway's environment."""
+        return self.client if key is None else self.client.with_key(key)
+
+    @property
+    def is_away(self) -> bool:
+        return time.monotonic() < self.away_until_s
+
+    @contextmanager
+    def track_request(self) -> Iterator[None]:
+        """Counts an open request, and starts the cooldown if the coordinator is unavailable."""
+        self.num_open += 1
+        try:
+            yield
+        except Unavailable:
+            self.away_until_s = time.monotonic() + COOLDOWN_S
+            self.deployment_until_s = 0.0
+            raise
+        finally:
+            self.num_open -= 1
+
+
+class Coordinators:
+    """Sends prompts with the same prefix to the same coordinator, for its target's prefix cache."""
+
+    def __init__(self, addresses: list[str], timeout_s: float, tls: Tls, metrics: GatewayMetrics) -> None:
+        """Call it on the event loop. `timeout_s`: how long a request is retried while no coordinator is available.
+
+        Raises InvalidArgument for a malformed address, ConfigError for bad files of `tls`.
+        """
+        self._all = [Coordinator(address, AsyncClient(address, tls=tls)) for address in addresses]
+        self._timeout_s = timeout_s
+        self.metrics = metrics
+
+    async def close(self) -> None:
+        for each in self._all:
+            await each.client.close()
+
+    def ranked(self, prefix: str) -> list[Coordinator]:
+        """Ranks coordinators by rendezvous hashing with bounded loads, unavailable ones last."""
+
+        def rank(each: Coordinator) -> bytes:
+            return hashlib.blake2b(f"{each.address} {prefix}".encode(errors="replace"), digest_size=8).digest()
+
+        max_open = MAX_LOAD_FACTOR * (sum(each.num_open for each in self._all) + 1) / len(self._all)
+        return sorted(self._all, key=lambda each: (each.is_away, each.num_open >= max_open, rank(each)))
+
+    async def describe(self, key: str | None, as_it_is_now: bool = False) -> Deployment:
+        """Returns models, limits and defaults, cached unless `as_it_is_now`.
+
+        With a key they are never cached: the coordinator checks it. Raises Unavailable if no coordinator answers.
+        """
+
+        async def ask(each: Coordinator) -> Deployment:
+            may_be_cached = key is None and not as_it_is_now
+            if may_be_cached and each.deployment is not None and time.monotonic() < each.deployment_until_s:
+                return each.deployment
+            each.deployment = await each.client_for(key).describe()
+            each.deployment_until_s = time.monotonic() + DESCRIPTION_TTL_S
+            self.metrics.target_name = each.deployment.target.name
+            return each.deployment
+
+        return await self._ask(ask)
+
+    async def ask(self, key: str | None, call: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Returns the first coordinator's answer. Raises Unavailable if none answers."""
+        return await self._ask(lambda each: call(each.client_for(key)))
+
+    async def detokenize(self, ids: list[int], key: str | None) -> Detokenized:
+        return await self.ask(key, lambda client: client.detokenize(ids, skip_special_tokens=False))
+
+    async def stream(
+        self, prefix: str, key: str | None, start: Callable[[AsyncClient, ReplayBuffer], AsyncGenerator[Piece, None]]
+    ) -> AsyncGenerator[Piece, None]:
+        """Yields an answer's rounds, and resumes at another coordinator, or the same once it is back, if its own goes away.
+
+        `start` requests the whole answer, given what the client has. Raises Unavailable if no coordinator answers, Aborted
+        if one repeats other tokens.
+        """
+        replay_buffer, deadline = ReplayBuffer(), RetryDeadline(self._timeout_s)
+        async with aclosing(self._attempts(prefix, deadline)) as attempts:
+            async for coordinator in attempts:
+                resumption, is_resumed = Resumption(replay_buffer), not replay_buffer.is_empty
+                try:
+                    with coordinator.track_request():
+                        async with aclosing(start(coordinator.client_for(key), replay_buffer)) as pieces:
+                            async for piece in pieces:
+                                coordinator.has_answered = True
+                                if (rest := resumption.new_part(piece)) is not None:
+                                    if is_resumed:
+                                        self.metrics.count_resumed()
+                                        is_resumed = False
+                                    replay_buffer.add(rest)
+                                    deadline.on_progress()
+                                    yield rest
+                    return
+                except Unavailable as error:
+                    deadline.on_failure(error)
+        raise deadline.failure
+
+    async def _ask(self, call: Callable[[Coordinator], Awaitable[T]]) -> T:
+        deadline = RetryDeadline(self._timeout_s)
+        async with aclosing(self._attempts("", deadline)) as attempts:
+            async for coordinator in attempts:
+                try:
+                    with coordinator.track_request():
+                        answer = await call(coordinator)
+                        coordinator.has_answered = True
+                        return answer
+                except Unavailable as error:
+                    deadline.on_failure(error)
+        raise deadline.failure
+
+    async def _attempts(self, prefix: str, deadline: RetryDeadline) -> AsyncGenerator[Coordinator, None]:
+        """Yields coordinators by rank: once, or until the deadline if any has answered before."""
+        while True:
+            for coordinator in self.ranked(prefix):
+                yield coordinator
+            if deadline.has_expired or not any(each.has_answered for each in self._all):
+                return
+            await asyncio.sleep(RETRY_INTERVAL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A token's bytes, and a text that distinguishes it from other tokens."""
+
+    text: str
+    utf8: bytes
+
+
+class TokenTexts:
+    """Caches token texts by id. All coordinators of a gateway serve the same model."""
+
+    def __init__(self, coordinators: Coordinators) -> None:
+        self._coordinators = coordinators
+        self._by_id: dict[int, TokenText] = {}
+
+    def __getitem__(self, token: int) -> TokenText:
+        return self._by_id[token]
+
+    async def load(self, ids: set[int], key: str | None) -> None:
+        """Makes the texts of `ids` available. Raises what a coordinator raises."""
+        missing = sorted(ids - self._by_id.keys())
+        if not missing:
+            return
+        if len(self._by_id) + len(missing) > MAX_CACHED_TOKENS:
+            self._by_id.clear()
+            missing = sorted(ids)
+        # A coordinator accepts at most a model's length of ids per call.
+        size = (await self._coordinators.describe(key)).target.max_model_len
+        for start in range(0, len(missing), size):
+            batch = missing[start : start + size]
+            found = await self._coordinators.detokenize(batch, key)
+            for token, utf8 in zip(batch, found.pieces, strict=True):
+                self._by_id[token] = TokenText(_readable(utf8), utf8)
+
+
+def _readable(utf8: bytes) -> str:
+    """Decodes a token; incomplete characters become "bytes:\\xe2\\x80", as at OpenAI."""
+    try:
+        return utf8.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in utf8)

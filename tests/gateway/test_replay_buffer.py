@@ -1,0 +1,92 @@
+"""What is passed on of an answer that is asked for again."""
+
+import pytest
+
+from gateway.router import ReplayBuffer, Resumption
+from paceline.errors import Aborted
+from paceline.results import Finish, Piece, RoundTrace, Speculation, Timing, TokenLogprobs
+
+FINISH = Finish("stop", 3, 0, 6, 1, Speculation(2, 4, 4, [], [], 0.0), Timing(0, 0, 0, 0, 0, 0))
+
+
+def piece(tokens: list[int], index: int = 0, finish: Finish | None = None) -> Piece:
+    """A round whose token t has the text of t letters."""
+    return Piece(
+        text="".join(chr(96 + token) * token for token in tokens),
+        token_ids=tokens,
+        origins="A" * len(tokens),
+        text_lengths=list(tokens),
+        index=index,
+        logprobs=[TokenLogprobs(-float(token), [], []) for token in tokens],
+        prompt_logprobs=[TokenLogprobs(-1.0, [], [])],
+        finish=finish,
+    )
+
+
+def delivered(*pieces: Piece) -> ReplayBuffer:
+    found = ReplayBuffer()
+    for each in pieces:
+        found.add(each)
+    return found
+
+
+def test_rounds_are_cut_where_the_delivered_tokens_end() -> None:
+    repetition = Resumption(delivered(piece([1, 2]), piece([3])))
+    assert repetition.new_part(piece([1])) is None
+    rest = repetition.new_part(piece([2, 3, 4, 5]))
+    assert rest is not None
+    assert (rest.token_ids, rest.text, rest.text_lengths, rest.origins) == ([4, 5], "ddddeeeee", [4, 5], "AA")
+    assert [each.logprob for each in rest.logprobs] == [-4, -5]
+    assert rest.prompt_logprobs == []
+    last = repetition.new_part(piece([6], finish=FINISH))
+    assert last is not None
+    assert (last.token_ids, last.finish) == ([6], FINISH)
+
+
+def test_an_end_that_was_not_told_is_told_and_one_that_was_is_not() -> None:
+    repetition = Resumption(delivered(piece([1, 2]), piece([1, 2], 1, FINISH)))
+    end = repetition.new_part(piece([1, 2], 0, FINISH))
+    assert end is not None
+    assert (end.token_ids, end.text, end.finish) == ([], "", FINISH)
+    assert repetition.new_part(piece([1, 2], 1, FINISH)) is None
+
+
+def test_a_choice_of_which_nothing_came_is_whole() -> None:
+    known = delivered(piece([1]))
+    repetition = Resumption(known)
+    for each in (piece([7, 8], 1), piece([9], 1), piece([6], 1, FINISH)):
+        assert repetition.new_part(each) is each
+        known.add(each)
+
+
+@pytest.mark.parametrize("other", [[1, 9], [9]])
+def test_other_tokens_end_the_answer(other: list[int]) -> None:
+    with pytest.raises(Aborted, match="other tokens"):
+        Resumption(delivered(piece([1, 2, 3]))).new_part(piece(other))
+
+
+def test_a_first_answer_is_passed_on_as_it_is() -> None:
+    known = ReplayBuffer()
+    repetition = Resumption(known)
+    for each in (piece([1, 2]), piece([3]), piece([4], 0, FINISH)):
+        assert repetition.new_part(each) is each
+        known.add(each)
+
+
+def test_drafts_for_the_repetition_are_the_longest_unfinished_choice() -> None:
+    assert ReplayBuffer().prediction is None
+    assert delivered(piece([1], 0), piece([2, 3], 1), piece([4, 5, 6], 2, FINISH)).prediction == [2, 3]
+
+
+def test_a_round_that_is_cut_has_no_trace() -> None:
+    trace = RoundTrace(
+        round=1, drafter="none", reason="", draft_tokens=0, proposed=[], num_accepted=0, entropies=[],
+        smoothed_entropies=[], allowed_draft_tokens=[], draft_us=0, target_us=0, queued_us=0, wire_us=0,
+    )  # fmt: skip
+    repetition = Resumption(delivered(piece([1])))
+    cut = repetition.new_part(Piece("abb", [1, 2], "AA", [1, 2], trace=trace))
+    whole = repetition.new_part(Piece("ccc", [3], "A", [3], trace=trace))
+    assert cut is not None
+    assert cut.trace is None
+    assert whole is not None
+    assert whole.trace is trace
