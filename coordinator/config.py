@@ -75,7 +75,7 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
     drafter: Annotated[str, AfterValidator(_check_drafter)] = Field(
         "hybrid", description=f"default drafter: {', '.join(each.value for each in Drafter)}"
     )
-    custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a custom drafter (docs/speculation.md)")
+    custom_drafter: str | None = Field(None, description="MODULE:FACTORY of your own drafter (docs/speculation.md)")
     draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
         "adaptive", description="default number of draft tokens per round: 0 to 16, adaptive or entropy"
     )
@@ -108,7 +108,7 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
         1.0,
         gt=0,
         le=1,
-        description="default lenience of requests; below 1 more drafts are accepted and the output distribution changes",
+        description="accept with min(1, p/(lenience q)); below 1 the output's distribution is not exactly the target's",
     )
 
     @field_validator("recent_tokens")

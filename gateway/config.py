@@ -25,20 +25,22 @@ class GatewaySettings(FrontSettings, ServiceSettings):
 
     listen: ListenAddress = Field("127.0.0.1:8000", description="HOST:PORT or unix:PATH")
     coordinators: Annotated[str, AfterValidator(_check_addresses)] = Field(
-        "127.0.0.1:50050", description="coordinator addresses, separated by commas"
+        "127.0.0.1:50050", description="addresses of coordinators, separated by commas"
     )
     patience: float = Field(
-        60.0, ge=0, le=86400, description="seconds a request, started or not, waits for an unreachable coordinator"
+        60.0, ge=0, le=86400, description="seconds to retry or resume a request while no coordinator is available"
     )
     model_name: str | None = Field(None, description="model name that clients see; default: the target model's own")
     allow_origin: str | None = Field(
         None, description="CORS: origin whose pages may call the API, or * for all; default: none"
     )
-    max_body_bytes: int = Field(8 << 20, ge=1, description="largest request body, in bytes")
-    max_open_requests: int = Field(1024, ge=1, description="maximum concurrent requests; others get 429")
+    max_body_bytes: int = Field(8 << 20, ge=1, description="maximum size of a request body, in bytes")
+    max_open_requests: int = Field(
+        1024, ge=1, description="maximum number of open requests; others are refused with status 429"
+    )
 
     @model_validator(mode="after")
-    def _check_own_key(self) -> "GatewaySettings":
+    def _can_send_its_own_key(self) -> "GatewaySettings":
         as_value_error(lambda: find_key(None))
         return self
 

@@ -35,7 +35,7 @@ from paceline.results import (
     TokenLogprobs,
     TracedDraft,
 )  # fmt: skip
-from paceline.rpc.channel import Connection, check_address
+from paceline.rpc.channel import ReloadingChannel, check_address
 from paceline.rpc.generation import (
     Prompt,
     RequestOptions,
@@ -62,16 +62,19 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Speaks to a coordinator. Errors are those of `paceline.errors`."""
+    """Calls a coordinator. Raises the errors of `paceline.errors`."""
 
     def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None, tls: Tls | None = None) -> None:
-        """`address`: HOST:PORT or unix:PATH; `key`: None is the environment's PACELINE_API_KEY; `tls`: None is the
-        environment's PACELINE_TLS_CA, _CERT and _KEY, and Tls() is none. Raises InvalidArgument, and ConfigError for
-        files of `tls` that are missing or bad."""
+        """Raises InvalidArgument, and ConfigError for missing or bad files of `tls`.
+
+        address: HOST:PORT or unix:PATH.
+        key: API key; defaults to $PACELINE_API_KEY.
+        tls: defaults to the files in $PACELINE_TLS_CA, _CERT and _KEY; Tls() turns TLS off.
+        """
         check_address("address", address)
         self._key = find_key(key)
         self._address = address
-        self._connection, self._owns_connection = Connection(address, find_tls(tls)), True
+        self._connection, self._owns_connection = ReloadingChannel(address, find_tls(tls)), True
         self._made: tuple[grpc.aio.Channel, generation_pb2_grpc.GenerationStub] | None = None
         self._trace: tuple[tuple[str, str], ...] = ()
 
@@ -87,18 +90,18 @@ class AsyncClient:
 
     def with_key(self, key: str | None) -> "AsyncClient":
         """A client that sends this key, or none, over this one's connection, which it does not close."""
-        other = self._beside()
+        other = self._sibling()
         other._key = None if key is None else check_key("key", key)
         return other
 
     def with_traceparent(self, traceparent: str) -> "AsyncClient":
         """A client whose requests belong to this trace (W3C Trace Context), over this one's connection, which it does not
         close. Raises InvalidArgument."""
-        other = self._beside()
+        other = self._sibling()
         other._trace = (trace_metadata(traceparent),)
         return other
 
-    def _beside(self) -> "AsyncClient":
+    def _sibling(self) -> "AsyncClient":
         other = copy.copy(self)
         other._made, other._owns_connection = None, False
         return other
@@ -119,7 +122,7 @@ class AsyncClient:
         raw: bool = False,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Piece, None]:
-        """Yields each round as it comes. Leaving the loop cancels the generation."""
+        """Yields a piece per round. Leaving the loop cancels the generation."""
         request = make_request(prompt, sampling, speculation, raw, **options)
         call = self._stub.Generate(request)
         try:
@@ -138,7 +141,7 @@ class AsyncClient:
         raw: bool = False,
         **options: Unpack[RequestOptions],
     ) -> Completion:
-        """The whole generation; of n samples the first."""
+        """Returns the whole generation; the first of n samples."""
         return (await self.complete_all(prompt, sampling, speculation, raw, **options))[0]
 
     async def complete_all(
@@ -149,14 +152,14 @@ class AsyncClient:
         raw: bool = False,
         **options: Unpack[RequestOptions],
     ) -> list[Completion]:
-        """All n samples, in the order of their index."""
+        """Returns all n samples, ordered by index."""
         completions = [Completion() for _ in range(sampling.n if sampling is not None else 1)]
         async for piece in self.stream(prompt, sampling, speculation, raw, **options):
             completions[piece.index].add(piece)
         return completions
 
     async def describe(self) -> Deployment:
-        """Both models, the tokenizer, limits and defaults."""
+        """Describes both models, the tokenizer, limits and defaults."""
         return deployment_from_message(await self._answer(self._stub.Describe(generation_pb2.DescribeRequest())))
 
     async def tokenize(
@@ -168,13 +171,16 @@ class AsyncClient:
         add_generation_prompt: bool = True,
         parse_special_tokens: bool = False,
     ) -> list[int]:
-        """The prompt's token ids. `add_special_tokens`: of raw text; `add_generation_prompt` and `parse_special_tokens`
-        (see RequestOptions): of a conversation."""
+        """Returns the prompt's token ids.
+
+        `add_special_tokens` applies to raw text; `add_generation_prompt` and `parse_special_tokens` (see
+        RequestOptions) apply to conversations.
+        """
         request = make_tokenize_request(prompt, raw, add_special_tokens, add_generation_prompt, parse_special_tokens)
         return list((await self._answer(self._stub.Tokenize(request))).ids)
 
     async def detokenize(self, ids: list[int], *, skip_special_tokens: bool = True) -> Detokenized:
-        """The text of `ids`, and the bytes of each. `skip_special_tokens`: from the text alone."""
+        """Returns the text of `ids`, and the bytes of each. `skip_special_tokens` affects the text only."""
         request = make_detokenize_request(ids, skip_special_tokens)
         return detokenized_from_message(await self._answer(self._stub.Detokenize(request)))
 
@@ -186,11 +192,11 @@ class AsyncClient:
 
 
 class Client:
-    """The same for programs without an event loop: it runs one in a thread of its own."""
+    """A synchronous AsyncClient: runs an event loop in a thread of its own."""
 
     def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None, tls: Tls | None = None) -> None:
-        """`address`, `key` and `tls`: as of AsyncClient. Raises InvalidArgument, ConfigError."""
-        # Before a thread is started that nobody would end.
+        """Takes the arguments of AsyncClient. Raises InvalidArgument, ConfigError."""
+        # Before a thread is started.
         check_address("address", address)
         found, files = find_key(key), find_tls(tls)
         if files:
@@ -205,7 +211,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends calls in flight: whoever waits in another thread gets Unavailable. A second call does nothing."""
+        """Ends calls in flight: callers in other threads get Unavailable. May be called again."""
         self._loop.close(self._client.close)
 
     def stream(
@@ -216,13 +222,13 @@ class Client:
         raw: bool = False,
         **options: Unpack[RequestOptions],
     ) -> Generator[Piece, None, None]:
-        """Yields each round as it comes. Leaving the loop cancels the generation."""
+        """Yields a piece per round. Leaving the loop cancels the generation."""
         pieces = self._client.stream(prompt, sampling, speculation, raw, **options)
         try:
             while (piece := self._loop.wait(anext(pieces, None))) is not None:
                 yield piece
         finally:
-            # A client that is closed has ended it.
+            # Closing the client has ended it.
             with contextlib.suppress(Unavailable):
                 self._loop.wait(pieces.aclose())
 
@@ -234,7 +240,7 @@ class Client:
         raw: bool = False,
         **options: Unpack[RequestOptions],
     ) -> Completion:
-        """The whole generation."""
+        """Returns the whole generation; the first of n samples."""
         return self._loop.wait(self._client.complete(prompt, sampling, speculation, raw, **options))
 
     def complete_all(
@@ -245,11 +251,11 @@ class Client:
         raw: bool = False,
         **options: Unpack[RequestOptions],
     ) -> list[Completion]:
-        """All n samples, in the order of their index."""
+        """Returns all n samples, ordered by index."""
         return self._loop.wait(self._client.complete_all(prompt, sampling, speculation, raw, **options))
 
     def describe(self) -> Deployment:
-        """Both models, the tokenizer, limits and defaults."""
+        """Describes both models, the tokenizer, limits and defaults."""
         return self._loop.wait(self._client.describe())
 
     def tokenize(
@@ -261,8 +267,11 @@ class Client:
         add_generation_prompt: bool = True,
         parse_special_tokens: bool = False,
     ) -> list[int]:
-        """The prompt's token ids. `add_special_tokens`: of raw text; `add_generation_prompt` and `parse_special_tokens`
-        (see RequestOptions): of a conversation."""
+        """Returns the prompt's token ids.
+
+        `add_special_tokens` applies to raw text; `add_generation_prompt` and `parse_special_tokens` (see
+        RequestOptions) apply to conversations.
+        """
         return self._loop.wait(
             self._client.tokenize(
                 prompt,
@@ -274,7 +283,7 @@ class Client:
         )
 
     def detokenize(self, ids: list[int], *, skip_special_tokens: bool = True) -> Detokenized:
-        """The text of `ids`, and the bytes of each. `skip_special_tokens`: from the text alone."""
+        """Returns the text of `ids`, and the bytes of each. `skip_special_tokens` affects the text only."""
         return self._loop.wait(self._client.detokenize(ids, skip_special_tokens=skip_special_tokens))
 
     @staticmethod
@@ -282,25 +291,25 @@ class Client:
         return AsyncClient(address, key, tls)
 
 
-# How long an interrupted call may take to end.
+# Timeout for an interrupted call to end.
 STOP_TIMEOUT_S = 5.0
 WAKE_UP_S = 0.5
 CLOSED = "the client is closed"
 
 
 class LoopThread:
-    """Runs what is awaited, for any number of threads, until it is closed."""
+    """An event loop in a thread of its own, for any number of threads."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        # Whoever finds it open hands over before the end is handed over.
+        # So that no work is handed over after the end.
         self._lock = threading.Lock()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def wait(self, awaitable: Any) -> Any:
-        """What `awaitable` comes to. Raises Unavailable where the loop is closed, before or meanwhile."""
+        """Returns the result of `awaitable`. Raises Unavailable if the loop is or gets closed."""
         ended = threading.Event()
 
         async def run() -> Any:
@@ -312,24 +321,24 @@ class LoopThread:
         with self._lock:
             future = None if self._is_closed else asyncio.run_coroutine_threadsafe(run(), self._loop)
         if future is None:
-            # Python warns of what is never awaited.
+            # Otherwise Python warns that it was never awaited.
             awaitable.close()
             raise Unavailable(CLOSED)
         try:
             while not future.done():
-                # A Ctrl-C that comes just before a thread blocks is seen when it wakes up, and not earlier.
+                # Ctrl-C just before the thread blocks is noticed only when it wakes up.
                 concurrent.futures.wait((future,), timeout=WAKE_UP_S)
             return future.result()
         except concurrent.futures.CancelledError:
             raise Unavailable(CLOSED) from None
         except KeyboardInterrupt:
             future.cancel()
-            # The caller closes what is awaited, which must not run then.
+            # The caller closes `awaitable`, which must not be running.
             ended.wait(STOP_TIMEOUT_S)
             raise
 
     def close(self, last: Callable[[], Awaitable[None]]) -> None:
-        """Ends all that is awaited, and `last` before; returns when the thread has ended. A second call does nothing."""
+        """Awaits `last`, cancels everything else and joins the thread. May be called again."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -347,7 +356,7 @@ class LoopThread:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-            # Those that nobody awaits just now: Python would complain when they are dropped.
+            # Also generators that nobody awaits now.
             await self._loop.shutdown_asyncgens()
         finally:
             self._loop.stop()

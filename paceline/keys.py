@@ -1,8 +1,8 @@
-"""API keys: whose key a caller has, and where a service may listen without keys.
+"""API keys: files of keys, and addresses that need them.
 
-A file of keys has one key a line, `NAME sha256:HEX`; blank lines and lines that begin with # count for nothing. A key
-is 256 random bits, so a plain SHA-256 is the right hash: salts and slow hashes protect passwords, which people choose
-and others guess. No key is ever part of a log line, a repr or an error.
+A file has one key per line, `NAME sha256:HEX`, and may have blank lines and # comments. A key is 256 random bits, so a
+plain SHA-256 is enough: salts and slow hashes protect passwords, which can be guessed. Logs, reprs and errors never
+contain a key.
 """
 
 import fcntl
@@ -23,15 +23,15 @@ from paceline.errors import ConfigError, InvalidArgument
 
 log = logging.getLogger(__name__)
 
-# Where a client finds its key if nothing else gives it one.
+# The variable that holds a client's key.
 ENVIRONMENT = "PACELINE_API_KEY"
 KEY_BYTES = 32
-# How often the file is looked at, at most.
+# Minimum interval between checks of the file.
 LOOK_INTERVAL_S = 1.0
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LINE = re.compile(rb"([A-Za-z0-9._-]{1,64})[ \t]+sha256:([0-9A-Fa-f]{64})")
-# What gRPC and HTTP carry in a header as it is.
+# What a header of gRPC and HTTP can carry unencoded.
 _KEY = re.compile(r"[!-~]{1,512}")
 
 
@@ -44,13 +44,13 @@ class _Entry:
 
 
 class KeyRing:
-    """The keys of one file. The file may change at any time: the ring follows it."""
+    """The keys of one file, reloaded when it changes."""
 
     def __init__(self, path: str | Path) -> None:
-        """Raises ConfigError that names the file, and the line where one is bad."""
+        """Raises ConfigError naming the file, and the line if one is bad."""
         self._path = Path(path)
         self._looked_s = time.monotonic()
-        # Taken before the file is read: a change in between is seen at the next look.
+        # Taken before the file is read, so that a change in between is seen at the next check.
         self._seen, self._entries = _read(self._path)
         self._trouble: tuple[object, ...] = ()
 
@@ -58,9 +58,9 @@ class KeyRing:
         return len(self._entries)
 
     def name_of(self, key: str | None) -> str | None:
-        """The name of the key's owner; None if no line has this key.
+        """Returns the name of the key's owner; None if no line has this key.
 
-        Compares with every line and never ends early: how long a refusal takes says nothing about any key.
+        Compares with every line, so that the duration reveals nothing about any key.
         """
         if key is None:
             return None
@@ -73,7 +73,7 @@ class KeyRing:
         return owner
 
     def _look(self) -> None:
-        """Reads the file again if it has changed. Where that fails the keys stay, and the log says so once."""
+        """Reloads the file if it has changed. On failure the keys stay, and one line is logged."""
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_INTERVAL_S:
             return
@@ -84,30 +84,29 @@ class KeyRing:
             self._seen, self._entries = _read(self._path)
         except ConfigError as error:
             if error.args != self._trouble:
-                log.warning("%s; the keys that were read before stay in force", error)
+                log.warning("%s; keeping the previous keys", error)
             self._trouble = error.args
             return
         self._trouble = ()
-        log.info("%s has changed: %d API keys", self._path, len(self._entries))
+        log.info("%s reloaded: %d API keys", self._path, len(self._entries))
 
 
 def make_key(path: Path, name: str) -> str:
-    """A new key, whose hash is appended to the file at `path`; a new file is its owner's alone (mode 0600).
+    """Makes a key and appends its hash to the file at `path`; a new file gets mode 0600.
 
-    Raises InvalidArgument for a name that is none or is there already, ConfigError for a file that is bad or can't be
-    written.
+    Raises InvalidArgument for a bad or duplicate name, ConfigError for a file that is bad or can't be written.
     """
     require(_NAME.fullmatch(name) is not None, "NAME", name, "1 to 64 of the characters A-Z a-z 0-9 . _ -")
     key = secrets.token_urlsafe(KEY_BYTES)
     try:
         with open(path, "a+b", opener=lambda file, flags: os.open(file, flags, 0o600)) as file:
-            # Two that make keys at the same time do not see each other's lines otherwise.
+            # Another process may be making a key.
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             content = file.read()
             if name in {entry.name for entry in _parse(path, content)}:
                 raise InvalidArgument(
-                    "NAME", f"is {name!r}, which {path} has already; give another, or delete its line"
+                    "NAME", f"is {name!r}, which is already in {path}; choose another, or delete its line"
                 )
             unfinished = b"" if content.endswith(b"\n") or not content else b"\n"
             file.write(unfinished + f"{name} sha256:{_digest(key).hex()}\n".encode())
@@ -117,14 +116,14 @@ def make_key(path: Path, name: str) -> str:
 
 
 def check_key(name: str, key: str) -> str:
-    """Raises InvalidArgument that names the option `name`, but does not show the key."""
+    """Raises InvalidArgument naming the option `name`, without showing the key."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise InvalidArgument(name, "must be 1 to 512 printable ASCII characters without spaces")
     return key
 
 
 def find_key(key: str | None) -> str | None:
-    """A client's key: `key`, or else the environment's; None if there is none. Raises InvalidArgument."""
+    """Returns a client's key: `key`, or else the environment's; None without one. Raises InvalidArgument."""
     if key is not None:
         return check_key("key", key)
     found = os.environ.get(ENVIRONMENT, "").strip()
@@ -132,19 +131,17 @@ def find_key(key: str | None) -> str | None:
 
 
 def require_keys_or_loopback(listen: str, has_keys: bool, no_keys: bool, has_client_ca: bool) -> None:
-    """Raises ConfigError for an address that other machines may reach, unless callers need keys or certificates, or
-    nobody wants them to.
+    """Raises ConfigError for an address that other machines can reach, unless callers need keys or certificates.
 
-    `listen`: HOST:PORT or unix:PATH; `no_keys`: the explicit wish to serve everyone.
+    `listen`: HOST:PORT or unix:PATH; `no_keys`: serve everyone nonetheless.
     """
     if has_keys and no_keys:
         raise ConfigError("--api-keys and --no-keys are given; give one of them")
     if has_keys or no_keys or has_client_ca or is_of_this_machine(listen):
         return
     raise ConfigError(
-        f"--listen {listen} is open to other machines; give --api-keys FILE (`paceline key NAME --file FILE` makes a "
-        "key), --tls-client-ca FILE to ask for certificates, or --no-keys to serve everyone who can reach it, or listen "
-        "on 127.0.0.1"
+        f"--listen {listen} is open to other machines; add --api-keys FILE (`paceline key NAME --file FILE` makes a "
+        "key), --tls-client-ca FILE to require certificates, or --no-keys to serve everyone, or listen on 127.0.0.1"
     )
 
 
@@ -155,36 +152,36 @@ def is_of_this_machine(listen: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Of a name or an address; one of IPv6 may stand in brackets."""
+    """Whether a name or an address, IPv6 with or without brackets, is this machine's loopback."""
     host = host.removeprefix("[").removesuffix("]")
     if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        # A name: who knows which address it has tomorrow.
+        # A name may resolve to anything.
         return False
 
 
 def _digest(key: str) -> bytes:
-    # What came over HTTP may hold anything.
+    # HTTP headers may hold anything.
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
 def _signature(path: Path) -> tuple[int, int, int]:
-    """What changes when a file is written or replaced. Raises ConfigError if there is none."""
+    """Returns what changes when a file is written or replaced. Raises ConfigError if it is missing."""
     try:
         found = path.stat()
     except OSError as error:
         raise ConfigError(f"can't read the API keys in {path}: {error.strerror or error}") from error
     if not stat.S_ISREG(found.st_mode):
-        # A pipe could be read once only, and reading might wait for ever.
+        # A pipe can be read once only, and may block.
         raise ConfigError(f"can't read the API keys in {path}: not a regular file")
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _read(path: Path) -> tuple[tuple[int, int, int], tuple[_Entry, ...]]:
-    """The file's signature before it was read, and its keys. Raises ConfigError."""
+    """Returns the file's signature before it was read, and its keys. Raises ConfigError."""
     signature = _signature(path)
     try:
         content = path.read_bytes()
@@ -194,7 +191,7 @@ def _read(path: Path) -> tuple[tuple[int, int, int], tuple[_Entry, ...]]:
 
 
 def _parse(path: Path, content: bytes) -> tuple[_Entry, ...]:
-    """Raises ConfigError that names the line, but does not show it: somebody may have put a key there."""
+    """Raises ConfigError naming the line, without showing it: it may contain a key."""
     entries: list[_Entry] = []
     for number, line in enumerate(content.split(b"\n"), 1):
         stripped = line.strip()

@@ -1,4 +1,4 @@
-"""The one reader of prompt files: commands, benchmarks and tests use it."""
+"""Reads prompt files, for commands, benchmarks and tests."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from paceline.errors import InvalidArgument
 
 _USERS = ("human", "user")
 _FORMS = "`prompt`, `messages`, `turns` or `conversations`"
-# Of a record that names none.
+# For records without one.
 DEFAULT_CATEGORY = "prompts"
 
 
@@ -18,34 +18,34 @@ DEFAULT_CATEGORY = "prompts"
 class PromptRecord:
     """One prompt of a file."""
 
-    # A text, or a conversation of {"role", "content"}.
+    # Text, or messages of {"role", "content"}.
     prompt: str | list[dict[str, str]]
-    # The record's own name for itself, as the file has it.
+    # The record's own id.
     id: Any = None
     category: str = DEFAULT_CATEGORY
 
     @property
     def text(self) -> str:
-        """What the user says first."""
+        """The first text of the user."""
         if isinstance(self.prompt, str):
             return self.prompt
         return next(message["content"] for message in self.prompt if message["role"] == "user")
 
 
 def read_prompts(name: str, path: Path) -> list[PromptRecord]:
-    """Prompts of the UTF-8 file `path`. Errors name the option `name`.
+    """Reads the prompts of the UTF-8 file `path`. Errors name the option `name`.
 
-    The file holds JSON lines, or one JSON list. Each entry is a text, or an object with one of
+    The file holds JSON lines or a JSON list. Each entry is a text, or an object with one of
 
     - `prompt`: a text,
     - `messages`: a conversation of {"role", "content"},
     - `turns`: texts, the first is used (Spec-Bench),
-    - `conversations`: {"from", "value"}, the first of a human is used (ShareGPT). A conversation in which no
-      human speaks is left out: published files hold some.
+    - `conversations`: {"from", "value"}, the first of a human is used (ShareGPT). Conversations
+      without a human turn, which published files contain, are skipped.
 
-    An object may also hold `id` or `question_id`, and `category`. Empty lines are left out.
+    An object may also have `id` or `question_id`, and `category`. Empty lines are skipped.
 
-    Raises InvalidArgument naming the file and the line (of a list: the entry) that is wrong.
+    Raises InvalidArgument naming the file and the wrong line or entry.
     """
     found = []
     for place, entry in _entries(name, path):
@@ -56,7 +56,7 @@ def read_prompts(name: str, path: Path) -> list[PromptRecord]:
         if prompt is not None:
             found.append(_record(entry, prompt))
     if not found:
-        raise InvalidArgument(name, f"{path}: no prompt in it; give a file with at least one")
+        raise InvalidArgument(name, f"{path}: contains no prompt")
     return found
 
 
@@ -75,7 +75,7 @@ def _text_of(name: str, path: Path) -> str:
 
 
 def _entries(name: str, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields each entry and its place in the file."""
+    """Yields each entry and its position in the file."""
     text = _text_of(name, path)
     if text.lstrip().startswith("["):
         entries = _parse(text, name, path, 1)
@@ -88,7 +88,7 @@ def _entries(name: str, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parse(text: str, name: str, path: Path, first_line: int) -> Any:
-    """The JSON value of `text`, which begins at line `first_line` of the file."""
+    """Parses `text`, which begins at line `first_line` of the file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -99,7 +99,7 @@ def _parse(text: str, name: str, path: Path, first_line: int) -> Any:
 
 
 def _prompt_of(entry: Any) -> str | list[dict[str, str]] | None:
-    """None for a conversation in which no human speaks. Raises ValueError saying what is wrong."""
+    """Returns the prompt of an entry; None for a conversation without a human turn. Raises ValueError."""
     match entry:
         case {"messages": list(messages)}:
             conversation = [_message_of(message) for message in messages]

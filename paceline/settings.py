@@ -7,7 +7,7 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
@@ -195,7 +195,6 @@ def parse_settings(settings: type[S], program: str) -> S:
         said = "; ".join(map(str, _problems_of(error, settings, {})))
         print(f"error: {said}", file=sys.stderr)
     except SettingsError as error:
-        # Its text begins with "error".
         print(str(error).splitlines()[0], file=sys.stderr)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -209,10 +208,14 @@ def _command_line(settings: type[S], program: str) -> CliSettingsSource[Any]:
     def collect(_: object, *names: str, **options: Any) -> None:
         flags[options.get("dest", "help")] = names, options
 
+    def refuse(message: str) -> NoReturn:
+        raise SettingsError(f"error: {message}")
+
     source: CliSettingsSource[Any] = CliSettingsSource(
         settings, f"python -m {program}", cli_hide_none_type=True, cli_exit_on_error=False, add_argument_method=collect
     )
     parser = source.root_parser
+    parser.error = refuse
     parser.usage = f"python -m {program} [options]"
     advanced = parser.add_argument_group("advanced")
     first = ("help", *settings.first_in_help)

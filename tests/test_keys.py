@@ -57,7 +57,7 @@ def test_a_key_is_appended_to_what_is_there(file: Path) -> None:
 def test_a_name_is_given_once(file: Path) -> None:
     make_key(file, "alice")
     before = file.read_bytes()
-    with pytest.raises(InvalidArgument, match=r"^NAME is 'alice', which .*keys has already"):
+    with pytest.raises(InvalidArgument, match=r"^NAME is 'alice', which is already in .*keys"):
         make_key(file, "alice")
     assert file.read_bytes() == before
 
@@ -157,7 +157,7 @@ def test_a_file_that_goes_bad_leaves_the_keys_and_is_told_once(file: Path, caplo
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
         assert said in record.getMessage()
-        assert "stay in force" in record.getMessage()
+        assert "keeping the previous keys" in record.getMessage()
     file.rmdir()
     file.write_text("")
     assert ring.name_of(key) is None, "it is good again"

@@ -116,7 +116,7 @@ def test_a_bad_entry_of_a_list_is_named(file: Path) -> None:
 @pytest.mark.parametrize("text", ["", "\n\n", "[]", lines(SHAREGPT[1])])
 def test_a_file_without_prompts_is_refused(file: Path, text: str) -> None:
     file.write_text(text)
-    assert error_of(file) == ": no prompt in it; give a file with at least one"
+    assert error_of(file) == ": contains no prompt"
 
 
 def test_latin_1_a_folder_and_a_missing_file_are_said(file: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def demo(
 async def _run(prompt: str, sampling: SamplingParams, speculative: SpeculationParams) -> None:
     console = Console(highlight=False)
     with make_socket_folder("paceline-demo-") as folder:
-        # The same prompt comes several times: an answer must not be drafted from the one before.
+        # No recent responses: the prompt is repeated, and must not be drafted from its own response.
         address = f"unix:{Path(folder) / 'coordinator.sock'}"
         stack = make_stack(coordinator={"listen": address, "recent_tokens": 0})
         console.print("starting draft server, target server and coordinator …", style="dim")
@@ -64,7 +64,7 @@ async def _run(prompt: str, sampling: SamplingParams, speculative: SpeculationPa
 async def compare(
     console: Console, client: AsyncClient, prompt: str, sampling: SamplingParams, speculative: SpeculationParams
 ) -> None:
-    """Answers once, streamed, and then several times with and without speculation: these runs alone are timed."""
+    """Streams one answer, then times several runs with and without speculation."""
     plain = SpeculationParams(enabled=False)
     console.print(f"\n> {prompt}\n", style="bold", markup=False)
     answer = Completion()
@@ -88,6 +88,6 @@ async def compare(
 
 
 def _log_trouble(service: str, line: str) -> None:
-    """What a user should see of the services' logs: what takes long, and what goes wrong."""
+    """Prints log lines about slow steps and errors."""
     if " INFO " not in line or "converting" in line:
         print(f"{service}: {line}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The service processes on this machine: started, watched, restarted, stopped."""
+"""Service processes on this machine: starts, watches, restarts and stops them."""
 
 import asyncio
 import contextlib
@@ -19,26 +19,26 @@ from paceline.rpc.server import supervised_environment
 from paceline.rpc.tls import Tls
 
 READ_BYTES = 65536
-# What is longer comes in parts.
+# Longer lines are split.
 MAX_LINE_BYTES = 65536
-# How a line begins that says why a process ends: a service's own last line, or our exception in a traceback.
+# Starts of lines that explain why a process ends: a service's last line, or an exception of ours in a traceback.
 _REASON = re.compile(r"error: |paceline\.errors\.\w+: ")
 
 
 class LastWords:
-    """Why a process ended, as far as its lines say."""
+    """Finds in a process's output why it ended."""
 
     def __init__(self) -> None:
         self._line, self._reason = "", ""
 
     def hear(self, line: str) -> None:
-        """A traceback may follow the reason: a library's own, of how it gave up."""
+        """Takes a line of output. The reason may be followed by a library's traceback."""
         self._line = line or self._line
         if begin := _REASON.match(line):
             self._reason = line[begin.end() :]
 
     def of(self, status: int) -> str:
-        """Of a process that ended with this exit status."""
+        """Returns the reason, for a process that ended with this exit status."""
         return self._reason or f"it ended with status {status}; its last line: {self._line or 'none'}"
 
 
@@ -50,7 +50,7 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
         for line in whole:
             for part in _parts(line):
                 yield _text_of(part)
-        # The last part may be the line's end: it waits for what follows.
+        # The last part may be incomplete.
         *parts, begun = _parts(begun)
         for part in parts:
             yield _text_of(part)
@@ -59,7 +59,7 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 def _parts(line: bytes) -> list[bytes]:
-    """At least one; none but an empty line's is empty."""
+    """Splits a line into parts of at most MAX_LINE_BYTES; an empty line has one part."""
     return [line[start : start + MAX_LINE_BYTES] for start in range(0, max(1, len(line)), MAX_LINE_BYTES)]
 
 
@@ -71,57 +71,57 @@ READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
-# Between a process's end and the last lines of its log.
+# For the last lines of a log, after its process has ended.
 LOG_GRACE_S = 0.1
 LogLine = Callable[[str, str], None]
 
 
 @dataclass(slots=True)
 class Process:
-    """One service: how to run it, and the process while it runs."""
+    """A service: its command line, and its process while it runs."""
 
     name: str
     arguments: list[str]
-    # Where it is called, and how.
+    # How to call it.
     address: str
     tls: Tls
-    # By which its health service knows it: another process may have its address.
+    # Tells it apart, in health checks, from another process at its address.
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
     process: asyncio.subprocess.Process | None = None
     last_words: LastWords = field(default_factory=LastWords)
 
     def is_serving(self) -> bool:
-        """Whether this process, and no other, answers health checks at its address."""
+        """Whether this process, not another, answers health checks at its address."""
         return is_serving(self.address, 1.0, f"instance.{self.instance}", self.tls)
 
 
 class HttpProcess(Process):
-    """One whose health is asked by HTTP."""
+    """A process with health checks over HTTP."""
 
     def is_serving(self) -> bool:
         return instance_at(self.address, 1.0, self.tls) == self.instance
 
 
 def make_socket_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    """Makes a folder for unix sockets that gRPC can call: in /tmp if TMPDIR is no place for them. Raises ConfigError."""
+    """Makes a folder for unix sockets: in TMPDIR, or in /tmp if gRPC can't call sockets there. Raises ConfigError."""
     try:
         folder = tempfile.TemporaryDirectory(prefix=prefix)
         try:
-            # The longest name in it.
+            # The longest path in it.
             check_address("TMPDIR", f"unix:{folder.name}/coordinator.sock")
         except InvalidArgument:
             folder.cleanup()
             folder = tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp")
     except OSError as error:
-        raise ConfigError(f"can't make a folder for sockets: {error} (TMPDIR gives another place for it)") from error
+        raise ConfigError(f"can't make a folder for sockets: {error} (TMPDIR sets another parent folder)") from error
     return folder
 
 
 class Services:
-    """Draft, target and coordinator, and a gateway if there is to be one. The model servers are reached by unix sockets."""
+    """Runs the services of a stack; the model servers listen on unix sockets."""
 
     def __init__(self, stack: Stack, log_line: LogLine) -> None:
-        """`log_line(service, line)` gets what the services write."""
+        """`log_line(service, line)` is called for each line of output."""
         self._log_line = log_line
         self._folder = make_socket_folder("paceline-")
         self._tasks: list[asyncio.Task[None]] = []
@@ -132,7 +132,7 @@ class Services:
         self.url = url_of(stack.http_listen, bool(stack.http_tls)) if stack.gateway is not None else None
 
     async def __aenter__(self) -> "Services":
-        """Starts all. Raises ConfigError with what a service that does not come up says of it."""
+        """Starts all services. Raises ConfigError with the reason if one does not start."""
         try:
             models = [each for each in self._processes if each.name in ("target", "draft")]
             async with asyncio.TaskGroup() as starting:
@@ -149,7 +149,7 @@ class Services:
         await self.stop()
 
     async def watch(self) -> None:
-        """Restarts what dies, with back-off, until cancelled."""
+        """Restarts services that die, with exponential backoff, until cancelled."""
         await asyncio.gather(*(self._keep_running(process) for process in self._processes))
 
     @property
@@ -163,7 +163,7 @@ class Services:
         return {service.name: service.address for service in self._processes}
 
     async def stop(self) -> None:
-        """From the front to the back, so that its clients' generations end in order."""
+        """Stops all services, clients before servers, so that generations end in order."""
         for process in reversed(self._processes):
             await _end(process)
         for task in self._tasks:
@@ -189,13 +189,13 @@ class Services:
             yield HttpProcess("gateway", ["gateway", *flags], called_at(stack.http_listen), stack.http_tls)
 
     async def _start(self, service: Process) -> None:
-        """Returns when the service answers health checks. Raises ConfigError if it ends, or is not ready in time."""
+        """Waits until the service answers health checks. Raises ConfigError if it exits or is not ready in time."""
         service.last_words = LastWords()
         service.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *service.arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             env=supervised_environment(service.instance),
-            # Ctrl-C in a terminal goes to the whole group; we stop them in our own order.
+            # Ctrl-C reaches the whole process group; the services must stop in order.
             start_new_session=True,
         )  # fmt: skip
         self._tasks.append(asyncio.create_task(self._copy_log(service, service.process)))
@@ -230,25 +230,25 @@ class Services:
 
 
 def url_of(listen: str, has_tls: bool) -> str:
-    """What a client calls: http://HOST:PORT or https://HOST:PORT, or the socket's address as it is."""
+    """Returns http://HOST:PORT or https://HOST:PORT, or a unix socket's address unchanged."""
     return listen if listen.startswith("unix:") else f"http{'s' if has_tls else ''}://{listen}"
 
 
 def called_at(listen: str) -> str:
-    """Where this machine calls what listens there: no certificate is for all addresses."""
+    """Returns the address to call for a listen address: localhost for all interfaces, as certificates name it."""
     host, colon, port = listen.rpartition(":")
     return f"localhost{colon}{port}" if host in ("0.0.0.0", "[::]") else listen
 
 
 def _first(error: BaseException) -> BaseException:
-    """Of services that did not come up, the first; a cancellation stays what it is."""
+    """Returns the first error of a group, or the error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 async def _end(service: Process) -> None:
-    """SIGTERM, and SIGKILL if that is not heard."""
+    """Sends SIGTERM, and SIGKILL after a timeout."""
     process = service.process
     if process is None or process.returncode is not None:
         return

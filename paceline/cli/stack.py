@@ -1,4 +1,4 @@
-"""What `paceline up` runs: the flags of each process, checked before any of them starts."""
+"""The flags of each service that `paceline up` runs, checked before any of them starts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from paceline.rpc.tls import Tls, find_tls
 from paceline.settings import as_flags, make_settings
 from target_server.config import TargetSettings
 
-# Of one GPU's memory, where neither says; what they leave is for two CUDA contexts.
+# Default shares of one GPU's memory; the rest is for two CUDA contexts.
 TARGET_FRACTION, DRAFT_FRACTION = 0.60, 0.30
-# Flags of `paceline up` whose fields have another name in a process's settings.
+# Flags of `paceline up` with another name than the setting.
 _TARGET_FLAGS = {"model": "--target-model", "quantization": "--target-quantization"}
 _DRAFT_FLAGS = {"model": "--draft-model", "quantization": "--draft-quantization"}
 _GATEWAY_FLAGS = {"listen": "--http"}
@@ -25,7 +25,7 @@ _GATEWAY_FLAGS = {"listen": "--http"}
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Flags of each process, but for the addresses by which they find one another."""
+    """Flags of each service, except the addresses at which they call one another."""
 
     target: list[str]
     # None: no draft server.
@@ -33,16 +33,16 @@ class Stack:
     coordinator: list[str]
     # None: no gateway.
     gateway: list[str] | None
-    # The coordinator's address, and the gateway's.
+    # Addresses of coordinator and gateway.
     listen: str
     http_listen: str
-    # How to call each of them, and the model servers: by TLS where they serve by it.
+    # Files for calling coordinator, gateway and model servers; empty for those without TLS.
     tls: Tls
     http_tls: Tls
     models_tls: Tls
     # Whether callers need API keys.
     has_keys: bool
-    # Whether the model servers compute on the same cores, one at a time.
+    # Whether the model servers share cores, and so compute in turns.
     shares_cores: bool
 
 
@@ -53,19 +53,20 @@ def make_stack(
     gateway: Mapping[str, Any] | None = None,
     client_tls: Tls = NO_TLS,
 ) -> Stack:
-    """From the fields of each process's settings that the caller wants to set; all others are the process's own.
+    """Makes a stack from the given settings of each service; all others are the service's own.
 
-    `gateway`: None: there is none. `client_tls`: how to call coordinator and gateway where these serve by TLS; without
-    it, as the gateway calls the coordinator, or as the environment says. A draft's model "none", or a coordinator's draft "none": no draft server.
+    `gateway`: None for no gateway. `client_tls`: files for calling coordinator and gateway if they serve over TLS;
+    defaults to the gateway's for the coordinator, or to the environment's. A draft model "none", or "none" as the
+    coordinator's draft, means no draft server.
 
     Raises InvalidArgument naming the flag of `paceline up` and its range, ConfigError for a bad file of keys.
     """
     wants_target, wants_draft = dict(target or {}), dict(draft or {})
     front = make_settings(CoordinatorSettings, coordinator or {}, {})
-    # Port 0 would be any free one: then nobody knew where.
+    # Not port 0: nobody would know which port it is.
     check_address("--listen", front.listen)
     if front.api_keys is not None:
-        # A bad file is better known now than when models are loaded.
+        # Before models are loaded.
         KeyRing(front.api_keys)
     has_draft = wants_draft.get("model", "") != "none" and front.draft != "none"
     target_settings = make_settings(TargetSettings, wants_target, _TARGET_FLAGS)
@@ -79,9 +80,7 @@ def make_stack(
         require(door.listen != front.listen, "--http", door.listen, "another address than --listen, the coordinator's")
     own_tls = client_tls or (NO_TLS if door is None else door.servers_tls) or find_tls(None)
     if not own_tls and (front.tls or (door is not None and door.tls)):
-        raise InvalidArgument(
-            "--tls-ca", "is missing: the authority of the certificate, by which the services trust it"
-        )
+        raise InvalidArgument("--tls-ca", "is missing; it names the authority of the services' certificate")
     return Stack(
         target=as_flags(wants_target),
         draft=as_flags(wants_draft) if has_draft else None,

@@ -9,21 +9,21 @@ import grpc.aio
 from paceline.errors import InvalidArgument
 from paceline.rpc.tls import Reloaded, Tls
 
-# The largest message either side takes. Senders split well below it: what is repeated, behind SPLIT_BYTES or SPLIT_POSITIONS
-# (positions with log-probabilities, 150 bytes each with 20 likeliest tokens).
+# The largest message either side accepts. Senders split repeated fields well below it: after SPLIT_BYTES, or after
+# SPLIT_POSITIONS positions with log-probabilities.
 MAX_MESSAGE_BYTES = 16 << 20
 SPLIT_BYTES = 1 << 20
 SPLIT_POSITIONS = 2048
-# A larger command is not sent: with what else may be in its message it would come near the limit, where gRPC ends the stream
-# that all generations share.
+# Larger commands are refused: with others in its message one would come near the limit, at which gRPC ends the stream that
+# all generations share.
 MAX_COMMAND_BYTES = 8 << 20
-# In one message to a model server: each of them costs time on its event loop.
+# Per message to a model server: each command takes time on its event loop.
 MAX_COMMANDS = 4096
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A peer that vanished without a word is noticed within 40 s.
+    # Notice a peer that vanished within 40 s.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -33,20 +33,20 @@ _OPTIONS = [
 SERVER_OPTIONS = [*_OPTIONS, ("grpc.so_reuseport", 0)]
 CLIENT_OPTIONS = [
     *_OPTIONS,
-    # A server that was restarted is found again soon.
+    # Find a restarted server soon.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # How long one attempt to connect may take: a busy server is slow to answer, and one that is gone refuses at once.
+    # Timeout of one connection attempt: a busy server answers slowly.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Two channels to one address are two connections.
+    # One connection per channel.
     ("grpc.use_local_subchannel_pool", 1),
-    # http_proxy and its like mean the way out of a network, not the way between services.
+    # http_proxy is for the way out of a network, not between services.
     ("grpc.enable_http_proxy", 0),
 ]
 
-# Longer paths the kernel does not take for a socket.
+# The kernel's limit for a socket's path.
 MAX_SOCKET_PATH_BYTES = 107
-# gRPC takes addresses for URIs, and a comma for the end of one: it can't call such a path, or takes it for another.
+# gRPC parses addresses as URIs, separated by commas: it misreads such paths.
 _NOT_IN_SOCKET_PATHS = re.compile("[,#?%]|^//(?!/)")
 MAX_PORT = 65_535
 # A name or an IPv4 address, or an IPv6 address in brackets.
@@ -78,24 +78,24 @@ NO_TLS = Tls()
 
 
 def open_channel(address: str, tls: Tls = NO_TLS) -> grpc.aio.Channel:
-    """A channel to HOST:PORT or unix:PATH, with what the files of `tls` hold now. Raises ConfigError for bad ones."""
+    """Opens a channel to HOST:PORT or unix:PATH with the current files of `tls`. Raises ConfigError for bad ones."""
     if not tls:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
     return grpc.aio.secure_channel(address, tls.channel_credentials(), options=tls_options(address))
 
 
 def tls_options(address: str) -> list[tuple[str, int | str]]:
-    """A certificate is for names and IP addresses: a socket of this machine is called localhost."""
+    """Returns channel options for TLS. Certificates name hosts, so a unix socket is called localhost."""
     name = [("grpc.ssl_target_name_override", "localhost")] if address.startswith("unix:") else []
     return [*CLIENT_OPTIONS, *name]
 
 
-# How long a channel that was replaced stays open for the calls in flight.
+# How long a replaced channel stays open for calls in flight.
 LINGER_S = 3600.0
 
 
-class Connection:
-    """For one event loop."""
+class ReloadingChannel:
+    """A channel to one server, replaced when the certificate files change. For one event loop."""
 
     def __init__(self, address: str, tls: Tls) -> None:
         """Raises ConfigError for bad files."""
@@ -104,7 +104,7 @@ class Connection:
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """For a call that begins now: one with the certificates that the files hold. Calls in flight keep theirs."""
+        """The channel for a new call, with the current certificates. Calls in flight keep theirs."""
         before = self._channels.value
         if self._channels.newer() is not None:
             closing = asyncio.create_task(_close_later(before))
@@ -113,7 +113,7 @@ class Connection:
         return self._channels.value
 
     async def close(self) -> None:
-        """Ends calls in flight."""
+        """Closes all channels, which ends calls in flight."""
         for closing, channel in list(self._replaced.items()):
             closing.cancel()
             await channel.close()
@@ -121,6 +121,6 @@ class Connection:
 
 
 async def _close_later(channel: grpc.aio.Channel) -> None:
-    # Not `close(grace)`: whom it lets go on nobody can end any more.
+    # Not `close(grace)`: nobody could end the calls that it lets finish.
     await asyncio.sleep(LINGER_S)
     await channel.close()

@@ -1,4 +1,7 @@
-"""The Generation service's messages, as a client makes and reads them."""
+"""The Generation service's messages: a client's requests, and responses <-> plain values of `paceline.results`.
+
+A dataclass has its message's fields under the same names, except that clients see times in milliseconds.
+"""
 
 import dataclasses
 import json
@@ -36,17 +39,15 @@ PROMPTS = f'a text, a list of messages {{"role": text, "content": text}}, or {TO
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may say besides its prompt, sampling and speculation; all of it may be left out.
+    """Optional parts of a request besides its prompt, sampling and speculation.
 
-    prediction: what the output will largely be, as text or token ids: drafts are taken from it. It changes the speed,
-        never the output.
-    trace: each piece tells how its round came about.
+    prediction: the expected output, as text or token ids; a source of drafts. It changes the speed, never the output.
+    trace: include a trace of its round in each piece.
     request_id: for logs; at most 256 characters. Empty: the coordinator makes one.
-    cache_salt: requests with the same one share cached prompts and recent answers, others learn nothing of them, not
-        even by how fast an answer comes; at most 256 characters. Empty: shared with all that have none.
+    cache_salt: only requests with the same salt share cached prompts and recent responses, so that others can't infer
+        them from response times; at most 256 characters. Empty: shared with all requests without a salt.
     template_options: arguments for the model's chat template, such as {"enable_thinking": False}.
-    parse_special_tokens: special tokens that messages or template_options spell are tokens, not text. In raw text they
-        always are.
+    parse_special_tokens: parse special tokens spelled in messages or template_options. Raw text is always parsed.
     """
 
     prediction: str | list[int] | None
@@ -70,7 +71,7 @@ def make_request(
     template_options: dict[str, Any] | None = None,
     parse_special_tokens: bool = False,
 ) -> generation_pb2.GenerateRequest:
-    """The request message; what is None is left to the coordinator. Raises InvalidArgument."""
+    """Makes the request message; None leaves a part to the coordinator. Raises InvalidArgument."""
     request = generation_pb2.GenerateRequest(
         request_id=_encodable("request_id", request_id),
         trace=trace,
@@ -118,8 +119,13 @@ def make_detokenize_request(ids: list[int], skip_special_tokens: bool) -> genera
     return request
 
 
-def _fill_prompt(request: Any, prompt: Prompt, raw: bool, parse_special_tokens: bool) -> None:
-    """Of a message that has the fields `text`, `chat` and `token_ids`. A list is what its first element is."""
+def _fill_prompt(
+    request: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest,
+    prompt: Prompt,
+    raw: bool,
+    parse_special_tokens: bool,
+) -> None:
+    """Fills one of the fields `text`, `chat` and `token_ids`. A list's first element decides which."""
     if isinstance(prompt, str) and raw:
         request.text = _encodable("prompt", prompt)
     elif isinstance(prompt, str):
@@ -142,8 +148,8 @@ def _fill_prompt(request: Any, prompt: Prompt, raw: bool, parse_special_tokens: 
     _check_size("prompt", request)
 
 
-def _check_size(name: str, request: Any) -> None:
-    """Raises InvalidArgument where the field `name`, the last one filled, makes more of it than gRPC takes."""
+def _check_size(name: str, request: Message) -> None:
+    """Raises InvalidArgument if the request, filled up to the field `name`, exceeds the message limit."""
     size = request.ByteSize()
     if size > MAX_MESSAGE_BYTES:
         raise InvalidArgument(
@@ -152,7 +158,7 @@ def _check_size(name: str, request: Any) -> None:
 
 
 def _encodable(name: str, text: Any) -> str:
-    """Raises InvalidArgument for what is no text, or holds half of a character, which UTF-8 can't."""
+    """Raises InvalidArgument unless `text` is a string that UTF-8 can encode."""
     require(isinstance(text, str), name, text, "a text in UTF-8")
     try:
         text.encode()
@@ -162,14 +168,14 @@ def _encodable(name: str, text: Any) -> str:
 
 
 def _is_list(value: object) -> bool:
-    """Whether it is a list, tuple or array of one dimension; bytes are no numbers."""
+    """Whether it is a list, tuple or one-dimensional array; bytes are not."""
     if isinstance(value, np.ndarray):
         return value.ndim == 1
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
 def _token_ids(name: str, ids: Any) -> list[int]:
-    """Raises InvalidArgument for what a message can't hold as an id."""
+    """Raises InvalidArgument for values that are not token ids."""
     require(_is_list(ids), name, ids, TOKEN_IDS)
     for value in ids:
         if not is_token_id(value):
@@ -299,7 +305,7 @@ def _finish_to_message(finish: Finish) -> generation_pb2.Finish:
 
 
 def _fields(message: Message, kind: type) -> dict[str, Any]:
-    """The values of the dataclass `kind` that the message has under the same names; None for a field that is not set."""
+    """Returns the message's values for the dataclass `kind`, by name; None for fields that are not set."""
     names = {field.name for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:

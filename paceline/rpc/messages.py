@@ -1,4 +1,4 @@
-"""Domain values <-> messages, for all who need it."""
+"""Converts between domain values and messages."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, check_lengths
 from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from paceline.v1 import model_pb2, sampling_pb2
 
-# What both ends of a link must agree on (`ModelCard.protocol_version`).
+# Both ends of a stream must have the same version (`ModelCard.protocol_version`).
 PROTOCOL_VERSION = 1
 
 _DRAFT_MODES = {
@@ -21,12 +21,12 @@ _DRAFT_MODES = {
     sampling_pb2.DRAFT_MODE_COUPLED: DraftMode.COUPLED,
 }
 _RULES = {sampling_pb2.RULE_MATCH: Rule.MATCH, sampling_pb2.RULE_REJECTION: Rule.REJECTION}
-# Fields of SamplingParams that have the same name and type in the message, but for lists and the map.
+# Fields of SamplingParams with the same name and type in the message.
 _PLAIN_FIELDS = (
     "min_tokens", "temperature", "top_k", "min_p", "presence_penalty", "frequency_penalty", "ignore_eos",
 )  # fmt: skip
 _LIST_FIELDS = ("stop", "stop_token_ids", "allowed_token_ids", "banned_token_ids")
-# Fields whose absence is not their zero, with what it means.
+# Optional fields and their defaults.
 _OPTIONAL_FIELDS = {
     "max_tokens": DEFAULT_MAX_TOKENS, "top_p": 1.0, "repetition_penalty": 1.0, "seed": None, "n": 1,
     "logprobs": None, "prompt_logprobs": None, "beams": 1, "length_penalty": 1.0,
@@ -34,7 +34,7 @@ _OPTIONAL_FIELDS = {
 
 
 def sampling_from_message(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Raises InvalidArgument naming a field out of range. What a list repeats counts once."""
+    """Raises InvalidArgument naming a field out of range. Drops repetitions from lists."""
     check_lengths(message)
     fields: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN_FIELDS}
     fields |= {name: tuple(dict.fromkeys(getattr(message, name))) for name in _LIST_FIELDS}
@@ -106,21 +106,21 @@ def _bounds_to_message(bounds: Bounds) -> sampling_pb2.Bounds:
     return sampling_pb2.Bounds(min=bounds.min, max=bounds.max)
 
 
-def rule_to_message(rule: Rule) -> Any:
+def rule_to_message(rule: Rule) -> sampling_pb2.Rule:
     return _to_enum(_RULES, rule)
 
 
-def draft_mode_to_message(draft_mode: DraftMode) -> Any:
+def draft_mode_to_message(draft_mode: DraftMode) -> sampling_pb2.DraftMode:
     return _to_enum(_DRAFT_MODES, draft_mode)
 
 
 def rule_from_message(message: Any) -> Rule:
-    """Raises InvalidArgument where a command does not say."""
+    """Raises InvalidArgument if the field is unspecified."""
     return _required_enum(message, "rule", _RULES)
 
 
 def draft_mode_from_message(message: Any) -> DraftMode:
-    """Raises InvalidArgument where a command does not say."""
+    """Raises InvalidArgument if the field is unspecified."""
     return _required_enum(message, "draft_mode", _DRAFT_MODES)
 
 
@@ -136,18 +136,18 @@ def open_to_message(
         request_id=request_id,
         traceparent=traceparent,
     )
-    # Who has the text looks for them: they may be most of a message.
+    # The coordinator matches stop strings; they could make the message large.
     message.sampling.ClearField("stop")
     return message
 
 
 def floats_to_bytes(values: NDArray[np.floating[Any]], dtype: str = "<f4") -> bytes:
-    """Packed little-endian floats."""
+    """Packs little-endian floats."""
     return values.astype(dtype, copy=False).tobytes()
 
 
 def floats_from_bytes(data: bytes, name: str, count: int, dtype: str = "<f4") -> NDArray[Any]:
-    """Unpacks `count` floats. Raises InvalidArgument, naming the field, where the size is another."""
+    """Unpacks `count` floats. Raises InvalidArgument naming the field if the size differs."""
     values = np.frombuffer(data, dtype=dtype) if len(data) == count * np.dtype(dtype).itemsize else None
     if values is None:
         raise InvalidArgument.of_value(

@@ -15,15 +15,15 @@ from paceline.rpc.status import abort_with
 
 AUTHORIZATION = "authorization"
 SCHEME = "Bearer"
-# Whoever watches over services has no key, and health checks tell nothing else.
+# Supervisors have no key, and health checks reveal nothing else.
 _OPEN_METHODS = "/grpc.health.v1.Health/"
 
-# The owner of the key of the call that runs; None where no key is needed.
+# The owner of the running call's key; None if no key is needed.
 caller: ContextVar[str | None] = ContextVar("caller", default=None)
 
 
 class KeyCheck(grpc.aio.ServerInterceptor):
-    """Refuses calls without a key of the ring with UNAUTHENTICATED, all but health checks."""
+    """Refuses calls without a key of the ring, except health checks, with UNAUTHENTICATED."""
 
     def __init__(self, ring: KeyRing, count_refusal: Callable[[], None] = lambda: None) -> None:
         """`count_refusal` is called for each call that is refused."""
@@ -45,7 +45,7 @@ class KeyCheck(grpc.aio.ServerInterceptor):
 
 
 def key_of(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """The key that a call carries; None if it carries none, or does not carry exactly one."""
+    """Returns the key that a call carries; None unless it carries exactly one."""
     values = [value for name, value in metadata if name == AUTHORIZATION]
     if len(values) != 1 or not isinstance(values[0], str):
         return None
@@ -54,7 +54,7 @@ def key_of(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
 
 
 def _refusal(text: str) -> grpc.RpcMethodHandler:
-    """Ends a call of any kind, and waits for none of its messages."""
+    """Makes a handler that ends calls of any kind without reading a message."""
     error = Unauthenticated(text)
 
     async def refuse(messages: Any, context: grpc.aio.ServicerContext) -> None:
@@ -63,15 +63,15 @@ def _refusal(text: str) -> grpc.RpcMethodHandler:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-_REFUSE_MISSING = _refusal(f"the call has no API key; it needs one as `{AUTHORIZATION}: {SCHEME} KEY`")
+_REFUSE_MISSING = _refusal(f"the call has no API key; send one as `{AUTHORIZATION}: {SCHEME} KEY`")
 _REFUSE_UNKNOWN = _refusal("the API key is not one that this server knows")
 
 
 class KeyedChannel:
-    """What a stub needs of a channel; every call carries a key, or none. The channel stays its owner's to close."""
+    """A channel for stubs whose calls carry a key and other metadata. Its owner closes the channel."""
 
     def __init__(self, channel: grpc.aio.Channel, key: str | None, *more: tuple[str, str]) -> None:
-        """`more`: metadata that every call carries besides. Raises InvalidArgument for a key that no header can carry."""
+        """`more`: further metadata of every call. Raises InvalidArgument for a key that no header can carry."""
         self._channel = channel
         keys = () if key is None else ((AUTHORIZATION, f"{SCHEME} {check_key('key', key)}"),)
         self._metadata = (*keys, *more)
@@ -94,13 +94,13 @@ _TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def trace_metadata(traceparent: str) -> tuple[str, str]:
-    """Raises InvalidArgument for what is no traceparent."""
+    """Raises InvalidArgument unless `traceparent` is one."""
     is_one = _TRACEPARENT.fullmatch(traceparent) is not None
     require(is_one, TRACEPARENT, traceparent, "VERSION-TRACE-PARENT-FLAGS, as in W3C Trace Context")
     return TRACEPARENT, traceparent
 
 
 def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """What the caller says; "" if nothing, or not one thing."""
+    """Returns the traceparent of a call; "" unless it carries exactly one."""
     values = [value for name, value in metadata or () if name == TRACEPARENT]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else ""

@@ -34,7 +34,7 @@ DRAIN_S = 20.0
 
 
 class Server:
-    """One or more services behind one address."""
+    """Serves one or more gRPC services at one address."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Server:
     ) -> None:
         """`listen`: HOST:PORT (port 0: any free one) or unix:PATH. Raises ConfigError if it is neither.
 
-        `interceptors` see every call, health checks and reflection too. `reflects`: says what services there are.
+        `interceptors` see every call, including health checks and reflection. `reflects`: enables reflection.
         """
         try:
             check_address("--listen", listen, is_listening=True)
@@ -58,18 +58,18 @@ class Server:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._names = [health.SERVICE_NAME, *([reflection.SERVICE_NAME] if reflects else [])]
-        # Says SERVING while the process lives, whatever it depends on.
+        # SERVING as long as the process runs, whatever it depends on.
         self._instance = instance_of(os.environ)
 
     def add_service(self, descriptor: ServiceDescriptor, servicer: Any) -> None:
-        """Adds `servicer`, whose methods bear the service's method names and may raise PacelineError."""
+        """Adds `servicer`: methods named as the service's, which may raise PacelineError."""
         handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in descriptor.methods}
         generic = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
         self._server.add_generic_rpc_handlers((generic,))
         self._names.append(descriptor.full_name)
 
     async def start(self) -> str:
-        """Listens; returns the address with the port that was taken. Raises ConfigError if it can't be had."""
+        """Starts listening; returns the address with the actual port. Raises ConfigError if the address is not available."""
         if self._reflects:
             reflection.enable_server_reflection(self._names, self._server)
         credentials = self._tls.server_credentials() if self._tls else None
@@ -81,7 +81,7 @@ class Server:
         except RuntimeError as error:
             raise ConfigError(_taken(self._listen)) from error
         await self._server.start()
-        # What stands by now stays: the garbage collector need not go through it again and again.
+        # Objects made so far live as long as the process: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
         if self._instance:
@@ -92,19 +92,19 @@ class Server:
         return f"{self._listen.rpartition(':')[0]}:{port}"
 
     async def set_serving(self, serving: bool) -> None:
-        """What health checks are told: whether calls are served now."""
+        """Sets what health checks report."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ["", *self._names]:
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new calls at once; lets those in flight go on for `grace_s`."""
+        """Refuses new calls at once; gives calls in flight `grace_s` to finish."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
 
 def require_free_address(listen: str, flag: str = "--listen") -> None:
-    """Raises ConfigError if another process listens there already: better now than when models are loaded."""
+    """Raises ConfigError if another process listens there. For checks before models are loaded."""
     if listen.startswith("unix:"):
         with socket.socket(socket.AF_UNIX) as probe:
             is_taken = probe.connect_ex(listen.removeprefix("unix:")) == 0
@@ -116,13 +116,13 @@ def require_free_address(listen: str, flag: str = "--listen") -> None:
 
 
 def _is_bound(host: str, port: int) -> bool:
-    """Whether a listener has the port. Raises ConfigError for a host that is not this machine's."""
+    """Whether something listens on the port. Raises ConfigError for a host that is not this machine's."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0
         ]
         with socket.socket(family, kind) as probe:
-            # As gRPC does: a connection that has just ended does not count.
+            # As gRPC does: a connection in TIME_WAIT does not count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except socket.gaierror as error:
@@ -135,11 +135,11 @@ def _is_bound(host: str, port: int) -> bool:
 
 
 def _taken(listen: str, flag: str = "--listen") -> str:
-    return f"can't listen on {listen}: the address is in use; is another one running? {flag} gives another address"
+    return f"can't listen on {listen}: the address is in use; is another one running? {flag} sets another address"
 
 
 async def wait_for_signal() -> None:
-    """Returns on the first SIGTERM or SIGINT; handlers are removed again, so that a second one kills."""
+    """Waits for SIGTERM or SIGINT; then removes its handlers, so that a second signal kills."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -153,7 +153,7 @@ async def wait_for_signal() -> None:
 
 
 def run(main: Callable[[], Any], log_format: LogFormat = "text", log_level: LogLevel = "info") -> None:
-    """Runs a service's coroutine under uvloop; a ConfigError or DeviceLost is one line on stderr and exit 1."""
+    """Runs a service's coroutine under uvloop; a ConfigError or DeviceLost prints one line and exits with 1."""
 
     def tell(error: Exception) -> None:
         if log_format == "json":
@@ -164,10 +164,9 @@ def run(main: Callable[[], Any], log_format: LogFormat = "text", log_level: LogL
     import uvloop
 
     end_with_supervisor()
-    # The device thread must not keep the event loop waiting for the interpreter for long.
+    # Shorter turns of the device thread at the interpreter, for the event loop's sake.
     sys.setswitchinterval(0.0005)
     set_up_logs(log_format, log_level)
-    # grpc's reflection and health write nothing of use at INFO.
     try:
         uvloop.run(main())
     except ConfigError as error:
@@ -175,21 +174,21 @@ def run(main: Callable[[], Any], log_format: LogFormat = "text", log_level: LogL
         sys.exit(1)
     except DeviceLost as error:
         tell(error)
-        # Without destructors: they call the lost device, and may wait for it.
+        # Without destructors, which could wait for the lost device.
         os._exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def _handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandler:
-    """Wraps a method: a message that does not decode is INVALID_ARGUMENT, an exception of ours its own code."""
+    """Wraps a method: an undecodable message becomes INVALID_ARGUMENT, a PacelineError its own status code."""
     request_class = message_factory.GetMessageClass(method.input_type)
 
     def decode(data: bytes) -> Message | None:
         try:
             return request_class.FromString(data)
         except DecodeError:
-            # Left to itself, grpc would end the call with UNKNOWN.
+            # An exception here would become UNKNOWN.
             return None
 
     kinds = {
@@ -202,7 +201,7 @@ def _handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> grpc.Rp
 
 
 def _checked(request: Any) -> Any:
-    """A unary request that decoded, or a stream that raises at the first that did not."""
+    """Returns a decoded request, or a stream that raises at the first message that did not decode."""
     if request is None:
         raise InvalidArgument("message", "is not valid protobuf of the expected type")
     if not hasattr(request, "__aiter__"):
@@ -216,8 +215,7 @@ def _checked(request: Any) -> Any:
 
 
 def _encoded(answer: Any) -> bytes:
-    """A message, which a method may have encoded itself. Raises OutOfRange for an answer that no message can hold: left to
-    itself, grpc would end the call with words of its own."""
+    """Encodes a response unless the method has done so. Raises OutOfRange for one that exceeds the message limit."""
     data: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
     if len(data) > MAX_MESSAGE_BYTES:
         raise OutOfRange(f"the answer has {len(data)} bytes; a message may have {MAX_MESSAGE_BYTES}")
@@ -226,28 +224,28 @@ def _encoded(answer: Any) -> bytes:
 
 def _answer_once(behaviour: Callable[..., Any]) -> Callable[..., Any]:
     async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        with _Telling(context) as told:
+        with _CallGuard(context) as guard:
             return _encoded(await behaviour(_checked(request), context))
-        await told.abort()
+        await guard.abort()
 
     return call
 
 
 def _answer_stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
-    # Not a generator around a generator: that would cost a step of the event loop's more a message.
+    # Writes itself: a generator around a generator would cost another step of the event loop per message.
     async def call(request: Any, context: grpc.aio.ServicerContext) -> None:
-        with _Telling(context) as told:
+        with _CallGuard(context) as guard:
             async with contextlib.aclosing(behaviour(_checked(request), context)) as responses:
                 async for response in responses:
                     await context.write(_encoded(response))
             return
-        await told.abort()
+        await guard.abort()
 
     return call
 
 
-class _Telling(contextlib.AbstractContextManager["_Telling"]):
-    """Catches an exception so that `abort` can tell the caller: ours with its code, others as INTERNAL."""
+class _CallGuard(contextlib.AbstractContextManager["_CallGuard"]):
+    """Catches an exception, so that `abort` can end the call with its status: INTERNAL for foreign exceptions."""
 
     def __init__(self, context: grpc.aio.ServicerContext) -> None:
         self._context = context
@@ -274,22 +272,22 @@ _PR_SET_PDEATHSIG = 1
 
 
 def supervised_environment(instance: str) -> dict[str, str]:
-    """This process's environment, for a service that it starts."""
+    """Returns the environment for a service that this process starts."""
     return {**os.environ, SUPERVISOR_VARIABLE: f"{os.getpid()} {instance}"}
 
 
 def instance_of(variables: Mapping[str, str]) -> str | None:
-    """The name of the health service by which the supervisor knows this process; None without a supervisor."""
+    """Returns the health service's name that identifies this process to its supervisor; None without a supervisor."""
     _, _, instance = variables.get(SUPERVISOR_VARIABLE, "").partition(" ")
     return f"instance.{instance}" if instance else None
 
 
 def end_with_supervisor() -> None:
-    """Asks the system for a SIGTERM when the supervisor dies, however it dies. Linux only; elsewhere does nothing."""
+    """Asks the kernel for a SIGTERM when the supervisor dies. Does nothing outside Linux."""
     pid, _, _ = os.environ.get(SUPERVISOR_VARIABLE, "").partition(" ")
     if not pid or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(pid):
-        # It died before it could be asked for.
+        # The supervisor has died already.
         sys.exit(1)

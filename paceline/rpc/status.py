@@ -1,4 +1,4 @@
-"""Exceptions <-> google.rpc.Status: the only place that knows how errors travel.
+"""Converts between exceptions and google.rpc.Status: the only place that knows how errors travel.
 
 An error is a status code, a line for a person, and details that gRPC clients of every language can read:
 `google.rpc.ErrorInfo` (its reason), `BadRequest` (the field of an InvalidArgument) and `RetryInfo` (when to try again).
@@ -12,7 +12,7 @@ from grpc_status import rpc_status
 
 from paceline import errors
 
-# Whose reasons these are, in ErrorInfo.
+# The domain of the reasons, in ErrorInfo.
 DOMAIN = "paceline"
 # (exception, code, reason); subclasses before their bases.
 _KINDS: list[tuple[type[errors.PacelineError], grpc.StatusCode, str]] = [
@@ -31,7 +31,7 @@ _KINDS: list[tuple[type[errors.PacelineError], grpc.StatusCode, str]] = [
 ]
 _OTHER = (grpc.StatusCode.INTERNAL, "INTERNAL")
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-# Codes besides ours that a retry does not mend.
+# Foreign codes that a retry does not mend.
 _FAULTS = (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNIMPLEMENTED)
 # Trailing metadata may have 8 KiB: the text comes twice in it, and percent-encoded once.
 MAX_TEXT_BYTES = 1000

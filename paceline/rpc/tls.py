@@ -1,7 +1,7 @@
-"""TLS: the files by which a process shows who it is, and knows who others are. They may change while it runs.
+"""TLS from PEM files, which may change while a process runs.
 
-All are PEM. A server has a certificate and its key, and with an authority asks clients for certificates of it (mutual
-TLS). A client has the authority whose servers it trusts, and for mutual TLS a certificate and a key of its own.
+A server has a certificate and its key, and for mutual TLS the authority of its clients' certificates. A client has the
+authority of the servers it trusts, and for mutual TLS a certificate and key of its own.
 """
 
 import logging
@@ -19,14 +19,14 @@ from paceline.errors import ConfigError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# How often files are looked at, at most.
+# Minimum interval between checks of the files.
 LOOK_INTERVAL_S = 1.0
-# Of each file: what changes when it is written or replaced.
+# For each file, what changes when it is written or replaced.
 Signature = tuple[tuple[int, int, int], ...]
 
 
 class Names(NamedTuple):
-    """What errors call the files: a flag, a variable or an argument."""
+    """Names of the files in errors: flags, variables or arguments."""
 
     cert: str = "cert"
     key: str = "key"
@@ -40,10 +40,10 @@ ENVIRONMENT = Names("PACELINE_TLS_CERT", "PACELINE_TLS_KEY", "PACELINE_TLS_CA")
 class Tls:
     """Paths of PEM files. Without any: no TLS."""
 
-    # Its own certificate, followed by those between it and its authority; and the key, which no passphrase protects.
+    # The certificate, followed by intermediate ones, and its key without a passphrase.
     cert: str | Path | None = None
     key: str | Path | None = None
-    # Whose certificates the other side must have.
+    # The authority of the other side's certificates.
     ca: str | Path | None = None
     names: Names = field(default=Names(), repr=False, compare=False)
 
@@ -52,8 +52,8 @@ class Tls:
 
     @property
     def said(self) -> str:
-        """For a server's log: to whom it speaks."""
-        return "TLS, asks for certificates" if self.ca is not None else "TLS" if self else "no TLS"
+        """Describes the files, for a server's log."""
+        return "mutual TLS" if self.ca is not None else "TLS" if self else "no TLS"
 
     def server_context(self) -> ssl.SSLContext:
         """For an HTTP server. Raises ConfigError naming the file that is missing, bad or does not fit."""
@@ -62,7 +62,7 @@ class Tls:
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
         if self.ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
-            # A session that is resumed is not checked again, though the authority may be another one by then.
+            # No resumption: a resumed session is not checked again, even if the authority has changed.
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.num_tickets = 0
         context.set_alpn_protocols(["http/1.1"])
@@ -71,7 +71,7 @@ class Tls:
     def client_context(self) -> ssl.SSLContext:
         """For an HTTP client. Raises ConfigError naming the file that is missing, bad or does not fit."""
         if self.ca is None:
-            raise ConfigError(f"{self._given} needs {self.names.ca}: whose certificates to trust")
+            raise ConfigError(f"{self._given} needs {self.names.ca}, the authority to trust")
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def server_credentials(self) -> grpc.ServerCredentials:
@@ -97,7 +97,7 @@ class Tls:
 
     @property
     def _files(self) -> list[tuple[str, str | Path]]:
-        """Those that are given, with their names."""
+        """The given files and their names."""
         pairs = zip(self.names, (self.cert, self.key, self.ca), strict=True)
         return [(name, path) for name, path in pairs if path is not None]
 
@@ -110,7 +110,7 @@ class Tls:
         return grpc.ssl_server_certificate_configuration([(_read(self.key), _read(self.cert))], _read(self.ca))
 
     def _context(self, protocol: int) -> ssl.SSLContext:
-        """With all files in it: OpenSSL knows what is wrong with one."""
+        """Loads all files, so that OpenSSL finds what is wrong with one."""
         if (self.cert is None) is not (self.key is None):
             raise ConfigError(f"{self.names.cert} and {self.names.key} need each other; give both")
         for name, path in self._files:
@@ -146,20 +146,20 @@ class Tls:
 
 
 class Reloaded(Generic[T]):
-    """What is made of the files; made again when they have changed and are good."""
+    """A value made from the files, and made again when they have changed and are good."""
 
     def __init__(self, tls: Tls, make: Callable[[], T]) -> None:
         """Raises ConfigError, as `make` does."""
         self._tls = tls
         self._make = make
         self._looked_s = time.monotonic()
-        # Taken before the files are read: a change in between is seen at the next look.
+        # Taken before the files are read, so that a change in between is seen at the next check.
         self._seen = tls.signature()
         self._trouble: tuple[object, ...] = ()
         self.value = make()
 
     def newer(self) -> T | None:
-        """The value if it has changed since the last call, else None. Bad files change nothing; the log says so once."""
+        """Returns the value if it has changed since the last call, else None. Bad files are logged once and change nothing."""
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_INTERVAL_S:
             return None
@@ -171,16 +171,16 @@ class Reloaded(Generic[T]):
             self.value = self._make()
         except ConfigError as error:
             if error.args != self._trouble:
-                log.warning("%s; the certificates that were read before stay in use", error)
+                log.warning("%s; keeping the previous certificates", error)
             self._trouble = error.args
             return None
         self._seen, self._trouble = seen, ()
-        log.info("certificates have changed: new connections use the new ones")
+        log.info("certificates reloaded for new connections")
         return self.value
 
 
 def find_tls(tls: Tls | None) -> Tls:
-    """A client's: `tls`, or else what the environment says, which may be none."""
+    """Returns a client's files: `tls`, or else those of the environment."""
     if tls is not None:
         return tls
     cert, key, ca = (os.path.expanduser(os.environ.get(name, "")) or None for name in ENVIRONMENT)

@@ -70,7 +70,7 @@ def test_a_key_that_can_not_be_made_is_one_line(
 def test_commands_without_a_key_say_how_to_give_one(paceline, address: str, command: tuple[str, ...]) -> None:
     ran = paceline(*command, "--address", address)
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err == f"error: the call has no API key; it needs one as `authorization: Bearer KEY` {HINT}"
+    assert ran.err == f"error: the call has no API key; send one as `authorization: Bearer KEY` {HINT}"
 
 
 @each_command

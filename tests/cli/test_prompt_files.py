@@ -21,7 +21,7 @@ COMMANDS = {
     ("content", "said"),
     [
         (None, ": no such file"),
-        (b"\n", ": no prompt in it; give a file with at least one"),
+        (b"\n", ": contains no prompt"),
         (b'{"prompt": "a"}\n{"prompt": "caf\xe9"}\n', ", line 2: not UTF-8 text; save the file as UTF-8"),
         (b'{"prompt": "a"}\n\n{"prompt": a}\n', ", line 3, column 12: not JSON: Expecting value"),
         (b'[{"prompt": "a"}, {"text": "b"}]', ", entry 2: no prompt; an entry is a text, or an object with `prompt`"),

@@ -45,7 +45,7 @@ async def test_no_key_is_in_any_log_or_error(tmp_path: Path, capfd: pytest.Captu
     said += "".join(f"{error} {error!r} {error.__context__!r}" for error in raised)
     assert [key for key in (right, wrong, slipped) if key in said] == []
     assert "asks for one of 1 API keys" in said
-    assert said.count("stay in force") == 1
+    assert said.count("keeping the previous keys") == 1
 
 
 async def wait_for_log(address: str, key: str, log: Path, text: str) -> None:

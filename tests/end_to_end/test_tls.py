@@ -209,7 +209,7 @@ def test_no_line_of_a_key_is_in_any_log(encrypted: Encrypted) -> None:
     log = encrypted.log.read_text(errors="replace")
     assert len(encrypted.key_lines) > len(SERVICES)
     assert [line for line in encrypted.key_lines if line in log] == []
-    assert log.count("TLS, asks for certificates") == len(SERVICES)
+    assert log.count("mutual TLS") == len(SERVICES)
 
 
 Run = Callable[..., int]

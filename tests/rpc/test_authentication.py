@@ -64,7 +64,7 @@ async def test_who_has_a_key_is_served(guarded: Guarded) -> None:
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        (None, r"^the call has no API key; it needs one as `authorization: Bearer KEY`$"),
+        (None, r"^the call has no API key; send one as `authorization: Bearer KEY`$"),
         ("wrong", "^the API key is not one that this server knows$"),
     ],
 )

@@ -17,7 +17,7 @@ from gateway.config import GatewaySettings
 from paceline.client import AsyncClient, Client
 from paceline.errors import ConfigError, PacelineError, Unavailable
 from paceline.rpc import tls
-from paceline.rpc.channel import NO_TLS, Connection, open_channel
+from paceline.rpc.channel import NO_TLS, ReloadingChannel, open_channel
 from paceline.rpc.health import is_serving
 from paceline.rpc.server import Server
 from paceline.rpc.tls import Tls
@@ -150,7 +150,7 @@ async def test_a_client_takes_renewed_files_and_its_calls_in_flight_go_on(
 ) -> None:
     """The authority that the server trusts changes, and so does the client's certificate."""
     async with serving(served.tls) as address:
-        connection = Connection(address, mine.tls)
+        connection = ReloadingChannel(address, mine.tls)
         first = connection.channel
         watch = health_pb2_grpc.HealthStub(first).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
