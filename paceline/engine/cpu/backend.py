@@ -4,7 +4,7 @@ from paceline.engine.backend import Backend, Progress
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.batch_invariance import find_batch_variant_parts
 from paceline.engine.cpu.cache_layout import CACHE_DTYPES, make_layout
-from paceline.engine.cpu.kernels.pinning import pin_workers
+from paceline.engine.cpu.kernels.processor import pin_workers
 from paceline.engine.cpu.kernels.quantised.instructions import DOT
 from paceline.engine.cpu.linear import QuantisedLinear
 from paceline.engine.cpu.llama import CpuLlama

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels.cache import Cache
-from paceline.engine.cpu.kernels.float_cache import FloatCache
-from paceline.engine.cpu.kernels.int8_cache import Int8Cache
+from paceline.engine.cpu.kernels.cache import Cache, FloatCache, Int8Cache
 from paceline.engine.models.config import ModelConfig
 
 # As arrays hold them, by the names that settings use.

@@ -13,17 +13,23 @@ import torch
 from torch.nn import functional
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels import bfloat16, int8, matrix_unit
-from paceline.engine.cpu.kernels.bfloat16 import Bfloat16Weights, pack_bfloat16, unpack_rows
+from paceline.engine.cpu.kernels import bfloat16, int8
+from paceline.engine.cpu.kernels.bfloat16 import (
+    DEPTH,
+    UNIT_ROWS,
+    Bfloat16Weights,
+    MatrixUnitWeights,
+    pack_bfloat16,
+    pack_for_matrix_unit,
+    unpack_rows,
+)
 from paceline.engine.cpu.kernels.decoder import FEW_ROWS, DraftInt8Weights, Weights, multiply
 from paceline.engine.cpu.kernels.int8 import Int8Weights, pack_int8
-from paceline.engine.cpu.kernels.matrix_unit import DEPTH, UNIT_ROWS, MatrixUnitWeights, pack_for_matrix_unit
 from paceline.engine.cpu.kernels.processor import has_features
 from paceline.engine.cpu.kernels.products import multiply_int8_weights, pack_int8_weights
-from paceline.engine.cpu.kernels.quantised.embedding import look_up
-from paceline.engine.cpu.kernels.quantised.formats import BY_NAME
-from paceline.engine.cpu.kernels.quantised.packing import pack
+from paceline.engine.cpu.kernels.quantised.formats import BY_NAME, pack
 from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights
+from paceline.engine.cpu.kernels.quantised.unpacking import look_up
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.kernels.tiles import WIDTH, no_residual, pad_features
 from paceline.engine.models.gguf.tensors import FileTensor
@@ -139,7 +145,7 @@ class MatrixUnitLinear(KernelLinear):
 
     @staticmethod
     def supports(weight: torch.Tensor) -> bool:
-        return weight.dtype is torch.bfloat16 and weight.shape[1] % DEPTH == 0 and matrix_unit.is_available()
+        return weight.dtype is torch.bfloat16 and weight.shape[1] % DEPTH == 0 and bfloat16.has_matrix_unit()
 
 
 class Bfloat16Linear(KernelLinear):

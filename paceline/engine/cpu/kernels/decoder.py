@@ -16,10 +16,15 @@ from numba.extending import intrinsic, overload
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend
-from paceline.engine.cpu.kernels.bfloat16 import Bfloat16Weights, multiply_bfloat16
+from paceline.engine.cpu.kernels.bfloat16 import (
+    UNIT_ROWS,
+    Bfloat16Weights,
+    MatrixUnitWeights,
+    multiply_bfloat16,
+    multiply_on_matrix_unit,
+)
 from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.int8 import Int8Weights, multiply_int8
-from paceline.engine.cpu.kernels.matrix_unit import UNIT_ROWS, MatrixUnitWeights, multiply_on_matrix_unit
 from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights, multiply_quantised
 from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
 from paceline.engine.cpu.kernels.scalars import compiled

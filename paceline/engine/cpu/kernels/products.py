@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels.fetching import fetch_rows
+from paceline.engine.cpu.kernels.memory import fetch_rows
 from paceline.engine.cpu.kernels.scalars import compiled, put, widen
 
 # Terms that one pass of an inner loop adds.

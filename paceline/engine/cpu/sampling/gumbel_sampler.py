@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels.choosing import PART, choose_by_gumbel, choose_outside
+from paceline.engine.cpu.kernels.sampling import PART, choose_by_gumbel, choose_outside
 from paceline.engine.cpu.sampling.scratch import Scratch
 from paceline.engine.sampling.backends import SampleAlike, sample_by_kind
 from paceline.engine.sampling.specs import ComplementSample, GumbelMax, Sample, SampleComplement, SampleSpec

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.engine.cpu.kernels.choosing import PART
-from paceline.engine.cpu.kernels.ranking import rank_tokens
+from paceline.engine.cpu.kernels.sampling import PART, rank_tokens
 from paceline.engine.cpu.sampling.scratch import Scratch
 from paceline.engine.sampling.specs import (
     ComplementSample,

@@ -27,13 +27,13 @@ from paceline.engine.cpu.kernels.quantised.formats import (
     Format,
 )
 from paceline.engine.cpu.kernels.quantised.instructions import DOT, Sum
-from paceline.engine.cpu.kernels.quantised.reading import GroupReader
 from paceline.engine.cpu.kernels.quantised.rounding import NUM_SCALES
-from paceline.engine.cpu.kernels.quantised.writing import (
+from paceline.engine.cpu.kernels.quantised.writer import (
     FLOAT,
     INDEX,
     WORD,
     WORD_BYTES,
+    GroupReader,
     Place,
     Strided,
     indexed_code,

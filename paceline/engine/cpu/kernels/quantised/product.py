@@ -10,7 +10,7 @@ import numpy as np
 from numba import prange
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels.matrix_unit import load_config, save_config
+from paceline.engine.cpu.kernels.bfloat16 import load_config, save_config
 from paceline.engine.cpu.kernels.quantised.dots import MOST_ROWS, add_dots
 from paceline.engine.cpu.kernels.quantised.formats import (
     CHUNK_BYTES,

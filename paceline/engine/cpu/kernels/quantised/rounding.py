@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.quantised.formats import CHUNK_GROUPS, GROUP
-from paceline.engine.cpu.kernels.quantised.writing import (
+from paceline.engine.cpu.kernels.quantised.writer import (
     BYTE,
     FLOAT,
     INDEX,

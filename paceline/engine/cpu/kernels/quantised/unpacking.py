@@ -2,18 +2,25 @@
 
 A code becomes code - zero where the format has a zero. Codes that share a scale fill a group of their own: those of Q6_K,
 16 features with a scale, are followed or preceded by as many bytes of 0.
+
+Rows of a packed matrix, for the embedding: the head's weights are those of the embedding in many models.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.quantised.formats import (
+    CHUNK_BYTES,
+    CHUNK_GROUPS,
     FORMATS,
+    GROUP,
+    GROUP_CODES,
     GROUP_WORDS,
     Q4_0,
     Q4_1,
@@ -21,12 +28,13 @@ from paceline.engine.cpu.kernels.quantised.formats import (
     Q5_0,
     Q5_1,
     Q5_K,
+    Q6_K,
     Q8_0,
+    WORD_FEATURES,
     Format,
 )
-from paceline.engine.cpu.kernels.quantised.reading import GroupReader
-from paceline.engine.cpu.kernels.quantised.writing import BYTE, INDEX, WORD_BYTES, Strided, indexed_code
-from paceline.engine.cpu.kernels.scalars import compiled
+from paceline.engine.cpu.kernels.quantised.writer import BYTE, INDEX, WORD_BYTES, GroupReader, Strided, indexed_code
+from paceline.engine.cpu.kernels.scalars import compiled, put
 from paceline.engine.cpu.kernels.tiles import LANES, WIDTH
 
 _CODES = ir.VectorType(BYTE, LANES * WORD_BYTES)
@@ -101,3 +109,28 @@ def unpack(number: int, address: int, num_groups: int, codes: Array, scales: Arr
         _q5_k(1, address, num_groups, codes, scales, offsets)
     else:
         _q6_k(1, address, num_groups, codes, scales, offsets)
+
+
+@compiled()
+def look_up(number: int, address: int, tile_bytes: int, rows: Array, out: Array) -> None:
+    """out[i] = row rows[i] of the matrix at the address, in tiles of the format with this number.
+
+    rows: [num_rows] int64; out: [num_rows, in_features] float32 or bfloat16.
+    """
+    num_groups = out.shape[1] // GROUP
+    parts = 2 if number == Q6_K else 1
+    codes = np.empty((parts * CHUNK_GROUPS, GROUP_CODES), np.int8)
+    scales, offsets = np.empty((codes.shape[0], WIDTH), np.float32), np.empty((codes.shape[0], WIDTH), np.float32)
+    for index in range(rows.size):
+        tile, lane = rows[index] // WIDTH, rows[index] % WIDTH
+        chunk = address + tile * tile_bytes
+        for first in range(0, num_groups, CHUNK_GROUPS):
+            count = min(CHUNK_GROUPS, num_groups - first)
+            unpack(number, chunk, count, codes, scales, offsets)
+            chunk += CHUNK_BYTES[number]
+            for feature in range(count * GROUP):
+                word = feature % GROUP // WORD_FEATURES
+                group = feature // GROUP * parts + word * parts // GROUP_WORDS
+                code = codes[group, (word * WIDTH + lane) * WORD_FEATURES + feature % WORD_FEATURES]
+                value = scales[group, lane] * np.float32(code) + offsets[group, lane]
+                put(out, (index, first * GROUP + feature), value)
