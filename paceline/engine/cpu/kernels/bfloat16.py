@@ -64,6 +64,7 @@ class Bfloat16Weights(NamedTuple):
     packed: Array  # [num_tiles, in_features / 2, WIDTH] pairs
     bias: Array  # [padded out_features] float32
     no_residual: Array  # `tiles.no_residual`
+    kernel_at: int = 0  # see `decoder.with_kernel`
 
 
 def _write(tile: TileWriter, x: Rows, weights: Rows, bias: Rows, residual: Rows, out: Rows) -> None:
@@ -145,6 +146,7 @@ class MatrixUnitWeights(NamedTuple):
     packed: Array  # from `pack_for_matrix_unit`
     bias: Array  # [padded out_features] float32
     no_residual: Array  # `tiles.no_residual`
+    kernel_at: int = 0  # see `decoder.with_kernel`
 
 
 class _UnitWriter:

@@ -100,6 +100,9 @@ def pack(data: Array, row_order: Array | None, fmt: Format, in_features: int) ->
     for the same. Returns [num_tiles, bytes of a tile] uint8, padded with weights of 0 to whole tiles.
     """
     order = np.arange(data.shape[0]) if row_order is None else row_order
+    # As the data of a mapped file: arrays that may be written to would be compiled for a second time.
+    data = data.view()
+    data.flags.writeable = False
     num_tiles, tile_bytes = -(-data.shape[0] // WIDTH), fmt.tile_bytes(in_features)
     packed = memory.weights.reserve(num_tiles * tile_bytes).reshape(num_tiles, tile_bytes)
     _pack(data, order, fmt.number, packed)
@@ -223,7 +226,8 @@ def _arrange(natural: Array, first: int, codes: Array) -> None:
 def _write_bits(codes: Array, bits: int, out: Array) -> None:
     """The inverse of `unpacking.unpack_codes`."""
     if bits == 8:
-        out[:] = codes
+        for i in range(GROUP_CODES):
+            out[i] = codes[i]
         return
     half = GROUP_CODES // 2
     for i in range(half):

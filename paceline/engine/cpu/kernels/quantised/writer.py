@@ -149,6 +149,16 @@ def indexed_code(write: Callable[..., None], counts: Sequence[int], num_indices:
     return types.void(types.intp, *[types.intp] * num_indices, *arrays), generate
 
 
+def format_code(number: Any, code: Any) -> Any:
+    """The same signature and code, behind the number of a format that the compiler knows: a literal type."""
+    signature, generate = code
+
+    def generate_for_format(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        return generate(context, builder, signature, args[1:])
+
+    return types.void(number, *signature.args), generate_for_format
+
+
 # Weights are fetched this far ahead, into the second cache: the first holds as few lines on their way as memory is slow.
 _AHEAD_BYTES = 16384
 _LINE_BYTES = 64
