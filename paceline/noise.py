@@ -6,7 +6,7 @@ target's own noise. Under `rejection` it is (seed, position where the round bega
 position, purpose): a position drafted again in a later round must not meet the noise
 of the discarded try, or the output is biased.
 
-`paceline.engine.sampling.noise` is the torch twin; their integers are equal.
+`paceline.engine.sampling.torch_sampler` is the torch twin; their integers are equal.
 """
 
 import enum

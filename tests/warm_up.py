@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from paceline.engine.config import DRAFT_ROLE, TARGET_ROLE, EngineConfig, ModelRole  # noqa: E402
-from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler  # noqa: E402
+from paceline.engine.cpu.sampler import CpuSampler  # noqa: E402
 from paceline.engine.engine import build_engine  # noqa: E402
 from paceline.engine.models.weights import find_folder  # noqa: E402
 from paceline.engine.sampling.specs import GumbelMax, SampleComplement, SampleTruncated  # noqa: E402

@@ -97,7 +97,7 @@ _KERNELS: dict[type, Callable[..., Array]] = {
 }
 
 
-def with_kernel(weights: Weights) -> Weights:
+def with_kernel(weights: Any) -> Any:
     """Compiles the kernel for these weights, and puts its address beside them."""
     if isinstance(weights, DraftInt8Weights):
         return weights._replace(for_few=with_kernel(weights.for_few), for_many=with_kernel(weights.for_many))
