@@ -25,7 +25,7 @@ from benchmarks.deployment import DRAFT, MODEL, embedded_pair  # noqa: E402
 from benchmarks.prompts import first_turns  # noqa: E402
 from benchmarks.services import OWN_PROMPTS  # noqa: E402
 from paceline.client import Completion  # noqa: E402
-from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler  # noqa: E402
+from paceline.engine.cpu.sampler import CpuSampler  # noqa: E402
 from paceline.engine.sampling.specs import SampleTruncated, TruncatedSample  # noqa: E402
 from paceline.engine.sampling.torch_sampler import probabilities  # noqa: E402
 from paceline.sampling import SamplingParams  # noqa: E402

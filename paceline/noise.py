@@ -6,7 +6,7 @@ target's own noise. Under `rejection` it is (seed, first position of the round,
 position, purpose): a position drafted again in a later round must not reuse the noise
 of the discarded attempt, or the output is biased.
 
-`paceline.engine.sampling.noise` is the torch twin; their integers are equal.
+`paceline.engine.sampling.torch_sampler` is the torch twin; their integers are equal.
 """
 
 import enum

@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.client import AsyncClient
-from paceline.engine.models.masks import MASK_VECTORS
+from paceline.engine.models.shapes import MASK_VECTORS
 from paceline.engine.models.weights import EMBEDDED
 from paceline.prompts import read_prompts
 from paceline.sampling import SamplingParams

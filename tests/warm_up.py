@@ -1,63 +1,81 @@
-"""Makes what the first run of a service would make: compiled kernels, and the embedded checkpoint's own files.
+"""Compiles the kernels and converts the embedded checkpoint, so that no first run and no test waits for them.
 
 python -m tests.warm_up     (`make setup` runs it)
 
-Kernels are compiled at their first call and kept beside their sources, one form for each type of weights and of cache. A tiny
-model takes every way through them that the tests' services take.
+Numba compiles a kernel at its first call, once for each type of weights and of cache. Two processes share the work: the
+kernels for bfloat16, and those for float32 with everything that is the same for both. Neither needs what the other
+compiles.
 """
 
 import asyncio
-import tempfile
+import subprocess
+import sys
 from pathlib import Path
 
-import torch
+from paceline.serving.main import prepare_process
 
-from paceline.client import AsyncClient
-from paceline.engine.models.weights import find_folder
-from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
-from tests.hosted import Host
+prepare_process()
 
-# Weights' dtype and quantisation, and the cache's dtype.
-KINDS = (
-    ("float32", "none", "auto"), ("bfloat16", "none", "auto"), ("float32", "int8", "auto"), ("bfloat16", "int8", "auto"),
-    ("bfloat16", "int4", "auto"), ("float32", "none", "bfloat16"), ("float32", "none", "int8"), ("bfloat16", "none", "int8"),
-)  # fmt: skip
-REQUESTS = (
-    SamplingParams(max_tokens=16, logprobs=2, prompt_logprobs=1),
-    SamplingParams(max_tokens=16, repetition_penalty=1.2, logit_bias={3: 1.0}, banned_token_ids=(4,)),
-    SamplingParams(max_tokens=16, temperature=0.8, seed=1),
-    SamplingParams(max_tokens=16, temperature=0.8, seed=1, top_k=20, top_p=0.9, min_p=0.01),
-)
-WAYS = (
-    SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.REJECTION),
-    SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED),
-    SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM),
-)
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from paceline.engine.config import DRAFT_ROLE, TARGET_ROLE, EngineConfig, ModelRole  # noqa: E402
+from paceline.engine.cpu.sampler import CpuSampler  # noqa: E402
+from paceline.engine.engine import build_engine  # noqa: E402
+from paceline.engine.models.weights import find_folder  # noqa: E402
+from paceline.engine.sampling.specs import GumbelMax, SampleComplement, SampleTruncated  # noqa: E402
+from paceline.sampling import SamplingParams  # noqa: E402
+
+# For each type of activations: a role, and the weights' quantization and the cache's type.
+KINDS: dict[str, tuple[tuple[ModelRole, str, str], ...]] = {
+    "bfloat16": (
+        (DRAFT_ROLE, "int8", "auto"), (TARGET_ROLE, "int4", "auto"), (TARGET_ROLE, "none", "auto"),
+        (TARGET_ROLE, "int8", "auto"), (DRAFT_ROLE, "int8", "int8"), (TARGET_ROLE, "int4", "int8"),
+        (TARGET_ROLE, "none", "int8"),
+    ),
+    "float32": (
+        (TARGET_ROLE, "none", "auto"), (TARGET_ROLE, "int8", "auto"), (TARGET_ROLE, "none", "bfloat16"),
+        (TARGET_ROLE, "none", "int8"),
+    ),
+}  # fmt: skip
 
 
-async def generate(address: str, prompt: list[int]) -> None:
-    async with AsyncClient(address) as client:
-        for sampling in REQUESTS:
-            await asyncio.gather(*(client.complete(prompt, sampling, way) for way in WAYS))
+def build(role: ModelRole, dtype: str, quantization: str, cache: str) -> None:
+    """Builds an engine, which runs a forward."""
+    config = EngineConfig.model_validate({
+        "model": "dummy:tiny", "dtype": dtype, "quantization": quantization, "kv_cache_dtype": cache,
+        "kv_cache_memory": 16 << 20,
+    })  # fmt: skip
+    loop = asyncio.new_event_loop()
+    build_engine(config, role, loop)
+    loop.close()
+
+
+def sample() -> None:
+    """Samples with each of the sampling kernels."""
+    plain, cut = SamplingParams(temperature=1.0, seed=0), SamplingParams(temperature=1.0, seed=0, top_k=2)
+    support = np.arange(2)
+    specs = [GumbelMax(plain, (), 1), SampleComplement(plain, (), support, 0.5), SampleTruncated(cut, (), 0.5, 2, 1.0)]
+    CpuSampler().sample(torch.zeros(len(specs), 512), specs)
+
+
+def warm_up(dtype: str) -> None:
+    for kind in KINDS[dtype]:
+        build(kind[0], dtype, *kind[1:])
+    if dtype == "float32":
+        sample()
+        for converted in (torch.bfloat16, torch.float32):
+            find_folder("smollm2-135m", converted, print)
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="paceline-warm-up-") as folder:
-        host = Host(Path(folder))
-        try:
-            for dtype in (torch.bfloat16, torch.float32):
-                find_folder("smollm2-135m", dtype, print)
-            # As a user starts them: with all threads, for which some kernels have forms of their own.
-            default = ("--kv-cache-memory", "256MiB")
-            for flags in (default, (*default, "--kv-cache-dtype", "int8")):
-                asyncio.run(generate(host.start_trio(flags, flags).address, [1, 2, 3] * 200))
-            for name, quantization, cache in KINDS:
-                flags = ("--model", "dummy:tiny", "--dtype", name, "--quantization", quantization)
-                flags = (*flags, "--kv-cache-dtype", cache, "--threads", "1", "--kv-cache-memory", "16MiB")
-                asyncio.run(generate(host.start_trio(flags, flags).address, [1, 2, 3] * 10))
-        finally:
-            host.close()
+    if dtypes := sys.argv[1:]:
+        for dtype in dtypes:
+            warm_up(dtype)
+        return
+    command, root = [sys.executable, "-m", "tests.warm_up"], Path(__file__).parents[1]
+    halves = [subprocess.Popen([*command, dtype], cwd=root) for dtype in KINDS]
+    sys.exit(max([half.wait() for half in halves]))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from paceline.engine.models.masks import MASK_VECTORS
 from paceline.engine.models.quantization import quantise
-from paceline.engine.models.shapes import HEAD_IDS
+from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS
 from paceline.engine.models.weights import LENDER_KEY, SCALE, LoadedModel
 from paceline.errors import ConfigError
 

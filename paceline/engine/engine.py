@@ -12,7 +12,7 @@ from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.backend import build_cpu
 from paceline.engine.dtypes import DTYPES
 from paceline.engine.models.config import ModelConfig
-from paceline.engine.models.masks import num_masks
+from paceline.engine.models.shapes import num_masks
 from paceline.engine.models.weights import load_model
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.compute_lock import ComputeLock
@@ -33,7 +33,7 @@ class Engine:
     tokenizer_files: dict[str, bytes]
     tokenizer_fingerprint: str
     weights_fingerprint: str
-    # Masks that the model has learned to fill (see `models.masks`).
+    # Masks that the model has learned to fill (see `models.shapes`).
     num_masks: int
     # Parts of the model whose rows depend on the rows beside them; empty if the model is batch invariant.
     batch_variant_parts: list[str]

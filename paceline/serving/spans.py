@@ -1,7 +1,7 @@
 """A sequence's span, made when the sequence is over: a model server's part of a request's trace."""
 
 from paceline.engine.cache.sequence import SequenceOptions
-from paceline.engine.scheduling.account import Account
+from paceline.engine.scheduling.sequence_state import Account
 from paceline.observability.spans import Spans
 from paceline.rpc.status import code_of
 

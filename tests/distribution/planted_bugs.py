@@ -14,7 +14,7 @@ from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdic
 from draft_server.guessed_drafter import GuessedProposeJob
 from draft_server.parallel_drafter import ParallelProposeJob
 from paceline import noise
-from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
+from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.specs import (
     ComplementSample,
     Sample,

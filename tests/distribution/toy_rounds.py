@@ -25,9 +25,8 @@ from draft_server.guessed_drafter import GuessedProposeJob
 from draft_server.parallel_drafter import ParallelProposeJob
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
-from paceline.engine.sampling.confidence import with_confidence
-from paceline.engine.sampling.logprobs import compute_logprobs
+from paceline.engine.cpu.sampler import CpuSampler
+from paceline.engine.sampling.logprobs import compute_logprobs, with_confidence
 from paceline.engine.scheduling.job import Job
 from paceline.sampling import SamplingParams
 from paceline.speculation import DraftMode, EntropyAdaptive, Rule, SpeculationParams

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.cpu.cache_layout import CACHE_DTYPES
 from paceline.engine.cpu.llama import CpuLlama
+from paceline.engine.cpu.paged_attention import CACHE_DTYPES
 from paceline.engine.models.weights import load_model
 
 

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
+from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.logits_processors import process_logits
 from paceline.engine.sampling.logprobs import compute_logprobs
 from paceline.engine.sampling.sampler import Sampler

@@ -8,7 +8,7 @@ import torch
 from scipy.special import softmax
 
 from paceline.engine.models.dummy import NUM_MASKS, make_dummy
-from paceline.engine.models.masks import MASK_VECTORS
+from paceline.engine.models.shapes import MASK_VECTORS
 from paceline.noise import gumbel, match_key
 from tests.end_to_end.tiny_oracle import Floats, one_thread, tiny_model
 from tests.hosted import HostedService

@@ -13,17 +13,24 @@ import torch
 from torch.nn import functional
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels import bfloat16, int8, matrix_unit
-from paceline.engine.cpu.kernels.bfloat16 import Bfloat16Weights, pack_bfloat16, unpack_rows
+from paceline.engine.cpu.kernels import bfloat16, int8
+from paceline.engine.cpu.kernels.bfloat16 import (
+    DEPTH,
+    UNIT_ROWS,
+    Bfloat16Weights,
+    MatrixUnitWeights,
+    pack_bfloat16,
+    pack_for_matrix_unit,
+    unpack_rows,
+)
 from paceline.engine.cpu.kernels.decoder import FEW_ROWS, DraftInt8Weights, Weights, multiply
 from paceline.engine.cpu.kernels.int8 import Int8Weights, pack_int8
-from paceline.engine.cpu.kernels.matrix_unit import DEPTH, UNIT_ROWS, MatrixUnitWeights, pack_for_matrix_unit
 from paceline.engine.cpu.kernels.processor import has_features
 from paceline.engine.cpu.kernels.products import multiply_int8_weights, pack_int8_weights
-from paceline.engine.cpu.kernels.quantised.embedding import look_up
-from paceline.engine.cpu.kernels.quantised.formats import BY_NAME
-from paceline.engine.cpu.kernels.quantised.packing import pack
+from paceline.engine.cpu.kernels.quantised.dots import dots_address
+from paceline.engine.cpu.kernels.quantised.formats import BY_NAME, pack
 from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights
+from paceline.engine.cpu.kernels.quantised.unpacking import look_up, unpack_address
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.kernels.tiles import WIDTH, no_residual, pad_features
 from paceline.engine.models.gguf.tensors import FileTensor
@@ -139,7 +146,7 @@ class MatrixUnitLinear(KernelLinear):
 
     @staticmethod
     def supports(weight: torch.Tensor) -> bool:
-        return weight.dtype is torch.bfloat16 and weight.shape[1] % DEPTH == 0 and matrix_unit.is_available()
+        return weight.dtype is torch.bfloat16 and weight.shape[1] % DEPTH == 0 and bfloat16.has_matrix_unit()
 
 
 class Bfloat16Linear(KernelLinear):
@@ -231,10 +238,13 @@ class QuantisedLinear(KernelLinear):
         super().__init__(out_features)
         self._in_features = parts[0].shape[1]
         # The kernel knows their addresses; this keeps them alive.
-        self._packed = [pack(part.data, part.row_order, BY_NAME[part.format.name], self._in_features) for part in parts]
+        formats = [BY_NAME[part.format.name] for part in parts]
+        self._packed = [
+            pack(part.data, part.row_order, fmt, self._in_features) for part, fmt in zip(parts, formats, strict=True)
+        ]
         self._parts = np.array([
-            (BY_NAME[part.format.name].number, packed.ctypes.data, *packed.shape)
-            for part, packed in zip(parts, self._packed, strict=True)
+            (fmt.number, dots_address(fmt), unpack_address(fmt), packed.ctypes.data, *packed.shape)
+            for fmt, packed in zip(formats, self._packed, strict=True)
         ])  # fmt: skip
         bias_row = pad_features(np.zeros(out_features, np.float32) if bias is None else bias.float().numpy())
         self._weights = {
@@ -251,8 +261,8 @@ class QuantisedLinear(KernelLinear):
     def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
         """Rows of the weights, for an embedding: ids: [num_rows] -> [num_rows, in_features] of the dtype."""
         out = np.empty((ids.size, self._in_features), dtype)
-        number, address, _, tile_bytes = self._parts[0]
-        look_up(number, address, tile_bytes, ids, out)
+        number, _, unpacks_at, address, _, tile_bytes = self._parts[0]
+        look_up(number, unpacks_at, address, tile_bytes, ids, out)
         return out
 
     @staticmethod

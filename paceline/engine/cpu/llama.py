@@ -12,11 +12,10 @@ import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
-from paceline.engine.cpu.embedding import DenseRows, Embedding, Rows
-from paceline.engine.cpu.head import Head
-from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend
+from paceline.engine.cpu.head import DenseRows, Embedding, Head, Rows
+from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend, part_address
 from paceline.engine.cpu.kernels.cache import Cache
-from paceline.engine.cpu.kernels.decoder import LayerArrays, kinds_of, run_layers, table_of
+from paceline.engine.cpu.kernels.decoder import LayerArrays, kinds_of, run_layers, table_of, with_kernel
 from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.linear import (
@@ -30,9 +29,8 @@ from paceline.engine.cpu.linear import (
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.gguf.tensors import FileTensor
-from paceline.engine.models.masks import MASK_VECTORS
 from paceline.engine.models.rope import rope_tables
-from paceline.engine.models.shapes import HEAD_IDS, Tensors, Weight, as_tensor, check_shapes, fused
+from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS, Tensors, Weight, as_tensor, check_shapes, fused
 
 MakeLinear = Callable[[Weight, torch.Tensor | None], CpuLinear]
 ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16}
@@ -74,8 +72,11 @@ class Layer:
         weights = [each.weights(dtype) for each in linears if isinstance(each, KernelLinear) and each.has_whole_tiles]
         if len(weights) < len(linears):
             return None
-        qkv, output, gate_up, down = weights
-        return LayerArrays(self.attention_norm, qkv, self.rotation, cache, output, self.mlp_norm, gate_up, down)
+        qkv, output, gate_up, down = map(with_kernel, weights)
+        part_at = part_address(dtype, cache)
+        return LayerArrays(
+            self.attention_norm, qkv, self.rotation, cache, output, self.mlp_norm, gate_up, down, part_at
+        )
 
 
 def _make_head(head: torch.Tensor | FileTensor, ids: Any, make: MakeLinear, vocab_size: int) -> Head:

@@ -7,9 +7,8 @@ import torch
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
-from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
-from paceline.engine.sampling.confidence import with_confidence
-from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs
+from paceline.engine.cpu.sampler import CpuSampler
+from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs, with_confidence
 from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.scheduling.job import Job
 

@@ -9,9 +9,8 @@ import torch
 from paceline.engine.backend import Backend, Progress
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda.batch_invariance import find_batch_variant_parts
-from paceline.engine.cuda.budget import Budget
-from paceline.engine.cuda.graphs.shapes import GraphShapes
-from paceline.engine.cuda.largest_step import run_largest_step
+from paceline.engine.cuda.budget import Budget, run_largest_step
+from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention, tiles_at_once
 from paceline.engine.cuda.products import FEW_ROWS
@@ -91,7 +90,7 @@ def build_on(
         model = CudaLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, batch_invariant, device)
     budget = _fit(config, model, graph_shapes, batch_invariant, device, memory)
     progress(f"budget: {budget}")
-    # One block more: nobody's (see `staging`).
+    # One block more: nobody's (see `forward_plan`).
     attention = _cache(model, budget.num_blocks + 1, block_size, DTYPES[config.dtype], device)
     progress("checking batch invariance")
     dependent = find_batch_variant_parts(model, attention, batch_invariant, device)

@@ -3,10 +3,9 @@
 import torch
 
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.cuda.forward_plan import ForwardShape
+from paceline.engine.cuda.forward_plan import ForwardShape, Staging
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
-from paceline.engine.cuda.staging import Staging
 
 # The rows run in parts of each of these sizes, as in rounds and in chunks. Each result is compared with one run of all.
 SPLITS = (1, 5, 17, 40)

@@ -1,10 +1,20 @@
-"""The forward plan: a batch's arrays on the GPU, and their sizes."""
+"""The forward plan: a batch's arrays on the GPU, and their sizes.
 
+Staging: a batch -> its forward plan on the GPU. One copy moves all arrays, as 32-bit integers.
+
+A captured graph reads the same addresses every time, so the arrays have fixed shapes, with padding. Padding rows have
+position -1, attend to nothing, and are written to the cache's last block, which no sequence holds.
+"""
+
+import math
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from paceline.engine.batch import Batch
+from paceline.engine.arrays import Array
+from paceline.engine.batch import Batch, Span
 
 # Positions that one program of attention reads (see `paged_attention`).
 PART_TOKENS = 256
@@ -57,3 +67,71 @@ class ForwardPlan:
     @property
     def num_tiles(self) -> int:
         return len(self.tiles)
+
+
+PADDING_POSITION = -1
+
+
+class Staging:
+    """The arrays of one shape, on the host and on the GPU."""
+
+    def __init__(self, shape: ForwardShape, num_blocks: int, block_size: int, device: torch.device) -> None:
+        self.shape = shape
+        self._block_size = block_size
+        self._trash_slot = (num_blocks - 1) * block_size
+        width = shape.table_width(block_size)
+        self._sizes = (
+            (shape.num_rows,), (shape.num_rows,), (shape.num_rows,), (shape.num_wanted,),
+            (shape.num_tiles, 4), (shape.num_tiles, width),
+        )  # fmt: skip
+        total = sum(map(_aligned, self._sizes))
+        self._on_host = torch.zeros(total, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._on_device = torch.zeros(total, dtype=torch.int32, device=device)
+        self._arrays: list[Array] = [part.numpy() for part in self._split(self._on_host)]
+        tokens, positions, slots, wanted, tiles, tables = self._split(self._on_device)
+        self.plan = ForwardPlan(tokens, positions, slots, wanted, tiles, tables, shape.num_parts, shape.tile_rows)
+
+    def fill(self, batch: Batch) -> None:
+        """Writes a batch, which must fit into the shape, and starts its copy to the GPU without waiting for its end."""
+        tokens, positions, slots, wanted, tiles, tables = self._arrays
+        count = min(batch.num_rows, len(tokens))
+        tokens[:count], tokens[count:] = batch.tokens[:count], 0
+        positions[:], slots[:], wanted[:], tiles[:] = PADDING_POSITION, self._trash_slot, 0, 0
+        wanted[: len(batch.wanted)] = batch.wanted
+        self._place(batch.spans, positions, slots)
+        num_tiles = self._tile(batch.spans, tiles, tables)
+        padding = tiles[num_tiles:][: len(tokens) - count]
+        padding[:, 0], padding[:, 1], padding[:, 2] = count + np.arange(len(padding)), 1, PADDING_POSITION
+        self._on_device.copy_(self._on_host, non_blocking=True)
+
+    def _place(self, spans: Seq[Span], positions: Array, slots: Array) -> None:
+        for span in spans:
+            own = slice(span.first_row, span.first_row + span.num_rows)
+            at = span.position + np.arange(span.num_rows)
+            positions[own] = at
+            slots[own] = np.asarray(span.blocks)[at // self._block_size] * self._block_size + at % self._block_size
+
+    def _tile(self, spans: Seq[Span], tiles: Array, tables: Array) -> int:
+        """Writes the tiles and the block tables. Returns the number of tiles."""
+        num_tiles, tile_rows = 0, self.shape.tile_rows
+        for sequence_index, span in enumerate(spans):
+            # Includes the blocks that are reserved for the next steps.
+            used = min(len(span.blocks), tables.shape[1])
+            tables[sequence_index, :used] = span.blocks[:used]
+            for done in range(0, span.num_rows, tile_rows):
+                num_rows = min(tile_rows, span.num_rows - done)
+                tiles[num_tiles] = span.first_row + done, num_rows, span.position + done, sequence_index
+                num_tiles += 1
+        return num_tiles
+
+    def _split(self, array: torch.Tensor) -> list[torch.Tensor]:
+        parts = array.split([_aligned(size) for size in self._sizes])
+        return [part[: math.prod(size)].view(size) for part, size in zip(parts, self._sizes, strict=True)]
+
+
+def _aligned(size: tuple[int, ...]) -> int:
+    """Number of integers reserved for an array of this shape, a multiple of 4.
+
+    Kernels are compiled for addresses that are multiples of 16 bytes.
+    """
+    return -(-math.prod(size) // 4) * 4

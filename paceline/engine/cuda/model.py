@@ -10,9 +10,8 @@ from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.products import CudaLinear, make_cuda_linear
 from paceline.engine.cuda.rows import Rotation, add_and_norm, rotate_and_place, silu_gate
 from paceline.engine.models.config import UNKNOWN_LOGIT, ModelConfig
-from paceline.engine.models.masks import with_masks
 from paceline.engine.models.rope import rope_tables
-from paceline.engine.models.shapes import HEAD_IDS, Tensors, check_shapes, fused
+from paceline.engine.models.shapes import HEAD_IDS, Tensors, check_shapes, fused, with_masks
 
 
 class Layer:

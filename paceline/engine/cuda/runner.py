@@ -1,4 +1,6 @@
-"""The CUDA runner: an engine step runs rows of some jobs in one program.
+"""Faults of a GPU: after some errors every later call of the process fails, for instance after a bad address.
+
+The CUDA runner: an engine step runs rows of some jobs in one program.
 
 A batch of few rows is rounded up to a shape that has a captured graph. A prompt's chunk launches each kernel, in its
 exact shape. If a job's next steps only feed the tokens they sample (`Job.multi_step_specs`), one program runs several
@@ -13,19 +15,33 @@ import numpy as np
 import torch
 
 from paceline.engine.batch import Batch, BatchBuilder, Span
-from paceline.engine.cuda.faults import raise_if_lost
 from paceline.engine.cuda.forward_plan import ForwardShape
-from paceline.engine.cuda.graphs.program import Program
-from paceline.engine.cuda.graphs.shapes import GraphShapes
+from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
-from paceline.engine.cuda.sampling.encoding import Results, decode, is_codable
-from paceline.engine.cuda.sampling.remainder import sample_remainder
+from paceline.engine.cuda.program import Program
+from paceline.engine.cuda.sampling.encoding import Results, decode, is_codable, sample_remainder
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.sampler import Sampler
 from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.sampling.torch_sampler import TorchSampler
 from paceline.engine.scheduling.job import Job
+from paceline.errors import DeviceLost
+
+
+def raise_if_lost(device: torch.device, error: Exception) -> None:
+    """Asks the GPU whether it still works after `error`. Raises DeviceLost if it does not.
+
+    No list of errors can say this: a launch that was refused or memory that ran out hurts no later call.
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as fault:
+        first_line = str(fault).splitlines()[0]
+        raise DeviceLost(f"the GPU failed, and this process can't use it any more: {first_line}") from error
+
 
 # A progress line after this many captured graphs.
 REPORT_EVERY = 25

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from paceline.engine.models.config import ModelConfig
-from paceline.engine.models.masks import MASK_VECTORS
+from paceline.engine.models.shapes import MASK_VECTORS
 from paceline.errors import ConfigError
 
 _LLAMA3_ROPE: dict[str, Any] = {
@@ -50,7 +50,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny-llama-3.2-1b": _TINY_LLAMA_32 | {"num_attention_heads": 8, "head_dim": 64},
     "tiny-llama-3.2-3b": _TINY_LLAMA_32 | {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 128},
 }  # fmt: skip
-# Behind a shape's name: the same model, with vectors for so many masks (see `masks`).
+# Behind a shape's name: the same model, with vectors for so many masks (see `shapes`).
 MASKS_SUFFIX, NUM_MASKS = "-masks", 4
 # Standard deviation of a tiny model's weights. A smaller one would make its distribution nearly uniform.
 _TINY_STD = 0.25

@@ -1,4 +1,10 @@
-"""Shapes of a model's tensors, with Hugging Face's names: checks them, and fuses the weights of one product."""
+"""Masks: what stands for unknown tokens in a draft that proposes several tokens in one forward (PARD, 2504.18583).
+
+Mask j has the token id vocab_size + j. It stands j + 1 places behind the last known token, and from its row the draft
+takes the token behind that place. No message and no context ever holds such an id.
+
+Shapes of a model's tensors, with Hugging Face's names: checks them, and fuses the weights of one product.
+"""
 
 from typing import Any
 
@@ -6,8 +12,22 @@ import torch
 
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.gguf.tensors import FileTensor
-from paceline.engine.models.masks import MASK_VECTORS
 from paceline.errors import ConfigError
+
+# [num_masks, hidden_size], in the weights of a draft that has learned to fill masks.
+MASK_VECTORS = "mask_vectors"
+
+
+def num_masks(tensors: dict[str, torch.Tensor]) -> int:
+    """How many masks the model knows; 0 for all others."""
+    return len(tensors[MASK_VECTORS]) if MASK_VECTORS in tensors else 0
+
+
+def with_masks(embedding: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The vectors of tokens and masks: [vocab_size + num_masks, hidden_size]. Takes those of the masks out of `tensors`."""
+    masks = tensors.pop(MASK_VECTORS, None)
+    return embedding if masks is None else torch.cat([embedding, masks.to(embedding)])
+
 
 # By name: torch.Tensor, or FileTensor where a GGUF file is read in place.
 Tensors = dict[str, Any]

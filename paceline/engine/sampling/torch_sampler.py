@@ -1,4 +1,7 @@
-"""The torch sampler: a sampler backend of tensor operations for every kind of spec, on any device."""
+"""Noise from keys, in torch: the same integers as `paceline.noise`, on any device.
+
+The torch sampler: a sampler backend of tensor operations for every kind of spec, on any device.
+"""
 
 import math
 from collections.abc import Sequence as Seq
@@ -6,8 +9,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch.nn import functional
 
-from paceline.engine.sampling import noise
-from paceline.engine.sampling.backends import SampleAlike, sample_by_kind
+from paceline.engine.sampling.sampler import SampleAlike, sample_by_kind
 from paceline.engine.sampling.specs import (
     Argmax,
     ArgmaxWithLenience,
@@ -21,7 +23,38 @@ from paceline.engine.sampling.specs import (
     Score,
     TruncatedSample,
 )
+from paceline.noise import MIX_1, MIX_2
 from paceline.sampling import SamplingParams
+
+MASK_32 = 0xFFFFFFFF
+
+
+def hash_ids(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """One 32-bit integer for each key and token id: [num_keys, num_ids].
+
+    `low` and `high` are the halves of the keys: [num_keys, 1]; ids: [num_keys, num_ids], or [1, num_ids] for all keys.
+    All are int64.
+    """
+    # int64 products overflow, but their low 32 bits equal those of the unsigned product.
+    x = ids ^ low
+    x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
+    x = (x + high) & MASK_32
+    x = ((x ^ (x >> 15)) * MIX_2) & MASK_32
+    return x ^ (x >> 15)
+
+
+def gumbel_of(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise for each key and token id, float64: [num_keys, num_ids]."""
+    u = (hash_ids(ids, low, high).to(torch.float64) + 0.5) / 2**32
+    return -torch.log(-torch.log1p(-u))
+
+
+def gumbel(keys: list[int], num_ids: int, device: torch.device) -> torch.Tensor:
+    """Gumbel noise for each key and all token ids, float64: [num_keys, num_ids]."""
+    low = torch.tensor([key & MASK_32 for key in keys], device=device).unsqueeze(1)
+    high = torch.tensor([key >> 32 for key in keys], device=device).unsqueeze(1)
+    return gumbel_of(torch.arange(num_ids, device=device).unsqueeze(0), low, high)
+
 
 # How many of the likeliest tokens top-k, top-p and min-p look at: first the smaller number, then the larger one if that
 # is not enough, then the whole vocabulary.
@@ -65,7 +98,7 @@ class TorchSampler:
         """argmax(log p + Gumbel noise) is a sample from p."""
         log_probs = probabilities(logits, [spec.sampling for spec in specs]).log()
         keys = [spec.key for spec in specs]
-        return _argmax(log_probs + noise.gumbel(keys, logits.shape[-1], logits.device)).tolist()
+        return _argmax(log_probs + gumbel(keys, logits.shape[-1], logits.device)).tolist()
 
     def _sample_truncated(self, logits: torch.Tensor, specs: list[SampleTruncated]) -> list[TruncatedSample]:
         probs = probabilities(logits, [spec.sampling for spec in specs])

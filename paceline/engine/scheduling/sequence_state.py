@@ -1,15 +1,71 @@
-"""A sequence of a session: what it holds, what runs and what waits."""
+"""What a sequence cost, for those who ask for accounts (`Worker.settle`). On the device thread.
+
+What the worker counts on the device thread, for those who watch it. Plain numbers: other threads read them.
+
+A sequence of a session: what it holds, what runs and what waits.
+
+Eviction: which idle sequences lose their blocks when the cache is full: the youngest first, across all sessions.
+
+A sequence is evicted only for an older one. So the oldest sequences always finish, and those that do not fit wait. If
+young sequences could evict old ones, all would evict and replay one another for ever. A sequence that is idle for a
+long time may be evicted for any other, because it may never come back.
+
+An evicted sequence has length 0. The next command for it fails with the cache's length, and its coordinator sends the
+whole context again.
+"""
 
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from paceline.engine.cache.sequence import Sequence
-from paceline.engine.scheduling.account import Account
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.scheduling.batching_policy import ReturnTime
 from paceline.engine.scheduling.commands import Command, Fork
 from paceline.engine.scheduling.job import Job
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, ResourceExhausted
+
+
+@dataclass(slots=True)
+class Account:
+    """Of one sequence, from its Open on. Of jobs that were dropped nothing is counted."""
+
+    opened_s: float = field(default_factory=time.perf_counter)
+    jobs: int = 0
+    # Rows that the model was fed and that stayed in the cache when their job ended: of contexts, and of drafts.
+    read_tokens: int = 0
+    # Of contexts those that the cache held already.
+    cached_tokens: int = 0
+    computed_us: int = 0
+    queued_us: int = 0
+    # On what the engine failed last.
+    failure: PacelineError | None = None
+
+    def count(self, job: Job) -> None:
+        """A job that is done, before the sequence's next command runs."""
+        self.jobs += 1
+        self.read_tokens += job.sequence.length - job.start - job.num_cached_tokens
+        self.cached_tokens += job.num_cached_tokens
+        self.computed_us += job.computed_us
+        self.queued_us += job.queued_us
+
+
+# Called when a sequence is over.
+Settle = Callable[[SequenceOptions, Account], None]
+
+
+@dataclass(slots=True)
+class WorkerCounts:
+    """Since the start."""
+
+    # Tokens with which empty sequences began, and those of them that the cache held.
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    # Sequences that lost their blocks to others.
+    evicted_sequences: int = 0
+    # Checks of the cache's books that found them right; one that does not ends the worker.
+    integrity_checks: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -35,3 +91,46 @@ class SequenceState:
         """The job is done, failed or dropped."""
         self.job = None
         self.idle_since_s = time.perf_counter()
+
+
+# A sequence that is idle for longer than this may be evicted for a younger one.
+LONG_S = 10.0
+
+
+def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]) -> int:
+    """Reserves blocks for `length` tokens of `state`, and evicts sequences of `everyone` if it must. Returns how many.
+
+    Raises ResourceExhausted if eviction can't free enough blocks; then it evicts no sequence.
+    """
+    victims = _victims(pool, state, length, everyone)
+    for victim in victims:
+        victim.sequence.truncate(0)
+    state.sequence.reserve(length)
+    return len(victims)
+
+
+def _victims(
+    pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]
+) -> list[SequenceState]:
+    """The youngest idle sequences that together hold enough blocks."""
+    missing = state.sequence.missing_blocks(length) - pool.num_free
+    if missing <= 0:
+        return []
+    now_s = time.perf_counter()
+    idle = [
+        other
+        for other in everyone
+        if other.job is None
+        and other.sequence.blocks
+        and (other.opened_order > state.opened_order or (other is not state and now_s - other.idle_since_s > LONG_S))
+    ]
+    idle.sort(key=lambda other: other.opened_order, reverse=True)
+    victims: list[SequenceState] = []
+    while pool.count_freed(victim.sequence.blocks for victim in victims) < missing:
+        if not idle:
+            raise ResourceExhausted(
+                f"the KV cache has no room for {length} tokens: "
+                f"{pool.num_free} of {pool.num_blocks} blocks are free and the rest is in use"
+            )
+        victims.append(idle.pop(0))
+    return victims

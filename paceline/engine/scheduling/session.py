@@ -13,10 +13,8 @@ from collections.abc import Callable
 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence
-from paceline.engine.scheduling.account import Account, Settle
 from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Opened, Refuse, Release, Start, Truncate
-from paceline.engine.scheduling.counts import WorkerCounts
-from paceline.engine.scheduling.sequence_state import SequenceState
+from paceline.engine.scheduling.sequence_state import Account, SequenceState, Settle, WorkerCounts
 from paceline.errors import (
     Aborted,
     Cancelled,

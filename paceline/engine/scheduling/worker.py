@@ -5,7 +5,7 @@
         └───────────────── one call_soon_threadsafe a step ◀── answers ◀───────┘
 
 A batch has the jobs that wait when the model is free (continuous batching), and those that are worth waiting for
-(`batching_policy`). A long prompt is fed in chunks: its part of each step's token budget (`token_budget`).
+(`batching_policy`). A long prompt is fed in chunks: its part of each step's token budget (`step`).
 """
 
 import asyncio
@@ -19,16 +19,12 @@ from typing import TypeVar
 
 from paceline.engine.backend import StepRunner
 from paceline.engine.cache.block_pool import BlockPool
-from paceline.engine.scheduling.account import Settle
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
-from paceline.engine.scheduling.counts import WorkerCounts
-from paceline.engine.scheduling.eviction import reserve
-from paceline.engine.scheduling.sequence_state import SequenceState
+from paceline.engine.scheduling.sequence_state import SequenceState, Settle, WorkerCounts, reserve
 from paceline.engine.scheduling.session import Session
-from paceline.engine.scheduling.stepping import run_step
-from paceline.engine.scheduling.token_budget import share_budget
+from paceline.engine.scheduling.step import run_step, share_budget
 
 T = TypeVar("T")
 # Called on the device thread after a step: its seconds, jobs, rows and failed jobs.

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.engine.config import TARGET_ROLE, EngineConfig
-from paceline.engine.cpu.cache_layout import CACHE_DTYPES, make_layout
+from paceline.engine.cpu.paged_attention import CACHE_DTYPES, make_layout
 from paceline.engine.engine import build_engine
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.dummy import dummy_config

@@ -5,7 +5,7 @@ import torch
 
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.linear import PlainLinear
-from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
+from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.specs import (
     Argmax,
     GumbelMax,

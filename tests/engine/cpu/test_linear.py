@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels import int8, matrix_unit
+from paceline.engine.cpu.kernels import bfloat16, int8
 from paceline.engine.cpu.kernels.scalars import bits_of, compiled, pad_rows, tensor_of
 from paceline.engine.cpu.linear import (
     Bfloat16Linear,
@@ -29,12 +29,12 @@ KINDS: list[MakeLinear] = [PlainLinear, PackedLinear, MatrixUnitLinear, Bfloat16
 
 @compiled()
 def divide_registers(config: Array) -> None:
-    matrix_unit.load_config(config)
+    bfloat16.load_config(config)
 
 
 @compiled()
 def read_registers(config: Array) -> None:
-    matrix_unit.save_config(config)
+    bfloat16.save_config(config)
 
 
 def multiplied(linear: CpuLinear, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -110,7 +110,7 @@ def test_a_thread_finds_the_matrix_unit_as_it_left_it() -> None:
     """Whoever divided its registers before may rely on it."""
     linear = MatrixUnitLinear(torch.randn(64, 576).bfloat16(), None)
     x, workers = torch.randn(48, 576).bfloat16(), torch.get_num_threads()
-    left, found = matrix_unit.CONFIG.copy(), np.zeros_like(matrix_unit.CONFIG)
+    left, found = bfloat16.CONFIG.copy(), np.zeros_like(bfloat16.CONFIG)
     left[48:56] = 3
     set_num_workers(1)
     try:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engine.cpu import memory
+from paceline.engine.cpu import backend
 
 GIB = 1 << 30
 
@@ -20,7 +20,7 @@ def write_group(folder: Path, limit: str, usage: int, limit_name: str, usage_nam
 @pytest.fixture(autouse=True)
 def _machine_of_8_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meminfo").write_text(f"MemTotal: 9999999999 kB\nMemFree: 5 kB\nMemAvailable: {8 * GIB // 1024} kB\n")
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(backend, "MEMINFO", tmp_path / "meminfo")
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,10 @@ def test_the_smaller_counts(
     names: tuple[str, str], limit: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = write_group(tmp_path / "group", limit, 2 * GIB, *names)
-    monkeypatch.setattr(memory, "GROUPS", (group,))
-    assert memory.available_bytes() == expected
+    monkeypatch.setattr(backend, "GROUPS", (group,))
+    assert backend.available_bytes() == expected
 
 
 def test_without_control_groups_the_machine_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "GROUPS", ((tmp_path / "none", "memory.max", "memory.current"),))
-    assert memory.available_bytes() == 8 * GIB
+    monkeypatch.setattr(backend, "GROUPS", ((tmp_path / "none", "memory.max", "memory.current"),))
+    assert backend.available_bytes() == 8 * GIB

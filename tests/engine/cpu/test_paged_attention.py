@@ -6,12 +6,11 @@ import torch
 from torch.nn import functional
 
 from paceline.engine.batch import Span
-from paceline.engine.cpu.cache_layout import CACHE_DTYPES
 from paceline.engine.cpu.kernels.attention import HeadRotation, attend
-from paceline.engine.cpu.kernels.int8_cache import Int8Cache
+from paceline.engine.cpu.kernels.cache import Int8Cache
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.llama import CpuLlama
-from paceline.engine.cpu.paged_attention import CpuPagedAttention
+from paceline.engine.cpu.paged_attention import CACHE_DTYPES, CpuPagedAttention
 from paceline.engine.dtypes import DTYPES
 from paceline.engine.models.config import ModelConfig
 from tests.engine.cpu.test_kernels import close

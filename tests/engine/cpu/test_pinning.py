@@ -14,7 +14,7 @@ PROGRAM = """
 import os, sys, threading
 import numpy as np
 from numba import njit, prange, types
-from paceline.engine.cpu.kernels.pinning import SET_BYTES, pin_workers
+from paceline.engine.cpu.kernels.processor import SET_BYTES, pin_workers
 from paceline.engine.threads import set_num_workers
 
 get_affinity = types.ExternalFunction("sched_getaffinity", types.int32(types.int32, types.uintp, types.uintp))

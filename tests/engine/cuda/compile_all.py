@@ -23,9 +23,8 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from paceline.engine.cuda import paged_attention as attention
-from paceline.engine.cuda import products, rows
+from paceline.engine.cuda import products, program, rows
 from paceline.engine.cuda.forward_plan import PART_TOKENS
-from paceline.engine.cuda.graphs import next_step
 from paceline.engine.cuda.paged_attention import CHUNK_TOKENS
 from paceline.engine.cuda.products import TILE_DEPTH, TILE_FEATURES, TILE_ROWS
 from paceline.engine.cuda.sampling import partial_softmax, ranking, token_selection
@@ -77,7 +76,7 @@ def compile_sampling() -> None:
     ):  # fmt: skip
         compile_for_hopper(kernel, known, constants, partial_softmax.NUM_WARPS)
     compile_for_hopper(
-        next_step._plan_next_step,
+        program._plan_next_step,
         {
             "samples": wide, "sequence_indices": index, "num_steps": index, "first_positions": index, "wanted": index,
             "tables": index, "tokens": index, "positions": index, "slots": index, "rows": index, "tiles": index,

@@ -3,10 +3,9 @@
 import torch
 
 from paceline.engine.batch import BatchBuilder
-from paceline.engine.cuda.forward_plan import ForwardShape
+from paceline.engine.cuda.forward_plan import ForwardShape, Staging
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
-from paceline.engine.cuda.staging import Staging
 from paceline.engine.models.weights import load_model
 from tests.engine.cuda.device import DEVICE
 from tests.engine.feeding import Rows

@@ -7,7 +7,7 @@ from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda import backend
 from paceline.engine.cuda.backend import build_on
 from paceline.engine.cuda.budget import MIB
-from paceline.engine.cuda.sampling import remainder
+from paceline.engine.cuda.sampling import encoding
 from paceline.engine.models.weights import LoadedModel, load_model
 from paceline.errors import ConfigError
 from tests.engine.cuda.device import DEVICE
@@ -68,7 +68,7 @@ def test_activations_are_those_of_a_step_whose_rows_all_want_log_probabilities(m
         scored.append(tuple(logits.shape))
         return [None] * len(specs)
 
-    monkeypatch.setattr(remainder, "compute_logprobs", spy)
+    monkeypatch.setattr(encoding, "compute_logprobs", spy)
     with pytest.raises(ConfigError):
         build_on(CONFIG, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(6 * MIB))
     # A sampled token of each kind, by all rows that go to torch at a time.

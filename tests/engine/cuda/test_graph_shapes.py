@@ -6,7 +6,7 @@ import pytest
 
 from paceline.engine.batch import Batch, BatchBuilder
 from paceline.engine.cuda.forward_plan import ForwardShape
-from paceline.engine.cuda.graphs.shapes import MULTI_STEP_SEQUENCES, MULTI_STEPS, TAIL_ROWS, GraphShapes
+from paceline.engine.cuda.graph_shapes import MULTI_STEP_SEQUENCES, MULTI_STEPS, TAIL_ROWS, GraphShapes
 
 CAPTURES = GraphShapes(num_rows=256, num_tokens=8192, num_ahead=7)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.cuda.sampling import remainder
+from paceline.engine.cuda.sampling import encoding
 from paceline.engine.sampling.logprobs import compute_logprobs
 from paceline.sampling import SamplingParams
 from paceline.speculation import Rule
@@ -28,8 +28,8 @@ def test_a_prompts_log_probabilities_take_few_rows_at_a_time(monkeypatch: pytest
         sizes.append(len(logits))
         return compute_logprobs(logits, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(remainder, "REMAINDER_ROWS", MOST_ROWS)
-    monkeypatch.setattr(remainder, "compute_logprobs", spy)
+    monkeypatch.setattr(encoding, "REMAINDER_ROWS", MOST_ROWS)
+    monkeypatch.setattr(encoding, "compute_logprobs", spy)
     ours, theirs = score(make_gpu(0)), score(make_cpu())
     assert sizes == [2, 2, 1]
     assert len(ours.prompt_logprobs) == len(theirs.prompt_logprobs) == 4

@@ -12,7 +12,7 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.cpu.runner import CpuRunner
 from paceline.engine.cuda.forward_plan import ForwardShape
-from paceline.engine.cuda.graphs.shapes import GraphShapes
+from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.scheduling.job import Job
 from paceline.sampling import SamplingParams

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.special import softmax
 
-from paceline.engine.sampling.confidence import with_confidence
+from paceline.engine.sampling.logprobs import with_confidence
 from paceline.engine.sampling.specs import Argmax, ConfidentSample, GumbelMax, TruncatedSample
 from paceline.sampling import SamplingParams
 

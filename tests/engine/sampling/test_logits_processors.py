@@ -14,7 +14,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
+from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.logits_processors import process_logits
 from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs
 from paceline.engine.sampling.specs import (

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from paceline.engine.cpu.sampling.cpu_sampler import CpuSampler
+from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.specs import (
     Argmax,
     ComplementSample,

@@ -7,7 +7,7 @@ import pytest
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.scheduling.job import Job
-from paceline.engine.scheduling.token_budget import LARGER_PART, ROUND_ROWS, SMALLER_PART, share_budget
+from paceline.engine.scheduling.step import LARGER_PART, ROUND_ROWS, SMALLER_PART, share_budget
 from tests.engine.scheduling.test_session import OPTIONS, ReadingJob
 
 BUDGET = 512

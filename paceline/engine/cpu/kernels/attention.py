@@ -16,19 +16,31 @@ algorithm 3). Each query has its own sums in one fixed order, so attention is ba
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
+from numba import prange, typeof, types
+from numba.np.numpy_support import from_dtype
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.cache import Cache, scale_scores, scale_weights, write_token
 from paceline.engine.cpu.kernels.products import add_products
 from paceline.engine.cpu.kernels.rows import norm_row
-from paceline.engine.cpu.kernels.scalars import IN_LANES, ONE, compiled, exp_of_negative, put, widen
+from paceline.engine.cpu.kernels.scalars import (
+    IN_LANES,
+    ONE,
+    address_of,
+    call_at,
+    compiled,
+    exp_of_negative,
+    put,
+    widen,
+)
 from paceline.engine.threads import kernel_workers
 
 # Rows of one sequence that read its blocks together.
 TILE_ROWS = 8
 # With this many products of a query and a key, the cores share the work.
 PRODUCTS_TO_SHARE = 1024
+# Phases of the kernel.
+WRITE, ATTEND = range(2)
 MASKED = np.float32(-np.inf)
 ZERO = np.float32(0)
 
@@ -167,55 +179,74 @@ def _attend(
 
 
 @compiled()
-def _attend_alone(
-    qkv: Array, positions: Array, slots: Array, tiles: Array, places: Array, rope: Any, norms: Any, eps: np.float32,
-    cache: Cache, queries: Array, out: Array,
+def _run_part(
+    phase: int, worker: int, num_workers: int, qkv: Array, positions: Array, slots: Array, tiles: Array, places: Array,
+    rope: Any, norms: Any, eps: np.float32, cache: Cache, queries: Array, out: Array,
 ) -> None:  # fmt: skip
-    """Attention of one layer, on this thread."""
-    for row in range(slots.size):
-        _write_row(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
+    """A worker's part of a phase: in the first all rows are written, in the second the tiles attend."""
+    if phase == WRITE:
+        for row in range(worker, slots.size, num_workers):
+            _write_row(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
+        return
     kv_heads = cache.keys.shape[1]
-    for item in range(tiles.shape[0] * kv_heads):
+    for item in range(worker, tiles.shape[0] * kv_heads, num_workers):
         first_row, num_rows, position, start = tiles[item // kv_heads]
         _attend(item % kv_heads, first_row, num_rows, position, places[start:], cache, queries, out)
 
 
 @compiled(parallel=True)
-def _attend_shared(
-    qkv: Array, positions: Array, slots: Array, tiles: Array, places: Array, rope: Any, norms: Any, eps: np.float32,
-    cache: Cache, queries: Array, out: Array, num_workers: int,
+def _run_parts(
+    part_at: int, phase: int, num_workers: int, qkv: Array, positions: Array, slots: Array, tiles: Array, places: Array,
+    rope: Any, norms: Any, eps: np.float32, cache: Cache, queries: Array, out: Array,
 ) -> None:  # fmt: skip
-    """The same on `num_workers` threads. They share the rows for writing, then the tiles and KV heads."""
-    kv_heads = cache.keys.shape[1]
-    for worker in prange(num_workers):
-        for row in range(worker, slots.size, num_workers):
-            _write_row(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
-    for worker in prange(num_workers):
-        for item in range(worker, tiles.shape[0] * kv_heads, num_workers):
-            tile = tiles[item // kv_heads]
-            _attend(item % kv_heads, tile[0], tile[1], tile[2], places[tile[3] :], cache, queries, out)
+    """All parts of a phase, each on a thread of its own."""
+    for index in prange(num_workers):
+        worker = np.int64(index)
+        part = (
+            phase, worker, num_workers, qkv, positions, slots, tiles, places, rope, norms, eps, cache, queries, out
+        )  # fmt: skip
+        call_at(_run_part, part_at, part)
 
 
 @compiled()
+def attend_by(part_at: int, qkv: Array, plan: AttentionPlan, rotation: HeadRotation, eps: float, cache: Cache) -> Array:
+    """As `attend`, with the `part_address` of these rows and this cache."""
+    num_rows = qkv.shape[0]
+    kv_heads, head_dim = cache.keys.shape[1:3]
+    heads = qkv.reshape((num_rows, qkv.shape[1] // head_dim, head_dim))
+    out = np.zeros((num_rows, qkv.shape[1] - 2 * kv_heads * head_dim), qkv.dtype)
+    rope, norms = (rotation.cos, rotation.sin), (rotation.query_norm, rotation.key_norm)
+    num_workers = kernel_workers() if plan.is_shared else 1
+    for phase in range(WRITE, ATTEND + 1):
+        if num_workers > 1:
+            _run_parts(
+                part_at, phase, num_workers, heads, plan.positions, plan.slots, plan.tiles, plan.places, rope, norms,
+                np.float32(eps), cache, plan.queries, out,
+            )  # fmt: skip
+        else:
+            part = (
+                phase, np.int64(0), num_workers, heads, plan.positions, plan.slots, plan.tiles, plan.places, rope, norms,
+                np.float32(eps), cache, plan.queries, out,
+            )  # fmt: skip
+            call_at(_run_part, part_at, part)
+    return out
+
+
+def part_address(dtype: np.dtype[Any], cache: Cache) -> int:
+    """Compiles the kernel for rows of this dtype and a cache of this kind, and returns its address."""
+    rows, floats, counts = from_dtype(dtype), types.float32, types.int64
+    tables = types.UniTuple(floats[:, ::1], 2), types.UniTuple(floats[::1], 2)
+    return address_of(
+        _run_part, counts, counts, counts, rows[:, :, ::1], counts[::1], counts[::1], counts[:, ::1], counts[::1],
+        *tables, floats, typeof(cache), floats[:, :, ::1], rows[:, ::1],
+    )  # fmt: skip
+
+
 def attend(qkv: Array, plan: AttentionPlan, rotation: HeadRotation, eps: float, cache: Cache) -> Array:
     """Writes the rows' keys and values into a layer's cache, then computes attention.
 
     qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]; cache: the layer's. Returns [num_rows, heads * head_dim];
     padding rows are 0.
     """
-    num_rows = qkv.shape[0]
-    kv_heads, head_dim = cache.keys.shape[1:3]
-    heads = qkv.reshape((num_rows, qkv.shape[1] // head_dim, head_dim))
-    out = np.zeros((num_rows, qkv.shape[1] - 2 * kv_heads * head_dim), qkv.dtype)
-    rope, norms = (rotation.cos, rotation.sin), (rotation.query_norm, rotation.key_norm)
-    if plan.is_shared and kernel_workers() > 1:
-        _attend_shared(
-            heads, plan.positions, plan.slots, plan.tiles, plan.places, rope, norms, np.float32(eps), cache,
-            plan.queries, out, kernel_workers(),
-        )  # fmt: skip
-    else:
-        _attend_alone(
-            heads, plan.positions, plan.slots, plan.tiles, plan.places, rope, norms, np.float32(eps), cache,
-            plan.queries, out,
-        )  # fmt: skip
-    return out
+    attended: Array = attend_by(part_address(qkv.dtype, cache), qkv, plan, rotation, eps, cache)
+    return attended

@@ -1,49 +1,129 @@
-"""What attention asks of a layer's part of the KV cache: one form for each kind of cache, selected by its type.
+"""A layer's part of the KV cache, by kind: float32 or bfloat16, or int8 with scales.
 
-All kinds have `keys` and `values`, matrices that `add_products` multiplies. A further kind is a further module here.
+All kinds have `keys` and `values`, matrices that `add_products` multiplies. Numba selects each kind's functions by the
+type of the cache.
 """
 
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from numba.extending import overload
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels import float_cache, int8_cache
-from paceline.engine.cpu.kernels.float_cache import FloatCache
-from paceline.engine.cpu.kernels.int8_cache import Int8Cache
+from paceline.engine.cpu.kernels.scalars import IN_LANES, compiled, put, widen
+
+LARGEST = np.float32(127)
+# A row of zeros, too, is divided by its scale.
+TINIEST = np.float32(1e-30)
+
+
+class FloatCache(NamedTuple):
+    """A layer's keys and values in float32 or bfloat16."""
+
+    keys: Array  # [num_places, kv_heads, head_dim, block_size] float32, or bfloat16 as uint16
+    values: Array  # [num_places, kv_heads, block_size, head_dim] of the same dtype
+
+
+class Int8Cache(NamedTuple):
+    """A layer's keys and values in int8. The key and the value of each token and KV head have a scale of their own.
+
+    A token is rounded when it is written, from its own numbers alone, so its bits depend on no other token. A key's
+    scale is a factor of the query's score, and a value's scale a factor of the softmax weight. So the matrices are
+    multiplied as they are, and each query scales two rows of block_size numbers per block.
+    """
+
+    keys: Array  # [num_places, kv_heads, head_dim, block_size] int8
+    values: Array  # [num_places, kv_heads, block_size, head_dim] int8
+    # Over the same memory. A place holds head_dim numbers of a token, or head_dim / 4 scales: the scales of two places
+    # are that much further apart.
+    key_scales: Array  # [num_places * head_dim / 4, kv_heads, block_size] float32
+    value_scales: Array  # [num_places * head_dim / 4, kv_heads, block_size] float32
+
 
 Cache = FloatCache | Int8Cache
 
-_KINDS: dict[type, ModuleType] = {FloatCache: float_cache, Int8Cache: int8_cache}
+
+def _write_float_token(cache: Any, place: int, head: int, offset: int, key: Array, value: Array) -> None:
+    for d in range(key.size):
+        put(cache.keys[place, head, d], offset, key[d])
+        put(cache.values[place, head, offset], d, widen(value[d]))
+
+
+@compiled(IN_LANES | {"nnan"})
+def _peak(x: Array) -> np.float32:
+    peak = TINIEST
+    for i in range(x.size):
+        size = abs(widen(x[i]))
+        peak = size if size > peak else peak
+    return peak
+
+
+@compiled()
+def quantise_row(x: Array, out: Array) -> np.float32:
+    """Writes x / scale, rounded to whole numbers in [-127, 127], to `out`. Returns the scale.
+
+    x: [width] float32 or bfloat16; out: [width] int8.
+    """
+    peak = _peak(x)
+    factor = LARGEST / peak
+    for i in range(x.size):
+        out[i] = np.int8(np.rint(widen(x[i]) * factor))
+    return peak / LARGEST
+
+
+def _write_int8_token(cache: Any, place: int, head: int, offset: int, key: Array, value: Array) -> None:
+    at = place * (key.size // 4)
+    cache.key_scales[at, head, offset] = quantise_row(key, cache.keys[place, head, :, offset])
+    cache.value_scales[at, head, offset] = quantise_row(value, cache.values[place, head, offset])
+
+
+def _scale_int8_scores(cache: Any, place: int, head: int, scores: Array) -> None:
+    scales = cache.key_scales[place * (cache.keys.shape[2] // 4), head]
+    for t in range(scores.size):
+        scores[t] *= scales[t]
+
+
+def _scale_int8_weights(cache: Any, place: int, head: int, weights: Array) -> None:
+    scales = cache.value_scales[place * (cache.keys.shape[2] // 4), head]
+    for t in range(weights.size):
+        weights[t] *= scales[t]
+
+
+def _scale_nothing(cache: Any, place: int, head: int, scores: Array) -> None:
+    """Keeps the scores: floats have no scale."""
+
+
+def _weigh_nothing(cache: Any, place: int, head: int, weights: Array) -> None:
+    """Keeps the weights: floats have no scale."""
 
 
 def write_token(cache: Any, place: int, head: int, offset: int, key: Array, value: Array) -> None:
     """Writes a token's key: [head_dim] float32, and its value: [head_dim] of the qkv's dtype, for one KV head."""
-    _KINDS[type(cache)].write_token(cache, place, head, offset, key, value)
+    write = _write_int8_token if isinstance(cache, Int8Cache) else _write_float_token
+    write(cache, place, head, offset, key, value)
 
 
 def scale_scores(cache: Any, place: int, head: int, scores: Array) -> None:
-    """Turns products of a query and the block's keys as they are stored into scores: [block_size] float32."""
-    _KINDS[type(cache)].scale_scores(cache, place, head, scores)
+    """Turns products of a query and the block's stored keys into scores: [block_size] float32."""
+    (_scale_int8_scores if isinstance(cache, Int8Cache) else _scale_nothing)(cache, place, head, scores)
 
 
 def scale_weights(cache: Any, place: int, head: int, weights: Array) -> None:
-    """Turns softmax weights: [block_size] float32 into factors of the block's values as they are stored."""
-    _KINDS[type(cache)].scale_weights(cache, place, head, weights)
+    """Turns softmax weights: [block_size] float32 into factors of the block's stored values."""
+    (_scale_int8_weights if isinstance(cache, Int8Cache) else _weigh_nothing)(cache, place, head, weights)
 
 
 @overload(write_token)
 def _write_token(cache: Any, place: int, head: int, offset: int, key: Array, value: Array) -> Callable[..., None]:
-    return _KINDS[cache.instance_class].write_token
+    return _write_int8_token if cache.instance_class is Int8Cache else _write_float_token
 
 
 @overload(scale_scores)
 def _scale_scores(cache: Any, place: int, head: int, scores: Array) -> Callable[..., None]:
-    return _KINDS[cache.instance_class].scale_scores
+    return _scale_int8_scores if cache.instance_class is Int8Cache else _scale_nothing
 
 
 @overload(scale_weights)
 def _scale_weights(cache: Any, place: int, head: int, weights: Array) -> Callable[..., None]:
-    return _KINDS[cache.instance_class].scale_weights
+    return _scale_int8_weights if cache.instance_class is Int8Cache else _weigh_nothing

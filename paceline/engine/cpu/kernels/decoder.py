@@ -10,19 +10,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import typeof, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend
-from paceline.engine.cpu.kernels.bfloat16 import Bfloat16Weights, multiply_bfloat16
+from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend_by
+from paceline.engine.cpu.kernels.bfloat16 import (
+    UNIT_ROWS,
+    Bfloat16Weights,
+    MatrixUnitWeights,
+    multiply_bfloat16,
+    multiply_on_matrix_unit,
+)
 from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.int8 import Int8Weights, multiply_int8
-from paceline.engine.cpu.kernels.matrix_unit import UNIT_ROWS, MatrixUnitWeights, multiply_on_matrix_unit
 from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights, multiply_quantised
 from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
-from paceline.engine.cpu.kernels.scalars import compiled
+from paceline.engine.cpu.kernels.scalars import address_of, call_at, compiled
 
 # The matrix unit multiplies UNIT_ROWS rows in the time of one. int8 is faster for up to half as many.
 FEW_ROWS = UNIT_ROWS // 2
@@ -34,6 +39,7 @@ class DraftInt8Weights(NamedTuple):
     for_few: Int8Weights
     for_many: MatrixUnitWeights
     no_residual: Array
+    kernel_at: int = 0
 
 
 Weights = Bfloat16Weights | Int8Weights | MatrixUnitWeights | DraftInt8Weights | QuantisedWeights
@@ -50,6 +56,8 @@ class LayerArrays(NamedTuple):
     mlp_norm: Array  # [hidden_size] float32
     gate_up: Weights
     down: Weights
+    # `attention.part_address`.
+    part_at: int
 
 
 def table_of(layers: list[LayerArrays]) -> Array:
@@ -61,12 +69,16 @@ def kinds_of(arrays: Any) -> Any:
     """The types of the arrays. Layers in one call have the same."""
     if isinstance(arrays, np.ndarray):
         return arrays.dtype, arrays.ndim
+    if isinstance(arrays, int):
+        return int
     return type(arrays), *(kinds_of(each) for each in arrays)
 
 
 def _addresses(arrays: Any) -> list[int]:
     if isinstance(arrays, np.ndarray):
         return [arrays.ctypes.data]
+    if isinstance(arrays, int):
+        return []
     return [address for each in arrays for address in _addresses(each)]
 
 
@@ -85,10 +97,18 @@ _KERNELS: dict[type, Callable[..., Array]] = {
 }
 
 
+def with_kernel(weights: Any) -> Any:
+    """Compiles the kernel for these weights, and puts its address beside them."""
+    if isinstance(weights, DraftInt8Weights):
+        return weights._replace(for_few=with_kernel(weights.for_few), for_many=with_kernel(weights.for_many))
+    rows = typeof(weights.no_residual)
+    return weights._replace(kernel_at=address_of(_KERNELS[type(weights)], rows, typeof(weights), rows))
+
+
 def _multiply_by_one_of_two(x: Any, weights: Any, residual: Any) -> Any:
     if x.shape[0] <= FEW_ROWS:
-        return multiply_int8(x, weights.for_few, residual)
-    return multiply_on_matrix_unit(x, weights.for_many, residual)
+        return call_at(multiply_int8, weights.for_few.kernel_at, (x, weights.for_few, residual))
+    return call_at(multiply_on_matrix_unit, weights.for_many.kernel_at, (x, weights.for_many, residual))
 
 
 @overload(multiply)
@@ -98,7 +118,7 @@ def _multiply(x: Any, weights: Any, residual: Any) -> Callable[..., Any]:
     kernel = _KERNELS[weights.instance_class]
 
     def multiply_by_kernel(x: Any, weights: Any, residual: Any) -> Any:
-        return kernel(x, weights, residual)
+        return call_at(kernel, weights.kernel_at, (x, weights, residual))
 
     return multiply_by_kernel
 
@@ -128,6 +148,8 @@ class _Mover:
             array.meminfo = cgutils.get_null_value(array.meminfo.type)
             array.parent = cgutils.get_null_value(array.parent.type)
             return array._getvalue()
+        if isinstance(kind, types.Integer):
+            return value
         moved = [self.move(part, builder.extract_value(value, index)) for index, part in enumerate(kind)]
         return context.make_tuple(builder, kind, moved)
 
@@ -145,7 +167,7 @@ def run_layers(x: Array, first: LayerArrays, table: Array, plan: AttentionPlan, 
         layer = _at(first, table[index])
         # [num_rows, (heads + 2 * kv_heads) * head_dim]
         qkv = multiply(rms_norm(x, layer.attention_norm, eps), layer.qkv, layer.qkv.no_residual)
-        x = multiply(attend(qkv, plan, layer.rotation, eps, layer.cache), layer.output, x)
+        x = multiply(attend_by(layer.part_at, qkv, plan, layer.rotation, eps, layer.cache), layer.output, x)
         # [num_rows, 2 * intermediate_size]
         gate_up = multiply(rms_norm(x, layer.mlp_norm, eps), layer.gate_up, layer.gate_up.no_residual)
         x = multiply(silu_gate(gate_up), layer.down, x)

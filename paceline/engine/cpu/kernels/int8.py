@@ -57,6 +57,7 @@ class Int8Weights(NamedTuple):
     scales: Array  # [padded out_features] float32
     bias: Array  # [padded out_features] float32
     no_residual: Array  # `tiles.no_residual`, of the rows' dtype
+    kernel_at: int = 0  # see `decoder.with_kernel`
 
 
 @compiled(IN_LANES)

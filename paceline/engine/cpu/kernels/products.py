@@ -1,11 +1,11 @@
 """Matrix products that add each row in one fixed order: attention's two, and those with int8 weights."""
 
 import numpy as np
-from numba import prange
+from numba import prange, types
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels.fetching import fetch_rows
-from paceline.engine.cpu.kernels.scalars import compiled, put, widen
+from paceline.engine.cpu.kernels.memory import fetch_rows
+from paceline.engine.cpu.kernels.scalars import address_of, call_at, compiled, put, widen
 
 # Terms that one pass of an inner loop adds.
 STEP = 4
@@ -77,13 +77,15 @@ def multiply_int8_weights(x: Array, packed: Array, scale: Array, bias: Array, re
     """
     out = np.empty((x.shape[0], scale.size), x.dtype)
     wide = np.empty((x.shape[0], packed.shape[1]), np.float32)
-    _multiply_weights(x, wide, packed, scale, bias, out[:, :0] if residual is None else residual, out)
+    weights = types.int8[:, ::1]
+    products_at = address_of(add_products, types.float32[:, :], weights, weights, types.float32[:, ::1])
+    _multiply_weights(products_at, x, wide, packed, scale, bias, out[:, :0] if residual is None else residual, out)
     return out
 
 
 @compiled(parallel=True)
 def _multiply_weights(
-    x: Array, wide: Array, packed: Array, scale: Array, bias: Array, residual: Array, out: Array
+    products_at: int, x: Array, wide: Array, packed: Array, scale: Array, bias: Array, residual: Array, out: Array
 ) -> None:
     num_rows, num_features = x.shape
     for row in prange(num_rows):
@@ -97,7 +99,8 @@ def _multiply_weights(
             for start in range(0, packed.shape[1], TILE):
                 following = min(start + TILE, packed.shape[1] - TILE)
                 ahead = packed[tile, following : following + TILE]
-                add_products(rows[:, start : start + TILE], packed[tile, start : start + TILE], ahead, sums)
+                tile_weights = packed[tile, start : start + TILE]
+                call_at(add_products, products_at, (rows[:, start : start + TILE], tile_weights, ahead, sums))
             _finish(sums, tile * TILE, scale, bias, residual[first : first + TILE_ROWS], out[first : first + TILE_ROWS])
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 from numba import njit, types
-from numba.extending import overload
+from numba.core import cgutils, errors
+from numba.extending import intrinsic, overload
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernel_cache import keep
@@ -40,6 +41,44 @@ def compiled(order: set[str] = IN_ORDER, parallel: bool = False, inline: bool = 
     )
     # What is inlined is part of other kernels.
     return decorate if inline else lambda function: keep(decorate(function))
+
+
+def address_of(kernel: Any, *kinds: Any) -> int:
+    """Compiles a kernel for arguments of these Numba types, and returns its address for `call_at`.
+
+    Numba compiles a kernel once more into each kernel that calls it, and into the callers of those. A large kernel that
+    is called by its address is compiled once.
+    """
+    kernel.compile(kinds)
+    done = kernel.overloads[kinds]
+    address: int = done.library.get_pointer_to_function(done.fndesc.llvm_func_name)
+    return address
+
+
+def _type_call_at(typing_context: Any, kernel: Any, address: Any, arguments: Any) -> Any:
+    kinds = tuple(map(types.unliteral, arguments))
+    known = {
+        tuple(map(types.unliteral, each)): done.signature.return_type
+        for each, done in kernel.dispatcher.overloads.items()
+    }
+    if kinds not in known:
+        raise errors.TypingError(f"{kernel} has no address for {kinds}")
+    result = known[kinds]
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        convention = context.call_conv
+        pointer = builder.inttoptr(args[1], convention.get_function_type(result, kinds).as_pointer())
+        values = cgutils.unpack_tuple(builder, args[2])
+        status, returned = convention.call_function(builder, pointer, result, kinds, values)
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
+        return returned
+
+    return result(kernel, address, arguments), generate
+
+
+# (kernel, address, arguments): calls the kernel by its `address_of` the types of these arguments, a tuple.
+call_at: Callable[..., Any] = intrinsic(_type_call_at)
 
 
 def bits_of(tensor: torch.Tensor) -> Array:

@@ -1,4 +1,7 @@
-"""A GGUF file as a model: read in place."""
+"""llama.cpp's tensor names -> Hugging Face's.
+
+A GGUF file as a model: read in place.
+"""
 
 import hashlib
 import mmap
@@ -8,14 +11,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from transformers import PreTrainedConfig
 
 from paceline.engine.models.gguf.config import read_config
 from paceline.engine.models.gguf.header import Header, read_header
-from paceline.engine.models.gguf.names import tensor_names
 from paceline.engine.models.gguf.tensors import FileTensor, file_tensor
 from paceline.engine.models.gguf.tokenizer import tokenizer_files
 from paceline.errors import ConfigError
+
+_OUTSIDE_LAYERS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+_IN_A_LAYER = (
+    "input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_norm.weight", "self_attn.k_norm.weight",
+    "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.o_proj.weight",
+    "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias",
+    "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight",
+)  # fmt: skip
+
+
+def tensor_names(architecture: str, num_layers: int) -> dict[str, str]:
+    """Hugging Face's name for each of llama.cpp's, of all tensors that we can use in a model of this architecture."""
+    identifier = next(known for known, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    theirs = get_tensor_name_map(identifier, num_layers)
+    ours = [*_OUTSIDE_LAYERS, *(f"model.layers.{i}.{name}" for i in range(num_layers) for name in _IN_A_LAYER)]
+    pairs = ((theirs.get_name(name, (".weight", ".bias")), name) for name in ours)
+    return {their_name: name for their_name, name in pairs if their_name is not None}
+
 
 # Factors that divide the rotary frequencies (Llama 3.1 and later): a part of the config, although they are a tensor.
 ROPE_FACTORS = "rope_freqs.weight"

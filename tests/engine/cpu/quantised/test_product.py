@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels.quantised.formats import BY_NAME
-from paceline.engine.cpu.kernels.quantised.packing import pack
+from paceline.engine.cpu.kernels.quantised.formats import BY_NAME, pack
 from paceline.engine.cpu.kernels.quantised.product import UNIT_FROM_ROWS
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.linear import QuantisedLinear

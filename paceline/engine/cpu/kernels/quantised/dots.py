@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from numba import types
 from numba.extending import intrinsic
 
 from paceline.engine.arrays import Array
@@ -17,28 +18,22 @@ from paceline.engine.cpu.kernels.quantised.formats import (
     FORMATS,
     GROUP,
     GROUP_WORDS,
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q8_0,
     Format,
 )
 from paceline.engine.cpu.kernels.quantised.instructions import DOT, Sum
-from paceline.engine.cpu.kernels.quantised.reading import GroupReader
 from paceline.engine.cpu.kernels.quantised.rounding import NUM_SCALES
-from paceline.engine.cpu.kernels.quantised.writing import (
+from paceline.engine.cpu.kernels.quantised.writer import (
     FLOAT,
     INDEX,
     WORD,
     WORD_BYTES,
+    GroupReader,
     Place,
     Strided,
+    format_code,
     indexed_code,
 )
-from paceline.engine.cpu.kernels.scalars import compiled
+from paceline.engine.cpu.kernels.scalars import address_of, compiled
 from paceline.engine.cpu.kernels.tiles import WIDTH
 
 # Most rows of one call.
@@ -154,17 +149,18 @@ def _write_dots(fmt: Format) -> Callable[..., None]:
         for (index, at), value in zip(places, grown, strict=True):
             writer.store(value, of_out, index, at)
 
-    def type_dots(
-        typing_context: Any, num_rows: Any, row: Any, first_chunk: Any, num_chunks: Any, num_groups: Any, address: Any,
-        numbers: Any, scales: Any, minus: Any, out: Any,
-    ) -> Any:  # fmt: skip
-        return indexed_code(write, DOT.row_counts, 5, numbers, scales, minus, out)
-
-    made: Callable[..., None] = intrinsic(type_dots)
-    return made
+    return write
 
 
-_q4_0, _q4_1, _q5_0, _q5_1, _q8_0, _q4_k, _q5_k, _q6_k = map(_write_dots, FORMATS)
+def _type_dots(
+    typing_context: Any, number: Any, num_rows: Any, row: Any, first_chunk: Any, num_chunks: Any, num_groups: Any,
+    address: Any, numbers: Any, scales: Any, minus: Any, out: Any,
+) -> Any:  # fmt: skip
+    write = _write_dots(FORMATS[number.literal_value])
+    return format_code(number, indexed_code(write, DOT.row_counts, 5, numbers, scales, minus, out))
+
+
+_dots: Callable[..., None] = intrinsic(prefer_literal=True)(_type_dots)
 
 
 @compiled()
@@ -172,25 +168,16 @@ def add_dots(
     number: int, num_rows: int, row: int, chunk: int, num_chunks: int, num_groups: int, address: int, numbers: Array,
     scales: Array, minus: Array, out: Array,
 ) -> None:  # fmt: skip
-    """out[row : row + num_rows] += these rows times chunks of a tile, of the format with this number.
+    """out[row : row + num_rows] += these rows times chunks of a tile, of the format with this number, a literal.
 
     num_rows: MOST_ROWS, or fewer for the last rows, because rows behind them may be written, too; chunk: the first;
     num_groups: in all of the chunks; address: where they begin; numbers: [chunks, rows, words] uint32; scales and minus:
     see `rounding.RoundedRows`; out: [rows, WIDTH] float32.
     """
-    if number == Q4_0:
-        _q4_0(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
-    elif number == Q4_1:
-        _q4_1(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
-    elif number == Q5_0:
-        _q5_0(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
-    elif number == Q5_1:
-        _q5_1(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
-    elif number == Q8_0:
-        _q8_0(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
-    elif number == Q4_K:
-        _q4_k(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
-    elif number == Q5_K:
-        _q5_k(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
-    else:
-        _q6_k(num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
+    _dots(number, num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
+
+
+def dots_address(fmt: Format) -> int:
+    """The address of `add_dots` for this format."""
+    count, rows = types.intp, (types.uint32[:, :, ::1], types.float32[:, :, :, ::1], types.int32[:, :, ::1])
+    return address_of(add_dots, types.literal(fmt.number), *[count] * 6, *rows, types.float32[:, ::1])

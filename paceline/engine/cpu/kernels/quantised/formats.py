@@ -9,12 +9,18 @@ bits stay the same, and so does their number; only the 6-bit scales of Q4_K and 
     unit     header (the scales of its groups), then its groups' codes; one group, or eight with a common scale
     group    1024 codes [8 words][32 output features][4 input features]: the low 4 bits of the first half of them with
              those of the second half in one byte, then the bits above them, eight or four codes in one byte
+
+Blocks of a GGUF file -> our tiles (see `formats`).
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from numba import prange
 
+from paceline.engine.arrays import Array
+from paceline.engine.cpu.kernels import memory
+from paceline.engine.cpu.kernels.scalars import compiled
 from paceline.engine.cpu.kernels.tiles import WIDTH
 
 # Input features with one scale.
@@ -85,3 +91,154 @@ HEADER_BYTES = np.array([each.header_bytes for each in FORMATS])
 UNIT_BYTES = np.array([each.unit_bytes for each in FORMATS])
 CHUNK_BYTES = np.array([CHUNK_GROUPS // each.unit_groups * each.unit_bytes for each in FORMATS])
 BLOCK_BYTES = np.array([each.block_bytes for each in FORMATS])
+
+
+def pack(data: Array, row_order: Array | None, fmt: Format, in_features: int) -> Array:
+    """Arranges a matrix of the file in tiles.
+
+    data: [out_features, bytes of a row] uint8; row_order: [out_features] int64, the file's row for each of ours, None
+    for the same. Returns [num_tiles, bytes of a tile] uint8, padded with weights of 0 to whole tiles.
+    """
+    order = np.arange(data.shape[0]) if row_order is None else row_order
+    # As the data of a mapped file: arrays that may be written to would be compiled for a second time.
+    data = data.view()
+    data.flags.writeable = False
+    num_tiles, tile_bytes = -(-data.shape[0] // WIDTH), fmt.tile_bytes(in_features)
+    packed = memory.weights.reserve(num_tiles * tile_bytes).reshape(num_tiles, tile_bytes)
+    _pack(data, order, fmt.number, packed)
+    return packed
+
+
+@compiled(parallel=True)
+def _pack(data: Array, order: Array, number: int, packed: Array) -> None:
+    for tile in prange(packed.shape[0]):
+        natural = np.zeros((WIDTH, SUPER_FEATURES), np.uint8)
+        words = natural.view(np.uint32)
+        codes = np.empty(GROUP_CODES, np.uint8)
+        code_words = codes.view(np.uint32)
+        unit_groups, group_bytes = UNIT_GROUPS[number], GROUP_CODES * BITS[number] // 8
+        num_rows = min(WIDTH, order.size - tile * WIDTH)
+        for unit in range(packed.shape[1] // UNIT_BYTES[number]):
+            out = packed[tile, unit * UNIT_BYTES[number] : (unit + 1) * UNIT_BYTES[number]]
+            # Rows behind the last one have scale and offset 0.
+            out[: HEADER_BYTES[number]] = 0
+            for row in range(num_rows):
+                source = data[order[tile * WIDTH + row], unit * BLOCK_BYTES[number] :]
+                _read_header(source, number, row, out)
+                _read_codes(source, number, natural[row])
+            for group in range(unit_groups):
+                _arrange(words, group * GROUP_WORDS, code_words)
+                start = HEADER_BYTES[number] + group * group_bytes
+                _write_bits(codes, BITS[number], out[start : start + group_bytes])
+
+
+@compiled()
+def _copy_half(source: Array, start: int, out: Array, place: int) -> None:
+    out[place], out[place + 1] = source[start], source[start + 1]
+
+
+@compiled()
+def _read_header(source: Array, number: int, row: int, out: Array) -> None:
+    """Copies a block's scales to the row's places in the unit's header."""
+    if number == Q6_K:
+        _copy_half(source, 208, out, 2 * row)
+        for part in range(16):
+            out[HALF_BYTES + part * WIDTH + row] = source[192 + part]
+        return
+    _copy_half(source, 0, out, 2 * row)
+    if number in (Q4_1, Q5_1, Q4_K, Q5_K):
+        _copy_half(source, 2, out, HALF_BYTES + 2 * row)
+    if number in (Q4_K, Q5_K):
+        scales = source[4:16]
+        for group in range(8):
+            if group < 4:
+                scale, offset = scales[group] & 63, scales[group + 4] & 63
+            else:
+                scale = (scales[group + 4] & 15) | ((scales[group - 4] >> 6) << 4)
+                offset = (scales[group + 4] >> 4) | ((scales[group] >> 6) << 4)
+            out[2 * HALF_BYTES + group * WIDTH + row] = scale
+            out[2 * HALF_BYTES + (8 + group) * WIDTH + row] = offset
+
+
+@compiled()
+def _read_codes(source: Array, number: int, codes: Array) -> None:
+    """Writes a block's codes in the order of their features."""
+    if number == Q8_0:
+        for i in range(GROUP):
+            codes[i] = source[2 + i] ^ 128
+    elif number == Q6_K:
+        for part in range(2):
+            low, high = source[part * 64 :], source[128 + part * 32 :]
+            for i in range(GROUP):
+                at = part * 128 + i
+                codes[at] = (low[i] & 15) | ((high[i] & 3) << 4)
+                codes[at + 32] = (low[i + 32] & 15) | (((high[i] >> 2) & 3) << 4)
+                codes[at + 64] = (low[i] >> 4) | (((high[i] >> 4) & 3) << 4)
+                codes[at + 96] = (low[i + 32] >> 4) | ((high[i] >> 6) << 4)
+    elif number in (Q4_K, Q5_K):
+        low, high = source[16 if number == Q4_K else 48 :], source[16:48]
+        for pair in range(4):
+            _split_nibbles(low, pair * GROUP, GROUP, codes, pair * 2 * GROUP)
+        if number == Q5_K:
+            _add_fifths(high, codes)
+    else:
+        has_fifth = number in (Q5_0, Q5_1)
+        start = 4 if number in (Q4_1, Q5_1) else 2
+        high, low = source[start:], source[start + (4 if has_fifth else 0) :]
+        _split_nibbles(low, 0, GROUP // 2, codes, 0)
+        if has_fifth:
+            for i in range(GROUP):
+                codes[i] |= ((high[i // 8] >> (i % 8)) & 1) << 4
+
+
+@compiled()
+def _split_nibbles(source: Array, start: int, count: int, codes: Array, first: int) -> None:
+    """Low halves of `count` bytes, and behind them the high halves."""
+    for i in range(count):
+        codes[first + i] = source[start + i] & 15
+        codes[first + count + i] = source[start + i] >> 4
+
+
+@compiled()
+def _add_fifths(high: Array, codes: Array) -> None:
+    """Bit g of byte i is the fifth one of code i in group g. Written out: the compiler widens shifts by a variable."""
+    for i in range(GROUP):
+        bits = high[i]
+        codes[i] |= (bits & 1) << 4
+        codes[GROUP + i] |= (bits & 2) << 3
+        codes[2 * GROUP + i] |= (bits & 4) << 2
+        codes[3 * GROUP + i] |= (bits & 8) << 1
+        codes[4 * GROUP + i] |= bits & 16
+        codes[5 * GROUP + i] |= (bits & 32) >> 1
+        codes[6 * GROUP + i] |= (bits & 64) >> 2
+        codes[7 * GROUP + i] |= bits >> 7 << 4
+
+
+@compiled()
+def _arrange(natural: Array, first: int, codes: Array) -> None:
+    """natural: [WIDTH, words of WORD_FEATURES codes], from word `first` -> codes: [GROUP_WORDS][WIDTH] words."""
+    for word in range(GROUP_WORDS):
+        for row in range(WIDTH):
+            codes[word * WIDTH + row] = natural[row, first + word]
+
+
+@compiled()
+def _write_bits(codes: Array, bits: int, out: Array) -> None:
+    """The inverse of `unpacking.unpack_codes`."""
+    if bits == 8:
+        for i in range(GROUP_CODES):
+            out[i] = codes[i]
+        return
+    half = GROUP_CODES // 2
+    for i in range(half):
+        out[i] = (codes[i] & 15) | ((codes[half + i] & 15) << 4)
+    if bits > 4:
+        more = bits - 4
+        width = GROUP_CODES * more // 8
+        high = out[half:]
+        high[:width] = 0
+        for part in range(8 // more):
+            # A product, because the compiler widens shifts by a variable.
+            factor = 1 << (part * more)
+            for i in range(width):
+                high[i] |= (codes[part * width + i] >> 4) * factor

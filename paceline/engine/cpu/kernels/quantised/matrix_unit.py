@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from paceline.engine.cpu.kernels.processor import has_features
 from paceline.engine.cpu.kernels.quantised.formats import CHUNK_GROUPS, FORMATS, GROUP, GROUP_WORDS, Q6_K
 from paceline.engine.cpu.kernels.quantised.rounding import NUM_SCALES
-from paceline.engine.cpu.kernels.quantised.writing import (
+from paceline.engine.cpu.kernels.quantised.writer import (
     BYTE,
     FLOAT,
     INDEX,

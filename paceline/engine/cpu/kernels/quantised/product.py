@@ -10,7 +10,7 @@ import numpy as np
 from numba import prange
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels.matrix_unit import load_config, save_config
+from paceline.engine.cpu.kernels.bfloat16 import load_config, save_config
 from paceline.engine.cpu.kernels.quantised.dots import MOST_ROWS, add_dots
 from paceline.engine.cpu.kernels.quantised.formats import (
     CHUNK_BYTES,
@@ -30,7 +30,7 @@ from paceline.engine.cpu.kernels.quantised.matrix_unit import (
 )
 from paceline.engine.cpu.kernels.quantised.rounding import round_rows
 from paceline.engine.cpu.kernels.quantised.unpacking import unpack
-from paceline.engine.cpu.kernels.scalars import compiled, put, widen
+from paceline.engine.cpu.kernels.scalars import call_at, compiled, put, widen
 from paceline.engine.cpu.kernels.tiles import WIDTH
 from paceline.engine.threads import kernel_workers
 
@@ -42,22 +42,24 @@ UNIT_FROM_ROWS = 40
 class QuantisedWeights(NamedTuple):
     """A linear's arrays."""
 
-    # [num_parts, 4] int64: the format's number, the address of the part's tiles, how many there are, bytes of a tile.
+    # [num_parts, 6] int64: the format's number, `dots_address` and `unpack_address`; the address of the part's tiles, how
+    # many there are, bytes of a tile.
     parts: Array
     bias: Array  # [padded out_features] float32
     no_residual: Array  # `tiles.no_residual`, of the rows' dtype
+    kernel_at: int = 0  # see `decoder.with_kernel`
 
 
 @compiled()
 def _multiply_by_unit(
-    number: int, address: int, num_groups: int, num_rows: int, words: Array, scales: Array, codes: Array,
+    number: int, unpacks_at: int, address: int, num_groups: int, num_rows: int, words: Array, scales: Array, codes: Array,
     factors: Array, offsets: Array, scratch: Array, out: Array,
 ) -> None:  # fmt: skip
     code_words = codes.reshape(-1).view(np.uint32).reshape((2 * CHUNK_GROUPS * GROUP_WORDS, WIDTH))
     units, kind = -(-num_rows // UNIT), KIND[number]
     for chunk in range(words.shape[0]):
         count = min(CHUNK_GROUPS, num_groups - chunk * CHUNK_GROUPS)
-        unpack(number, address, count, codes, factors, offsets)
+        call_at(unpack, unpacks_at, (number, address, count, codes, factors, offsets))
         address += CHUNK_BYTES[number]
         count *= 1 + (kind == IN_HALVES)
         add_units(kind, units, chunk, count, words, scales, code_words, factors, offsets, scratch, out)
@@ -65,18 +67,19 @@ def _multiply_by_unit(
 
 @compiled()
 def _multiply_by_dots(
-    number: int, address: int, num_groups: int, num_rows: int, words: Array, scales: Array, minus: Array,
+    number: int, dots_at: int, address: int, num_groups: int, num_rows: int, words: Array, scales: Array, minus: Array,
     out: Array,
 ) -> None:  # fmt: skip
     num_chunks = words.shape[0]
     if num_rows <= MOST_ROWS:
-        add_dots(number, num_rows, 0, 0, num_chunks, num_groups, address, words, scales, minus, out)
+        whole = number, num_rows, 0, 0, num_chunks, num_groups, address, words, scales, minus, out
+        call_at(add_dots, dots_at, whole)
         return
     for chunk in range(num_chunks):
         count = min(CHUNK_GROUPS, num_groups - chunk * CHUNK_GROUPS)
         for row in range(0, num_rows, MOST_ROWS):
             rows = min(MOST_ROWS, num_rows - row)
-            add_dots(number, rows, row, chunk, 1, count, address, words, scales, minus, out)
+            call_at(add_dots, dots_at, (number, rows, row, chunk, 1, count, address, words, scales, minus, out))
         address += CHUNK_BYTES[number]
 
 
@@ -111,17 +114,17 @@ def _multiply(
         totals = np.empty((scales.shape[1], WIDTH), np.float32)
         before = 0
         for part in range(parts.shape[0]):
-            number, start, num_tiles, tile_bytes = parts[part]
+            number, dots_at, unpacks_at, start, num_tiles, tile_bytes = parts[part]
             for tile in range(worker * num_tiles // num_workers, (worker + 1) * num_tiles // num_workers):
                 address = start + tile * tile_bytes
                 totals[:] = np.float32(0)
                 if by_unit:
                     _multiply_by_unit(
-                        number, address, num_groups, num_rows, words, scales, codes, factors, offsets, scratch,
-                        totals,
+                        number, unpacks_at, address, num_groups, num_rows, words, scales, codes, factors, offsets,
+                        scratch, totals,
                     )  # fmt: skip
                 else:
-                    _multiply_by_dots(number, address, num_groups, num_rows, words, scales, minus, totals)
+                    _multiply_by_dots(number, dots_at, address, num_groups, num_rows, words, scales, minus, totals)
                 _finish(totals, (before + tile) * WIDTH, bias, residual, out)
             before += num_tiles
         if by_unit:

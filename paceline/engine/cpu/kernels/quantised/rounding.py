@@ -1,7 +1,7 @@
 """Rows rounded to 8 bits, with a scale for every 32 features.
 
 A scale for a whole row would lose too much: a few features are a hundred times as large as the others. With one for
-each group, perplexity stays within 0.3 % (docs/quantization.md).
+each group, perplexity stays within 0.3 % (docs/models.md).
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.quantised.formats import CHUNK_GROUPS, GROUP
-from paceline.engine.cpu.kernels.quantised.writing import (
+from paceline.engine.cpu.kernels.quantised.writer import (
     BYTE,
     FLOAT,
     INDEX,

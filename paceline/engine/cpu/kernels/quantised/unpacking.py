@@ -2,31 +2,41 @@
 
 A code becomes code - zero where the format has a zero. Codes that share a scale fill a group of their own: those of Q6_K,
 16 features with a scale, are followed or preceded by as many bytes of 0.
+
+Rows of a packed matrix, for the embedding: the head's weights are those of the embedding in many models.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.quantised.formats import (
+    CHUNK_BYTES,
+    CHUNK_GROUPS,
     FORMATS,
+    GROUP,
+    GROUP_CODES,
     GROUP_WORDS,
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q8_0,
+    Q6_K,
+    WORD_FEATURES,
     Format,
 )
-from paceline.engine.cpu.kernels.quantised.reading import GroupReader
-from paceline.engine.cpu.kernels.quantised.writing import BYTE, INDEX, WORD_BYTES, Strided, indexed_code
-from paceline.engine.cpu.kernels.scalars import compiled
+from paceline.engine.cpu.kernels.quantised.writer import (
+    BYTE,
+    INDEX,
+    WORD_BYTES,
+    GroupReader,
+    Strided,
+    format_code,
+    indexed_code,
+)
+from paceline.engine.cpu.kernels.scalars import address_of, call_at, compiled, put
 from paceline.engine.cpu.kernels.tiles import LANES, WIDTH
 
 _CODES = ir.VectorType(BYTE, LANES * WORD_BYTES)
@@ -66,38 +76,55 @@ def _write_unpack(fmt: Format) -> Callable[..., None]:
         with cgutils.for_range(builder, num_groups) as loop:
             _Unpacker(builder, fmt, LANES).write(address, loop.index, codes, scales, offsets)
 
-    def type_unpack(
-        typing_context: Any, count: Any, address: Any, num_groups: Any, codes: Any, scales: Any, offsets: Any
-    ) -> Any:
-        return indexed_code(write, (1,), 2, codes, scales, offsets)
-
-    made: Callable[..., None] = intrinsic(type_unpack)
-    return made
+    return write
 
 
-_q4_0, _q4_1, _q5_0, _q5_1, _q8_0, _q4_k, _q5_k, _q6_k = map(_write_unpack, FORMATS)
+def _type_unpack(
+    typing_context: Any, number: Any, count: Any, address: Any, num_groups: Any, codes: Any, scales: Any, offsets: Any
+) -> Any:
+    write = _write_unpack(FORMATS[number.literal_value])
+    return format_code(number, indexed_code(write, (1,), 2, codes, scales, offsets))
+
+
+_unpack: Callable[..., None] = intrinsic(prefer_literal=True)(_type_unpack)
 
 
 @compiled()
 def unpack(number: int, address: int, num_groups: int, codes: Array, scales: Array, offsets: Array) -> None:
-    """Unpacks a chunk of a tile, from an address on, of the format with this number.
+    """Unpacks a chunk of a tile, from an address on, of the format with this number, a literal.
 
     num_groups: groups of 32 features; codes: [groups of one scale, GROUP_CODES] int8; scales and offsets: [groups of one
     scale, WIDTH] float32.
     """
-    if number == Q4_0:
-        _q4_0(1, address, num_groups, codes, scales, offsets)
-    elif number == Q4_1:
-        _q4_1(1, address, num_groups, codes, scales, offsets)
-    elif number == Q5_0:
-        _q5_0(1, address, num_groups, codes, scales, offsets)
-    elif number == Q5_1:
-        _q5_1(1, address, num_groups, codes, scales, offsets)
-    elif number == Q8_0:
-        _q8_0(1, address, num_groups, codes, scales, offsets)
-    elif number == Q4_K:
-        _q4_k(1, address, num_groups, codes, scales, offsets)
-    elif number == Q5_K:
-        _q5_k(1, address, num_groups, codes, scales, offsets)
-    else:
-        _q6_k(1, address, num_groups, codes, scales, offsets)
+    _unpack(number, 1, address, num_groups, codes, scales, offsets)
+
+
+def unpack_address(fmt: Format) -> int:
+    """The address of `unpack` for this format."""
+    count, floats = types.intp, types.float32[:, ::1]
+    return address_of(unpack, types.literal(fmt.number), count, count, types.int8[:, ::1], floats, floats)
+
+
+@compiled()
+def look_up(number: int, unpacks_at: int, address: int, tile_bytes: int, rows: Array, out: Array) -> None:
+    """out[i] = row rows[i] of the matrix at the address, in tiles of the format with this number and `unpack_address`.
+
+    rows: [num_rows] int64; out: [num_rows, in_features] float32 or bfloat16.
+    """
+    num_groups = out.shape[1] // GROUP
+    parts = 2 if number == Q6_K else 1
+    codes = np.empty((parts * CHUNK_GROUPS, GROUP_CODES), np.int8)
+    scales, offsets = np.empty((codes.shape[0], WIDTH), np.float32), np.empty((codes.shape[0], WIDTH), np.float32)
+    for index in range(rows.size):
+        tile, lane = rows[index] // WIDTH, rows[index] % WIDTH
+        chunk = address + tile * tile_bytes
+        for first in range(0, num_groups, CHUNK_GROUPS):
+            count = min(CHUNK_GROUPS, num_groups - first)
+            call_at(unpack, unpacks_at, (number, chunk, count, codes, scales, offsets))
+            chunk += CHUNK_BYTES[number]
+            for feature in range(count * GROUP):
+                word = feature % GROUP // WORD_FEATURES
+                group = feature // GROUP * parts + word * parts // GROUP_WORDS
+                code = codes[group, (word * WIDTH + lane) * WORD_FEATURES + feature % WORD_FEATURES]
+                value = scales[group, lane] * np.float32(code) + offsets[group, lane]
+                put(out, (index, first * GROUP + feature), value)

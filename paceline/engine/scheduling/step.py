@@ -4,11 +4,20 @@ Most of it goes to the jobs with the fewest pending rows, so that a round of dra
 short prompt for a long one. By this alone a long prompt would never be fed while shorter jobs keep coming. So a part goes
 to the jobs in the order in which they arrived. Whoever waits is then fed after a bounded number of steps: those that it
 takes to feed, in such parts, the rows of all that came before.
+
+One engine step for several jobs, of which one may be the culprit if it fails.
+
+A fault in a forward says nothing of whose rows caused it. So after a failed step each of its jobs runs alone. Those that
+fail alone fail for good; the others go on, one step later.
 """
 
+import logging
 from collections.abc import Sequence
 
+from paceline.engine.backend import StepRunner
 from paceline.engine.scheduling.job import Job
+from paceline.errors import DeviceLost, InternalError, PacelineError, Unavailable
+from paceline.observability.logs import with_fields
 from paceline.speculation import MAX_DRAFT_TOKENS
 
 # The part in order of arrival, as a fraction of the budget. The larger one if that leaves room for all rounds of
@@ -36,3 +45,34 @@ def share_budget(jobs: Sequence[Job], budget: int, step: int) -> list[tuple[Job,
             shares[job] += taken
             num_rows -= taken
     return [(job, num_rows) for job, num_rows in shares.items() if num_rows > 0]
+
+
+log = logging.getLogger(__name__)
+
+
+def run_step(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, PacelineError]:
+    """Feeds the given number of pending rows of each job. Returns the jobs that failed, and what their owners are told.
+
+    Raises DeviceLost if the device fails every later call: then no answer is right.
+    """
+    num_pending = {job: len(job.pending) for job, _ in shares}
+    try:
+        runner.step(shares)
+    except DeviceLost:
+        raise
+    except Exception as error:
+        if len(shares) == 1:
+            request_id = shares[0][0].sequence.options.request_id
+            log.exception("engine step failed", extra=with_fields(request_id=request_id))
+            return {shares[0][0]: InternalError("the engine failed on this command; see the server's log")}
+        log.warning("an engine step of %d jobs failed, so each of them runs alone: %r", len(shares), error)
+    else:
+        return {}
+    failed: dict[Job, PacelineError] = {}
+    for job, num_rows in shares:
+        if len(job.pending) == num_pending[job]:
+            failed |= run_step(runner, [(job, num_rows)])
+        else:
+            # Its rows are fed, and whether it has all of its samples is not known.
+            failed[job] = Unavailable("the engine failed in the middle of this command")
+    return failed

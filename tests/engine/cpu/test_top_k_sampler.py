@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.cpu.sampling.top_k_sampler import MOST, TopKKernelSampler
+from paceline.engine.cpu.sampler import MOST, TopKKernelSampler
 from paceline.engine.sampling.specs import (
     ComplementSample,
     GumbelMax,

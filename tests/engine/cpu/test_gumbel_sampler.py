@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.cpu.kernels.choosing import PART
-from paceline.engine.cpu.sampling.gumbel_sampler import GumbelKernelSampler
+from paceline.engine.cpu.kernels.sampling import PART
+from paceline.engine.cpu.sampler import GumbelKernelSampler
 from paceline.engine.sampling.specs import GumbelMax, SampleComplement
 from paceline.noise import Purpose, gumbel, make_key, match_key, uniform
 from paceline.sampling import SamplingParams

@@ -1,1 +1,0 @@
-"""Sampler backends with CPU kernels."""

@@ -1,1 +1,0 @@
-"""Programs: engine steps in fixed shapes, which CUDA captures once as graphs and replays."""
