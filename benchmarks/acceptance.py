@@ -32,7 +32,7 @@ async def complete_all(prompts: list[PromptRecord], sampling: SamplingParams, k:
         async def one(prompt: PromptRecord) -> Completion:
             async with places:
                 return await client.complete(
-                    prompt.text, sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=k)
+                    prompt.text, sampling, SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=k)
                 )
 
         return list(await asyncio.gather(*map(one, prompts)))

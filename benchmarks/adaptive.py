@@ -46,10 +46,10 @@ KINDS = {
 
 async def measure(client: AsyncClient, drafter: str, tokens: int, longest: int, repeats: int) -> None:
     variants = {
-        f"k = {k}": SpeculationParams(enabled=k > 0, drafter=Drafter(drafter), num_draft_tokens=k)
+        f"k = {k}": SpeculationParams(enabled=k > 0, drafter=Drafter(drafter), num_speculative_tokens=k)
         for k in range(longest + 1)
     }
-    variants["adaptive"] = SpeculationParams(drafter=Drafter(drafter), num_draft_tokens=Bounds(0, longest))
+    variants["adaptive"] = SpeculationParams(drafter=Drafter(drafter), num_speculative_tokens=Bounds(0, longest))
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     for prompts in KINDS.values():
         # Costs are learnt once in a coordinator's life: not part of what is measured.

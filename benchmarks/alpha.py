@@ -34,12 +34,12 @@ from tests.engine.feeding import Feeder, load_llama  # noqa: E402
 
 TEMPERATURES = (0.6, 1.0)
 KINDS = {
-    "sampled, rejection": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.REJECTION),
+    "sampled, rejection": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.REJECTION),
     "coupled, match": SpeculationParams(
-        drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
+        drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
     ),
     "greedy draft, match": SpeculationParams(
-        drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.GREEDY
+        drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.GREEDY
     ),
 }
 # The draft server's own defaults.

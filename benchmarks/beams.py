@@ -26,7 +26,7 @@ PLAIN = SpeculationParams(enabled=False)
 
 
 def drafted(length: str) -> SpeculationParams:
-    return SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=parse_draft_length(length))
+    return SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=parse_draft_length(length))
 
 
 @torch.inference_mode()

@@ -101,7 +101,7 @@ def cpu_s(pid: int) -> float:
 
 async def measure(address: str, pid: int, messages: Any, at_once: int, tokens: int) -> str:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=NUM_DRAFT_TOKENS)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=NUM_DRAFT_TOKENS)
     async with AsyncClient(address) as client:
         await client.complete([1, 2, 3], SamplingParams(max_tokens=20), speculation)
         before_s, before = cpu_s(pid), messages.value

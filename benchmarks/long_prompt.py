@@ -26,7 +26,7 @@ from paceline.client import AsyncClient
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 
-MAX_BATCH_TOKENS = 512
+MAX_NUM_BATCHED_TOKENS = 512
 VOCAB_SIZE = 49_152
 HEALTH_EVERY_S = 0.02
 
@@ -93,7 +93,7 @@ async def main() -> None:
     parser.add_argument("--quiet-s", type=float, default=8.0)
     arguments = parser.parse_args()
     source = random.Random(0)
-    async with embedded_pair(max_batch_tokens=MAX_BATCH_TOKENS) as (services, client):
+    async with embedded_pair(max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS) as (services, client):
         health: dict[str, list[float]] = {name: [] for name in services.addresses}
         async with background(*(ask_health(services.addresses[name], health[name]) for name in health)):
             for name, speculation in (("plain", PLAIN), ("k = 4", SPECULATIVE)):
@@ -102,7 +102,7 @@ async def main() -> None:
                 )
                 # The long prompt itself is always plain: its chunks are what the others meet.
                 chunk_ms = 1e3 * await time_prompt(client, alone, PLAIN)
-                chunk_ms /= math.ceil(arguments.prompt_tokens / MAX_BATCH_TOKENS)
+                chunk_ms /= math.ceil(arguments.prompt_tokens / MAX_NUM_BATCHED_TOKENS)
                 clients = Clients(client, speculation)
                 async with background(*(clients.decode(number) for number in range(arguments.clients))):
                     await asyncio.sleep(2)

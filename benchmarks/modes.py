@@ -28,7 +28,7 @@ from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, Rule, SpeculationParams
 
 # Asks the draft model too.
-READING = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1)
+READING = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=1)
 # The prompt's round has no drafts, nor has the last token alone.
 READING_TOKENS = 3
 

@@ -205,8 +205,8 @@ async def main() -> None:
     parser.add_argument("--unread-mib", type=int, default=1, help="the coordinator's max_unread_memory")
     arguments = parser.parse_args()
     front = {
-        "max_running": arguments.at_once,
-        "max_waiting": arguments.waiting,
+        "max_num_seqs": arguments.at_once,
+        "max_queue_size": arguments.waiting,
         "max_unread_memory": f"{arguments.unread_mib}MiB",
     }
     async with embedded_pair(front=front, kv_cache_memory="1GiB") as (services, client):

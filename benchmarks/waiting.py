@@ -24,7 +24,7 @@ from paceline.speculation import Drafter, SpeculationParams
 POLICIES = {"off": False, "on": True}
 KINDS = {
     "plain": SpeculationParams(enabled=False),
-    "k = 4": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4),
+    "k = 4": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4),
 }
 
 

@@ -100,7 +100,7 @@ def _generations(
     return Generations(
         target=target,
         tokenizer=tokenizer,
-        admission=Admission(settings.max_running, settings.max_waiting, card.total_blocks * card.block_size),
+        admission=Admission(settings.max_num_seqs, settings.max_queue_size, card.total_blocks * card.block_size),
         policies=Policies(Resources(draft, custom, recent, settings.ngram_shape), Experience(active)),
         patience_s=settings.patience,
         active=active,

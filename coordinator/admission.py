@@ -19,11 +19,11 @@ FIRST_HOLD_S = 1.0
 class Admission:
     """Slots for generations, in order of arrival."""
 
-    def __init__(self, max_running: int, max_waiting: int, cache_tokens: int) -> None:
+    def __init__(self, max_num_seqs: int, max_queue_size: int, cache_tokens: int) -> None:
         """`cache_tokens`: capacity of the target's cache."""
-        self.max_running = max_running
+        self.max_num_seqs = max_num_seqs
         self.running = 0
-        self.max_waiting = max_waiting
+        self.max_queue_size = max_queue_size
         self._free_tokens = cache_tokens
         # Waiting generations in order of arrival, with the cache tokens each needs.
         self._waiting: dict[asyncio.Future[None], int] = {}
@@ -47,7 +47,7 @@ class Admission:
         if not self._waiting and self._has_capacity(num_tokens):
             self._take(num_tokens)
             return
-        if len(self._waiting) >= self.max_waiting:
+        if len(self._waiting) >= self.max_queue_size:
             # A slot comes free every hold / running.
             retry_after_s = max(0.1, self._hold_s / max(1, self.running))
             raise ResourceExhausted(
@@ -75,7 +75,7 @@ class Admission:
 
     def _has_capacity(self, num_tokens: int) -> bool:
         """A generation that needs more than the whole cache runs alone; the target may refuse it."""
-        return self.running < self.max_running and (num_tokens <= self._free_tokens or self.running == 0)
+        return self.running < self.max_num_seqs and (num_tokens <= self._free_tokens or self.running == 0)
 
     def _take(self, num_tokens: int) -> None:
         self.running += 1

@@ -52,7 +52,7 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
 
     toml_table: ClassVar[str] = "coordinator"
     first_in_help: ClassVar[tuple[str, ...]] = (
-        "listen", "draft", "target", "api_keys", "no_keys", "speculation", "drafter", "draft_tokens", "rule", "max_running",
+        "listen", "draft", "target", "api_keys", "no_keys", "speculation", "drafter", "num_speculative_tokens", "rule", "max_num_seqs",
     )  # fmt: skip
     without_flag: ClassVar[tuple[str, ...]] = (
         "connect_timeout", "max_unread_memory", "draft_min", "draft_max", "entropy_beta", "ngram_orders", "ngram_window",
@@ -64,8 +64,8 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
     target: ServerAddress = Field("127.0.0.1:50052", description="address of the target server")
     connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at startup")
     patience: float = Field(120.0, gt=0, description="seconds a generation waits for an unreachable target server")
-    max_running: int = Field(256, ge=1, description="maximum number of running generations")
-    max_waiting: int = Field(1024, ge=0, description="maximum length of the queue; further requests are refused")
+    max_num_seqs: int = Field(256, ge=1, description="maximum number of running generations")
+    max_queue_size: int = Field(1024, ge=0, description="maximum length of the queue; further requests are refused")
     max_unread_memory: ByteSize = Field(
         ByteSize(256 << 20),
         ge=MIN_UNREAD_BYTES,
@@ -76,7 +76,7 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
         "hybrid", description=f"default drafter: {', '.join(each.value for each in Drafter)}"
     )
     custom_drafter: str | None = Field(None, description="MODULE:FACTORY of your own drafter (docs/speculation.md)")
-    draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
+    num_speculative_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
         "adaptive", description="default number of draft tokens per round: 0 to 16, adaptive or entropy"
     )
     draft_min: int | None = Field(
@@ -150,7 +150,7 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
         return SpeculationParams(
             enabled=self.speculation,
             drafter=Drafter(self.drafter),
-            num_draft_tokens=self._draft_length,
+            num_speculative_tokens=self._draft_length,
             rule=None if self.rule == "auto" else Rule(self.rule),
             lenience=self.lenience,
         )
@@ -158,5 +158,8 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
     @property
     def _draft_length(self) -> DraftLength:
         return parse_draft_length(
-            self.draft_tokens, draft_min=self.draft_min, draft_max=self.draft_max, entropy_beta=self.entropy_beta
+            self.num_speculative_tokens,
+            draft_min=self.draft_min,
+            draft_max=self.draft_max,
+            entropy_beta=self.entropy_beta,
         )

@@ -83,7 +83,7 @@ class GenerationServicer:
             draft=self._draft.card if self._draft is not None else None,
             defaults=speculation_to_message(self._defaults),
             running=self._generations.admission.running,
-            max_running=self._generations.admission.max_running,
+            max_num_seqs=self._generations.admission.max_num_seqs,
             version=paceline.__version__,
             # A field that is None stays unset.
             tokenizer=generation_pb2.TokenizerInfo(

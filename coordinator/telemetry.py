@@ -133,8 +133,8 @@ class CoordinatorState(Collector):
         yield GaugeMetricFamily("paceline_generations_running", "Running generations.", admission.running)
         yield GaugeMetricFamily("paceline_generations_waiting", "Waiting generations.", admission.waiting)
         most = GaugeMetricFamily("paceline_generations_limit", "Limit on generations by state.", labels=["state"])
-        most.add_metric(["running"], admission.max_running)
-        most.add_metric(["waiting"], admission.max_waiting)
+        most.add_metric(["running"], admission.max_num_seqs)
+        most.add_metric(["waiting"], admission.max_queue_size)
         yield most
         yield GaugeMetricFamily(
             "paceline_unread_answer_bytes", "Bytes of answers that callers have not read.", self._unread.num_bytes

@@ -151,7 +151,7 @@ class Endpoints:
                 "defaults": _speculation_body(found.defaults),
                 "drafters": {each.value: each.help for each in Drafter},
                 "running": found.running,
-                "max_running": found.max_running,
+                "max_num_seqs": found.max_num_seqs,
             }
         )
 
@@ -229,7 +229,7 @@ def _speculation_body(defaults: SpeculationParams) -> dict[str, Any]:
     return {
         "enabled": defaults.enabled,
         "drafter": defaults.drafter.value,
-        **draft_length_fields(defaults.num_draft_tokens),
+        **draft_length_fields(defaults.num_speculative_tokens),
         "rule": None if defaults.rule is None else defaults.rule.value,
         "coupled": defaults.draft_mode is DraftMode.COUPLED,
         "lenience": defaults.lenience,
@@ -245,5 +245,5 @@ def draft_length_fields(length: DraftLength) -> dict[str, Any]:
         case EntropyAdaptive(bounds, beta):
             text = "entropy"
         case number:
-            return dict.fromkeys(DRAFT_LENGTH) | {"draft_tokens": number}
+            return dict.fromkeys(DRAFT_LENGTH) | {"num_speculative_tokens": number}
     return dict(zip(DRAFT_LENGTH, (text, bounds.min, bounds.max, beta), strict=True))

@@ -132,8 +132,8 @@ def _parse_speculation(
         given["drafter"] = _parse_enum(asked, "drafter", Drafter)
     length = {name: asked[name] for name in DRAFT_LENGTH if asked.get(name) is not None}
     if length:
-        text = str(length.pop("draft_tokens")) if "draft_tokens" in length else None
-        given["num_draft_tokens"] = parse_draft_length(text, **length)
+        text = str(length.pop("num_speculative_tokens")) if "num_speculative_tokens" in length else None
+        given["num_speculative_tokens"] = parse_draft_length(text, **length)
     if asked.get("rule") is not None:
         given["rule"] = _parse_enum(asked, "rule", Rule)
     if flag(asked, "coupled", prefix="speculation."):

@@ -216,6 +216,6 @@ class Deployment:
     defaults: SpeculationParams
     # Running generations, and their limit.
     running: int
-    max_running: int
+    max_num_seqs: int
     version: str
     tokenizer: TokenizerInfo = field(default_factory=TokenizerInfo)

@@ -99,17 +99,17 @@ def parse_draft_length(
     draft_min, draft_max: bounds of `adaptive` and `entropy`; default to `Bounds()`.
     entropy_beta: ema_beta of `entropy`; defaults to that of `EntropyAdaptive()`.
 
-    Raises InvalidArgument, which calls `text` draft_tokens.
+    Raises InvalidArgument, which calls `text` num_speculative_tokens.
     """
     number = None if text in (None, "adaptive", "entropy") else _parse_number(text)
     for name, bound in (("draft_min", draft_min), ("draft_max", draft_max)):
         fits = bound is None or text in ("adaptive", "entropy")
-        require(fits, name, bound, "left out unless draft_tokens is adaptive or entropy")
+        require(fits, name, bound, "left out unless num_speculative_tokens is adaptive or entropy")
     fits = entropy_beta is None or text == "entropy"
-    require(fits, "entropy_beta", entropy_beta, "left out unless draft_tokens is entropy")
+    require(fits, "entropy_beta", entropy_beta, "left out unless num_speculative_tokens is entropy")
     if number is not None:
         return number
-    require(text is not None, "draft_tokens", text, _ALLOWED_LENGTHS)
+    require(text is not None, "num_speculative_tokens", text, _ALLOWED_LENGTHS)
     default = EntropyAdaptive()
     least = default.bounds.min if draft_min is None else draft_min
     most = default.bounds.max if draft_max is None else draft_max
@@ -122,7 +122,7 @@ def parse_draft_length(
 def _parse_number(text: str) -> int:
     # int() has its own error for thousands of digits.
     is_short = text.isdecimal() and len(text) < 10
-    require(is_short and int(text) <= MAX_DRAFT_TOKENS, "draft_tokens", text[:40], _ALLOWED_LENGTHS)
+    require(is_short and int(text) <= MAX_DRAFT_TOKENS, "num_speculative_tokens", text[:40], _ALLOWED_LENGTHS)
     return int(text)
 
 
@@ -142,11 +142,11 @@ def _check_beta(beta: float, name: str) -> None:
 class SpeculationParams:
     """Whether and how to speculate. Raises InvalidArgument on construction.
 
-    Strings are accepted for enums, such as `drafter="suffix"` and `num_draft_tokens="adaptive"`.
+    Strings are accepted for enums, such as `drafter="suffix"` and `num_speculative_tokens="adaptive"`.
 
     enabled: speculate at all.
     drafter: source of proposals.
-    num_draft_tokens: a number from 0 to 16, or a rule that chooses it in each round: Bounds (adaptive) or
+    num_speculative_tokens: a number from 0 to 16, or a rule that chooses it in each round: Bounds (adaptive) or
         EntropyAdaptive.
     rule: how drafts are checked above temperature 0; at 0 they must be the target's own tokens. None: `match`, so that a
         seed repeats its text whatever is drafted; `rejection` if lenience or the draft mode needs the draft's
@@ -160,7 +160,7 @@ class SpeculationParams:
 
     enabled: bool = True
     drafter: Drafter = Drafter.HYBRID
-    num_draft_tokens: DraftLength = field(default_factory=Bounds)
+    num_speculative_tokens: DraftLength = field(default_factory=Bounds)
     rule: Rule | None = None
     draft_mode: DraftMode | None = None
     lenience: float = 1.0
@@ -175,11 +175,11 @@ class SpeculationParams:
         if self.draft_mode is not None:
             require_type(self, DraftMode, "a DraftMode or None", "draft_mode")
         require_type(self, Real, "a number", "lenience")
-        if not isinstance(self.num_draft_tokens, Bounds | EntropyAdaptive):
-            require_type(self, Integral, "a whole number, Bounds or EntropyAdaptive", "num_draft_tokens")
+        if not isinstance(self.num_speculative_tokens, Bounds | EntropyAdaptive):
+            require_type(self, Integral, "a whole number, Bounds or EntropyAdaptive", "num_speculative_tokens")
             require(
-                0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS,
-                "num_draft_tokens", self.num_draft_tokens, f"in [0, {MAX_DRAFT_TOKENS}]",
+                0 <= self.num_speculative_tokens <= MAX_DRAFT_TOKENS,
+                "num_speculative_tokens", self.num_speculative_tokens, f"in [0, {MAX_DRAFT_TOKENS}]",
             )  # fmt: skip
         require(0 < self.lenience <= 1, "lenience", self.lenience, "in (0, 1]")
         if self.draft_temperature is not None:
@@ -194,10 +194,15 @@ class SpeculationParams:
                 known: dict[str, enum.Enum] = {member.value: member for member in kind}
                 require(word in known, name, word, "one of " + ", ".join(known))
                 object.__setattr__(self, name, known[word])
-        if isinstance(self.num_draft_tokens, str):
+        if isinstance(self.num_speculative_tokens, str):
             rules: dict[str, DraftLength] = {"adaptive": Bounds(), "entropy": EntropyAdaptive()}
-            require(self.num_draft_tokens in rules, "num_draft_tokens", self.num_draft_tokens, _ALLOWED_LENGTHS)
-            object.__setattr__(self, "num_draft_tokens", rules[self.num_draft_tokens])
+            require(
+                self.num_speculative_tokens in rules,
+                "num_speculative_tokens",
+                self.num_speculative_tokens,
+                _ALLOWED_LENGTHS,
+            )
+            object.__setattr__(self, "num_speculative_tokens", rules[self.num_speculative_tokens])
 
     def overruled_by(self, asked: Mapping[str, Any], sampling: SamplingParams) -> "SpeculationParams":
         """Returns these defaults overridden by the fields that a request sets.

@@ -42,18 +42,18 @@ AT_ONCE = 16
 OFF = SpeculationParams(enabled=False)
 VARIANTS = {
     "off": OFF,
-    "n-gram": SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM),
+    "n-gram": SpeculationParams(num_speculative_tokens=4, drafter=Drafter.NGRAM),
     # From answers to the same prompt too, of other modes.
-    "suffix": SpeculationParams(num_draft_tokens=16, drafter=Drafter.SUFFIX),
-    "model k=1": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1),
-    "model k=2": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=2),
-    "model k=4": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4),
-    "model k=8": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=8),
-    "adaptive": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=Bounds(0, 8)),
-    "hierarchical k=4": SpeculationParams(drafter=Drafter.HIERARCHICAL, num_draft_tokens=4),
-    "hierarchical k=8": SpeculationParams(drafter=Drafter.HIERARCHICAL, num_draft_tokens=8),
-    "entropy": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=EntropyAdaptive(Bounds(1, 8))),
-    "hybrid": SpeculationParams(num_draft_tokens=4, drafter=Drafter.HYBRID),
+    "suffix": SpeculationParams(num_speculative_tokens=16, drafter=Drafter.SUFFIX),
+    "model k=1": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=1),
+    "model k=2": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=2),
+    "model k=4": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4),
+    "model k=8": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=8),
+    "adaptive": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=Bounds(0, 8)),
+    "hierarchical k=4": SpeculationParams(drafter=Drafter.HIERARCHICAL, num_speculative_tokens=4),
+    "hierarchical k=8": SpeculationParams(drafter=Drafter.HIERARCHICAL, num_speculative_tokens=8),
+    "entropy": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=EntropyAdaptive(Bounds(1, 8))),
+    "hybrid": SpeculationParams(num_speculative_tokens=4, drafter=Drafter.HYBRID),
     "default": SpeculationParams(),
 }
 MODES = ("greedy", "coupled")

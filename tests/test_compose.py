@@ -288,5 +288,7 @@ def test_files_that_the_page_on_operations_shows_go_on_top_of_the_base() -> None
 
 
 def test_gpu_memory_fractions_leave_room_for_two_cuda_contexts() -> None:
-    fractions = [float(argument(STACKS["merged"][name]["command"], "--gpu-memory-fraction")) for name in GPU_SERVICES]
+    fractions = [
+        float(argument(STACKS["merged"][name]["command"], "--gpu-memory-utilization")) for name in GPU_SERVICES
+    ]
     assert sum(fractions) <= 0.95

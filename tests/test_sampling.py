@@ -36,25 +36,29 @@ def test_a_bad_temperature_is_refused_by_name(value: float) -> None:
 
 
 def test_greedy_requests_are_matched_whatever_the_rule() -> None:
-    params = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.REJECTION)
+    params = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.REJECTION)
     assert params.resolved_rule(SamplingParams()) is Rule.MATCH
     assert params.resolved_draft_mode(SamplingParams()) is DraftMode.GREEDY
 
 
 @pytest.mark.parametrize("draft_mode", [DraftMode.GREEDY, DraftMode.COUPLED])
 def test_drafts_without_a_distribution_are_matched(draft_mode: DraftMode) -> None:
-    params = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.REJECTION, draft_mode=draft_mode)
+    params = SpeculationParams(
+        drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.REJECTION, draft_mode=draft_mode
+    )
     assert params.resolved_rule(WARM) is Rule.MATCH
     assert params.resolved_draft_mode(WARM) is draft_mode
 
 
 def test_an_open_draft_mode_follows_the_rule() -> None:
     assert (
-        SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.REJECTION).resolved_draft_mode(WARM)
+        SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.REJECTION).resolved_draft_mode(
+            WARM
+        )
         is DraftMode.SAMPLED
     )
     assert (
-        SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH).resolved_draft_mode(WARM)
+        SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH).resolved_draft_mode(WARM)
         is DraftMode.COUPLED
     )
 
@@ -62,7 +66,7 @@ def test_an_open_draft_mode_follows_the_rule() -> None:
 def test_noise_of_its_own_is_refused_under_match() -> None:
     with pytest.raises(InvalidArgument, match="draft_mode is 'sampled'; it must be greedy or coupled under match"):
         SpeculationParams(
-            drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.SAMPLED
+            drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.SAMPLED
         ).resolved_draft_mode(WARM)
 
 
@@ -100,8 +104,14 @@ def test_a_value_of_another_type_names_its_field(fields: dict[str, Any], said: s
         ({"rule": 1}, "rule is 1; it must be a Rule or None"),
         ({"rule": "both"}, "rule is 'both'; it must be one of match, rejection"),
         ({"draft_mode": "warm"}, "draft_mode is 'warm'; it must be one of sampled, greedy, coupled"),
-        ({"num_draft_tokens": 1.5}, "num_draft_tokens is 1.5; it must be a whole number, Bounds or EntropyAdaptive"),
-        ({"num_draft_tokens": "4"}, "num_draft_tokens is '4'; it must be a number in [0, 16], adaptive or entropy"),
+        (
+            {"num_speculative_tokens": 1.5},
+            "num_speculative_tokens is 1.5; it must be a whole number, Bounds or EntropyAdaptive",
+        ),
+        (
+            {"num_speculative_tokens": "4"},
+            "num_speculative_tokens is '4'; it must be a number in [0, 16], adaptive or entropy",
+        ),
         ({"lenience": "1"}, "lenience is '1'; it must be a number"),
         ({"enabled": "off"}, "enabled is 'off'; it must be True or False"),
     ],
@@ -116,8 +126,8 @@ def test_speculation_of_another_type_names_its_field(fields: dict[str, Any], sai
     [
         ({"drafter": "suffix"}, {"drafter": Drafter.SUFFIX}),
         ({"rule": "rejection", "draft_mode": "sampled"}, {"rule": Rule.REJECTION, "draft_mode": DraftMode.SAMPLED}),
-        ({"num_draft_tokens": "adaptive"}, {"num_draft_tokens": Bounds()}),
-        ({"num_draft_tokens": "entropy"}, {"num_draft_tokens": EntropyAdaptive()}),
+        ({"num_speculative_tokens": "adaptive"}, {"num_speculative_tokens": Bounds()}),
+        ({"num_speculative_tokens": "entropy"}, {"num_speculative_tokens": EntropyAdaptive()}),
     ],
 )
 def test_words_do_for_what_they_name(words: dict[str, Any], values: dict[str, Any]) -> None:
@@ -202,7 +212,9 @@ def test_what_was_asked_never_gives_way() -> None:
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "four", "10000", "9" * 5000])
 def test_a_draft_length_that_is_none_is_refused_by_name(text: str) -> None:
     assert (parse_draft_length("4"), parse_draft_length("adaptive")) == (4, Bounds())
-    with pytest.raises(InvalidArgument, match=r"^draft_tokens is .*; it must be a number in \[0, \d+\], adaptive or"):
+    with pytest.raises(
+        InvalidArgument, match=r"^num_speculative_tokens is .*; it must be a number in \[0, \d+\], adaptive or"
+    ):
         parse_draft_length(text)
 
 
@@ -216,11 +228,27 @@ def test_bounds_and_beta_are_those_given_and_else_the_rules_own() -> None:
 @pytest.mark.parametrize(
     ("text", "fields", "said"),
     [
-        ("4", {"draft_min": 0}, "draft_min is 0; it must be left out unless draft_tokens is adaptive or entropy"),
-        (None, {"draft_max": 4}, "draft_max is 4; it must be left out unless draft_tokens is adaptive or entropy"),
-        ("4", {"entropy_beta": 0.0}, "entropy_beta is 0.0; it must be left out unless draft_tokens is entropy"),
-        ("adaptive", {"entropy_beta": 0.5}, "entropy_beta is 0.5; it must be left out unless draft_tokens is entropy"),
-        ("17", {"draft_max": 4}, "draft_tokens is '17'; it must be a number in [0, 16], adaptive or entropy"),
+        (
+            "4",
+            {"draft_min": 0},
+            "draft_min is 0; it must be left out unless num_speculative_tokens is adaptive or entropy",
+        ),
+        (
+            None,
+            {"draft_max": 4},
+            "draft_max is 4; it must be left out unless num_speculative_tokens is adaptive or entropy",
+        ),
+        (
+            "4",
+            {"entropy_beta": 0.0},
+            "entropy_beta is 0.0; it must be left out unless num_speculative_tokens is entropy",
+        ),
+        (
+            "adaptive",
+            {"entropy_beta": 0.5},
+            "entropy_beta is 0.5; it must be left out unless num_speculative_tokens is entropy",
+        ),
+        ("17", {"draft_max": 4}, "num_speculative_tokens is '17'; it must be a number in [0, 16], adaptive or entropy"),
         ("adaptive", {"draft_max": 17}, "draft_max is 17; it must be in [1, 16]"),
         ("adaptive", {"draft_max": 0}, "draft_max is 0; it must be in [1, 16]"),
         ("adaptive", {"draft_min": 9}, "draft_min is 9; it must be in [0, draft_max], which is 8"),

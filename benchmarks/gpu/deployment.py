@@ -64,7 +64,7 @@ async def deployed(target: dict[str, Any], draft: dict[str, Any]) -> AsyncIterat
 
 def speculation_of(length: DraftLength) -> SpeculationParams:
     """k = 0 is plain decoding."""
-    return PLAIN if length == 0 else SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=length)
+    return PLAIN if length == 0 else SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=length)
 
 
 def prompts_of(options: Options, count: int) -> list[list[int]]:

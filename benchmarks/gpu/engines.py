@@ -113,12 +113,12 @@ class GpuEngine:
 
 @contextlib.contextmanager
 def gpu_engine(
-    options: Options, model: str, role: ModelRole, quantization: str = "none", deterministic: bool = False, graph_rows: int = 160
+    options: Options, model: str, role: ModelRole, quantization: str = "none", deterministic: bool = False, cuda_graph_max_tokens: int = 160
 ) -> Iterator[GpuEngine]:  # fmt: skip
-    """`graph_rows`: as the setting. Fewer are captured in less time. Its memory is free again at the end."""
+    """`cuda_graph_max_tokens`: as the setting. Fewer are captured in less time. Its memory is free again at the end."""
     config = EngineConfig(
-        model=model, quantization=quantization, deterministic=deterministic, device="cuda", gpu_memory_fraction=0.5,
-        kv_cache_memory=KV_CACHE, max_model_len=options.max_model_len, graph_rows=graph_rows,
+        model=model, quantization=quantization, deterministic=deterministic, device="cuda", gpu_memory_utilization=0.5,
+        kv_cache_memory=KV_CACHE, max_model_len=options.max_model_len, cuda_graph_max_tokens=cuda_graph_max_tokens,
     )  # type: ignore[arg-type]  # fmt: skip
     built = build_engine(config, role, asyncio.new_event_loop(), lambda line: print(f"  {line}"))
     engine = GpuEngine(built.worker._runner, built.pool, options.prompt_tokens)

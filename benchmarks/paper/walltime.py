@@ -58,7 +58,7 @@ def ways(drafters: dict[str, Drafter], temperature: int) -> dict[str, Speculatio
     for name, drafter in drafters.items():
         for gamma in GAMMAS:
             found[f"{name}, {gamma}"] = SpeculationParams(
-                drafter=drafter, num_draft_tokens=gamma, rule=rule if drafter is Drafter.MODEL else None
+                drafter=drafter, num_speculative_tokens=gamma, rule=rule if drafter is Drafter.MODEL else None
             )
     return found
 
@@ -139,13 +139,13 @@ def measure_walltime_int8(setup: Setup, count: int, tokens: int) -> Any:
 async def _traces(setup: Setup) -> dict[str, Any]:
     greedy = SamplingParams(max_tokens=TRACED_TOKENS, ignore_eos=True, seed=setup.seed)
     sampled = replace(greedy, temperature=1.0)
-    model = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=7)
+    model = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=7)
     asked = {
         "figure 1": (sampled, replace(model, rule=Rule.REJECTION)),
         "gamma 7": (greedy, model),
-        "gamma 3": (greedy, replace(model, num_draft_tokens=3)),
+        "gamma 3": (greedy, replace(model, num_speculative_tokens=3)),
         "standard": (greedy, SpeculationParams(enabled=False)),
-        "entropy": (sampled, replace(model, num_draft_tokens=EntropyAdaptive(Bounds(1, 8)), rule=Rule.REJECTION)),
+        "entropy": (sampled, replace(model, num_speculative_tokens=EntropyAdaptive(Bounds(1, 8)), rule=Rule.REJECTION)),
     }
     found = {}
     async with served(setup, setup.draft) as (_, client):

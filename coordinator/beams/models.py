@@ -138,7 +138,7 @@ def make_draft_beams(resources: Resources, request: Request) -> DraftBeams | Non
     Adaptive lengths draft no beams: drafted beams cost more than they save with the default draft (docs/speculation.md).
     """
     speculation = request.speculation
-    length = speculation.num_draft_tokens
+    length = speculation.num_speculative_tokens
     asks_model = speculation.enabled and speculation.drafter.asks_model
     if resources.draft is None or not asks_model or not isinstance(length, int) or length == 0:
         return None

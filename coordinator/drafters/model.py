@@ -45,7 +45,7 @@ class RemoteDrafter(ModelDrafter):
         self._draft_mode = draft_mode_to_message(speculation.resolved_draft_mode(sampling))
         self._pause_s = FIRST_PAUSE_S
         self._paused_until_s = 0.0
-        length = speculation.num_draft_tokens
+        length = speculation.num_speculative_tokens
         self._entropy_rule = length if isinstance(length, EntropyAdaptive) else None
         # The entropy rule's state after the decided positions, and after each position of the last round.
         self._ema = 0.0

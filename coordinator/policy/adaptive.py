@@ -146,7 +146,7 @@ class Policies:
 
     def make(self, request: Request) -> Policy:
         speculation, prediction = request.speculation, request.prediction
-        length = speculation.num_draft_tokens
+        length = speculation.num_speculative_tokens
         if not speculation.enabled or length == 0:
             return FixedPolicy(NoDrafter(), 0)
         factory = self._factories[speculation.drafter]

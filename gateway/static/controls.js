@@ -8,19 +8,19 @@ export class Controls {
     this.fields = form.elements;
     this.form = form;
     this.defaultLength = {};
-    for (let count = 1; count <= MAX_DRAFT_TOKENS; count++) this.fields.draft_tokens.add(new Option(count, count));
+    for (let count = 1; count <= MAX_DRAFT_TOKENS; count++) this.fields.num_speculative_tokens.add(new Option(count, count));
     form.addEventListener("change", () => this.refresh());
     form.addEventListener("submit", (event) => event.preventDefault());
   }
 
   // Fills in the server's defaults.
   fill({ target, draft, defaults, drafters }) {
-    const { enabled, drafter, draft_tokens, rule, coupled } = this.fields;
+    const { enabled, drafter, num_speculative_tokens, rule, coupled } = this.fields;
     drafter.replaceChildren(...Object.entries(drafters).map(([name, help]) => Object.assign(new Option(name, name), { title: help })));
     enabled.checked = defaults.enabled;
     drafter.value = defaults.drafter;
-    if (Number(defaults.draft_tokens) === 0) draft_tokens.add(new Option(0, 0));
-    draft_tokens.value = defaults.draft_tokens;
+    if (Number(defaults.num_speculative_tokens) === 0) num_speculative_tokens.add(new Option(0, 0));
+    num_speculative_tokens.value = defaults.num_speculative_tokens;
     this.defaultLength = defaults;
     rule.value = defaults.rule ?? "";
     coupled.checked = defaults.coupled;
@@ -30,9 +30,9 @@ export class Controls {
   }
 
   refresh() {
-    const { enabled, compare, drafter, draft_tokens, rule, coupled } = this.fields;
+    const { enabled, compare, drafter, num_speculative_tokens, rule, coupled } = this.fields;
     const off = !enabled.checked && !compare.checked;
-    for (const field of [drafter, draft_tokens, coupled]) field.disabled = off;
+    for (const field of [drafter, num_speculative_tokens, coupled]) field.disabled = off;
     // Coupled drafts need the rule `match`.
     rule.disabled = off || coupled.checked;
   }
@@ -72,17 +72,17 @@ export class Controls {
 
   readSpeculation(enabled) {
     if (!enabled) return { enabled: false };
-    const { drafter, draft_tokens, rule, coupled } = this.fields;
-    const length = draft_tokens.value;
+    const { drafter, num_speculative_tokens, rule, coupled } = this.fields;
+    const length = num_speculative_tokens.value;
     const isRule = Number.isNaN(Number(length));
     // The page has no fields for an adaptive length's bounds: the server's default keeps its own.
     const { draft_min, draft_max, entropy_beta } = this.defaultLength;
-    const isServers = isRule && length === this.defaultLength.draft_tokens;
+    const isServers = isRule && length === this.defaultLength.num_speculative_tokens;
     const chosen = coupled.checked ? "match" : rule.value;
     return {
       enabled: true,
       drafter: drafter.value,
-      draft_tokens: isRule ? length : Number(length),
+      num_speculative_tokens: isRule ? length : Number(length),
       ...(isServers && { draft_min, draft_max, entropy_beta }),
       ...(chosen && { rule: chosen }),
       coupled: coupled.checked,

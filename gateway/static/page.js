@@ -56,9 +56,9 @@ async function connect() {
   return true;
 }
 
-function describe({ version, target, draft, running, max_running }) {
+function describe({ version, target, draft, running, max_num_seqs }) {
   const parts = [target.name, draft ? `drafts by ${draft.name}` : "no draft model"];
-  parts.push(`${running} of ${max_running} running`, `version ${version}`);
+  parts.push(`${running} of ${max_num_seqs} running`, `version ${version}`);
   document.getElementById("deployment").textContent = parts.join(" · ");
 }
 

@@ -39,7 +39,7 @@ def chat(
     frequency_penalty: options.FrequencyPenalty = 0.0,
     speculation: options.SpeculationSwitch = None,
     drafter: options.DrafterName = None,
-    draft_tokens: options.DraftTokens = None,
+    num_speculative_tokens: options.DraftTokens = None,
     draft_min: options.DraftMin = None,
     draft_max: options.DraftMax = None,
     entropy_beta: options.EntropyBeta = None,
@@ -51,7 +51,7 @@ def chat(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
     )  # fmt: skip
-    length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
+    length = options.given_length(num_speculative_tokens, draft_min, draft_max, entropy_beta)
     given = options.given_speculation(speculation, drafter, length, rule, draft_temperature=draft_temperature)
     # The synchronous client: input() and Ctrl-C belong to the main thread.
     key, tls = options.read_key(api_key_file), options.read_tls(tls_ca, tls_cert, tls_key)

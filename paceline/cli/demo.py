@@ -25,7 +25,7 @@ DRAFTERS = ", ".join(each.value for each in Drafter if each is not Drafter.CUSTO
 def demo(
     prompt: Annotated[str, typer.Argument(help="prompt")] = PROMPT,
     max_tokens: options.MaxTokens = 96,
-    draft_tokens: Annotated[
+    num_speculative_tokens: Annotated[
         str, typer.Option(help="draft tokens per round: 1 to 16, adaptive or entropy")
     ] = "adaptive",
     draft_min: options.DraftMin = None,
@@ -34,13 +34,13 @@ def demo(
     drafter: Annotated[str, typer.Option(help=DRAFTERS)] = "hybrid",
 ) -> None:
     """Starts the services, answers a prompt, compares the speed with and without speculation, and stops them."""
-    length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
+    length = options.given_length(num_speculative_tokens, draft_min, draft_max, entropy_beta)
     given = options.given_speculation(None, drafter, length, rule=None)
     speculative = SpeculationParams(**given)
     require(
-        speculative.num_draft_tokens != 0,
-        "draft_tokens",
-        draft_tokens,
+        speculative.num_speculative_tokens != 0,
+        "num_speculative_tokens",
+        num_speculative_tokens,
         "at least 1",
     )
     require(speculative.drafter is not Drafter.CUSTOM, "--drafter", drafter, DRAFTERS)

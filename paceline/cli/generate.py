@@ -70,7 +70,7 @@ def generate(
     ] = False,
     speculation: options.SpeculationSwitch = None,
     drafter: options.DrafterName = None,
-    draft_tokens: options.DraftTokens = None,
+    num_speculative_tokens: options.DraftTokens = None,
     draft_min: options.DraftMin = None,
     draft_max: options.DraftMax = None,
     entropy_beta: options.EntropyBeta = None,
@@ -108,7 +108,7 @@ def generate(
         frequency_penalty=frequency_penalty, n=n, logprobs=logprobs,
         beams=beams, length_penalty=length_penalty,
     )  # fmt: skip
-    length = options.given_length(draft_tokens, draft_min, draft_max, entropy_beta)
+    length = options.given_length(num_speculative_tokens, draft_min, draft_max, entropy_beta)
     given = options.given_speculation(speculation, drafter, length, rule, lenience, draft_temperature)
     if prompt is not None and prompts is not None:
         raise InvalidArgument("PROMPT and --prompts", "are given; give one of them")

@@ -94,7 +94,7 @@ async def measure(
 ) -> Measured:
     """Runs each prompt with and without speculation. Raises ConfigError if that is not enough to measure."""
     params = {
-        True: SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=MEASURED_K),
+        True: SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=MEASURED_K),
         False: SpeculationParams(enabled=False),
     }
     tallies = {True: Tally(), False: Tally()}

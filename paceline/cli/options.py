@@ -112,12 +112,14 @@ DraftTemperature = Annotated[float | None, typer.Option(hidden=True)]
 
 
 def given_length(
-    draft_tokens: str | None, draft_min: int | None, draft_max: int | None, entropy_beta: float | None
+    num_speculative_tokens: str | None, draft_min: int | None, draft_max: int | None, entropy_beta: float | None
 ) -> DraftLength | None:
     """Returns the draft length that the options ask for; None if none was given. Raises InvalidArgument."""
-    if all(each is None for each in (draft_tokens, draft_min, draft_max, entropy_beta)):
+    if all(each is None for each in (num_speculative_tokens, draft_min, draft_max, entropy_beta)):
         return None
-    return parse_draft_length(draft_tokens, draft_min=draft_min, draft_max=draft_max, entropy_beta=entropy_beta)
+    return parse_draft_length(
+        num_speculative_tokens, draft_min=draft_min, draft_max=draft_max, entropy_beta=entropy_beta
+    )
 
 
 def given_speculation(
@@ -135,7 +137,7 @@ def given_speculation(
     if drafter is not None:
         given["drafter"] = _choice("drafter", drafter, {member.value: member for member in Drafter})
     if length is not None:
-        given["num_draft_tokens"] = length
+        given["num_speculative_tokens"] = length
     if rule is not None:
         given["rule"] = _choice("rule", rule, {member.value: member for member in Rule})
     if lenience is not None:

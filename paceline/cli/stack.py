@@ -97,5 +97,5 @@ def make_stack(
 
 
 def _share_gpu(settings: TargetSettings | DraftSettings, given: dict[str, Any], fraction: float) -> None:
-    if settings.device == "cuda" and "gpu_memory_fraction" not in settings.model_fields_set:
-        given["gpu_memory_fraction"] = fraction
+    if settings.device == "cuda" and "gpu_memory_utilization" not in settings.model_fields_set:
+        given["gpu_memory_utilization"] = fraction

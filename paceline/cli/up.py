@@ -42,8 +42,8 @@ def up(
     device: Annotated[str | None, _setting(TargetSettings, "device", ": cpu, or cuda for both on one GPU")] = None,
     dtype: Annotated[str | None, _setting(TargetSettings, "dtype", ", of both models: float32 or bfloat16")] = None,
     drafter: Annotated[str | None, _setting(CoordinatorSettings, "drafter")] = None,
-    draft_tokens: Annotated[str | None, _setting(CoordinatorSettings, "draft_tokens")] = None,
-    max_running: Annotated[int | None, _setting(CoordinatorSettings, "max_running")] = None,
+    num_speculative_tokens: Annotated[str | None, _setting(CoordinatorSettings, "num_speculative_tokens")] = None,
+    max_num_seqs: Annotated[int | None, _setting(CoordinatorSettings, "max_num_seqs")] = None,
     target_quantization: Annotated[str | None, _setting(TargetSettings, "quantization", panel=ADVANCED)] = None,
     draft_quantization: Annotated[str | None, _setting(DraftSettings, "quantization", panel=ADVANCED)] = None,
     max_model_len: Annotated[int | None, _setting(TargetSettings, "max_model_len", panel=ADVANCED)] = None,
@@ -80,7 +80,7 @@ def up(
         target=_given(model=target_model, quantization=target_quantization, **both),
         draft=_given(model=draft_model, quantization=draft_quantization, **both),
         coordinator=_given(
-            listen=listen, **shared, drafter=drafter, draft_tokens=draft_tokens, max_running=max_running
+            listen=listen, **shared, drafter=drafter, num_speculative_tokens=num_speculative_tokens, max_num_seqs=max_num_seqs
         ),
         gateway=None if http == "none" else _given(
             listen=http, **shared, servers_tls_ca=calling.ca, servers_tls_cert=calling.cert, servers_tls_key=calling.key

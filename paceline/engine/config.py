@@ -51,14 +51,14 @@ class EngineConfig(BaseModel):
         None, ge=8, description="tokens in a KV cache block, a multiple of 8; default: 64, on a GPU 16"
     )
     prefix_caching: bool = Field(True, description="keep keys and values for prompts that begin alike")
-    max_batch_tokens: int = Field(512, ge=32, description="most rows (tokens) in one forward")
+    max_num_batched_tokens: int = Field(512, ge=32, description="most rows (tokens) in one forward")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: all cores this process may use")
     compute_lock_file: Annotated[str, AfterValidator(os.path.expanduser)] | None = Field(
         None, description="lock file of model servers on the same cores: one computes at a time; default: no lock"
     )
     waiting: bool = Field(True, description="wait for a fuller batch where that pays")
-    gpu_memory_fraction: float = Field(0.45, gt=0, le=1, description="share of a GPU's memory this server may take")
-    graph_rows: int = Field(
+    gpu_memory_utilization: float = Field(0.45, gt=0, le=1, description="share of a GPU's memory this server may take")
+    cuda_graph_max_tokens: int = Field(
         256, ge=1, le=256, description="on a GPU: most rows of a step that runs as one graph; fewer start sooner"
     )
     deterministic: bool = Field(

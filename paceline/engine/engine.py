@@ -65,7 +65,9 @@ def build_engine(
     backend = backend_builder(config, role, loaded, max_model_len, progress)
     pool = BlockPool(backend.num_blocks, backend.block_size, backend.copy_blocks, config.prefix_caching)
     compute_lock, batching_policy = ComputeLock(config.compute_lock_file), BatchingPolicy(config.waiting)
-    worker = Worker(backend.runner, pool, compute_lock, batching_policy, max_model_len, config.max_batch_tokens, loop)
+    worker = Worker(
+        backend.runner, pool, compute_lock, batching_policy, max_model_len, config.max_num_batched_tokens, loop
+    )
     return Engine(
         config=config,
         model=loaded.config,

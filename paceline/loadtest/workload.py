@@ -201,6 +201,6 @@ def _fields_of(name: str) -> dict[str, Any]:
         return {"enabled": False}
     drafter, colon, length = name.partition(":")
     if drafter not in _DRAFTERS:
-        return {"enabled": True, "num_draft_tokens": parse_draft_length(name)}
+        return {"enabled": True, "num_speculative_tokens": parse_draft_length(name)}
     fields: dict[str, Any] = {"enabled": True, "drafter": _DRAFTERS[drafter]}
-    return fields | ({"num_draft_tokens": parse_draft_length(length)} if colon else {})
+    return fields | ({"num_speculative_tokens": parse_draft_length(length)} if colon else {})

@@ -251,7 +251,7 @@ def deployment_from_message(response: generation_pb2.DescribeResponse) -> Deploy
         draft=_model(response.draft) if response.HasField("draft") else None,
         defaults=SpeculationParams(**speculation_from_message(response.defaults)),
         running=response.running,
-        max_running=response.max_running,
+        max_num_seqs=response.max_num_seqs,
         version=response.version,
         tokenizer=TokenizerInfo(**_fields(response.tokenizer, TokenizerInfo)),
     )

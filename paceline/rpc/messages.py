@@ -62,12 +62,12 @@ def speculation_from_message(message: sampling_pb2.SpeculationParams) -> dict[st
         require(message.drafter in names, "drafter", message.drafter[:40], f"one of {', '.join(names)}")
         fields["drafter"] = names[message.drafter]
     match message.WhichOneof("length"):
-        case "num_draft_tokens":
-            fields["num_draft_tokens"] = message.num_draft_tokens
+        case "num_speculative_tokens":
+            fields["num_speculative_tokens"] = message.num_speculative_tokens
         case "adaptive":
-            fields["num_draft_tokens"] = Bounds(message.adaptive.min, message.adaptive.max)
+            fields["num_speculative_tokens"] = Bounds(message.adaptive.min, message.adaptive.max)
         case "entropy":
-            fields["num_draft_tokens"] = entropy_rule_from_message(message.entropy)
+            fields["num_speculative_tokens"] = entropy_rule_from_message(message.entropy)
     return fields
 
 
@@ -83,13 +83,13 @@ def speculation_to_message(params: SpeculationParams) -> sampling_pb2.Speculatio
         # None stays unset.
         draft_temperature=params.draft_temperature,
     )
-    match params.num_draft_tokens:
+    match params.num_speculative_tokens:
         case Bounds() as bounds:
             message.adaptive.CopyFrom(_bounds_to_message(bounds))
         case EntropyAdaptive() as rule:
             message.entropy.CopyFrom(entropy_rule_to_message(rule))
         case int(fixed):
-            message.num_draft_tokens = fixed
+            message.num_speculative_tokens = fixed
     return message
 
 

@@ -110,7 +110,7 @@ class ModelServicer(ABC):
             protocol_version=PROTOCOL_VERSION,
             batch_invariant=not engine.batch_variant_parts,
             device=engine.config.device,
-            max_batch_tokens=engine.config.max_batch_tokens,
+            max_num_batched_tokens=engine.config.max_num_batched_tokens,
             kv_cache_dtype=engine.config.kv_dtype,
         )
 

@@ -13,7 +13,7 @@ class ModelServerSettings(GrpcSettings, ServiceSettings, EngineConfig):  # type:
 
     first_in_help: ClassVar[tuple[str, ...]] = (
         "listen", "model", "device", "dtype", "quantization", "max_model_len", "kv_cache_memory", "threads",
-        "gpu_memory_fraction",
+        "gpu_memory_utilization",
     )  # fmt: skip
     without_flag: ClassVar[tuple[str, ...]] = ("step_timeout", "waiting")
 

@@ -234,22 +234,22 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("target", "draft", "defaults", "running", "max_running", "version", "tokenizer")
+    __slots__ = ("target", "draft", "defaults", "running", "max_num_seqs", "version", "tokenizer")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
-    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     target: _model_pb2.ModelCard
     draft: _model_pb2.ModelCard
     defaults: _sampling_pb2.SpeculationParams
     running: int
-    max_running: int
+    max_num_seqs: int
     version: str
     tokenizer: TokenizerInfo
-    def __init__(self, target: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., defaults: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., running: _Optional[int] = ..., max_running: _Optional[int] = ..., version: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ...) -> None: ...
+    def __init__(self, target: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., draft: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., defaults: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., running: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., version: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ...) -> None: ...
 
 class TokenizerInfo(_message.Message):
     __slots__ = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")

@@ -81,12 +81,12 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., beams: _Optional[int] = ..., length_penalty: _Optional[float] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("enabled", "drafter", "draft_mode", "rule", "num_draft_tokens", "adaptive", "entropy", "lenience", "draft_temperature")
+    __slots__ = ("enabled", "drafter", "draft_mode", "rule", "num_speculative_tokens", "adaptive", "entropy", "lenience", "draft_temperature")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODE_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
-    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
     ENTROPY_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
@@ -95,12 +95,12 @@ class SpeculationParams(_message.Message):
     drafter: str
     draft_mode: DraftMode
     rule: Rule
-    num_draft_tokens: int
+    num_speculative_tokens: int
     adaptive: Bounds
     entropy: EntropyAdaptive
     lenience: float
     draft_temperature: float
-    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft_mode: _Optional[_Union[DraftMode, str]] = ..., rule: _Optional[_Union[Rule, str]] = ..., num_draft_tokens: _Optional[int] = ..., adaptive: _Optional[_Union[Bounds, _Mapping]] = ..., entropy: _Optional[_Union[EntropyAdaptive, _Mapping]] = ..., lenience: _Optional[float] = ..., draft_temperature: _Optional[float] = ...) -> None: ...
+    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., draft_mode: _Optional[_Union[DraftMode, str]] = ..., rule: _Optional[_Union[Rule, str]] = ..., num_speculative_tokens: _Optional[int] = ..., adaptive: _Optional[_Union[Bounds, _Mapping]] = ..., entropy: _Optional[_Union[EntropyAdaptive, _Mapping]] = ..., lenience: _Optional[float] = ..., draft_temperature: _Optional[float] = ...) -> None: ...
 
 class Bounds(_message.Message):
     __slots__ = ("min", "max")

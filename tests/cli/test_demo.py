@@ -16,12 +16,12 @@ from tests.services import Trio
 
 @pytest.mark.parametrize(("value", "said"), [("0", "at least 1"), ("17", "in [0, 16], adaptive or entropy")])
 def test_bad_draft_tokens_are_named(paceline, value: str, said: str) -> None:
-    ran = paceline("demo", "--draft-tokens", value)
-    assert (ran.code, f"draft_tokens is '{value}'" in ran.err, said in ran.err) == (2, True, True), ran.err
+    ran = paceline("demo", "--num-speculative-tokens", value)
+    assert (ran.code, f"num_speculative_tokens is '{value}'" in ran.err, said in ran.err) == (2, True, True), ran.err
 
 
 def test_a_bound_without_a_rule_is_named(paceline) -> None:
-    ran = paceline("demo", "--draft-tokens", 4, draft_max=6)
+    ran = paceline("demo", "--num-speculative-tokens", 4, draft_max=6)
     assert (ran.code, "draft_max is 6; it must be left out unless" in ran.err) == (2, True), ran.err
 
 
@@ -51,4 +51,7 @@ async def test_table_and_comparison_tell_the_same_speed(tiny_trio: Trio, capsys:
 def test_the_default_is_the_coordinators_own() -> None:
     defaults = {name: parameter.default for name, parameter in inspect.signature(demo).parameters.items()}
     settings = CoordinatorSettings()
-    assert (defaults["drafter"], defaults["draft_tokens"]) == (settings.drafter, settings.draft_tokens)
+    assert (defaults["drafter"], defaults["num_speculative_tokens"]) == (
+        settings.drafter,
+        settings.num_speculative_tokens,
+    )

@@ -78,7 +78,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(paceline, tiny_trio: Trio) ->
         5,
         "--ignore-eos",
         "--stats",
-        "--draft-tokens",
+        "--num-speculative-tokens",
         4,
     )
     assert ran.code == 0
@@ -98,13 +98,21 @@ def test_text_goes_to_stdout_and_figures_to_stderr(paceline, tiny_trio: Trio) ->
         (("--logprobs", 2), {}, "set logprobs in paceline.toml, table [generate], or $PACELINE_GENERATE_LOGPROBS"),
         (("--n", 0), {}, "n is 0; it must be in [1, 64]"),
         (("--drafter", "oracle"), {}, "drafter"),
-        ((), {"draft_max": 6}, "draft_max is 6; it must be left out unless draft_tokens is adaptive or entropy"),
         (
-            ("--draft-tokens", 4),
-            {"draft_min": 2},
-            "draft_min is 2; it must be left out unless draft_tokens is adaptive",
+            (),
+            {"draft_max": 6},
+            "draft_max is 6; it must be left out unless num_speculative_tokens is adaptive or entropy",
         ),
-        (("--draft-tokens", "adaptive"), {"entropy_beta": 0.5}, "it must be left out unless draft_tokens is entropy"),
+        (
+            ("--num-speculative-tokens", 4),
+            {"draft_min": 2},
+            "draft_min is 2; it must be left out unless num_speculative_tokens is adaptive",
+        ),
+        (
+            ("--num-speculative-tokens", "adaptive"),
+            {"entropy_beta": 0.5},
+            "it must be left out unless num_speculative_tokens is entropy",
+        ),
         (("--prompts", "nowhere.jsonl"), {}, "PROMPT and --prompts are given; give one of them"),
     ],
 )
@@ -186,7 +194,7 @@ def test_json_has_an_object_for_each_sample(paceline, tiny_trio: Trio) -> None:
 def test_colours_are_for_terminals_and_are_explained(
     paceline, tiny_trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafts = ("--drafter", "model", "--draft-tokens", 4)
+    drafts = ("--drafter", "model", "--num-speculative-tokens", 4)
     flags = ("--address", tiny_trio.address, "--raw", "--max-tokens", 9, "--ignore-eos", "--color", *drafts)
     plain = paceline("generate", "x", *flags)
     assert ("\x1b[" in plain.out, plain.err) == (False, "")

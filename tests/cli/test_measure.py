@@ -69,7 +69,7 @@ def decisions(address: str) -> tuple[int, int]:
     with Client(address) as client:
         for text in TEXTS:
             whole = client.complete(
-                text, sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=MEASURED_K)
+                text, sampling, SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=MEASURED_K)
             )
             assert whole.finish is not None
             figures = whole.finish.speculation
@@ -100,7 +100,7 @@ def test_a_short_generation_is_taken_away_from_a_long_one(unlike_trio: Trio) -> 
     with Client(unlike_trio.address) as client:
         sampling = SamplingParams(max_tokens=20, ignore_eos=True)
         whole = client.complete(
-            TEXTS[0], sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=MEASURED_K)
+            TEXTS[0], sampling, SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=MEASURED_K)
         )
     assert whole.finish is not None
     tally = Tally()

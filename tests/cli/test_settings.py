@@ -30,25 +30,25 @@ def parse(monkeypatch: pytest.MonkeyPatch, *flags: str) -> CoordinatorSettings:
 
 
 def test_each_source_overrules_those_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse(monkeypatch).max_running == 256
+    assert parse(monkeypatch).max_num_seqs == 256
     write_toml("[coordinator]\nmax-running = 3\n")
-    assert parse(monkeypatch).max_running == 3
-    monkeypatch.setenv("PACELINE_COORDINATOR_MAX_RUNNING", "5")
-    assert parse(monkeypatch).max_running == 5
-    assert parse(monkeypatch, "--max-running", "7").max_running == 7
+    assert parse(monkeypatch).max_num_seqs == 3
+    monkeypatch.setenv("PACELINE_COORDINATOR_MAX_NUM_SEQS", "5")
+    assert parse(monkeypatch).max_num_seqs == 5
+    assert parse(monkeypatch, "--max-num-seqs", "7").max_num_seqs == 7
 
 
 def test_the_default_is_hybrid_and_adaptive() -> None:
     settings = CoordinatorSettings()
-    assert (settings.drafter, settings.draft_tokens) == ("hybrid", "adaptive")
+    assert (settings.drafter, settings.num_speculative_tokens) == ("hybrid", "adaptive")
 
 
 def test_each_source_may_say_a_part_of_the_draft_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_COORDINATOR_DRAFT_MAX", "12")
-    assert parse(monkeypatch).speculation_defaults.num_draft_tokens == Bounds(0, 12)
+    assert parse(monkeypatch).speculation_defaults.num_speculative_tokens == Bounds(0, 12)
     write_toml("[coordinator]\ndraft_min = 1\nentropy_beta = 0.7\n")
     monkeypatch.setenv("PACELINE_COORDINATOR_DRAFT_MAX", "6")
-    found = parse(monkeypatch, "--draft-tokens", "entropy").speculation_defaults.num_draft_tokens
+    found = parse(monkeypatch, "--num-speculative-tokens", "entropy").speculation_defaults.num_speculative_tokens
     assert found == EntropyAdaptive(Bounds(1, 6), 0.7)
 
 
@@ -57,7 +57,7 @@ def test_each_source_may_say_a_part_of_the_draft_length(monkeypatch: pytest.Monk
     [
         ("[coordinator]\nspeed = 11\n", ["paceline.toml, table [coordinator]", "'speed'"]),
         ('[coordinator]\ndraft = "unix:/a?b"\n', ["--draft", "'unix:/a?b'", "107 bytes", ", # ? %"]),
-        ("[coordinator]\nmax_running = 0\n", ["--max-running", "greater than or equal to 1"]),
+        ("[coordinator]\nmax_running = 0\n", ["--max-num-seqs", "greater than or equal to 1"]),
         ("[coordinator]\ncoupled = true\n", ["paceline.toml, table [coordinator]", "'coupled'"]),
         ("[coordinator]\nmax_unread_memory = 1\n", ["error: max_unread_memory is 1: "]),
         ("[coordinator\n", ["paceline.toml"]),
@@ -84,7 +84,13 @@ def test_up_passes_on_what_was_given_and_nothing_else() -> None:
 
 
 def test_flags_say_what_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"speculation": False, "rule": "match", "max_running": 9, "draft_tokens": "entropy", "no_keys": True}
+    given = {
+        "speculation": False,
+        "rule": "match",
+        "max_num_seqs": 9,
+        "num_speculative_tokens": "entropy",
+        "no_keys": True,
+    }
     settings = parse(monkeypatch, *as_flags(given))
     assert {name: getattr(settings, name) for name in given} == given
 
@@ -96,10 +102,10 @@ def test_model_servers_lock_each_other_out_only_where_they_share_cores() -> None
 
 
 def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
-    deployment = make_stack(target={"device": "cuda"}, draft={"device": "cuda", "gpu_memory_fraction": 0.2})
-    assert deployment.target[-2:] == ["--gpu-memory-fraction", "0.6"]
+    deployment = make_stack(target={"device": "cuda"}, draft={"device": "cuda", "gpu_memory_utilization": 0.2})
+    assert deployment.target[-2:] == ["--gpu-memory-utilization", "0.6"]
     assert deployment.draft is not None
-    assert deployment.draft[-2:] == ["--gpu-memory-fraction", "0.2"]
+    assert deployment.draft[-2:] == ["--gpu-memory-utilization", "0.2"]
 
 
 @pytest.mark.parametrize(
@@ -117,12 +123,12 @@ def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
         ({"coordinator": {"listen": "0.0.0.0:50050"}}, ["--listen 0.0.0.0:50050", "--api-keys FILE", "--no-keys"]),
         ({"coordinator": {"api_keys": "keys", "no_keys": True}}, ["--api-keys and --no-keys", "one of them"]),
         ({"coordinator": {"drafter": "custom"}}, ["--drafter custom", "--custom-drafter"]),
-        ({"coordinator": {"draft_tokens": "17"}}, ["--draft-tokens", "[0, 16]"]),
+        ({"coordinator": {"num_speculative_tokens": "17"}}, ["--num-speculative-tokens", "[0, 16]"]),
         (
-            {"coordinator": {"draft_tokens": "4", "draft_max": 6}},
-            ["draft_max is 6", "draft_tokens is adaptive or entropy"],
+            {"coordinator": {"num_speculative_tokens": "4", "draft_max": 6}},
+            ["draft_max is 6", "num_speculative_tokens is adaptive or entropy"],
         ),
-        ({"coordinator": {"entropy_beta": 0.5}}, ["entropy_beta is 0.5", "unless draft_tokens is entropy"]),
+        ({"coordinator": {"entropy_beta": 0.5}}, ["entropy_beta is 0.5", "unless num_speculative_tokens is entropy"]),
         ({"coordinator": {"draft_min": 9}}, ["draft_min is 9", "[0, draft_max], which is 8"]),
         ({"coordinator": {"traces": "collector"}}, ["--traces", "'collector'", "https://HOST:PORT"]),
         ({"target": {"traces": "ftp://collector:4317"}}, ["--traces", "HOST:PORT"]),

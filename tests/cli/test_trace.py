@@ -11,7 +11,7 @@ from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, Rule, SpeculationParams
 from tests.services import Trio
 
-FLAGS = ("--raw", "--max-tokens", 40, "--ignore-eos", "--draft-tokens", 4, "--drafter", "model")
+FLAGS = ("--raw", "--max-tokens", 40, "--ignore-eos", "--num-speculative-tokens", 4, "--drafter", "model")
 
 
 def trace(*proposed: TracedDraft, num_accepted: int = 0, drafter: str = "model", reason: str = "") -> RoundTrace:
@@ -72,7 +72,7 @@ def test_trace_prints_a_line_for_each_run_of_the_target(paceline, unlike_trio: T
         done = client.complete(
             "t3 t1",
             SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.9, seed=3),
-            SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.REJECTION),
+            SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.REJECTION),
             raw=True,
         )
     assert done.finish is not None
@@ -108,7 +108,7 @@ def test_trace_json_writes_an_object_for_each_round_of_each_sample(paceline, unl
         assert [token for record in own for token in record["token_ids"]] == sample["token_ids"]
         assert "".join(record["text"] for record in own) == sample["text"]
     assert set(records[0]) == {
-        "index", "choice", "round", "drafter", "reason", "draft_tokens", "proposed", "num_accepted", "entropies",
+        "index", "choice", "round", "drafter", "reason", "num_speculative_tokens", "proposed", "num_accepted", "entropies",
         "smoothed_entropies", "allowed_draft_tokens", "draft_us", "target_us", "queued_us", "wire_us", "token_ids", "text",
     }  # fmt: skip
 
@@ -118,7 +118,7 @@ def test_settings_of_the_entropy_rule_say_how_it_smooths_and_what_it_allows(
 ) -> None:
     file = tmp_path / "trace.jsonl"
     ran = paceline(
-        "generate", "t3 t1", "--address", unlike_trio.address, *FLAGS, "--draft-tokens", "entropy", "--trace",
+        "generate", "t3 t1", "--address", unlike_trio.address, *FLAGS, "--num-speculative-tokens", "entropy", "--trace",
         "--trace-json", file, draft_min=1, draft_max=6, entropy_beta=0.75,
     )  # fmt: skip
     assert ran.code == 0, ran.err

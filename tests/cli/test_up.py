@@ -36,7 +36,7 @@ TINY = (
 )
 TIMEOUT_S = 120.0
 ROLES = ("draft", "target", "coordinator")
-BY_MODEL = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=2)
+BY_MODEL = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=2)
 MODULES = ("draft_server", "target_server", "coordinator", "gateway")
 
 

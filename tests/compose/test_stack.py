@@ -133,7 +133,7 @@ def test_containers_run_as_the_file_says(stack: Stack) -> None:
 
 
 async def test_model_servers_take_turns_across_containers(stack: Stack) -> None:
-    running = asyncio.create_task(complete(stack, GREEDY, SpeculationParams(num_draft_tokens=4)))
+    running = asyncio.create_task(complete(stack, GREEDY, SpeculationParams(num_speculative_tokens=4)))
     seen = await asyncio.to_thread(stack.compose, "exec", "--no-TTY", "draft", "python", "-c", HOLDERS)
     await running
     assert int(seen) == 2

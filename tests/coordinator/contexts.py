@@ -25,7 +25,7 @@ class SilentText:
 def make_context(prompt: list[int], max_tokens: int = 10_000) -> Context:
     sampling = SamplingParams(seed=1, max_tokens=max_tokens)
     request = Request(
-        "id", prompt, sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4), (), 100_000, 400
+        "id", prompt, sampling, SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4), (), 100_000, 400
     )
     return Context(request, cast(TextStream, SilentText()))
 

@@ -34,7 +34,7 @@ def tokenizer() -> Tokenizer:
 def make_context(tokenizer: Tokenizer, max_length: int = 100, **sampling: object) -> Context:
     params = SamplingParams(seed=1, **sampling)  # type: ignore[arg-type]
     request = Request(
-        "id", PROMPT, params, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4), EOS, max_length, 64
+        "id", PROMPT, params, SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4), EOS, max_length, 64
     )
     return Context(request, tokenizer.stream(params.stop))
 
@@ -163,7 +163,7 @@ def test_no_more_is_drafted_than_may_still_come_out(tokenizer: Tokenizer, max_to
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["speculating", "plain"])
 async def test_min_tokens_keeps_stop_tokens_out_until_then(tiny_trio: Trio, enabled: bool) -> None:
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, enabled=enabled)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, enabled=enabled)
     async with AsyncClient(tiny_trio.address) as client:
         free = await client.complete(PROMPT, SamplingParams(max_tokens=40, ignore_eos=True), speculation)
         # The greedy text runs into each of these tokens for the first time.
@@ -183,7 +183,7 @@ async def test_min_tokens_keeps_stop_tokens_out_until_then(tiny_trio: Trio, enab
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["speculating", "plain"])
 async def test_stop_token_ends_the_text_at_its_first_occurrence(tiny_trio: Trio, enabled: bool) -> None:
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, enabled=enabled)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, enabled=enabled)
     async with AsyncClient(tiny_trio.address) as client:
         free = await client.complete(PROMPT, SamplingParams(max_tokens=40, ignore_eos=True), speculation)
         for token in dict.fromkeys(free.token_ids):

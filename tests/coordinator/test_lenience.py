@@ -120,7 +120,7 @@ PROMPT = [3, 16, 12]
 GREEDY = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=3)
 CONTROLLED = replace(GREEDY, repetition_penalty=1.2, frequency_penalty=0.3, banned_token_ids=(4, 5))
 SAMPLED = SamplingParams(max_tokens=40, temperature=1.0, ignore_eos=True)
-AHEAD = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
+AHEAD = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
 PLAIN = SpeculationParams(enabled=False)
 
 

@@ -27,7 +27,7 @@ from paceline.speculation import Drafter, EntropyAdaptive, SpeculationParams
 from paceline.v1 import draft_pb2, model_pb2
 from tests.coordinator.contexts import decide, make_context
 
-BY_ENTROPY = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=EntropyAdaptive())
+BY_ENTROPY = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=EntropyAdaptive())
 
 
 class FakeDraft:

@@ -49,7 +49,9 @@ def synthetic_trio(host: Host) -> Trio:
 async def test_services_accept_as_often_and_say_so(synthetic_trio: Trio, temperature: float) -> None:
     async with AsyncClient(synthetic_trio.address) as client:
         sampling = SamplingParams(max_tokens=300, temperature=temperature, seed=3, ignore_eos=True)
-        done = await client.complete("t1 t2 t3", sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4))
+        done = await client.complete(
+            "t1 t2 t3", sampling, SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
+        )
     assert done.finish is not None
     figures = done.finish.speculation
     assert figures.synthetic_acceptance == CHANCE

@@ -72,7 +72,7 @@ async def test_a_distilled_draft_agrees_more_and_serves(tmp_path: Path) -> None:
     assert further.returncode == 0, further.stderr
     assert alphas(more)[0] > trained - 0.02
     params = SamplingParams(max_tokens=48, ignore_eos=True)
-    drafted = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=2)
+    drafted = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=2)
     flags = ("--dtype", "bfloat16", "--max-model-len", "1024", "--kv-cache-memory", "64MiB")
     draft = ("--model", str(folder / "draft"), "--quantization", "int8", *flags)
     with start_trio(tmp_path, ("--model", TARGET, *flags), draft) as trio:
@@ -114,7 +114,7 @@ async def test_a_model_of_its_own_learns_to_draft_in_one_forward_and_serves(tmp_
     assert min(gains(folder, "alpha", "alpha_2", "alpha_3", "alpha_4")) > 1.3
     flags = ("--dtype", "bfloat16", "--max-model-len", "1024", "--kv-cache-memory", "64MiB")
     params = SamplingParams(max_tokens=24, ignore_eos=True)
-    drafted = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
+    drafted = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
     with start_trio(tmp_path, ("--model", TARGET, *flags), ("--model", str(folder / "draft"), *flags)) as trio:
         async with AsyncClient(trio.address) as client:
             speculative = await client.complete("Why is the sky blue?", params, drafted, trace=True)

@@ -42,9 +42,9 @@ NUM_TOKENS = 5
 NUM_EXACT = 4
 NUM_CHECKS = 15
 LIMIT = 1e-6 / NUM_CHECKS
-REJECTION = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=NUM_DRAFTS, rule=Rule.REJECTION)
+REJECTION = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=NUM_DRAFTS, rule=Rule.REJECTION)
 COUPLED = SpeculationParams(
-    drafter=Drafter.MODEL, num_draft_tokens=NUM_DRAFTS, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
+    drafter=Drafter.MODEL, num_speculative_tokens=NUM_DRAFTS, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
 )
 
 

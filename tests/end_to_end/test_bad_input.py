@@ -97,7 +97,7 @@ BAD_REQUESTS = {
     "a drafter that nobody has": (speculating(drafter="oracle"), "drafter is 'oracle'", "one of model, hierarchical, ngram, suffix, hybrid, custom"),
     "bounds upside down": (speculating(adaptive={"min": 5, "max": 3}), "length.min is 5", "[0, length.max], which is 3"),
     "an entropy memory of 1": (speculating(entropy={"bounds": {"max": 4}, "ema_beta": 1.0}), "ema_beta is 1.0", "in [0, 1)"),
-    "17 draft tokens": (speculating(num_draft_tokens=17), "num_draft_tokens is 17", "in [0, 16]"),
+    "17 draft tokens": (speculating(num_speculative_tokens=17), "num_speculative_tokens is 17", "in [0, 16]"),
     "template options that are no JSON": (chat_of("{no"), "chat.template_options is '{no'", "a JSON object"),
     "half of a character in template options": (chat_of(r'{"a": ["\ud800"]}'), "chat.template_options is", "a JSON object"),
     "template options in a list": (chat_of("[1]"), "chat.template_options is '[1]'", "a JSON object"),

@@ -12,7 +12,7 @@ from tests.end_to_end.test_greedy_oracle import expected_ids, spread
 from tests.services import Trio, wait_until_free
 
 PLAIN = SpeculationParams(enabled=False)
-DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
+DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
 
 
 async def check_same_ids(trio: Trio, num_prompts: int, sampling: SamplingParams) -> None:
@@ -49,7 +49,7 @@ async def test_drafts_of_another_model_change_no_beam(unlike_trio: Trio) -> None
                 sampling = SamplingParams(max_tokens=40, beams=width, length_penalty=penalty, stop_token_ids=(7,))
                 plain = await client.complete(prompt, sampling, PLAIN)
                 for length in (1, 3, 16):
-                    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=length)
+                    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=length)
                     drafted = await client.complete(prompt, sampling, speculation)
                     assert drafted.token_ids == plain.token_ids
 

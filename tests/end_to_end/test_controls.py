@@ -26,24 +26,24 @@ PROMPT = [3, 1, 4, 1, 5]
 MAX_TOKENS = 48
 PLAIN = SpeculationParams(enabled=False)
 GREEDY_WAYS = {
-    "k = 1": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1),
-    "k = 4": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4),
-    "k = 4 by match": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH),
-    "n-gram": SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM),
-    "hybrid": SpeculationParams(num_draft_tokens=4, drafter=Drafter.HYBRID),
+    "k = 1": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=1),
+    "k = 4": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4),
+    "k = 4 by match": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH),
+    "n-gram": SpeculationParams(num_speculative_tokens=4, drafter=Drafter.NGRAM),
+    "hybrid": SpeculationParams(num_speculative_tokens=4, drafter=Drafter.HYBRID),
 }
 PLAIN_MATCH = SpeculationParams(enabled=False, rule=Rule.MATCH)
 MATCH_WAYS = {
     "coupled, k = 1": SpeculationParams(
-        drafter=Drafter.MODEL, num_draft_tokens=1, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
+        drafter=Drafter.MODEL, num_speculative_tokens=1, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
     ),
     "coupled, k = 4": SpeculationParams(
-        drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
+        drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
     ),
     "drawn greedily": SpeculationParams(
-        drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.GREEDY
+        drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.GREEDY
     ),
-    "n-gram": SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM, rule=Rule.MATCH),
+    "n-gram": SpeculationParams(num_speculative_tokens=4, drafter=Drafter.NGRAM, rule=Rule.MATCH),
 }
 ALLOWED = (1, 4, 7, 11, 15, 18, 20, 27, 30)
 CONTROLS = {
@@ -118,7 +118,7 @@ async def test_draft_that_is_the_target_applies_the_same_controls_to_its_own_dra
     """Forgotten on one side, or counted over another context there, they would cost acceptance."""
     k, rounds = 4, 10
     more = {"max_tokens": 1 + rounds * (k + 1)}
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=k, rule=Rule.MATCH)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=k, rule=Rule.MATCH)
     for sampling in (controlled(name, **more), controlled(name, temperature=0.8, seed=3, **more)):
         [completion] = await complete(tiny_trio, sampling, speculation)
         assert completion.origins == "T" + ("A" * k + "B") * rounds
@@ -132,7 +132,7 @@ LAWFUL = SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True, n=64, **
 
 async def sample_many(trio: Trio, sampling: SamplingParams, num_requests: int) -> np.ndarray:
     """[num_samples, max_tokens]"""
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=3, rule=Rule.REJECTION)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=3, rule=Rule.REJECTION)
     async with AsyncClient(trio.address) as client:
         samples = []
         for seed in range(num_requests):
@@ -181,8 +181,8 @@ def forgetful_logits(output: list[int]) -> np.ndarray:
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, seed=77, ignore_eos=True)
 SAMPLING_WAYS = {
     "plain": PLAIN,
-    "rejection": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4),
-    "coupled": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH),
+    "rejection": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4),
+    "coupled": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH),
 }
 
 
@@ -233,7 +233,7 @@ async def test_cancelling_a_request_of_four_samples_frees_all_its_blocks(unlike_
     sampling = SamplingParams(max_tokens=400, temperature=0.8, ignore_eos=True, n=4)
     begun: set[int] = set()
     async with AsyncClient(unlike_trio.address) as client:
-        pieces = client.stream(PROMPT, sampling, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4))
+        pieces = client.stream(PROMPT, sampling, SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4))
         async for piece in pieces:
             assert piece.finish is None, "too late to cancel"
             begun.add(piece.index)

@@ -45,9 +45,9 @@ def trio(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]
     ids=str,
 )
 async def test_a_drafter_changes_no_output(trio: Trio, drafter: Drafter, length: str) -> None:
-    speculation = SpeculationParams(drafter=drafter, num_draft_tokens=LENGTHS[length])
+    speculation = SpeculationParams(drafter=drafter, num_speculative_tokens=LENGTHS[length])
     coupled = SpeculationParams(
-        drafter=drafter, num_draft_tokens=LENGTHS[length], rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
+        drafter=drafter, num_speculative_tokens=LENGTHS[length], rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
     )
     async with AsyncClient(trio.address) as client:
         for sampling, with_drafts in ((GREEDY, speculation), (SAMPLED, coupled)):
@@ -61,7 +61,7 @@ async def test_a_drafter_changes_no_output(trio: Trio, drafter: Drafter, length:
 
 @pytest.mark.parametrize("drafter", [Drafter.NGRAM, Drafter.HYBRID, Drafter.CUSTOM], ids=lambda drafter: drafter.value)
 async def test_proposals_without_probabilities_pass_under_rejection(trio: Trio, drafter: Drafter) -> None:
-    speculation = SpeculationParams(num_draft_tokens=4, drafter=drafter, rule=Rule.REJECTION)
+    speculation = SpeculationParams(num_speculative_tokens=4, drafter=drafter, rule=Rule.REJECTION)
     async with AsyncClient(trio.address) as client:
         first = await client.complete(PROMPT, SAMPLED, speculation)
         again = await client.complete(PROMPT, SAMPLED, speculation)
@@ -71,7 +71,7 @@ async def test_proposals_without_probabilities_pass_under_rejection(trio: Trio, 
 
 @pytest.mark.parametrize("drafter", Drafter, ids=lambda drafter: drafter.value)
 async def test_a_prediction_goes_with_every_drafter(trio: Trio, drafter: Drafter) -> None:
-    speculation = SpeculationParams(drafter=drafter, num_draft_tokens=4)
+    speculation = SpeculationParams(drafter=drafter, num_speculative_tokens=4)
     async with AsyncClient(trio.address) as client:
         plain = await client.complete(PROMPT, GREEDY, SpeculationParams(enabled=False))
         # It ends long before the output does.
@@ -86,7 +86,7 @@ async def test_a_prediction_goes_with_every_drafter(trio: Trio, drafter: Drafter
 
 async def test_a_drafter_that_costs_nothing_takes_no_time_of_the_draft_server(trio: Trio) -> None:
     async with AsyncClient(trio.address) as client:
-        done = await client.complete(PROMPT, GREEDY, SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM))
+        done = await client.complete(PROMPT, GREEDY, SpeculationParams(num_speculative_tokens=4, drafter=Drafter.NGRAM))
     assert done.finish is not None
     assert done.finish.timing.draft_ms == 0
     assert done.finish.speculation.proposed > 0
@@ -97,7 +97,7 @@ async def test_ngrams_of_another_shape_change_no_output(host: Host) -> None:
     servers = host.trio(TINY, TINY)
     flags = ("PACELINE_COORDINATOR_NGRAM_ORDERS=3", "PACELINE_COORDINATOR_NGRAM_WINDOW=12")
     coordinator = host.start("coordinator", "--draft", "none", "--target", servers.target.address, *flags)
-    speculation = SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM)
+    speculation = SpeculationParams(num_speculative_tokens=4, drafter=Drafter.NGRAM)
     async with AsyncClient(coordinator.address) as client:
         plain = await client.complete(PROMPT, GREEDY, SpeculationParams(enabled=False))
         drafted = await client.complete(PROMPT, GREEDY, speculation, trace=True)

@@ -6,7 +6,7 @@ from paceline.speculation import Drafter, SpeculationParams
 from tests.services import Trio
 
 PLAIN = SpeculationParams(enabled=False)
-DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=3)
+DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=3)
 
 
 async def test_it_is_accepted_often_and_changes_no_output(embedded_pair: Trio, prompts: list[str]) -> None:

@@ -61,7 +61,7 @@ def test_without_memory_the_last_entropy_alone_decides() -> None:
 
 
 def by_entropy(length: EntropyAdaptive, **more: object) -> SpeculationParams:
-    return SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=length, **more)
+    return SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=length, **more)
 
 
 async def complete(trio: Trio, *requests: tuple[SamplingParams, SpeculationParams]) -> list[Completion]:

@@ -18,7 +18,7 @@ PROMPTS = [[3, 14, 15, 92, 65, number] for number in range(8)]
 GREEDY = SamplingParams(max_tokens=300, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=300, temperature=0.8, seed=5, ignore_eos=True)
 PLAIN = SpeculationParams(enabled=False, rule=Rule.MATCH)
-SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH)
+SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ async def test_a_beam_search_outlives_a_model_server(
 ) -> None:
     """Its hypotheses are the coordinator's: a target that comes back reads each anew, and without drafts it goes on."""
     sampling = SamplingParams(max_tokens=300, beams=4, ignore_eos=True)
-    drafted = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
+    drafted = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
     async with AsyncClient(trio.address) as client:
         expected = await client.complete(PROMPTS[0], sampling, PLAIN)
         searching = [asyncio.create_task(client.complete(PROMPTS[0], sampling, way)) for way in (PLAIN, drafted)]

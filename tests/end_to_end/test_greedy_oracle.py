@@ -23,7 +23,7 @@ from tests.services import Trio
 MODEL = "smollm2-135m"
 OWN_PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"
 PLAIN = SpeculationParams(enabled=False)
-SPECULATIVE_MODES = {k: SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=k) for k in (1, 4, 7)}
+SPECULATIVE_MODES = {k: SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=k) for k in (1, 4, 7)}
 
 
 @functools.cache

@@ -31,7 +31,7 @@ async def complete(trio: Trio, sampling: SamplingParams, speculation: Speculatio
 async def test_every_round_is_that_of_the_draft_model_alone(unlike_trio: Trio, way: str, k: int) -> None:
     sampling, fields = WAYS[way]
     alone, guessed = [
-        await complete(unlike_trio, sampling, SpeculationParams(drafter=drafter, num_draft_tokens=k, **fields))
+        await complete(unlike_trio, sampling, SpeculationParams(drafter=drafter, num_speculative_tokens=k, **fields))
         for drafter in (Drafter.MODEL, Drafter.HIERARCHICAL)
     ]
     assert guessed.token_ids == alone.token_ids
@@ -44,7 +44,7 @@ async def test_every_round_is_that_of_the_draft_model_alone(unlike_trio: Trio, w
 async def test_adaptive_length_changes_no_output(unlike_trio: Trio, way: str) -> None:
     sampling, fields = WAYS[way]
     plain = await complete(unlike_trio, sampling, SpeculationParams(enabled=False))
-    speculation = SpeculationParams(drafter=Drafter.HIERARCHICAL, num_draft_tokens=Bounds(1, 8), **fields)
+    speculation = SpeculationParams(drafter=Drafter.HIERARCHICAL, num_speculative_tokens=Bounds(1, 8), **fields)
     guessed = await complete(unlike_trio, sampling, speculation)
     assert guessed.token_ids == plain.token_ids
     assert "hierarchical" in {trace.drafter for trace in guessed.traces}
@@ -55,6 +55,6 @@ async def test_without_a_draft_server_ngrams_stand_in(host: Host, length: int | 
     target = host.trio(TINY, TINY).target
     coordinator = host.start("coordinator", "--draft", "none", "--target", target.address)
     alone = Trio(target, target, coordinator)  # type: ignore[arg-type]
-    done = await complete(alone, GREEDY, SpeculationParams(drafter=Drafter.HIERARCHICAL, num_draft_tokens=length))
+    done = await complete(alone, GREEDY, SpeculationParams(drafter=Drafter.HIERARCHICAL, num_speculative_tokens=length))
     coordinator.stop()
     assert {trace.drafter for trace in done.traces} == {"ngram", "none"}

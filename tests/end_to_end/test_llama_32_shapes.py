@@ -34,7 +34,7 @@ def trio(host: Host, shape: str) -> Trio:
 
 
 def drafted(drafter: Drafter, k: int, mode: DraftMode | None = None) -> SpeculationParams:
-    return SpeculationParams(drafter=drafter, num_draft_tokens=k, rule=Rule.MATCH, draft_mode=mode)
+    return SpeculationParams(drafter=drafter, num_speculative_tokens=k, rule=Rule.MATCH, draft_mode=mode)
 
 
 async def test_greedy_ids_are_those_of_transformers(trio: Trio, shape: str) -> None:

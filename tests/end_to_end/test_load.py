@@ -13,7 +13,7 @@ from tests.conftest import TINY
 from tests.hosted import Host
 from tests.services import Trio, wait_until_free
 
-SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
+SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
 BLOCK_SIZE = 16
 # Of keys and values, for dummy:tiny.
 TINY_TOKEN_BYTES = 512
@@ -106,7 +106,7 @@ async def test_two_coordinators_that_want_more_than_the_cache_holds_evict_and_ch
 
 
 async def test_beyond_the_waiting_queue_requests_are_refused_at_once(host: Host) -> None:
-    trio = host.trio(TINY, TINY, ("--max-running", "1", "--max-waiting", "2"))
+    trio = host.trio(TINY, TINY, ("--max-num-seqs", "1", "--max-queue-size", "2"))
     params = SamplingParams(max_tokens=300, ignore_eos=True)
     async with AsyncClient(trio.address) as client:
         everyone = [client.complete(prompt, params) for prompt in token_prompts(8, 20)]

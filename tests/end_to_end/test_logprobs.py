@@ -17,9 +17,9 @@ from tests.services import Trio
 
 TARGET = "tiny-32-a"
 # Prompts here are longer than one prefill chunk of the target.
-MAX_BATCH_TOKENS = 32
+MAX_NUM_BATCHED_TOKENS = 32
 PROMPT = [3, 1, 4, 1, 5]
-LONG_PROMPT = [(7 * i * i + 3 * i + 1) % 32 for i in range(3 * MAX_BATCH_TOKENS + 5)]
+LONG_PROMPT = [(7 * i * i + 3 * i + 1) % 32 for i in range(3 * MAX_NUM_BATCHED_TOKENS + 5)]
 NUM_TOP = 5
 # float32 against float64 through the whole model.
 ORACLE_TOLERANCE = 1e-4
@@ -37,21 +37,21 @@ REQUESTS = {
     "sampled, controlled": SamplingParams(**SAMPLED, **CONTROLS),
 }
 WAYS = {
-    "k = 1": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1, rule=Rule.MATCH),
-    "k = 4": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH),
-    "n-gram": SpeculationParams(num_draft_tokens=4, drafter=Drafter.NGRAM, rule=Rule.MATCH),
+    "k = 1": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=1, rule=Rule.MATCH),
+    "k = 4": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH),
+    "n-gram": SpeculationParams(num_speculative_tokens=4, drafter=Drafter.NGRAM, rule=Rule.MATCH),
     "drawn greedily": SpeculationParams(
-        drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.GREEDY
+        drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH, draft_mode=DraftMode.GREEDY
     ),
-    "by entropy": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=EntropyAdaptive(), rule=Rule.MATCH),
+    "by entropy": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=EntropyAdaptive(), rule=Rule.MATCH),
 }
-REJECTION = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.REJECTION)
+REJECTION = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.REJECTION)
 
 
 @pytest.fixture(scope="module")
 def unlike_trio(host: Host) -> Trio:
     """Two models that seldom agree, a target of small prefill chunks, and q on 8 of the 32 ids."""
-    target = (*UNLIKE_TARGET, "--max-batch-tokens", str(MAX_BATCH_TOKENS))
+    target = (*UNLIKE_TARGET, "--max-num-batched-tokens", str(MAX_NUM_BATCHED_TOKENS))
     return host.trio(target, (*UNLIKE_DRAFT, "PACELINE_DRAFT_SUPPORT_SIZE=8"))
 
 
@@ -133,7 +133,7 @@ async def test_logprobs_under_rejection_are_the_oracles_of_the_text_that_came(
     origins = ""
     for seed in range(6):
         sampling = SamplingParams(**{**SAMPLED, **controls, "seed": seed})
-        speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1 + seed % 3, rule=Rule.REJECTION)
+        speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=1 + seed % 3, rule=Rule.REJECTION)
         [completion] = await complete(unlike_trio, sampling, speculation)
         laws = oracle_logprobs(TARGET, PROMPT, completion.token_ids, sampling)
         check_against(laws, completion.token_ids, completion.logprobs)
@@ -150,7 +150,7 @@ async def test_logprobs_under_rejection_agree_with_scoring_the_same_text(unlike_
 
 
 @pytest.mark.parametrize("speculation", [PLAIN, REJECTION], ids=["plain", "speculating"])
-@pytest.mark.parametrize("prompt", [PROMPT, LONG_PROMPT, LONG_PROMPT[:MAX_BATCH_TOKENS], [7, 8]], ids=len)
+@pytest.mark.parametrize("prompt", [PROMPT, LONG_PROMPT, LONG_PROMPT[:MAX_NUM_BATCHED_TOKENS], [7, 8]], ids=len)
 async def test_prompt_logprobs_are_the_oracles_in_one_chunk_and_in_many(
     prompt: list[int], speculation: SpeculationParams, unlike_trio: Trio
 ) -> None:

@@ -33,20 +33,20 @@ async def complete(
     ("name", "length"), slice_of(itertools.product(SAMPLINGS, LENGTHS), IN_SLICE.__contains__), ids=str
 )
 async def test_the_output_is_that_of_plain_decoding(parallel_trio: Trio, name: str, length: object) -> None:
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=length)  # type: ignore[arg-type]
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=length)  # type: ignore[arg-type]
     for prompt in PROMPTS:
         drafted, plain = await complete(parallel_trio, prompt, SAMPLINGS[name], speculation, PLAIN)
         assert drafted.token_ids == plain.token_ids
 
 
 async def test_it_proposes_one_token_more_than_it_knows_masks(parallel_trio: Trio) -> None:
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=16)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=16)
     [done] = await complete(parallel_trio, PROMPTS[0], SAMPLINGS["greedy"], speculation)
     assert max(len(trace.proposed) for trace in done.traces) == NUM_MASKS + 1
 
 
 async def test_a_seed_repeats_its_text_under_rejection(parallel_trio: Trio) -> None:
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.REJECTION)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.REJECTION)
     first, again = await complete(parallel_trio, PROMPTS[0], SAMPLINGS["sampled"], speculation, speculation)
     assert again.token_ids == first.token_ids
     assert sum(trace.num_accepted for trace in first.traces) > 0

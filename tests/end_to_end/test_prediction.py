@@ -45,7 +45,7 @@ def edited(ids: list[int]) -> list[int]:
 async def test_a_prediction_right_or_wrong_changes_no_output(
     unlike_trio: Trio, sampling: SamplingParams, drafter: Drafter, length: object
 ) -> None:
-    speculation = SpeculationParams(drafter=drafter, num_draft_tokens=length)  # type: ignore[arg-type]
+    speculation = SpeculationParams(drafter=drafter, num_speculative_tokens=length)  # type: ignore[arg-type]
     async with AsyncClient(unlike_trio.address) as client:
         expected = await plain_ids(client, sampling)
         for prediction in (expected, edited(expected), expected[::-1], [], [9] * 400):
@@ -55,7 +55,7 @@ async def test_a_prediction_right_or_wrong_changes_no_output(
 
 @EITHER
 async def test_a_right_prediction_saves_most_runs_of_the_target(tiny_trio: Trio, sampling: SamplingParams) -> None:
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=16)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=16)
     async with AsyncClient(tiny_trio.address) as client:
         expected = await plain_ids(client, sampling)
         figures = figures_of(await client.complete(PROMPT, sampling, speculation, prediction=expected))
@@ -66,7 +66,7 @@ async def test_a_right_prediction_saves_most_runs_of_the_target(tiny_trio: Trio,
 
 
 async def test_an_edited_prediction_is_used_before_and_behind_the_edit(unlike_trio: Trio) -> None:
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=8)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=8)
     async with AsyncClient(unlike_trio.address) as client:
         expected = await plain_ids(client, GREEDY)
         without = figures_of(await client.complete(PROMPT, GREEDY, speculation))
@@ -81,7 +81,9 @@ async def test_an_edited_prediction_is_used_before_and_behind_the_edit(unlike_tr
 async def test_predicted_text_is_as_good_as_its_tokens(tiny_trio: Trio) -> None:
     async with AsyncClient(tiny_trio.address) as client:
         plain = await client.complete("t5 t6", GREEDY, SpeculationParams(enabled=False))
-        done = await client.complete("t5 t6", GREEDY, SpeculationParams(num_draft_tokens=4), prediction=plain.text)
+        done = await client.complete(
+            "t5 t6", GREEDY, SpeculationParams(num_speculative_tokens=4), prediction=plain.text
+        )
     assert done.token_ids == plain.token_ids
     assert figures_of(done).prediction_accepted > 100
 
@@ -89,12 +91,12 @@ async def test_predicted_text_is_as_good_as_its_tokens(tiny_trio: Trio) -> None:
 async def test_without_speculation_a_prediction_is_not_used(tiny_trio: Trio) -> None:
     async with AsyncClient(tiny_trio.address) as client:
         expected = await plain_ids(client, GREEDY)
-        for off in (SpeculationParams(enabled=False), SpeculationParams(num_draft_tokens=0)):
+        for off in (SpeculationParams(enabled=False), SpeculationParams(num_speculative_tokens=0)):
             assert figures_of(await client.complete(PROMPT, GREEDY, off, prediction=expected)).proposed == 0
 
 
 async def test_each_of_n_samples_follows_the_prediction_by_itself(unlike_trio: Trio) -> None:
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
     many = SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.8, seed=5, n=4)
     async with AsyncClient(unlike_trio.address) as client:
         plain = await client.complete_all(PROMPT, many, speculation)
@@ -114,7 +116,7 @@ def test_the_client_for_threads_takes_a_prediction(tiny_trio: Trio) -> None:
 async def test_under_rejection_the_output_follows_the_targets_law_with_a_prediction_too(unlike_trio: Trio) -> None:
     """By turns the prediction's tokens are matched and the model's are accepted by ratio."""
     sampling = SamplingParams(max_tokens=3, temperature=1.0, ignore_eos=True, n=64)
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=3, rule=Rule.REJECTION)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=3, rule=Rule.REJECTION)
     likely = oracle_ids("tiny-32-a", PROMPT, SamplingParams(max_tokens=3))
     samples, accepted = [], 0
     async with AsyncClient(unlike_trio.address) as client:

@@ -14,7 +14,7 @@ from tests.services import Trio
 
 BLOCK_SIZE = 16
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
-SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=3)
+SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=3)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.services import Trio
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingParams(max_tokens=200, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.8, seed=5)
-FIXED = SpeculationParams(drafter=Drafter.SUFFIX, num_draft_tokens=8)
+FIXED = SpeculationParams(drafter=Drafter.SUFFIX, num_speculative_tokens=8)
 PLAIN = SpeculationParams(enabled=False)
 
 
@@ -34,7 +34,7 @@ async def test_an_answer_given_before_changes_no_output_and_saves_runs(
     unlike_trio: Trio, sampling: SamplingParams, length: int | Bounds
 ) -> None:
     salt = f"{sampling.temperature} {length}"
-    speculation = SpeculationParams(drafter=Drafter.SUFFIX, num_draft_tokens=length)
+    speculation = SpeculationParams(drafter=Drafter.SUFFIX, num_speculative_tokens=length)
     plain = await ask(unlike_trio, f"plain {salt}", PLAIN, sampling)
     first = await ask(unlike_trio, salt, speculation, sampling)
     again = await ask(unlike_trio, salt, speculation, sampling)

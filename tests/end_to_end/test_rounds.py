@@ -36,7 +36,7 @@ def trio(request: pytest.FixtureRequest, services: str) -> Trio:
 
 
 def ahead(k: int, rule: Rule = Rule.REJECTION, draft_mode: DraftMode | None = None) -> SpeculationParams:
-    return SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=k, rule=rule, draft_mode=draft_mode)
+    return SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=k, rule=rule, draft_mode=draft_mode)
 
 
 async def complete(

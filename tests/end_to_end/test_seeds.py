@@ -14,11 +14,11 @@ SEEDED = SamplingParams(max_tokens=60, temperature=1.0, seed=11, ignore_eos=True
 MODES = {
     "unasked": None,
     "plain": SpeculationParams(enabled=False),
-    "model, 1": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=1),
-    "model, 5": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=5),
-    "model, adaptive": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=Bounds(1, 8)),
-    "n-gram": SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=4),
-    "hybrid": SpeculationParams(drafter=Drafter.HYBRID, num_draft_tokens=Bounds(1, 8)),
+    "model, 1": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=1),
+    "model, 5": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=5),
+    "model, adaptive": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=Bounds(1, 8)),
+    "n-gram": SpeculationParams(drafter=Drafter.NGRAM, num_speculative_tokens=4),
+    "hybrid": SpeculationParams(drafter=Drafter.HYBRID, num_speculative_tokens=Bounds(1, 8)),
 }
 
 

@@ -19,7 +19,7 @@ from tests.services import Service, Trio, start_trio
 PROMPTS = [[3, 14, 15, 92, 65, number] for number in range(4)]
 GREEDY = SamplingParams(max_tokens=200, ignore_eos=True)
 PLAIN = SpeculationParams(enabled=False)
-SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
+SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
 # A pause that nothing should take for a death, and one that everything must. In the short one a generation can wait for
 # its draft, and then for the compute lock, if the draft server was stopped while it held it.
 SHORT_S, LONG_S = LEAST_S + PATIENCE_S + 1.5, STALL_S + 5.0

@@ -244,7 +244,7 @@ def test_commands_take_certificates_by_flag_and_by_environment(
     assert run_command(*command) == 0
     assert capsys.readouterr().out == text
     with Client(encrypted.addresses["coordinator"]) as client:
-        assert client.describe().max_running > 0
+        assert client.describe().max_num_seqs > 0
     with Client(encrypted.addresses["coordinator"], tls=Tls()) as client, pytest.raises(Unavailable):
         client.describe()
 

@@ -21,15 +21,18 @@ from tests.services import Trio
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingParams(max_tokens=60, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.9, seed=3)
-MATCHED = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
-REJECTED = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.REJECTION)
+MATCHED = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
+REJECTED = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.REJECTION)
 WAYS = {
     "match, greedy": (GREEDY, MATCHED),
     "match, sampled": (SAMPLED, MATCHED),
     "rejection": (SAMPLED, REJECTED),
-    "entropy": (SAMPLED, SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=EntropyAdaptive(Bounds(0, 6)))),
-    "n-grams": (GREEDY, SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=4)),
-    "hybrid": (SAMPLED, SpeculationParams(num_draft_tokens=4, rule=Rule.REJECTION)),
+    "entropy": (
+        SAMPLED,
+        SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=EntropyAdaptive(Bounds(0, 6))),
+    ),
+    "n-grams": (GREEDY, SpeculationParams(drafter=Drafter.NGRAM, num_speculative_tokens=4)),
+    "hybrid": (SAMPLED, SpeculationParams(num_speculative_tokens=4, rule=Rule.REJECTION)),
     "off": (GREEDY, SpeculationParams(enabled=False)),
 }
 EVERY_WAY = pytest.mark.parametrize("way", WAYS)
@@ -135,7 +138,7 @@ async def test_under_rejection_the_numbers_decide_each_draft(unlike_trio: Trio) 
 
 
 async def test_lenience_shows_in_the_comparison(unlike_trio: Trio) -> None:
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, lenience=0.3)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, lenience=0.3)
     drafts = [draft for piece in await pieces_of(unlike_trio, SAMPLED, speculation) for draft in decided(piece)]
     assert all(draft.accepted == (draft.r * 0.3 * draft.q < draft.p) for draft in drafts)
     assert any(draft.accepted != (draft.r * draft.q < draft.p) for draft in drafts)
@@ -170,7 +173,7 @@ async def test_entropies_are_there_where_the_entropy_rule_looked(unlike_trio: Tr
 
 async def test_entropies_become_smoothed_ones_and_these_the_length_of_each_round(unlike_trio: Trio) -> None:
     bounds, beta, smoothed = Bounds(1, 6), 0.7, 0.0
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=EntropyAdaptive(bounds, beta))
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=EntropyAdaptive(bounds, beta))
     lengths = []
     for trace in (await traces_of(unlike_trio, SAMPLED, speculation))[1:]:
         expected = list(accumulate(trace.entropies, lambda old, new: beta * old + (1 - beta) * new, initial=smoothed))
@@ -193,8 +196,10 @@ def short_trio(host: Host) -> Trio:
 
 
 async def test_reasons_say_why_nothing_was_proposed(unlike_trio: Trio, short_trio: Trio) -> None:
-    off, ngram = SpeculationParams(enabled=False), SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=4)
-    unsure = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=EntropyAdaptive(Bounds(0, 1), ema_beta=0.0))
+    off, ngram = SpeculationParams(enabled=False), SpeculationParams(drafter=Drafter.NGRAM, num_speculative_tokens=4)
+    unsure = SpeculationParams(
+        drafter=Drafter.MODEL, num_speculative_tokens=EntropyAdaptive(Bounds(0, 1), ema_beta=0.0)
+    )
     short = SamplingParams(max_tokens=2, ignore_eos=True)
     # No token comes a second time, so the newest one was never seen before.
     unlike = SamplingParams(max_tokens=8, ignore_eos=True, presence_penalty=2.0, repetition_penalty=100.0)
@@ -248,7 +253,7 @@ K = 4
 async def test_tokens_a_run_are_what_equation_1_expects_from_the_traces_q_and_p(unlike_trio: Trio) -> None:
     """Leviathan et al. 2023: (1 - alpha^(k+1)) / (1 - alpha). alpha is the mean of min(1, p/q) over drafts of q."""
     sampling = SamplingParams(max_tokens=100, temperature=1.0, ignore_eos=True, seed=17, n=48)
-    speculation = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=K, rule=Rule.REJECTION)
+    speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=K, rule=Rule.REJECTION)
     async with AsyncClient(unlike_trio.address) as client:
         samples = await client.complete_all(PROMPT, sampling, speculation, trace=True)
     # Rounds that had room for all k drafts and one more token.

@@ -23,7 +23,7 @@ MOST_ATTEMPTS = 4
 MOST_S = 240.0
 # Tokens of a generation that is under way.
 UNDER_WAY_TOKENS = 8
-WITH_DRAFTS = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
+WITH_DRAFTS = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
 
 
 class Verdict(enum.StrEnum):

@@ -17,7 +17,7 @@ from tests.services import Service, free_port, running, spawn_service, start_ser
 FLAGS = (
     "--dtype", "float32", "--quantization", "none", "--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1",
     # Prompts are read in many steps.
-    "--max-batch-tokens", "32", "--check-integrity",
+    "--max-num-batched-tokens", "32", "--check-integrity",
 )  # fmt: skip
 # Two models that seldom agree: drafts are accepted, and rejected. Each is the other one's "other weights".
 TARGET, DRAFT = ("--model", "dummy:tiny-32-a", *FLAGS), ("--model", "dummy:tiny-32-b", *FLAGS)

@@ -16,17 +16,31 @@ from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams
 OFF = SpeculationParams(enabled=False)
 # For clients over gRPC, and the same in a body; None: what nobody asks for. The first always has the draft model draft.
 DRAFTING: list[tuple[SpeculationParams | None, Any]] = [
-    (SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4), {"drafter": "model", "draft_tokens": 4}),
-    (None, None),
     (
-        SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=3, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED),
-        {"drafter": "model", "draft_tokens": 3, "coupled": True},
+        SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4),
+        {"drafter": "model", "num_speculative_tokens": 4},
     ),
     (None, None),
-    (SpeculationParams(drafter=Drafter.HYBRID, num_draft_tokens=4), {"drafter": "hybrid", "draft_tokens": 4}),
-    (SpeculationParams(drafter=Drafter.SUFFIX, num_draft_tokens=8), {"drafter": "suffix", "draft_tokens": 8}),
-    (SpeculationParams(drafter=Drafter.MODEL), {"drafter": "model", "draft_tokens": "adaptive"}),
-    (SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=4), {"drafter": "ngram", "draft_tokens": 4}),
+    (
+        SpeculationParams(
+            drafter=Drafter.MODEL, num_speculative_tokens=3, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
+        ),
+        {"drafter": "model", "num_speculative_tokens": 3, "coupled": True},
+    ),
+    (None, None),
+    (
+        SpeculationParams(drafter=Drafter.HYBRID, num_speculative_tokens=4),
+        {"drafter": "hybrid", "num_speculative_tokens": 4},
+    ),
+    (
+        SpeculationParams(drafter=Drafter.SUFFIX, num_speculative_tokens=8),
+        {"drafter": "suffix", "num_speculative_tokens": 8},
+    ),
+    (SpeculationParams(drafter=Drafter.MODEL), {"drafter": "model", "num_speculative_tokens": "adaptive"}),
+    (
+        SpeculationParams(drafter=Drafter.NGRAM, num_speculative_tokens=4),
+        {"drafter": "ngram", "num_speculative_tokens": 4},
+    ),
 ]
 VOCAB_SIZE = 32
 # Between two trials of a client whose call broke.

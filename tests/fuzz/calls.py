@@ -45,7 +45,7 @@ def shown(data: bytes) -> str:
 IDS = {"ids": [3, 14, 15, 92]}
 GENERATES = [
     generation_pb2.GenerateRequest(
-        token_ids=IDS, sampling={"max_tokens": 4, "seed": 1}, speculation={"drafter": 1, "num_draft_tokens": 4}
+        token_ids=IDS, sampling={"max_tokens": 4, "seed": 1}, speculation={"drafter": 1, "num_speculative_tokens": 4}
     ),
     generation_pb2.GenerateRequest(
         text="t1 t2 t3", request_id="r", cache_salt="s", trace=True, prediction_text="t4 t5 t6",
@@ -66,7 +66,7 @@ GENERATES = [
     ),
     generation_pb2.GenerateRequest(
         token_ids={"ids": [7] * 480}, sampling={"max_tokens": 6, "temperature": 1.5, "seed": 2**64 - 1, "top_k": 0},
-        speculation={"drafter": 5, "num_draft_tokens": 16},
+        speculation={"drafter": 5, "num_speculative_tokens": 16},
     ),
 ]  # fmt: skip
 TOKENIZES = [

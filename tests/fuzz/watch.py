@@ -16,7 +16,7 @@ from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
 PROMPT = [3, 14, 15, 92, 65]
 SAMPLING = SamplingParams(max_tokens=200, temperature=0.7, seed=5, ignore_eos=True)
 # Its tokens depend on prompt, parameters and seed alone.
-MATCHED = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4, rule=Rule.MATCH)
+MATCHED = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH)
 # A log's words for what must not happen: to a command, a call, a task, a stream that others share, or a process.
 ALARMS = (
     "engine step", "a call failed", "Traceback", "never retrieved", "never awaited", "Exception in callback", "lost the ",

@@ -22,10 +22,10 @@ SAMPLINGS = {
 WAYS: dict[str, Any] = {
     "unasked": None,
     "off": {"enabled": False},
-    "model": {"drafter": "model", "draft_tokens": 4},
-    "n-gram": {"drafter": "ngram", "draft_tokens": 4},
-    "adaptive": {"draft_tokens": "adaptive"},
-    "coupled": {"drafter": "model", "draft_tokens": 3, "coupled": True},
+    "model": {"drafter": "model", "num_speculative_tokens": 4},
+    "n-gram": {"drafter": "ngram", "num_speculative_tokens": 4},
+    "adaptive": {"num_speculative_tokens": "adaptive"},
+    "coupled": {"drafter": "model", "num_speculative_tokens": 3, "coupled": True},
 }
 NUM_TOKENS = 16
 
@@ -185,7 +185,7 @@ def test_a_chat_without_a_limit_goes_on_to_its_end(client: openai.OpenAI) -> Non
 
 
 def test_what_speculation_did_is_in_the_last_chunk(client: openai.OpenAI) -> None:
-    speculation = {"drafter": "model", "draft_tokens": 4}
+    speculation = {"drafter": "model", "num_speculative_tokens": 4}
     asked: Any = {"model": "dummy:tiny", "messages": MESSAGES, "max_tokens": 21, "temperature": 0}
     asked["extra_body"] = {"speculation": speculation, "ignore_eos": True}
     whole = client.chat.completions.create(**asked).to_dict()
@@ -202,18 +202,18 @@ def test_what_speculation_did_is_in_the_last_chunk(client: openai.OpenAI) -> Non
 
 
 def test_bounds_and_beta_of_the_entropy_rule_are_the_requests(client: openai.OpenAI) -> None:
-    length = {"draft_tokens": "entropy", "draft_min": 3, "draft_max": 5, "entropy_beta": 0.75}
+    length = {"num_speculative_tokens": "entropy", "draft_min": 3, "draft_max": 5, "entropy_beta": 0.75}
     extra = {"trace": True, "ignore_eos": True, "speculation": {"drafter": "model", **length}}
     asked: Any = {"model": "dummy:tiny", "messages": MESSAGES, "max_tokens": 9, "temperature": 0, "extra_body": extra}
     chunks = [chunk.to_dict() for chunk in client.chat.completions.create(**asked, stream=True)]
     trace: Any = chunks[2]["choices"][0]["paceline"]  # type: ignore[index]
-    assert trace["draft_tokens"] == 5
+    assert trace["num_speculative_tokens"] == 5
     assert trace["smoothed_entropies"][0] == pytest.approx(0.25 * trace["entropies"][0])
     assert trace["allowed_draft_tokens"] == [round(5 - 2 * each) for each in trace["smoothed_entropies"]]
 
 
 def test_trace_says_what_each_round_did(client: openai.OpenAI) -> None:
-    extra = {"trace": True, "ignore_eos": True, "speculation": {"drafter": "model", "draft_tokens": 3}}
+    extra = {"trace": True, "ignore_eos": True, "speculation": {"drafter": "model", "num_speculative_tokens": 3}}
     chunks = [
         chunk.to_dict()
         for chunk in client.chat.completions.create(

@@ -25,7 +25,7 @@ async def test_the_deployment_says_what_is_the_default(http: httpx2.AsyncClient)
     found = (await http.get("/v1/deployment")).json()
     assert found["target"]["name"] == found["draft"]["name"] == "dummy:tiny"
     assert found["defaults"] == {
-        "enabled": True, "drafter": "hybrid", "draft_tokens": "adaptive", "draft_min": 0, "draft_max": 8,
+        "enabled": True, "drafter": "hybrid", "num_speculative_tokens": "adaptive", "draft_min": 0, "draft_max": 8,
         "entropy_beta": None, "rule": None, "coupled": False, "lenience": 1.0, "draft_temperature": None,
     }  # fmt: skip
 
@@ -48,7 +48,7 @@ async def test_the_deployment_says_how_many_run_now(http: httpx2.AsyncClient) ->
 def test_a_draft_length_is_described_as_a_request_says_it(length: DraftLength) -> None:
     fields = draft_length_fields(length)
     assert tuple(fields) == DRAFT_LENGTH
-    assert parse_draft_length(str(fields.pop("draft_tokens")), **fields) == length
+    assert parse_draft_length(str(fields.pop("num_speculative_tokens")), **fields) == length
 
 
 async def test_the_tokenizer_is_the_models_own(real_door: Door) -> None:

@@ -116,8 +116,8 @@ NUMBERS: dict[str, tuple[str, dict[str, Any]]] = {
     "a text": (TEXTS, {**TEXT_BODY, **SAMPLING_NUMBERS, "logprobs": 2, "best_of": 2}),
     "ids": (TEXTS, {**TEXT_BODY, "prompt": [5, 6, 7]}),
     "lists of ids": (TEXTS, {**TEXT_BODY, "prompt": [[5, 6], [7]]}),
-    "a number of drafts": (TEXTS, {**TEXT_BODY, "speculation": {"drafter": "ngram", "draft_tokens": 3, "lenience": 1}}),
-    "bounds": (TEXTS, {**TEXT_BODY, "speculation": {"draft_tokens": "adaptive", "draft_min": 1, "draft_max": 3}}),
+    "a number of drafts": (TEXTS, {**TEXT_BODY, "speculation": {"drafter": "ngram", "num_speculative_tokens": 3, "lenience": 1}}),
+    "bounds": (TEXTS, {**TEXT_BODY, "speculation": {"num_speculative_tokens": "adaptive", "draft_min": 1, "draft_max": 3}}),
     "what is refused otherwise": (TEXTS, {**TEXT_BODY, "length_penalty": 1, "repeat_penalty": 1, "mirostat": 0}),
     "tokens": ("/detokenize", {"tokens": [5, 6, 7]}),
 }  # fmt: skip
@@ -136,7 +136,7 @@ FRACTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (TEXTS, {name: 1.5}) for name in ("n", "seed", "top_k", "min_tokens", "max_tokens", "logprobs", "best_of")},
     **{name: (CHATS, {"logprobs": True, name: 1.5}) for name in ("max_completion_tokens", "top_logprobs")},
     **{name: (TEXTS, {name: [1.5]}) for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "prompt")},
-    **{f"speculation.{name}": (TEXTS, {"speculation": {name: 1.5}}) for name in ("draft_tokens", "draft_max")},
+    **{f"speculation.{name}": (TEXTS, {"speculation": {name: 1.5}}) for name in ("num_speculative_tokens", "draft_max")},
 }  # fmt: skip
 
 
@@ -197,20 +197,20 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
     "stream": ({"stream": "yes"}, "stream", "true or false"),
     "stream_options without a stream": ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
     "stream_options": ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
-    "speculation": ({"speculation": {"k": 4}}, "speculation.k", "draft_tokens"),
+    "speculation": ({"speculation": {"k": 4}}, "speculation.k", "num_speculative_tokens"),
     "drafter": ({"speculation": {"drafter": "oracle"}}, "speculation.drafter", "ngram"),
-    "draft_tokens": ({"speculation": {"draft_tokens": 17}}, "speculation.draft_tokens", "[0, 16]"),
+    "num_speculative_tokens": ({"speculation": {"num_speculative_tokens": 17}}, "speculation.num_speculative_tokens", "[0, 16]"),
     "rule": ({"speculation": {"rule": "maybe"}}, "speculation.rule", "match"),
     "lenience": ({"speculation": {"lenience": 0}}, "speculation.lenience", "(0, 1]"),
-    "draft_min": ({"speculation": {"draft_tokens": "adaptive", "draft_min": 9}}, "speculation.draft_min", "[0, draft_max], which is 8"),
+    "draft_min": ({"speculation": {"num_speculative_tokens": "adaptive", "draft_min": 9}}, "speculation.draft_min", "[0, draft_max], which is 8"),
     "draft_min beside a number": (
-        {"speculation": {"draft_tokens": 4, "draft_min": 2}}, "speculation.draft_min", "unless draft_tokens is adaptive or entropy",
+        {"speculation": {"num_speculative_tokens": 4, "draft_min": 2}}, "speculation.draft_min", "unless num_speculative_tokens is adaptive or entropy",
     ),
-    "draft_max as a text": ({"speculation": {"draft_tokens": "entropy", "draft_max": "6"}}, "speculation.draft_max", "a whole number"),
-    "draft_max alone": ({"speculation": {"draft_max": 6}}, "speculation.draft_max", "unless draft_tokens is adaptive or entropy"),
-    "entropy_beta": ({"speculation": {"draft_tokens": "entropy", "entropy_beta": 1}}, "speculation.entropy_beta", "[0, 1)"),
+    "draft_max as a text": ({"speculation": {"num_speculative_tokens": "entropy", "draft_max": "6"}}, "speculation.draft_max", "a whole number"),
+    "draft_max alone": ({"speculation": {"draft_max": 6}}, "speculation.draft_max", "unless num_speculative_tokens is adaptive or entropy"),
+    "entropy_beta": ({"speculation": {"num_speculative_tokens": "entropy", "entropy_beta": 1}}, "speculation.entropy_beta", "[0, 1)"),
     "entropy_beta without entropy": (
-        {"speculation": {"draft_tokens": "adaptive", "entropy_beta": 0.5}}, "speculation.entropy_beta", "unless draft_tokens is entropy",
+        {"speculation": {"num_speculative_tokens": "adaptive", "entropy_beta": 0.5}}, "speculation.entropy_beta", "unless num_speculative_tokens is entropy",
     ),
     "draft_temperature": ({"speculation": {"draft_temperature": 0}}, "speculation.draft_temperature", "> 0"),
     "draft_temperature without draws": (

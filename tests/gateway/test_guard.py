@@ -239,7 +239,12 @@ async def test_with_keys_nothing_but_health_and_the_pages_own_files_answers_with
 
 async def test_a_requests_id_stands_in_the_lines_of_all_services(door: Door, http: httpx2.AsyncClient) -> None:
     """As text; tests/observability has JSON."""
-    body = {**BODY, "max_tokens": 8, "ignore_eos": True, "speculation": {"drafter": "model", "draft_tokens": 2}}
+    body = {
+        **BODY,
+        "max_tokens": 8,
+        "ignore_eos": True,
+        "speculation": {"drafter": "model", "num_speculative_tokens": 2},
+    }
     response = await http.post("/v1/completions", json=body, headers={"x-request-id": "as-text"})
     assert response.headers["x-request-id"] == "as-text"
     async with asyncio.timeout(30):

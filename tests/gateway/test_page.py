@@ -72,7 +72,7 @@ def choose(page: Page, **fields: Any) -> None:
         field = page.locator(f"#settings [name={name}]")
         if isinstance(value, bool):
             field.set_checked(value)
-        elif name in ("drafter", "draft_tokens", "rule"):
+        elif name in ("drafter", "num_speculative_tokens", "rule"):
             field.select_option(str(value))
         else:
             field.fill(str(value))
@@ -101,7 +101,7 @@ def catch_requests(page: Page) -> list[dict[str, Any]]:
 
 
 def test_tokens_show_where_they_come_from(page: Page) -> None:
-    choose(page, drafter="model", draft_tokens=5, max_tokens=64)
+    choose(page, drafter="model", num_speculative_tokens=5, max_tokens=64)
     send(page)
     origins = {
         name for name in ("accepted", "recovered", "bonus") if page.locator(f".text .token.{name}").count() > 0
@@ -115,7 +115,7 @@ def test_tokens_show_where_they_come_from(page: Page) -> None:
 
 def test_what_the_page_shows_is_the_answer(page: Page, gateway: GatewayProcess) -> None:
     prompt = "Write the word for sun in five languages, and an emoji."
-    choose(page, draft_tokens=5, max_tokens=64)
+    choose(page, num_speculative_tokens=5, max_tokens=64)
     send(page, prompt)
     ask = {"messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": 64}
     response = page.request.post(f"{gateway.url}/v1/chat/completions", data=ask)
@@ -123,7 +123,7 @@ def test_what_the_page_shows_is_the_answer(page: Page, gateway: GatewayProcess) 
 
 
 def test_rejected_drafts_can_be_hidden(page: Page) -> None:
-    choose(page, drafter="model", draft_tokens=5, max_tokens=64)
+    choose(page, drafter="model", num_speculative_tokens=5, max_tokens=64)
     send(page)
     expect(page.locator(".text del.rejected").first).to_be_visible()
     page.check("#hide-rejected")
@@ -131,7 +131,7 @@ def test_rejected_drafts_can_be_hidden(page: Page) -> None:
 
 
 def test_a_round_tells_its_drafts(page: Page) -> None:
-    choose(page, drafter="model", draft_tokens=3, max_tokens=24)
+    choose(page, drafter="model", num_speculative_tokens=3, max_tokens=24)
     send(page)
     page.locator(".text .token.accepted").first.click()
     details = page.locator(".round")
@@ -195,21 +195,27 @@ def test_the_first_difference_is_marked(page: Page) -> None:
 
 
 def test_controls_send_what_they_say(page: Page) -> None:
-    choose(page, drafter="model", draft_tokens=3, rule="rejection", temperature=0.7, seed=11, max_tokens=5)
+    choose(page, drafter="model", num_speculative_tokens=3, rule="rejection", temperature=0.7, seed=11, max_tokens=5)
     bodies = catch_requests(page)
     send(page)
-    speculation = {"enabled": True, "drafter": "model", "draft_tokens": 3, "rule": "rejection", "coupled": False}
+    speculation = {
+        "enabled": True,
+        "drafter": "model",
+        "num_speculative_tokens": 3,
+        "rule": "rejection",
+        "coupled": False,
+    }
     expected = {"temperature": 0.7, "seed": 11, "max_tokens": 5, "speculation": speculation}
     assert {name: bodies[0][name] for name in expected} == expected
-    choose(page, coupled=True, draft_tokens="entropy")
+    choose(page, coupled=True, num_speculative_tokens="entropy")
     send(page)
-    expected = {**speculation, "draft_tokens": "entropy", "rule": "match", "coupled": True}
+    expected = {**speculation, "num_speculative_tokens": "entropy", "rule": "match", "coupled": True}
     assert bodies[1]["speculation"] == expected
     # The server's own rule, as the server has it.
-    choose(page, draft_tokens="adaptive")
+    choose(page, num_speculative_tokens="adaptive")
     send(page)
     bounds = {"draft_min": 0, "draft_max": 8, "entropy_beta": None}
-    assert bodies[2]["speculation"] == {**expected, "draft_tokens": "adaptive", **bounds}
+    assert bodies[2]["speculation"] == {**expected, "num_speculative_tokens": "adaptive", **bounds}
 
 
 def test_a_chat_remembers_and_forgets(page: Page) -> None:

@@ -21,10 +21,19 @@ AT_ONCE = 8
 MODES: dict[str, tuple[SpeculationParams | None, Any]] = {
     "unasked": (None, None),
     "off": (SpeculationParams(enabled=False), {"enabled": False}),
-    "model": (SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4), {"drafter": "model", "draft_tokens": 4}),
-    "n-gram": (SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=4), {"drafter": "ngram", "draft_tokens": 4}),
-    "hybrid": (SpeculationParams(drafter=Drafter.HYBRID, num_draft_tokens=4), {"drafter": "hybrid", "draft_tokens": 4}),
-    "entropy": (None, {"drafter": "model", "draft_tokens": "entropy"}),
+    "model": (
+        SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4),
+        {"drafter": "model", "num_speculative_tokens": 4},
+    ),
+    "n-gram": (
+        SpeculationParams(drafter=Drafter.NGRAM, num_speculative_tokens=4),
+        {"drafter": "ngram", "num_speculative_tokens": 4},
+    ),
+    "hybrid": (
+        SpeculationParams(drafter=Drafter.HYBRID, num_speculative_tokens=4),
+        {"drafter": "hybrid", "num_speculative_tokens": 4},
+    ),
+    "entropy": (None, {"drafter": "model", "num_speculative_tokens": "entropy"}),
 }
 
 
@@ -56,7 +65,7 @@ async def check_prompt(prompt: str, mode: str, grpc: AsyncClient, client: openai
         # Adaptive lengths depend on times.
         if params is not None:
             found = metrics["speculative_decoding"]
-            counts = (found["num_spec_steps"], found["num_draft_tokens"], found["num_accepted_draft_tokens"])
+            counts = (found["num_spec_steps"], found["num_speculative_tokens"], found["num_accepted_draft_tokens"])
             assert counts == (figures.rounds, figures.proposed, figures.accepted)
 
 

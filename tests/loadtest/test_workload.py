@@ -82,10 +82,10 @@ def test_variants_say_what_they_change_and_leave_the_rest_to_the_server() -> Non
     assert parse_variants("off, model,ngram:2,3,adaptive,hybrid:entropy,default") == {
         "off": {"enabled": False},
         "model": {"enabled": True, "drafter": Drafter.MODEL},
-        "ngram:2": {"enabled": True, "drafter": Drafter.NGRAM, "num_draft_tokens": 2},
-        "3": {"enabled": True, "num_draft_tokens": 3},
-        "adaptive": {"enabled": True, "num_draft_tokens": Bounds()},
-        "hybrid:entropy": {"enabled": True, "drafter": Drafter.HYBRID, "num_draft_tokens": EntropyAdaptive()},
+        "ngram:2": {"enabled": True, "drafter": Drafter.NGRAM, "num_speculative_tokens": 2},
+        "3": {"enabled": True, "num_speculative_tokens": 3},
+        "adaptive": {"enabled": True, "num_speculative_tokens": Bounds()},
+        "hybrid:entropy": {"enabled": True, "drafter": Drafter.HYBRID, "num_speculative_tokens": EntropyAdaptive()},
         "default": {},
     }
 

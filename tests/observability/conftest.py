@@ -24,8 +24,8 @@ from tests.services import Service, Trio, running, spawn_service, start_trio
 SECRET = "lighthouse-keeper"
 PROMPT = f"{SECRET} t5 t9 t30 t2"
 SAMPLED = SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
-BY_MODEL = SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4)
-BY_NGRAM = SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=3)
+BY_MODEL = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
+BY_NGRAM = SpeculationParams(drafter=Drafter.NGRAM, num_speculative_tokens=3)
 SERVICES = ("draft", "target", "coordinator", "gateway")
 TIMEOUT_S = 30.0
 

@@ -59,7 +59,7 @@ def scrapes(watched: Watched) -> list[Scrape]:
     with Client(watched.trio.address, watched.key) as client:
         client.complete(PROMPT, SAMPLED, BY_MODEL)
     headers = {"authorization": f"Bearer {watched.key}"}
-    body = {"prompt": PROMPT, "max_tokens": 20, "speculation": {"drafter": "model", "draft_tokens": 2}}
+    body = {"prompt": PROMPT, "max_tokens": 20, "speculation": {"drafter": "model", "num_speculative_tokens": 2}}
     assert httpx2.post(f"{watched.url}/v1/completions", json=body, headers=headers, timeout=60).status_code == 200
     return [watched.scrape(service) for service in SERVICES]
 

@@ -83,7 +83,7 @@ def test_a_level_is_for_our_own_logs() -> None:
 
 async def test_one_id_goes_through_all_services(watched: Watched) -> None:
     body = {"prompt": PROMPT, "max_tokens": 30, "temperature": 1, "seed": 3, "ignore_eos": True}
-    body["speculation"] = {"drafter": "model", "draft_tokens": 4}
+    body["speculation"] = {"drafter": "model", "num_speculative_tokens": 4}
     headers = {"authorization": f"Bearer {watched.key}", "x-request-id": ID}
     async with httpx2.AsyncClient(base_url=watched.url, timeout=60) as http:
         response = await http.post("/v1/completions", json=body, headers=headers)

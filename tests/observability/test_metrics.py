@@ -201,7 +201,7 @@ async def test_the_gateway_has_the_same_numbers_under_vllms_names(watched: Watch
     body = {"prompt": PROMPT, "max_tokens": 30, "temperature": 1, "seed": 3, "ignore_eos": True}
     async with httpx2.AsyncClient(base_url=watched.url, timeout=60) as http:
         headers = {"authorization": f"Bearer {watched.key}"}
-        asked = {**body, "speculation": {"drafter": "model", "draft_tokens": 4}}
+        asked = {**body, "speculation": {"drafter": "model", "num_speculative_tokens": 4}}
         assert (await http.post("/v1/completions", json=asked, headers=headers)).status_code == 200
     # At the gateway's own address, where a client of vLLM looks.
     found = scrape(f"{watched.url}/metrics", watched.key)

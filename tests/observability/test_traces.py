@@ -28,7 +28,7 @@ from tests.observability.conftest import BY_MODEL, PROMPT, SAMPLED, SECRET, Watc
 ROOT = Path(__file__).parents[2]
 BODY = {
     "prompt": PROMPT, "max_tokens": 40, "temperature": 1, "seed": 3, "ignore_eos": True,
-    "speculation": {"drafter": "model", "draft_tokens": 4},
+    "speculation": {"drafter": "model", "num_speculative_tokens": 4},
 }  # fmt: skip
 # By a request that comes by gRPC: service, span, and the span above it.
 BY_GRPC = {

@@ -21,7 +21,7 @@ from tests.services import Trio, free_port
 
 BODY = {
     "prompt": "t5 t9 t30 t2", "max_tokens": 40, "temperature": 1, "seed": 3, "ignore_eos": True,
-    "speculation": {"drafter": "model", "draft_tokens": 4},
+    "speculation": {"drafter": "model", "num_speculative_tokens": 4},
 }  # fmt: skip
 # How long the end of a service may take in which nothing runs; the library's own bound would be 30 s.
 END_S = 5.0

@@ -57,7 +57,7 @@ def no_key_around(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_who_has_a_key_is_served(guarded: Guarded) -> None:
     async with AsyncClient(guarded.address, guarded.key) as client:
-        assert (await client.describe()).max_running > 0
+        assert (await client.describe()).max_num_seqs > 0
         assert len((await client.complete([3, 1, 4], SHORT)).token_ids) == 3
 
 

@@ -29,10 +29,10 @@ def uncached_target_server(host: Host) -> HostedService:
 @pytest.fixture(scope="session")
 def parallel_draft_server(host: Host) -> HostedService:
     """Proposes all tokens in one forward. Of a prompt of 200 tokens the last of four rows that draft is in a step alone."""
-    return host.start("draft_server", *PARALLEL_DRAFT, "--max-batch-tokens", "101")
+    return host.start("draft_server", *PARALLEL_DRAFT, "--max-num-batched-tokens", "101")
 
 
 @pytest.fixture(scope="session")
 def small_step_draft_server(host: Host) -> HostedService:
     """Of a prompt of 60 tokens and its guesses the second step feeds some of the guesses, the third the rest."""
-    return host.start("draft_server", *TINY, "--max-batch-tokens", "32", "--no-prefix-caching")
+    return host.start("draft_server", *TINY, "--max-num-batched-tokens", "32", "--no-prefix-caching")

@@ -17,7 +17,7 @@ VOCAB_SIZE = 512
 CANCELLED, INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED = 1, 3, 5, 8
 FAILED_PRECONDITION, ABORTED = 9, 10
 # 32 rows a step: a long prompt takes 16 steps, and sixty of them most of a thousand.
-SLOWLY = (*TINY, "--max-batch-tokens", "32")
+SLOWLY = (*TINY, "--max-num-batched-tokens", "32")
 EIGHT_BLOCKS = str(8 * 16 * 512)
 
 

@@ -13,7 +13,7 @@ from paceline.sampling import SamplingParams
 
 TOKENS = 64
 NUM_DRAFTS = 4
-GRAPH_ROWS = 32
+CUDA_GRAPH_MAX_TOKENS = 32
 
 
 def measure(options: Options, results: Results) -> None:
@@ -24,7 +24,12 @@ def measure(options: Options, results: Results) -> None:
 async def compare(options: Options, deterministic: bool) -> dict[str, float]:
     sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     prompts = [[5 + 3 * index, *range(10, 10 + index % 29)] for index in range(options.count)]
-    servers = {"model": options.draft, **options.servers, "graph_rows": GRAPH_ROWS, "deterministic": deterministic}
+    servers = {
+        "model": options.draft,
+        **options.servers,
+        "cuda_graph_max_tokens": CUDA_GRAPH_MAX_TOKENS,
+        "deterministic": deterministic,
+    }
     async with deployed(servers, {**servers, "quantization": "int8"}) as now:
         plain = [await now.client.complete(prompt, sampling, PLAIN) for prompt in prompts]
         speculative = await asyncio.gather(

@@ -13,7 +13,7 @@ from benchmarks.gpu.options import Options
 from benchmarks.gpu.results import Results
 from paceline.sampling import SamplingParams
 
-CACHE = {"kv_cache_memory": "4GiB", "graph_rows": 64}
+CACHE = {"kv_cache_memory": "4GiB", "cuda_graph_max_tokens": 64}
 # Prompts whose log-probabilities are asked for at once.
 NUM_SCORED = 4
 

@@ -21,7 +21,7 @@ def measure(options: Options, results: Results) -> None:
         ("draft int8, four drafts", options.draft, DRAFT_ROLE, "int8", propose),
         ("draft, four drafts", options.draft, DRAFT_ROLE, "none", propose),
     ):
-        with gpu_engine(options, model, role, quantization, graph_rows=5) as engine:
+        with gpu_engine(options, model, role, quantization, cuda_graph_max_tokens=5) as engine:
             found = profile_step(engine, make_job)
         results.put(**{name: found})
         print(

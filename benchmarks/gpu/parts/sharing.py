@@ -13,7 +13,7 @@ from benchmarks.gpu.deployment import answer, deployed, speculation_of, wire_sha
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.results import Results
 
-ALPHA, NUM_DRAFTS, GRAPH_ROWS = 0.8, 4, 160
+ALPHA, NUM_DRAFTS, CUDA_GRAPH_MAX_TOKENS = 0.8, 4, 160
 DAEMON = "nvidia-cuda-mps-control"
 
 
@@ -31,7 +31,7 @@ def measure(options: Options, results: Results) -> None:
 
 async def speeds(options: Options, more: dict[str, Any]) -> dict[str, Any]:
     """By the number of requests at once."""
-    both = {**options.servers, "graph_rows": GRAPH_ROWS, **more}
+    both = {**options.servers, "cuda_graph_max_tokens": CUDA_GRAPH_MAX_TOKENS, **more}
     found = {}
     target, draft = {"model": options.target, **both}, {"model": options.draft, **both}
     async with deployed(target, draft) as now, now.with_alpha(ALPHA) as client:

@@ -14,10 +14,10 @@ from paceline.speculation import Bounds, Drafter, SpeculationParams
 
 MODES = {
     "plain": SpeculationParams(enabled=False),
-    "model": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=4),
-    "adaptive": SpeculationParams(drafter=Drafter.MODEL, num_draft_tokens=Bounds()),
-    "hybrid": SpeculationParams(drafter=Drafter.HYBRID, num_draft_tokens=Bounds()),
-    "ngrams": SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=4),
+    "model": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4),
+    "adaptive": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=Bounds()),
+    "hybrid": SpeculationParams(drafter=Drafter.HYBRID, num_speculative_tokens=Bounds()),
+    "ngrams": SpeculationParams(drafter=Drafter.NGRAM, num_speculative_tokens=4),
 }
 
 

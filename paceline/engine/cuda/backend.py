@@ -21,7 +21,7 @@ from paceline.errors import ConfigError
 
 # The default of `block_size`, in tokens.
 BLOCK_SIZE = 16
-# Graphs are captured for contexts up to this many tokens, and for steps of up to `graph_rows`. Larger steps launch each
+# Graphs are captured for contexts up to this many tokens, and for steps of up to `cuda_graph_max_tokens`. Larger steps launch each
 # kernel.
 GRAPH_TOKENS = 16_384
 
@@ -66,7 +66,7 @@ def build_cuda(
 ) -> Backend:
     """Raises ConfigError where the kernels can't take the model, and with the budget where it does not fit."""
     device = torch.device("cuda", torch.cuda.current_device())
-    torch.cuda.set_per_process_memory_fraction(config.gpu_memory_fraction, device)
+    torch.cuda.set_per_process_memory_fraction(config.gpu_memory_utilization, device)
     progress(f"device: {torch.cuda.get_device_name(device)}")
     return build_on(config, role, loaded, max_model_len, progress, device, CudaMemory(device))
 
@@ -85,7 +85,7 @@ def build_on(
     if head_dim & (head_dim - 1):
         raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
     block_size, batch_invariant = config.block_size or BLOCK_SIZE, config.is_batch_invariant(role)
-    graph_shapes = GraphShapes(config.graph_rows, min(max_model_len, GRAPH_TOKENS), role.multi_steps)
+    graph_shapes = GraphShapes(config.cuda_graph_max_tokens, min(max_model_len, GRAPH_TOKENS), role.multi_steps)
     with torch.inference_mode():
         model = CudaLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, batch_invariant, device)
     budget = _fit(config, model, graph_shapes, batch_invariant, device, memory)
@@ -125,7 +125,7 @@ def _fit(
     """
     weights = memory.used()
     block_size = config.block_size or BLOCK_SIZE
-    num_rows = min(config.max_batch_tokens, model.max_model_len)
+    num_rows = min(config.max_num_batched_tokens, model.max_model_len)
     num_blocks = -(-num_rows // block_size)
     trial = _cache(model, num_blocks + 1, block_size, DTYPES[config.dtype], device)
     activations = memory.peak_of(lambda: run_largest_step(model, trial, num_rows, batch_invariant, device))
@@ -134,7 +134,7 @@ def _fit(
     _, result_bytes = tiles_at_once(largest, model.config.num_heads, model.config.head_dim)
     return Budget.fit(
         total=memory.total,
-        fraction=config.gpu_memory_fraction,
+        fraction=config.gpu_memory_utilization,
         weights=weights,
         activations=activations,
         graphs=graph_shapes.bytes(model.config.vocab_size) + result_bytes + widened_bytes,

@@ -54,11 +54,11 @@ class Budget:
         num_blocks = (left if cache is None else cache) // block
         made = cls(total, fraction, weights, activations, graphs, block, max(0, num_blocks))
         if num_blocks < 2:
-            option = "--gpu-memory-fraction" if cache is None else "--kv-cache-memory"
+            option = "--gpu-memory-utilization" if cache is None else "--kv-cache-memory"
             raise ConfigError(f"no room for two blocks of keys and values; raise {option}; budget: {made}")
         if num_blocks * block > left:
             raise ConfigError(
-                f"the KV cache does not fit; lower --kv-cache-memory or raise --gpu-memory-fraction; budget: {made}"
+                f"the KV cache does not fit; lower --kv-cache-memory or raise --gpu-memory-utilization; budget: {made}"
             )
         return made
 

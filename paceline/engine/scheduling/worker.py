@@ -46,14 +46,14 @@ class Worker:
 
     def __init__(
         self, runner: StepRunner, pool: BlockPool, compute_lock: ComputeLock, batching_policy: BatchingPolicy,
-        max_model_len: int, max_batch_tokens: int, loop: asyncio.AbstractEventLoop,
+        max_model_len: int, max_num_batched_tokens: int, loop: asyncio.AbstractEventLoop,
     ) -> None:  # fmt: skip
         self._runner = runner
         self._pool = pool
         self._compute_lock = compute_lock
         self._batching_policy = batching_policy
         self._max_model_len = max_model_len
-        self._max_batch_tokens = max_batch_tokens
+        self._max_batch_tokens = max_num_batched_tokens
         self._loop = loop
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._orders = itertools.count()

@@ -61,7 +61,7 @@ def test_no_shape_can_be_made_that_is_out_of_range(fields: tuple) -> None:
 def after_a_token(drafter: Drafter, length: int | Bounds) -> Context:
     """Behind 1 2 3, of which the 3 was generated."""
     context = make_context(PROMPT)
-    speculation = SpeculationParams(drafter=drafter, num_draft_tokens=length)
+    speculation = SpeculationParams(drafter=drafter, num_speculative_tokens=length)
     context.request = replace(context.request, speculation=speculation)
     decide(context, [3])
     return context

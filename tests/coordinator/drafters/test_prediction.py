@@ -105,7 +105,7 @@ async def test_a_prediction_is_drafted_from_to_the_full_unless_the_request_fixes
 ) -> None:
     prediction = [*range(500, 600)]
     context = make_context(PROMPT)
-    speculation = SpeculationParams(drafter=Drafter.NGRAM, num_draft_tokens=asked)
+    speculation = SpeculationParams(drafter=Drafter.NGRAM, num_speculative_tokens=asked)
     request = replace(context.request, prediction=prediction, speculation=speculation)
     policy = Policies(Resources(), Experience(ActiveGenerations())).make(request)
     decide(context, prediction[:40])

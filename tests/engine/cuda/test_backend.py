@@ -16,9 +16,9 @@ CONFIG = EngineConfig(
     model="dummy:tiny",
     dtype="float32",
     device="cuda",
-    gpu_memory_fraction=0.5,
-    max_batch_tokens=32,
-    graph_rows=8,
+    gpu_memory_utilization=0.5,
+    max_num_batched_tokens=32,
+    cuda_graph_max_tokens=8,
     deterministic=True,
 )
 ROLE = ModelRole("draft", multi_steps=1)
@@ -72,7 +72,7 @@ def test_activations_are_those_of_a_step_whose_rows_all_want_log_probabilities(m
     with pytest.raises(ConfigError):
         build_on(CONFIG, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(6 * MIB))
     # A sampled token of each kind, by all rows that go to torch at a time.
-    assert scored == [(CONFIG.max_batch_tokens, 512)] * 3
+    assert scored == [(CONFIG.max_num_batched_tokens, 512)] * 3
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -80,9 +80,11 @@ def test_what_does_not_fit_is_refused() -> None:
         build_on(CONFIG, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(6 * MIB))
 
 
-@pytest.mark.parametrize(("graph_rows", "deterministic", "copies"), [(64, False, 0), (65, False, 2), (65, True, 0)])
+@pytest.mark.parametrize(
+    ("cuda_graph_max_tokens", "deterministic", "copies"), [(64, False, 0), (65, False, 2), (65, True, 0)]
+)
 def test_graphs_of_many_rows_have_room_for_the_largest_weight_as_bfloat16(
-    graph_rows: int, deterministic: bool, copies: int, monkeypatch: pytest.MonkeyPatch
+    cuda_graph_max_tokens: int, deterministic: bool, copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an int8 model: with its scales and without, where a library multiplies."""
     asked: list[int] = []
@@ -94,7 +96,11 @@ def test_graphs_of_many_rows_have_room_for_the_largest_weight_as_bfloat16(
     monkeypatch.setattr(backend.Budget, "fit", spy)
     for quantization in ("int8", "none"):
         config = CONFIG.model_copy(
-            update={"quantization": quantization, "deterministic": deterministic, "graph_rows": graph_rows}
+            update={
+                "quantization": quantization,
+                "deterministic": deterministic,
+                "cuda_graph_max_tokens": cuda_graph_max_tokens,
+            }
         )
         with pytest.raises(ConfigError, match="enough"):
             build_on(config, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(1024 * MIB))

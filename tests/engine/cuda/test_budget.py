@@ -23,7 +23,7 @@ def test_or_what_it_was_given() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_the_table() -> None:
-    with pytest.raises(ConfigError, match=r"raise --gpu-memory-fraction; budget: weights 6,144 MiB, KV cache 0 MiB"):
+    with pytest.raises(ConfigError, match=r"raise --gpu-memory-utilization; budget: weights 6,144 MiB, KV cache 0 MiB"):
         fit(fraction=0.05)
     with pytest.raises(ConfigError, match=r"raise --kv-cache-memory"):
         fit(cache=MIB)
