@@ -32,7 +32,7 @@ from paceline.settings import parse_settings
 from paceline.v1 import generation_pb2, model_pb2, target_pb2, target_pb2_grpc
 
 log = logging.getLogger(__name__)
-# How often health follows the target.
+# Interval at which health follows the target.
 READINESS_S = 0.5
 
 
@@ -77,7 +77,7 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
 
 
 def _draft_link(settings: CoordinatorSettings, target: model_pb2.ModelCard) -> DraftLink | None:
-    """None: work without a draft server."""
+    """Returns None if the coordinator runs without a draft server."""
     if settings.draft == "none":
         return None
     return Link(DRAFT, settings.draft, lambda card: check_same_tokenizer(card, target), settings.servers_tls)
@@ -87,14 +87,16 @@ def _generations(
     settings: CoordinatorSettings, target: TargetLink, draft: DraftLink | None, tokenizer: Tokenizer, card: model_pb2.ModelCard,
     metrics: CoordinatorMetrics,
 ) -> Generations:  # fmt: skip
-    """What generations share. `card`: the target's. Raises ConfigError for a custom drafter that can't be loaded."""
+    """Makes what generations share. `card`: the target's. Raises ConfigError for a custom drafter that can't be loaded."""
     active = ActiveGenerations()
     custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
     recent = RecentAnswers(settings.recent_tokens) if settings.recent_tokens else None
     synthetic = None
     if settings.synthetic_acceptance is not None:
         synthetic = SyntheticAcceptance(settings.synthetic_acceptance)
-        log.warning("coordinator: drafts are accepted with a chance of %g: this is no real text", synthetic.chance)
+        log.warning(
+            "coordinator: synthetic acceptance with a chance of %g; the output is not real text", synthetic.chance
+        )
     return Generations(
         target=target,
         tokenizer=tokenizer,
@@ -109,7 +111,7 @@ def _generations(
 
 
 async def _follow(target: TargetLink, server: Server) -> None:
-    """Health says SERVING while the target is there: without it there is no output, though requests wait for it."""
+    """Reports SERVING while the target is up. Requests wait for it meanwhile."""
     while True:
         await server.set_serving(target.is_up)
         await asyncio.sleep(READINESS_S)
@@ -129,7 +131,7 @@ def check_same_tokenizer(draft: model_pb2.ModelCard, target: model_pb2.ModelCard
 
 
 async def _wait_for_target(target: TargetLink, timeout_s: float) -> tuple[Tokenizer, model_pb2.ModelCard]:
-    """Raises ConfigError if there is none."""
+    """Returns the target's tokenizer and card. Raises ConfigError if the target can't be reached."""
     target.start()
     try:
         await target.wait_usable(timeout_s)
@@ -144,7 +146,7 @@ async def _wait_for_target(target: TargetLink, timeout_s: float) -> tuple[Tokeni
 
 
 async def _wait_for_draft(draft: DraftLink, timeout_s: float) -> None:
-    """Raises ConfigError if the draft can't be used at all; waits for one that is only slow to come."""
+    """Waits for the draft server. Raises ConfigError if it can't be reached or used."""
     draft.start()
     try:
         await draft.wait_usable(timeout_s)

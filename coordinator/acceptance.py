@@ -67,7 +67,7 @@ class Proposal:
         return len(self.tokens)
 
     def checked_by(self, rule: Rule) -> Rule:
-        """`rule`, where it can be: tokens without a distribution can only be matched, which is the same law
+        """Returns the rule to check by. Tokens without a distribution can only be matched, which gives the same distribution
         as `rejection` with a one-hot q."""
         return Rule.MATCH if self.tokens and not self.supports else rule
 
@@ -92,7 +92,7 @@ class Verdict:
 
 
 class Comparison(NamedTuple):
-    """What decided a draft under `rejection`: accepted where r * lenience * q < p, with uniform r."""
+    """Decides a draft under `rejection`: it is accepted if r * lenience * q < p, with uniform r."""
 
     q: float
     p: float
@@ -118,7 +118,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RoundNoise:
-    """The uniforms of one round under `rejection`, keyed by where it began (see `paceline.noise`)."""
+    """The uniforms of one round under `rejection`, keyed by its first position (see `paceline.noise`)."""
 
     seed: int
     round_start: int

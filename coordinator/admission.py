@@ -1,6 +1,6 @@
-"""Who may run: as many as there are places, and as the target's cache has room for; a bounded queue for the others.
+"""Admission control: limits running generations by slots and by the target's KV cache; the rest wait in a bounded queue.
 
-More than the cache has room for would only evict one another, and read contexts again instead of going on.
+Generations beyond the cache's capacity would evict one another and prefill their contexts again instead of decoding.
 """
 
 import asyncio
@@ -10,30 +10,30 @@ from collections.abc import AsyncIterator
 
 from paceline.errors import ResourceExhausted
 
-# Weight of the newest generation in how long a place is usually held.
+# Weight of the newest generation in the average time a slot is held.
 SMOOTHING = 0.1
-# Before the first has ended.
+# Assumed until the first generation has ended.
 FIRST_HOLD_S = 1.0
 
 
 class Admission:
-    """Places for generations, in order of arrival."""
+    """Slots for generations, in order of arrival."""
 
     def __init__(self, max_running: int, max_waiting: int, cache_tokens: int) -> None:
-        """`cache_tokens`: what the target's cache holds."""
+        """`cache_tokens`: capacity of the target's cache."""
         self.max_running = max_running
         self.running = 0
         self.max_waiting = max_waiting
         self._free_tokens = cache_tokens
-        # Who waits, in order, and for how much of the cache.
+        # Waiting generations in order of arrival, with the cache tokens each needs.
         self._waiting: dict[asyncio.Future[None], int] = {}
         self._hold_s = FIRST_HOLD_S
 
     @contextlib.asynccontextmanager
-    async def place(self, num_tokens: int) -> AsyncIterator[None]:
-        """Holds a place, and room for `num_tokens`, once there is both.
+    async def slot(self, num_tokens: int) -> AsyncIterator[None]:
+        """Waits for a slot and for cache capacity of `num_tokens`, and holds both.
 
-        Raises ResourceExhausted at once, with a hint, if the queue is full.
+        Raises ResourceExhausted at once, saying when to try again, if the queue is full.
         """
         await self._enter(num_tokens)
         started_s = time.monotonic()
@@ -44,11 +44,11 @@ class Admission:
             self._leave(num_tokens)
 
     async def _enter(self, num_tokens: int) -> None:
-        if not self._waiting and self._has_place(num_tokens):
+        if not self._waiting and self._has_capacity(num_tokens):
             self._take(num_tokens)
             return
         if len(self._waiting) >= self.max_waiting:
-            # One place comes free every hold / running; the queue has room after the first.
+            # A slot comes free every hold / running.
             retry_after_s = max(0.1, self._hold_s / max(1, self.running))
             raise ResourceExhausted(
                 f"{self.running} generations are running and {len(self._waiting)} waiting; "
@@ -64,17 +64,17 @@ class Admission:
                 self._waiting.pop(turn, None)
                 self._call_next()
             else:
-                # The place came just when nobody wanted it any more.
+                # The slot was granted in the same turn of the event loop.
                 self._leave(num_tokens)
             raise
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place."""
+        """Returns the number of waiting generations."""
         return len(self._waiting)
 
-    def _has_place(self, num_tokens: int) -> bool:
-        """One that needs more than there is runs alone: the target says whether it can."""
+    def _has_capacity(self, num_tokens: int) -> bool:
+        """A generation that needs more than the whole cache runs alone; the target may refuse it."""
         return self.running < self.max_running and (num_tokens <= self._free_tokens or self.running == 0)
 
     def _take(self, num_tokens: int) -> None:
@@ -87,12 +87,12 @@ class Admission:
         self._call_next()
 
     def _call_next(self) -> None:
-        """Hands places to those in front of the line."""
+        """Hands slots to the head of the queue."""
         while self._waiting:
             turn, num_tokens = next(iter(self._waiting.items()))
-            # Cancelled in this turn of the event loop, its task has not run yet.
+            # Cancelled in this turn of the event loop; its task has not run yet.
             gone = turn.cancelled()
-            if not gone and not self._has_place(num_tokens):
+            if not gone and not self._has_capacity(num_tokens):
                 return
             del self._waiting[turn]
             if not gone:

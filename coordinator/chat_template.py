@@ -1,7 +1,7 @@
 """A conversation as token ids, through the model's chat template.
 
-Control tokens are the template's to write. One that is spelled in a message, such as `<|im_end|>`, would end the message and
-begin another one in anybody's name, so it is tokenized as the text it is, unless a request asks for the token.
+Only the template writes control tokens. One that a message spells, such as `<|im_end|>`, would end the message and forge
+another turn, so it is tokenized as plain text unless the request asks for the token.
 """
 
 import inspect
@@ -32,7 +32,7 @@ class ChatTemplate:
 
     @property
     def source(self) -> str | None:
-        """The default one, where there are several."""
+        """The template, or the default one of several."""
         template = self._tokenizer.chat_template
         return template.get("default") if isinstance(template, dict) else template
 

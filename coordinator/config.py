@@ -58,63 +58,66 @@ class CoordinatorSettings(GrpcSettings, ServersTlsSettings, ServiceSettings):
 
     listen: ListenAddress = Field("127.0.0.1:50050", description="HOST:PORT or unix:PATH")
     api_keys: LocalPath | None = Field(
-        None, description="a file of API keys, one of which every caller needs (docs/keys.md); default: no keys"
+        None, description="file of API keys, one of which every caller needs (docs/keys.md); default: no keys"
     )
     no_keys: CliToggleFlag[bool] = Field(
-        False, description="serve everyone, also at an address that other machines reach"
+        False, description="serve without API keys, even at an address that other machines reach"
     )
     draft: ServerAddress = Field("127.0.0.1:50051", description="address of the draft server, or none")
     target: ServerAddress = Field("127.0.0.1:50052", description="address of the target server")
-    connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at start")
-    patience: float = Field(120.0, gt=0, description="seconds a generation waits for a target that went away")
-    max_running: int = Field(256, ge=1, description="most generations at once")
+    connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at startup")
+    patience: float = Field(120.0, gt=0, description="seconds a generation waits for a target server that is down")
+    max_running: int = Field(256, ge=1, description="maximum number of running generations")
     max_waiting: int = Field(
-        1024, ge=0, description="most generations waiting for a place; beyond it requests are refused"
+        1024, ge=0, description="maximum number of queued generations; beyond it requests are refused"
     )
     max_unread_memory: ByteSize = Field(
         ByteSize(256 << 20),
         ge=MIN_UNREAD_BYTES,
-        description="most that is kept of answers whose callers do not read, e.g. 256MiB; of one call a quarter of it",
+        description="memory limit for responses that clients have not read, e.g. 256MiB; one call may use a quarter of it",
     )
-    speculation: bool = Field(True, description="speculate where a request does not say")
+    speculation: bool = Field(True, description="speculate unless a request says otherwise")
     drafter: Annotated[str, AfterValidator(_check_drafter)] = Field(
         "hybrid", description=f"default drafter: {', '.join(each.value for each in Drafter)}"
     )
     custom_drafter: str | None = Field(None, description="MODULE:FACTORY of a drafter of your own (docs/drafting.md)")
     draft_tokens: Annotated[str, AfterValidator(_check_draft_tokens)] = Field(
-        "adaptive", description="tokens proposed in a round where a request does not say: 0 to 16, adaptive or entropy"
+        "adaptive", description="default number of draft tokens in a round: 0 to 16, adaptive or entropy"
     )
     draft_min: int | None = Field(
-        None, description="with adaptive or entropy: fewest tokens, 0 to draft_max; default: 0"
+        None, description="with adaptive or entropy: minimum number of draft tokens, 0 to draft_max; default: 0"
     )
     draft_max: int | None = Field(
-        None, description=f"with adaptive or entropy: most tokens, 1 to {MAX_DRAFT_TOKENS}; default: 8"
+        None,
+        description=f"with adaptive or entropy: maximum number of draft tokens, 1 to {MAX_DRAFT_TOKENS}; default: 8",
     )
     entropy_beta: float | None = Field(
         None, description="with entropy: weight of the past in the smoothed entropy, in [0, 1); default: 0.5"
     )
     recent_tokens: int = Field(
-        262_144, description="tokens of recent answers that drafts may come from, for each cache_salt; 0: none"
+        262_144, description="tokens of recent answers that drafts may come from, per cache_salt; 0 to disable"
     )
     # Before the window, which must hold the longest of them.
     ngram_orders: Annotated[str, AfterValidator(_check_orders)] = Field(
         "4,3,2",
-        description="lengths of the n-grams that are counted, their last token included; the longest one decides",
+        description="lengths of the counted n-grams, including the last token; the longest match decides",
     )
-    ngram_window: int = Field(4096, description="newest tokens of prompt and completion whose n-grams are counted")
+    ngram_window: int = Field(
+        4096, description="number of newest tokens of prompt and completion whose n-grams are counted"
+    )
     rule: Literal["auto", "match", "rejection"] = Field(
         "auto",
-        description="verification rule above temperature 0; auto: match, or rejection where lenience asks for it",
+        description="verification rule above temperature 0; auto: match, or rejection with lenience below 1",
     )
-    coupled: bool = Field(False, description="the draft draws with the target's noise where a request does not say")
+    coupled: bool = Field(False, description="let the draft model draw with the target's noise by default")
     synthetic_acceptance: float | None = Field(
-        None, ge=0, le=1, description="for benchmarks: accept drafts with this chance; what comes out is no real text"
+        None, ge=0, le=1, description="for benchmarks: accept drafts with this probability; the output is not real text"
     )
     lenience: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="below 1, where a request can be lenient, the output's law is not quite the target's",
+        description="accept with min(1, p/(lenience q)); below 1 the output's distribution is not exactly the target's",
     )
 
     @field_validator("recent_tokens")

@@ -23,26 +23,26 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as accepted: everything resolved."""
+    """A request as accepted, with everything resolved."""
 
     request_id: str
     prompt: list[int]
-    # With a seed.
+    # Always has a seed.
     sampling: SamplingParams
     speculation: SpeculationParams
     eos_token_ids: tuple[int, ...]
-    # Most tokens in prompt and completion together, and how many token ids there are: both of the target.
+    # The target's limit on prompt and completion together, and its number of token ids.
     max_length: int
     vocab_size: int
-    # Tokens of what the output will largely be, as the client says; empty if it does not.
+    # Tokens that the client predicts the output to be; empty without a prediction.
     prediction: list[int] = field(default_factory=list)
-    # Whether the completion is an answer in a chat, whose text begins anew; else it goes on with the prompt's.
+    # Whether the completion is a chat answer, whose text starts afresh; otherwise it continues the prompt's text.
     is_chat: bool = False
-    # Requests with the same one share cached prompts and recent answers.
+    # Requests with the same salt share cached prompts and recent answers.
     cache_salt: str = ""
-    # The client wants to know how each round came about.
+    # Whether the client asks how each round came about.
     trace: bool = False
-    # Of the request's span, for those of the model servers; "" where there is no trace.
+    # W3C traceparent of the request's span, for the model servers' spans; empty without a trace.
     traceparent: str = ""
 
     @property
@@ -56,25 +56,25 @@ class Request:
 
     @property
     def ending_ids(self) -> frozenset[int]:
-        """Tokens that end the text. Below min_tokens none can come: both servers ban them there."""
+        """Returns the tokens that end the text. Both servers ban them below min_tokens."""
         eos = () if self.sampling.ignore_eos else self.eos_token_ids
         return frozenset((*eos, *self.sampling.stop_token_ids))
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What one round gives the client."""
+    """What one round adds for the client."""
 
     tokens: list[int]
     origins: list[Origin]
-    # Text each token made certain.
+    # Text that each token made final.
     pieces: list[str]
     is_last: bool
-    # Where asked for: one for each token.
+    # If asked for: one for each token.
     logprobs: list[TokenLogprobs]
-    # Where asked for, in the first emission: one for each prompt token from the second on.
+    # If asked for, in the first emission: one for each prompt token from the second on.
     prompt_logprobs: list[TokenLogprobs]
-    # Where asked for.
+    # If asked for.
     trace: RoundTrace | None = None
 
 
@@ -86,7 +86,7 @@ class Context:
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self._text = text
-        # Asked for in every round, some for every token.
+        # Read in every round, some for every token.
         self._longest = len(request.prompt) + request.max_new_tokens
         self._ending_ids = request.ending_ids
         self._min_tokens = request.sampling.min_tokens
@@ -100,17 +100,17 @@ class Context:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that may still be generated."""
+        """Returns the number of tokens that may still be generated."""
         return self._longest - len(self.tokens)
 
     @property
     def draft_room(self) -> int:
-        """Drafts that the next round can use: it emits one more token than it accepts."""
+        """Returns how many drafts the next round can use: it emits one more token than it accepts."""
         return self.num_remaining - 1
 
     @property
     def round_noise(self) -> RoundNoise:
-        """Of the next round, keyed by where it begins."""
+        """Returns the next round's noise, keyed by its first position."""
         return RoundNoise(self.request.seed, len(self.tokens))
 
     @property
@@ -118,9 +118,9 @@ class Context:
         return self.finish_reason is not None
 
     def extend(self, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> Emission:
-        """Takes a round's tokens up to the first that ends the text; those after it never were."""
+        """Appends a round's tokens up to the first that ends the text; drops the rest."""
         if self.num_remaining == 0:
-            # The prompt was to be read and no more.
+            # max_tokens is 0: the prompt is only read.
             self.finish_reason = FinishReason.LENGTH
             return Emission([], [], [], True, [], list(prompt_logprobs))
         tokens, pieces, text_offsets = [], [], []

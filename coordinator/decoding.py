@@ -13,7 +13,7 @@ from coordinator.policy.policy import Policy
 from coordinator.remote.target import RemoteTarget
 from coordinator.stats import GenerationStats, RoundTimer
 
-# `accept`, or what stands for it in a benchmark (see `synthetic`).
+# `accept`, or its replacement in a benchmark (see `synthetic`).
 Decide = Callable[[Proposal, Verdict, RoundNoise], Outcome]
 
 

@@ -1,4 +1,4 @@
-"""Generations that run: each waits for its place, goes round by round, and is counted and told of when it is over."""
+"""Running generations: each waits for a slot, decodes round by round, and is counted and logged at its end."""
 
 import asyncio
 import contextlib
@@ -23,16 +23,16 @@ from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswer, UnreadAnswers
 from paceline.results import RoundTrace
 
-# What choices' tasks hand to the call: encoded messages; None when a task is over, however it ended.
+# Encoded messages on their way from the choices' tasks to the call; None when a task is over.
 Answer = UnreadAnswer[Choice]
 
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """All generations of the coordinator: what they share, and the way of each.
+    """Runs all generations of the coordinator, with what they share.
 
-    `patience_s`: how long one waits for a target that went away; `synthetic`: for benchmarks, in place of the rule that
-    decides.
+    `patience_s`: how long a generation waits for a target that is down; `synthetic`: replaces the acceptance rule in
+    benchmarks.
     """
 
     target: TargetLink
@@ -46,11 +46,11 @@ class Generations:
     synthetic: SyntheticAcceptance | None = None
 
     async def run(self, choice: Choice, answer: Answer, span: RequestSpan) -> None:
-        """One generation from its place in the queue to its end. Raises what ended it early."""
+        """Runs one generation from the queue to its end. Raises what ended it early."""
         request = choice.context.request
         error: BaseException | None = None
         try:
-            async with self.admission.place(self._room(request)):
+            async with self.admission.slot(self._num_cache_tokens(request)):
                 choice.stats.placed_s = time.perf_counter()
                 self.metrics.count_place(choice.stats.placed_s - choice.stats.arrived_s)
                 await self._rounds(choice, answer)
@@ -95,7 +95,7 @@ class Generations:
         )
 
     def _hand_over(self, answer: Answer, choice: Choice, emission: Emission | None) -> None:
-        # Later in this turn of the event loop: the next round's command goes out before this round's text.
+        # Deferred, so that the next round's command is sent before this round's text.
         asyncio.get_running_loop().call_soon(self._write, answer, choice, emission)
 
     def _write(self, answer: Answer, choice: Choice, emission: Emission | None) -> None:
@@ -110,10 +110,10 @@ class Generations:
         assert stats.last_round is not None, "a round has just been counted"
         return trace_round(stats.rounds, stats.last_round, emission, self.tokenizer.bytes_of)
 
-    def _room(self, request: Request) -> int:
-        """Tokens of the target's cache that a generation may come to hold, whole blocks of them."""
+    def _num_cache_tokens(self, request: Request) -> int:
+        """Returns the tokens of the target's cache that a generation may come to hold, rounded up to whole blocks."""
         assert self.target.card is not None, "a request was read, with the card"
         block_size, beams = self.target.card.block_size, request.sampling.beams
-        # Beams share the prompt's blocks, but for the last, which is filled in part.
+        # Beams share the prompt's blocks except for the last, partly filled one.
         num_tokens = len(request.prompt) + beams * request.max_new_tokens + (beams - 1) * block_size
         return -(-num_tokens // block_size) * block_size

@@ -16,25 +16,25 @@ from paceline.sampling import MAX_ID_CHARACTERS, MAX_SALT_CHARACTERS
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2, model_pb2
 
-# Far more than tokens have on average: a longer text has too many tokens for the model, whatever they are.
+# Far above the average length of a token, so a longer text certainly has too many tokens for the model.
 MAX_CHARACTERS_PER_TOKEN = 32
 MAX_MESSAGES = 4096
-# What a message's role may be, and what the chat template is given for it.
+# Allowed roles, and the role that the chat template gets.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 class RequestReader:
-    """Reads requests: fills open fields with the defaults, and tokenizes. What it refuses raises InvalidArgument,
-    naming the field and its range."""
+    """Reads requests: fills open fields with defaults and tokenizes. Raises InvalidArgument, naming the field and its
+    allowed range."""
 
     def __init__(self, tokenizer: Tokenizer, policies: Policies, defaults: SpeculationParams) -> None:
-        """`defaults`: of what a request does not say."""
+        """`defaults`: for fields that a request leaves open."""
         self._tokenizer = tokenizer
         self._policies = policies
         self._defaults = defaults
 
     async def read(self, message: generation_pb2.GenerateRequest, card: model_pb2.ModelCard) -> Request:
-        """A GenerateRequest, with everything resolved. `card`: the target's."""
+        """Resolves a GenerateRequest. `card`: the target's."""
         require_at_most(MAX_ID_CHARACTERS, len(message.request_id), "request_id", "characters")
         require_at_most(MAX_SALT_CHARACTERS, len(message.cache_salt), "cache_salt", "characters")
         sampling = sampling_from_message(message.sampling)
@@ -48,7 +48,7 @@ class RequestReader:
         self._policies.check(speculation.drafter)
         prompt = await self.read_prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
-        _check_prompt_length("prompt", len(prompt), card, room=min(1, sampling.max_tokens))
+        _check_prompt_length("prompt", len(prompt), card, reserved=min(1, sampling.max_tokens))
         return Request(
             request_id=message.request_id,
             prompt=prompt,
@@ -70,29 +70,29 @@ class RequestReader:
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The tokens of `text`, `chat` or `token_ids`. What is far too long is refused before it is tokenized."""
+        """Returns the tokens of `text`, `chat` or `token_ids`. Refuses far too long a text before it is tokenized."""
         match message.WhichOneof("prompt"):
             case "text":
                 return await self._encode("text", message.text, card, add_special_tokens)
             case "chat":
                 return await self._encode_chat(message.chat, card, add_generation_prompt)
             case "token_ids":
-                _check_prompt_length("prompt", len(message.token_ids.ids), card, room=0)
+                _check_prompt_length("prompt", len(message.token_ids.ids), card, reserved=0)
                 return _checked_ids("token_ids", message.token_ids.ids, card)
             case _:
                 raise InvalidArgument.of_value("prompt", None, "text, chat or token_ids")
 
     def read_ids(self, message: generation_pb2.DetokenizeRequest, card: model_pb2.ModelCard) -> list[int]:
-        """Of a DetokenizeRequest."""
+        """Checks the ids of a DetokenizeRequest."""
         require_at_most(card.max_model_len, len(message.token_ids), "token_ids", "ids")
         return _checked_ids("token_ids", message.token_ids, card)
 
     async def _read_prediction(self, message: generation_pb2.GenerateRequest, card: model_pb2.ModelCard) -> list[int]:
-        """What the output will largely be; nothing where the request does not say."""
+        """Returns the predicted output's tokens; empty without a prediction."""
         if message.WhichOneof("prediction") == "prediction_text":
             ids = await self._encode("prediction", message.prediction_text, card, add_special_tokens=False)
         else:
-            # Empty where it is not set.
+            # Empty if unset.
             _check_prompt_length("prediction", len(message.prediction_token_ids.ids), card)
             ids = _checked_ids("prediction", message.prediction_token_ids.ids, card)
         _check_prompt_length("prediction", len(ids), card)
@@ -100,7 +100,7 @@ class RequestReader:
 
     async def _encode(self, name: str, text: str, card: model_pb2.ModelCard, add_special_tokens: bool) -> list[int]:
         reason = CONTEXT_LENGTH_EXCEEDED if name == "text" else INVALID_FIELD
-        require_at_most(_most_characters(card), len(text), name, "characters", reason)
+        require_at_most(_max_characters(card), len(text), name, "characters", reason)
         if not text:
             return []
         return await self._tokenizer.run(lambda: self._tokenizer.encode(text, add_special_tokens), len(text))
@@ -111,7 +111,7 @@ class RequestReader:
         messages = _parse_messages(chat)
         num_characters = sum(len(each["role"]) + len(each["content"]) for each in messages)
         num_characters += len(chat.template_options)
-        require_at_most(_most_characters(card), num_characters, "chat.messages", "characters", CONTEXT_LENGTH_EXCEEDED)
+        require_at_most(_max_characters(card), num_characters, "chat.messages", "characters", CONTEXT_LENGTH_EXCEEDED)
         options = _parse_template_options(chat.template_options)
         return await self._tokenizer.run(
             lambda: self._tokenizer.encode_chat(messages, options, add_generation_prompt, chat.parse_special_tokens),
@@ -120,7 +120,7 @@ class RequestReader:
 
 
 def requests_of_choices(request: Request) -> list[Request]:
-    """n requests for one sample each, with seeds of their own; the prompt is scored for the first alone."""
+    """Returns n requests for one sample each, with a seed each; only the first scores the prompt."""
     rest = replace(request.sampling, prompt_logprobs=None)
     return [request] + [
         replace(request, sampling=replace(rest, seed=derive_seed(request.seed, index)))
@@ -141,7 +141,7 @@ def _parse_template_options(text: str) -> dict[str, Any]:
         return {}
     try:
         options = json.loads(text)
-        # JSON can hold half of a character, which no text can.
+        # JSON can spell a lone surrogate, which UTF-8 can't.
         json.dumps(options, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         options = None
@@ -155,12 +155,12 @@ def _checked_ids(name: str, ids: Iterable[int], card: model_pb2.ModelCard) -> li
     return list(ids)
 
 
-def _check_prompt_length(name: str, num_tokens: int, card: model_pb2.ModelCard, room: int = 1) -> None:
-    """`room`: for tokens that will follow."""
-    longest = card.max_model_len - room
+def _check_prompt_length(name: str, num_tokens: int, card: model_pb2.ModelCard, reserved: int = 1) -> None:
+    """`reserved`: tokens that must still fit after these."""
+    longest = card.max_model_len - reserved
     reason = CONTEXT_LENGTH_EXCEEDED if name == "prompt" else INVALID_FIELD
     require(num_tokens <= longest, name, f"{num_tokens} tokens", f"at most {longest} tokens for this model", reason)
 
 
-def _most_characters(card: model_pb2.ModelCard) -> int:
+def _max_characters(card: model_pb2.ModelCard) -> int:
     return card.max_model_len * MAX_CHARACTERS_PER_TOKEN

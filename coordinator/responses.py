@@ -1,4 +1,4 @@
-"""What a generation's rounds look like to a client: pieces, as the bytes that are sent, and their traces."""
+"""A generation's rounds as encoded messages for the client, and their traces."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,22 +17,19 @@ class Choice:
 
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:
         self.index = index
-        behind = [] if request.is_chat else request.prompt
-        self.context = Context(request, tokenizer.stream(request.sampling.stop, behind))
+        before = [] if request.is_chat else request.prompt
+        self.context = Context(request, tokenizer.stream(request.sampling.stop, before))
         self.stats = GenerationStats()
 
     def finish(self, synthetic_acceptance: float | None = None) -> Finish:
-        """What the generation came to so far; the reason is empty while it runs.
-
-        `synthetic_acceptance`: the chance that decided, if it was not the rule.
-        """
+        """See `GenerationStats.finish`."""
         return self.stats.finish(self.context, synthetic_acceptance)
 
 
 def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAcceptance | None = None) -> Iterator[bytes]:
-    """Yields a round's message, after others with the log-probabilities of a long prompt that it can't hold.
+    """Yields a round's message, preceded by messages for those log-probabilities of a long prompt that do not fit in it.
 
-    The last one tells what speculation did. `synthetic`: what decided, if it was not the rule.
+    `synthetic`: what replaced the acceptance rule.
     """
     request, index = choice.context.request, choice.index
     of_prompt, first = emission.prompt_logprobs, 0
@@ -57,7 +54,7 @@ def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAccep
 
 
 def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Callable[[int], bytes]) -> RoundTrace:
-    """`number`: 0 for the prompt's round; `bytes_of`: what a token stands for."""
+    """Makes the trace of a round. `number`: 0 for the prompt's round; `bytes_of`: returns a token's bytes."""
     proposal, verdict = finished.proposal, finished.verdict
     computed_us, queued_us = (
         proposal.report.computed_us + verdict.report.computed_us,

@@ -26,7 +26,7 @@ from paceline.v1 import generation_pb2, model_pb2
 
 
 class GenerationServicer:
-    """One task a generation; its messages are kept, so a slow reader does not hold the caches (see `unread`)."""
+    """Runs each generation in a task and buffers its messages, so a slow reader does not hold the caches (see `unread`)."""
 
     def __init__(
         self,
@@ -36,8 +36,7 @@ class GenerationServicer:
         defaults: SpeculationParams,
         spans: Spans,
     ) -> None:
-        """`draft`: for what the deployment says of itself; `defaults`: of what a request does not say; `spans`: of
-        requests."""
+        """`draft`: described by `Describe`; `defaults`: for fields that a request leaves open; `spans`: for requests."""
         self._draft = draft
         self._requests = requests
         self._generations = generations
@@ -73,7 +72,7 @@ class GenerationServicer:
                 try:
                     await asyncio.gather(*tasks.values(), return_exceptions=True)
                 finally:
-                    # Also where the caller leaves now: what is not read any more would count for ever.
+                    # Even if cancelled here: unread messages would count forever.
                     answer.close()
 
     async def Describe(

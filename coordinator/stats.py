@@ -1,4 +1,4 @@
-"""What speculation did and where the time went, of a round and of a generation."""
+"""Statistics of rounds and generations: what speculation did and how the time was spent."""
 
 import time
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from paceline.results import Finish, Speculation, Timing
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What was proposed, answered and decided, and when (seconds of `time.perf_counter`)."""
+    """A finished round, with its times in seconds of `time.perf_counter`."""
 
     proposal: Proposal
     verdict: Verdict
@@ -22,7 +22,7 @@ class Round:
 
     @property
     def num_decided(self) -> int:
-        """Drafts that were accepted or rejected: those behind a rejection were neither."""
+        """Returns the number of accepted or rejected drafts; drafts after the first rejection are not counted."""
         return min(len(self.proposal), self.outcome.num_accepted + 1)
 
     @property
@@ -58,10 +58,10 @@ class GenerationStats:
     """Figures of one generation. Times in microseconds unless the name says otherwise."""
 
     arrived_s: float = field(default_factory=time.perf_counter)
-    # When it got its place among the running; None: it has none yet.
+    # When it got its slot; None while it waits.
     placed_s: float | None = None
     first_token_us: int = 0
-    # Of the prompt's tokens those the target's cache held already.
+    # Prompt tokens found in the target's cache.
     cached_prompt_tokens: int = 0
     # Rounds after the prompt's own: one target forward each.
     rounds: int = 0
@@ -70,10 +70,10 @@ class GenerationStats:
     accepted_per_position: list[int] = field(default_factory=list)
     # Rounds by how many drafts were accepted and emitted.
     rounds_by_accepted: list[int] = field(default_factory=list)
-    # Of the proposed tokens those from the request's prediction: accepted and emitted, and not.
+    # Drafts from the request's prediction that were accepted and emitted, and the others.
     prediction_accepted: int = 0
     prediction_rejected: int = 0
-    # Proposed and accepted tokens, by who drafted them.
+    # Proposed and accepted tokens by drafter.
     by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
     # The round that was counted last.
     last_round: Round | None = None
@@ -121,11 +121,11 @@ class GenerationStats:
         self._count_positions(num_proposed, num_accepted)
 
     def count_first_token(self) -> None:
-        """Notes the time to the first token, which is emitted now."""
+        """Notes that the first token goes out now; beam search emits all tokens at once."""
         self.first_token_us = self.total_us
 
     def finish(self, context: Context, synthetic_acceptance: float | None = None) -> Finish:
-        """The figures so far as a client is told them; the reason is empty while the generation runs."""
+        """Returns the figures so far as a client gets them; the reason is empty while the generation runs."""
         lenience = context.request.speculation.lenience
         return Finish(
             reason="" if context.finish_reason is None else context.finish_reason.value,
@@ -174,7 +174,7 @@ class GenerationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens emitted per target forward."""
+        """Returns the tokens emitted per target forward."""
         return self.round_tokens / self.rounds if self.rounds else 0.0
 
     @property
@@ -183,5 +183,5 @@ class GenerationStats:
 
     @property
     def wire_us(self) -> int:
-        """Rounds' time that no server accounts for: messages and event loops."""
+        """Returns the rounds' time outside both servers: messages and event loops."""
         return max(0, self.rounds_us - self.draft_us - self.target_us - self.queued_us)

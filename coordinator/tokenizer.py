@@ -20,13 +20,13 @@ from paceline.errors import ConfigError
 
 T = TypeVar("T")
 
-# So many tokens of a prompt say how its text goes on.
+# Tokens of the prompt that the stream's text continues.
 CONTEXT_TOKENS = 8
-# What bytes that make no character become.
+# Stands for bytes that are not UTF-8.
 BROKEN = "\ufffd"
 # Tokens held back for a character that is not whole yet. Each token is decoded together with those held back before it.
 MAX_PENDING_TOKENS = 8
-# A text of as many characters is tokenized in a few milliseconds.
+# A longer text takes more than a few milliseconds to tokenize.
 LONG_CHARACTERS = 10_000
 
 
@@ -34,7 +34,7 @@ class Tokenizer:
     """The tokenizer that the target server serves. Does not load torch."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
-        """`files`: name -> content, as Target.Tokenizer streams them. Raises ConfigError if they are no tokenizer."""
+        """`files`: name -> content, as Target.Tokenizer streams them. Raises ConfigError for files that are not a tokenizer."""
         with tempfile.TemporaryDirectory() as folder:
             for name, data in files.items():
                 (Path(folder) / Path(name).name).write_bytes(data)
@@ -43,31 +43,31 @@ class Tokenizer:
             except Exception as error:  # tokenizers raises bare Exception for files it can't read
                 raise ConfigError(f"the target's tokenizer can't be read: {error}") from error
         self.backend = self._tokenizer.backend_tokenizer
-        # The first call takes truncation and padding out, if the files ask for them; two threads can't do that at once.
+        # The first call removes truncation and padding; two threads can't do that at once.
         self._tokenizer.encode("")
         self._chat_template = ChatTemplate(self._tokenizer)
         self._token_bytes = TokenBytes(self.backend)
-        # One thread: who tokenizes long texts must not take all cores from the model servers.
+        # One thread: long texts must not take all cores from the model servers.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
 
     async def run(self, encode: Callable[[], T], num_characters: int) -> T:
-        """What `encode`, or any other work with a text, returns. Off the event loop where the text is long, so that other generations go on."""
+        """Runs `encode`, in a thread if the text is long."""
         if num_characters < LONG_CHARACTERS:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
 
     @property
     def special_tokens(self) -> dict[str, str | None]:
-        """By the names that chat templates use; None for what the tokenizer does not have."""
+        """Returns special tokens by the names that chat templates use; None for those that the tokenizer lacks."""
         return {name: getattr(self._tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
 
     @property
     def chat_template(self) -> str | None:
-        """The default one, where there are several."""
+        """The template, or the default one of several."""
         return self._chat_template.source
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Text as it is, with what the tokenizer itself puts around it (a BOS token, say) if `add_special_tokens`."""
+        """Tokenizes plain text. `add_special_tokens`: with what the tokenizer adds, such as a BOS token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
@@ -78,63 +78,63 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         parse_special_tokens: bool = False,
     ) -> list[int]:
-        """A conversation through the model's chat template, as in `ChatTemplate.encode`."""
+        """Tokenizes a conversation (see `ChatTemplate.encode`)."""
         return self._chat_template.encode(messages, options or {}, add_generation_prompt, parse_special_tokens)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`."""
+        """Returns the text of `ids`."""
         text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def decode_with_offsets(self, ids: list[int], skip_special_tokens: bool = True) -> tuple[str, list[int]]:
-        """Returns the text of `ids`, and where in it each of them begins, in characters."""
+        """Returns the text of `ids` and the offset of each, in characters."""
         text = self.decode(ids, skip_special_tokens)
         *offsets, end = self._token_bytes.offsets_of(ids, skip_special_tokens)
-        # Some tokenizers take the space from a text's first word.
+        # Some tokenizers strip the space before a text's first word.
         surplus = max(0, end - len(text))
         return text, [min(max(0, at - surplus), len(text)) for at in offsets]
 
     def bytes_of(self, token: int) -> bytes:
-        """What the token alone stands for: perhaps a part of a character. Of a special token its name."""
+        """Returns the bytes of the token alone, maybe a part of a character; for a special token its name."""
         return self._token_bytes.of(token)
 
     def has_text(self, token: int) -> bool:
-        """Whether the token adds text by itself: it is not special, and not named for a byte."""
+        """See `TokenBytes.has_text`."""
         return self._token_bytes.has_text(token)
 
     def unfinished(self, ids: list[int]) -> tuple[list[int], int]:
         """See `TokenBytes.unfinished`."""
         return self._token_bytes.unfinished(ids)
 
-    def stream(self, stop: tuple[str, ...], behind: Sequence[int] = ()) -> "TextStream":
-        """`behind`: tokens whose text goes on with the stream's; none for a text that begins anew."""
-        return TextStream(self, stop, behind)
+    def stream(self, stop: tuple[str, ...], before: Sequence[int] = ()) -> "TextStream":
+        """`before`: tokens whose text the stream continues; empty for a text that starts afresh."""
+        return TextStream(self, stop, before)
 
 
 class TextStream:
-    """Turns one generation's tokens into text that is never taken back.
+    """Turns one generation's tokens into text that never changes later.
 
     Holds back bytes that are not yet a character, and text that may become a stop string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], behind: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
-        # Given out or held back: where the next token's text begins.
+        # Characters so far, given out or held back: the offset of the next token.
         self.num_characters = 0
         # Text that is not given out yet.
         self._held = ""
         self.is_stopped = False
-        self._begin(list(behind[-CONTEXT_TOKENS:]))
+        self._begin(list(before[-CONTEXT_TOKENS:]))
 
     def push(self, token: int, is_end: bool = False, may_stop: bool = True) -> str:
-        """Text that became certain with `token`. A token that ends the text adds none of its own."""
+        """Returns the text that `token` makes final. A token that ends the text adds none of its own."""
         if is_end:
             return ""
         return self._release(self._decode(token), may_stop)
 
     def finish(self) -> str:
-        """What was held back, at the end. Bytes that never became a character come out as U+FFFD."""
+        """Returns what was held back at the end. Bytes that never became a character come out as U+FFFD."""
         if self.is_stopped:
             return ""
         text = self._release(self._rest(), True)
@@ -144,7 +144,8 @@ class TextStream:
         return text + held
 
     def _begin(self, context: list[int]) -> None:
-        """Decodes the tokens to come as if they followed these: some tokenizers take the space from a text's first word."""
+        """Decodes the tokens to come as if they followed these: some tokenizers strip the
+        space before a text's first word."""
         text = self._tokenizer.decode(context)
         if text.endswith(BROKEN):
             context, text = [], ""
@@ -194,7 +195,7 @@ class TextStream:
         return rest[: len(rest) - held_back]
 
     def _rest(self) -> str:
-        """What the decoder holds back: bytes that are not yet a character."""
+        """Returns what the decoder holds back: bytes that are not yet a character."""
         rest = self._tokenizer.decode(self._ids)[self._num_decoded :]
         self._num_decoded += len(rest)
         return rest
@@ -215,7 +216,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with, short of `stop` itself."""
+    """Returns the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
@@ -226,18 +227,22 @@ _BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte, as GPT-2 has it: printable bytes stand for themselves, the others follow from U+0100 on."""
+    """Maps GPT-2's characters to bytes: printable bytes are themselves, the others follow from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 class TokenBytes:
-    """Of one tokenizer."""
+    """The bytes of each token of one tokenizer.
+
+    A byte-level vocabulary writes each byte as a printable character. Others write a token's text, with a sign of their
+    own for a space, and names such as <0x0A> for single bytes.
+    """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Special tokens and others that were added to the vocabulary: they are written as they are.
+        # Added tokens, special ones among them, are written as they are.
         self._added = {id: str(token).encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
         self._special = frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         steps = _decoder_steps(tokenizer)
@@ -253,7 +258,7 @@ class TokenBytes:
         ]
 
     def of(self, token: int) -> bytes:
-        """Empty for an id that the tokenizer does not know: a model's vocabulary may be filled up with such ids."""
+        """Returns the token's bytes; empty for an unknown id, with which a model's vocabulary may be padded."""
         if token in self._added:
             return self._added[token]
         written = self._tokenizer.id_to_token(token)
@@ -268,7 +273,7 @@ class TokenBytes:
         return str(written).encode()
 
     def offsets_of(self, ids: list[int], skip_special_tokens: bool) -> list[int]:
-        """Returns how many characters the bytes before each token make, and at last those of all."""
+        """Returns the number of characters before each token, and last that of all."""
         skipped = self._special if skip_special_tokens else frozenset()
         pieces = [b"" if token in skipped else self.of(token) for token in ids]
         if not self._has_decoder:
@@ -311,7 +316,7 @@ class TokenBytes:
 
 
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    """What the tokenizer does with tokens to make them text."""
+    """Returns the steps of the tokenizer's decoder."""
     decoder = json.loads(tokenizer.to_str())["decoder"]
     if decoder is None:
         return []

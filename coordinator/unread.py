@@ -1,9 +1,8 @@
-"""Answers that callers have not read yet: bounded, for each call and in all.
+"""Backpressure: bounds the memory of answers that callers have not read, per call and in total.
 
-A generation goes on however slowly its caller reads, since its caches are worth more than its messages. So messages pile up
-where a caller does not read. Whose pile grows too high loses its generations; nobody beside it is held up.
-
-Messages wait as the bytes that will be sent: as objects they take four to eighteen times the memory.
+A generation does not wait for a slow caller, since its caches cost more than its messages. Messages are buffered, and a call
+whose buffer exceeds the bound is cancelled; other calls are not affected. They are buffered as encoded bytes, which take far
+less memory than objects.
 """
 
 import asyncio
@@ -13,14 +12,14 @@ from typing import Generic, TypeVar
 from paceline.errors import ResourceExhausted
 
 T = TypeVar("T")
-# Of what all calls may hold, the part that one may.
+# One call may hold this fraction of the total: 1 / CALL_SHARE.
 CALL_SHARE = 4
-# What Python needs to keep a message, beside its bytes. A short one is mostly this.
+# Python's overhead for a message, most of a short one.
 KEEPING_BYTES = 128
 
 
 class UnreadAnswers:
-    """Those of all calls."""
+    """The unread answers of all calls."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -32,7 +31,7 @@ class UnreadAnswers:
         return self.max_bytes // CALL_SHARE
 
     def count(self, answer: "UnreadAnswer[object]", num_bytes: int) -> None:
-        """Counts what came or went (below 0). Too much in all costs the call that has most of it."""
+        """Counts added or removed (below 0) bytes. Beyond the total, refuses the call with the largest buffer."""
         self.num_bytes += num_bytes
         if answer.num_bytes:
             self._calls.add(answer)
@@ -45,10 +44,10 @@ class UnreadAnswers:
 
 
 class UnreadAnswer(Generic[T]):
-    """One call's messages, in order, on the way from those who write them to the one who sends them."""
+    """One call's messages, in order, between their writers and the call that sends them."""
 
     def __init__(self, answers: UnreadAnswers, on_refused: Callable[[], object]) -> None:
-        """`on_refused` ends what writes the answer: its caller may not read for long what `get` raises."""
+        """`on_refused` ends the writers: the caller may not read for long, so `get` may not raise soon."""
         self._answers = answers
         self._on_refused = on_refused
         self._failure: ResourceExhausted | None = None
@@ -57,13 +56,13 @@ class UnreadAnswer(Generic[T]):
         self.num_bytes = 0
 
     def put(self, writer: T, message: bytes | None) -> None:
-        """`message`: None when the writer is done. Never waits. Nothing is added to an answer that was refused."""
+        """Adds a message, None when the writer is done. Never waits. Drops the message of a refused answer."""
         if self._failure is None:
             self._waiting.put_nowait((writer, message))
             self._count(_kept_bytes(message))
 
     async def get(self) -> tuple[T, bytes | None]:
-        """The next message, and whose it is. Raises ResourceExhausted if the caller left too much unread."""
+        """Returns the next message and its writer. Raises ResourceExhausted if the caller left too much unread."""
         part = await self._waiting.get()
         if part is None:
             assert self._failure is not None
@@ -72,7 +71,7 @@ class UnreadAnswer(Generic[T]):
         return part
 
     def refuse(self) -> None:
-        """Forgets what was not read, and ends the answer."""
+        """Drops unread messages and ends the answer."""
         self._failure = ResourceExhausted(
             f"{self.num_bytes} bytes of this answer were not read; at most {self._answers.max_call_bytes} are kept for a "
             f"call, and {self._answers.max_bytes} for all calls"
@@ -82,7 +81,7 @@ class UnreadAnswer(Generic[T]):
         self._on_refused()
 
     def close(self) -> None:
-        """Forgets what was not read."""
+        """Drops unread messages."""
         while not self._waiting.empty():
             self._waiting.get_nowait()
         self._count(-self.num_bytes)

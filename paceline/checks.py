@@ -17,14 +17,14 @@ def require_at_most(most: int, count: int, name: str, unit: str, reason: str = I
 
 
 def require_type(params: object, kind: type, allowed: str, *names: str) -> None:
-    """Raises InvalidArgument naming the first of the fields `names` that is no `kind`; True and False are no numbers."""
+    """Raises InvalidArgument naming the first of the fields `names` that is not a `kind`. A bool is not a number."""
     for name in names:
         value = getattr(params, name)
         require(isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), name, value, allowed)
 
 
 def is_token_id(value: object) -> bool:
-    """Whether it is a whole number that a message can hold as an id."""
-    # A list may hold thousands: the cheap test first. True and False are no numbers.
+    """Whether a message can hold `value` as a token id."""
+    # The cheap test first: a list may hold thousands. A bool is not a number.
     is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
     return is_whole and 0 <= int(value) < 2**31  # type: ignore[call-overload]

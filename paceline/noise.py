@@ -2,9 +2,9 @@
 
 Every draw in the system names its key, so a retried command repeats its answer and a
 seed repeats its text. Under `match` the key is (seed, position): the draft may use the
-target's own noise. Under `rejection` it is (seed, position where the round began,
-position, purpose): a position drafted again in a later round must not meet the noise
-of the discarded try, or the output is biased.
+target's own noise. Under `rejection` it is (seed, first position of the round,
+position, purpose): a position drafted again in a later round must not reuse the noise
+of the discarded attempt, or the output is biased.
 
 `paceline.engine.sampling.noise` is the torch twin; their integers are equal.
 """
@@ -60,7 +60,7 @@ def uniform(key: int) -> float:
 
 
 def hash_ids(key: int, ids: int | NDArray[np.integer[Any]]) -> NDArray[np.uint32]:
-    """One 32-bit integer for each of these token ids, or of so many from 0 on."""
+    """Returns one 32-bit integer for each of these token ids; a number means the ids below it."""
     x = (np.arange(ids) if isinstance(ids, int) else ids).astype(np.uint32) ^ np.uint32(key & 0xFFFFFFFF)
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint32(16))) * np.uint32(MIX_1)
@@ -70,17 +70,17 @@ def hash_ids(key: int, ids: int | NDArray[np.integer[Any]]) -> NDArray[np.uint32
 
 
 def gumbel(key: int, ids: int | NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """Gumbel noise for each of these token ids, or of so many from 0 on. Float64, or the tail of a large vocabulary is
-    wrong."""
+    """Returns Gumbel noise for each of these token ids; a number means the ids below it. Float64, or the tail of a large
+    vocabulary is wrong."""
     u = (hash_ids(key, ids).astype(np.float64) + 0.5) / 2**32
     return -np.log(-np.log1p(-u))
 
 
 def fresh_seed() -> int:
-    """A seed for a request that brought none. 63 bits: it survives readers with signed integers."""
+    """Makes a seed for a request without one. 63 bits, so that it fits a signed integer."""
     return secrets.randbits(63)
 
 
 def derive_seed(seed: int, sample: int) -> int:
-    """The seed of the n > 1 samples after the first."""
+    """Derives the seed of each of n samples; the first keeps it."""
     return seed if sample == 0 else _splitmix(_splitmix(seed) ^ sample)

@@ -1,5 +1,4 @@
-"""What a coordinator gives: a generation's rounds as they come, or the whole, and what it says of itself. Plain values,
-no messages."""
+"""What a client gets from a coordinator, as plain values: rounds as they come, whole generations, descriptions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,19 +8,19 @@ from paceline.speculation import SpeculationParams
 
 @dataclass(frozen=True, slots=True)
 class TracedDraft:
-    """One draft of a round. Drafts behind a rejection, or behind the end of the text, were not decided."""
+    """One draft of a round. Drafts after a rejection, or after the end of the text, are undecided."""
 
     token_id: int
     # Bytes that are no whole character come out as U+FFFD.
     text: str
     # Accepted and emitted.
     accepted: bool
-    # Under `rejection`, where decided: the draft's probability, the target's, and the uniform number compared with
-    # them. The draft is accepted where r * lenience * q < p.
+    # Under `rejection`, if decided: the draft's probability, the target's, and a uniform number. The draft is accepted if
+    # r * lenience * q < p.
     q: float | None = None
     p: float | None = None
     r: float | None = None
-    # Under `match`, where decided: the target's own choice.
+    # Under `match`, if decided: the target's own choice.
     target_id: int | None = None
     target_text: str | None = None
 
@@ -32,19 +31,19 @@ class RoundTrace:
 
     # 0 for the prompt's round.
     round: int
-    # "model", "ngram", "suffix", "prediction" or "custom"; "none" where nothing was proposed, for this reason.
+    # The drafter's name, or "none" if nothing was proposed, with the reason.
     drafter: str
     reason: str
-    # Asked of the drafter.
+    # Tokens asked of the drafter.
     draft_tokens: int
     proposed: list[TracedDraft]
-    # Of these accepted and emitted.
+    # Accepted and emitted.
     num_accepted: int
-    # Under the entropy rule: the draft's entropy over ln(vocabulary) at each position where it looked.
+    # Under the entropy rule: the draft's entropy / ln(vocabulary) at each position that it reached.
     entropies: list[float]
     # The same, smoothed with those of decided positions before.
     smoothed_entropies: list[float]
-    # By each of these: the draft tokens that the rule allows in this round.
+    # The draft tokens that each of these allows in this round.
     allowed_draft_tokens: list[int]
     draft_us: int
     target_us: int
@@ -64,20 +63,20 @@ class Speculation:
     proposed_per_position: list[int]
     accepted_per_position: list[int]
     mean_acceptance_length: float
-    # Where it was not 1: the output's law is not quite the target's.
+    # Set if below 1: the output's distribution is not exactly the target's.
     lenience: float | None = None
-    # In a benchmark: the chance with which a coin accepted drafts. This is no real text.
+    # In benchmarks: the chance with which drafts were accepted. The output is not real text.
     synthetic_acceptance: float | None = None
     # Rounds in which 0, 1, 2, … drafts were accepted and emitted: `rounds` in all.
     rounds_by_accepted: list[int] = field(default_factory=list)
-    # Of the proposed tokens those from the request's prediction: accepted and emitted, and not.
+    # Drafts from the request's prediction that were accepted and emitted, and the others.
     prediction_accepted: int = 0
     prediction_rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where one generation's time went, in milliseconds."""
+    """How one generation's time was spent, in milliseconds."""
 
     ttft_ms: float
     total_ms: float
@@ -94,7 +93,7 @@ class Finish:
     # "stop" or "length"; empty while the generation runs.
     reason: str
     prompt_tokens: int
-    # Of these the target's cache held already (prefix caching).
+    # Found in the target's cache (prefix caching).
     cached_prompt_tokens: int
     completion_tokens: int
     seed: int
@@ -109,7 +108,7 @@ class TokenLogprobs:
     logprob: float
     top_token_ids: list[int]
     top_logprobs: list[float]
-    # Where in the sample's text the token's own begins, in characters; 0 for a prompt's tokens.
+    # Offset of the token in the sample's text, in characters; 0 for prompt tokens.
     text_offset: int = 0
 
 
@@ -122,13 +121,13 @@ class Piece:
     origins: str
     # Characters of `text` that each token brought.
     text_lengths: list[int] = field(default_factory=list)
-    # Which of the n samples.
+    # Index of the sample.
     index: int = 0
-    # Where asked for: one for each token; and, in the first piece, for each prompt token from the second on. Of a long
-    # prompt the first of them come in pieces ahead, which hold nothing else.
+    # If asked for: one for each token; and in the first piece one for each prompt token from the second on. For a long
+    # prompt, pieces with nothing else precede it.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    # Where asked for: how the round came about.
+    # If asked for: how the round came about.
     trace: RoundTrace | None = None
     # As in Finish, from the first round on.
     prompt_tokens: int = 0
@@ -138,7 +137,7 @@ class Piece:
 
     @property
     def parts(self) -> Iterator[tuple[str, str]]:
-        """The text token by token, each with its letter of origin."""
+        """Yields the text of each token with its letter of origin."""
         start = 0
         for length, origin in zip(self.text_lengths, self.origins, strict=True):
             yield self.text[start : start + length], origin
@@ -154,7 +153,7 @@ class Completion:
     origins: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    # Where asked for: one for each round.
+    # If asked for: one for each round.
     traces: list[RoundTrace] = field(default_factory=list)
     finish: Finish | None = None
 
@@ -171,7 +170,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model behind a server; each field's meaning stands in ModelCard (proto/paceline/v1/model.proto)."""
+    """A server's model; ModelCard in proto/paceline/v1/model.proto describes the fields."""
 
     name: str
     dtype: str
@@ -185,7 +184,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """The target's tokenizer; None for what it does not have."""
+    """The target's tokenizer; None for tokens that it lacks."""
 
     bos_token: str | None = None
     eos_token: str | None = None
@@ -200,9 +199,9 @@ class Detokenized:
     """Text of tokens."""
 
     text: str
-    # The bytes that each token alone stands for, which may be a part of a character; of a special token its name.
+    # The bytes of each token, maybe a part of a character; for a special token its name.
     pieces: list[bytes]
-    # Where in the text each token's own begins, in characters.
+    # Offset of each token in the text, in characters.
     text_offsets: list[int]
 
 
@@ -213,9 +212,9 @@ class Deployment:
     target: Model
     # None without a draft server.
     draft: Model | None
-    # What a request's open fields become.
+    # Defaults of a request's open fields.
     defaults: SpeculationParams
-    # Generations now, and at most.
+    # Running generations, and their limit.
     running: int
     max_running: int
     version: str

@@ -1,4 +1,4 @@
-"""How a request's tokens are drawn, as validated values. No torch, no messages."""
+"""Sampling parameters, validated. No torch, no messages."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from paceline.checks import is_token_id, require, require_at_most, require_type
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
-# In a list of token ids, or of biases: each of them costs time in every step.
+# Entries in a list of token ids or biases; each costs time in every step.
 MAX_LISTED_IDS = 16_384
 DEFAULT_MAX_TOKENS = 256
 MAX_SALT_CHARACTERS = 256
@@ -17,13 +17,13 @@ MAX_ID_CHARACTERS = 256
 MAX_SAMPLES = 64
 MAX_LOGPROBS = 20
 MAX_BEAMS = 10
-# The least is 0.01 as a message carries it: rounded to float32, which is a little less.
+# 0.01 as a message carries it: rounded to float32.
 MIN_REPETITION_PENALTY = 0.01 * (1 - 2**-24)
 MAX_REPETITION_PENALTY = 100.0
 
 
 def check_lengths(params: Any) -> None:
-    """Raises InvalidArgument where a list is too long. `params`: SamplingParams, or the message of that name: it is
+    """Raises InvalidArgument if a list is too long. `params`: SamplingParams, or the message of that name, which is
     checked before its lists are copied."""
     require_at_most(MAX_STOP_STRINGS, len(params.stop), "stop", "strings")
     for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
@@ -34,27 +34,27 @@ def check_lengths(params: Any) -> None:
 class SamplingParams:
     """How tokens are drawn and when to stop. Raises InvalidArgument on construction.
 
-    max_tokens: most tokens to generate; 0 only reads the prompt, to score it or to have it cached.
-    min_tokens: no end of text and no stop condition before so many tokens.
+    max_tokens: maximum number of tokens to generate; 0 only reads the prompt, to score or cache it.
+    min_tokens: minimum number of tokens before the text may end.
     temperature: at least 0; 0 takes the likeliest token.
     top_k: keep the k likeliest tokens; 0 keeps all.
     top_p: keep the likeliest tokens up to this mass, in [0, 1]; 0 keeps the likeliest one.
-    min_p: keep tokens at least so many times as likely as the likeliest, in [0, 1].
-    seed: repeats a text; None: a fresh one, which Finish.seed reports.
+    min_p: keep tokens with at least this fraction of the likeliest token's probability, in [0, 1].
+    seed: repeats a text; None: a random one, which Finish.seed reports.
     stop: the text ends before the first of these strings; at most 64.
     stop_token_ids: the text ends after the first of these tokens.
     ignore_eos: go on past the model's end of text.
     repetition_penalty: in [0.01, 100]; above 1, tokens of prompt and output are less likely.
-    presence_penalty: in [-2, 2]; taken off the logit of each token that is in the output.
-    frequency_penalty: in [-2, 2]; taken off for each time a token is in the output.
-    logit_bias: by token id, what is added to its logit, in [-100, 100].
-    allowed_token_ids: if there are any, no other can be drawn.
+    presence_penalty: in [-2, 2]; subtracted from the logit of each token in the output.
+    frequency_penalty: in [-2, 2]; subtracted for each occurrence of a token in the output.
+    logit_bias: added to the logits of these token ids, in [-100, 100].
+    allowed_token_ids: if given, only these can be drawn.
     banned_token_ids: these can't be drawn.
     n: independent samples of one prompt, 1 to 64.
-    logprobs: report each token's log-probability and those of so many likeliest tokens, 0 to 20; None: no report.
-    prompt_logprobs: the same for the prompt's tokens from the second on.
-    beams: beam search over so many hypotheses, 1 to 10; above 1 the answer is the best of them, whole at the end.
-    length_penalty: of beams, in [-10, 10]: a hypothesis's score is its log-probability / (its tokens) ^ length_penalty.
+    logprobs: report each token's log-probability and those of this number of likeliest tokens, 0 to 20; None: no report.
+    prompt_logprobs: likewise for the prompt's tokens from the second on.
+    beams: width of beam search, 1 to 10; above 1 the answer is the best hypothesis, sent whole at the end.
+    length_penalty: for beams, in [-10, 10]: a hypothesis's score is its log-probability / (its tokens) ^ length_penalty.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -118,7 +118,7 @@ class SamplingParams:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     def check_token_ids(self, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
-        """Raises InvalidArgument where a token id is outside the vocabulary, or no token is left to draw."""
+        """Raises InvalidArgument if a token id is outside the vocabulary, or no token is left to draw."""
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "banned_token_ids"):
             worst = max(getattr(self, name), default=0)
             require(worst < vocab_size, name, worst, f"in [0, {vocab_size})")
@@ -128,7 +128,7 @@ class SamplingParams:
         drawable = set(self.allowed_token_ids) - banned if self.allowed_token_ids else vocab_size - len(banned)
         require(bool(drawable), "banned_token_ids", "all that could be drawn", "such that a token is left to draw")
         ends = {*self.stop_token_ids, *eos_token_ids}
-        # A step of beams asks for the likeliest tokens: as many as live, and all that may end the text.
+        # A step of beam search needs a likeliest token for each beam, besides those that end the text.
         fits = self.beams == 1 or self.beams + len(ends) <= MAX_LOGPROBS
         most = f"at most {MAX_LOGPROBS} together with the {len(ends)} tokens that end the text"
         require(fits, "beams", self.beams, most)
@@ -143,7 +143,7 @@ class SamplingParams:
                 require_type(self, Integral, "a whole number or None", name)
         is_list = isinstance(self.stop, tuple | list) and all(isinstance(text, str) for text in self.stop)
         require(is_list, "stop", self.stop, "a list or tuple of texts")
-        # Half of a character, as Python has it, is lost in UTF-8.
+        # A lone surrogate can't be encoded.
         is_utf8 = all(text == text.encode(errors="ignore").decode() for text in self.stop)
         require(is_utf8, "stop", self.stop, "texts in UTF-8")
         for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids"):
@@ -157,7 +157,7 @@ class SamplingParams:
         require(ok, "logit_bias", biases, "a dict from token ids to numbers")
 
     def _check_beams(self) -> None:
-        """Beams are the target's likeliest texts: nothing that draws, or changes what is likely, goes with them."""
+        """Beams are the target's likeliest texts, so parameters that draw or change probabilities are refused."""
         if self.beams == 1:
             require(self.length_penalty == 1, "length_penalty", self.length_penalty, "1 without beams")
             return

@@ -1,4 +1,4 @@
-"""Whether, how and how far a request speculates, as validated values. No torch, no messages."""
+"""Speculation parameters, validated. No torch, no messages."""
 
 import enum
 import math
@@ -61,7 +61,7 @@ class Rule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """As many draft tokens as maximise expected tokens per second, from `min` to `max`."""
+    """Maximizes expected tokens per second with `min` to `max` draft tokens."""
 
     min: int = 0
     max: int = 8
@@ -72,7 +72,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class EntropyAdaptive:
-    """Fewer draft tokens where the draft model is unsure."""
+    """Proposes fewer draft tokens when the draft model is unsure."""
 
     bounds: Bounds = field(default_factory=Bounds)
     # Weight of the past in the smoothed entropy.
@@ -93,13 +93,13 @@ DraftLength = int | Bounds | EntropyAdaptive
 def parse_draft_length(
     text: str | None, *, draft_min: int | None = None, draft_max: int | None = None, entropy_beta: float | None = None
 ) -> DraftLength:
-    """From what a user types.
+    """Parses what a user types.
 
-    text: `adaptive`, `entropy` or a number; None is none of them.
-    draft_min, draft_max: bounds of `adaptive` and `entropy`; None: those of Bounds().
-    entropy_beta: of `entropy`, its ema_beta; None: that of EntropyAdaptive().
+    text: `adaptive`, `entropy` or a number.
+    draft_min, draft_max: bounds of `adaptive` and `entropy`; default to `Bounds()`.
+    entropy_beta: ema_beta of `entropy`; defaults to that of `EntropyAdaptive()`.
 
-    Raises InvalidArgument, where `text` is called draft_tokens.
+    Raises InvalidArgument, which calls `text` draft_tokens.
     """
     number = None if text in (None, "adaptive", "entropy") else _parse_number(text)
     for name, bound in (("draft_min", draft_min), ("draft_max", draft_max)):
@@ -120,7 +120,7 @@ def parse_draft_length(
 
 
 def _parse_number(text: str) -> int:
-    # int() refuses thousands of digits in words of its own.
+    # int() has its own error for thousands of digits.
     is_short = text.isdecimal() and len(text) < 10
     require(is_short and int(text) <= MAX_DRAFT_TOKENS, "draft_tokens", text[:40], _ALLOWED_LENGTHS)
     return int(text)
@@ -140,22 +140,22 @@ def _check_beta(beta: float, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
-    """Whether, how and how far to speculate. Raises InvalidArgument on construction.
+    """Whether and how to speculate. Raises InvalidArgument on construction.
 
-    An enum's value does for its member, such as `drafter="suffix"`, and so do the words "adaptive" and "entropy" for
-    the number of draft tokens.
+    Strings are accepted for enums, such as `drafter="suffix"` and `num_draft_tokens="adaptive"`.
 
     enabled: speculate at all.
-    drafter: where proposals come from.
-    num_draft_tokens: proposed in a round: a number from 0 to 16, or the rule that chooses it, Bounds (adaptive) or
+    drafter: source of proposals.
+    num_draft_tokens: a number from 0 to 16, or a rule that chooses it in each round: Bounds (adaptive) or
         EntropyAdaptive.
     rule: how drafts are checked above temperature 0; at 0 they must be the target's own tokens. None: `match`, so that a
-        seed repeats its text whatever is drafted, and however many tokens; `rejection` where the draft's probabilities
-        are asked for, by lenience or by the draft mode.
-    draft_mode: how a draft model draws; None: as goes with the rule.
-    lenience: in (0, 1]; accept with min(1, p/(lenience q)). Below 1 the output's distribution is not quite the target's.
-    draft_temperature: above 0, at which a draft model draws in place of the request's temperature; None: the request's.
-        The output's distribution is the target's at the request's temperature all the same.
+        seed repeats its text whatever is drafted; `rejection` if lenience or the draft mode needs the draft's
+        probabilities.
+    draft_mode: how a draft model draws; None: according to the rule.
+    lenience: in (0, 1]; accept with min(1, p/(lenience q)). Below 1 the output's distribution is not exactly the
+        target's.
+    draft_temperature: temperature of the draft model, above 0; None: the request's. The output's distribution is the
+        target's at the request's temperature in any case.
     """
 
     enabled: bool = True
@@ -200,10 +200,10 @@ class SpeculationParams:
             object.__setattr__(self, "num_draft_tokens", rules[self.num_draft_tokens])
 
     def overruled_by(self, asked: Mapping[str, Any], sampling: SamplingParams) -> "SpeculationParams":
-        """These defaults, with the fields that a request asks for in their place.
+        """Returns these defaults overridden by the fields that a request sets.
 
-        A default gives way where it does not go with what was asked: the draft mode to another rule, the rule to another
-        draft mode, both to lenience, and lenience to what can't be lenient. The drafter stays.
+        A default that conflicts with the request is dropped: the draft mode for another rule, the rule for another draft
+        mode, both for lenience, and lenience for what can't be lenient. The drafter stays.
 
         Raises InvalidArgument.
         """
@@ -219,28 +219,28 @@ class SpeculationParams:
         return found
 
     def check(self, sampling: SamplingParams) -> None:
-        """Raises InvalidArgument where the two sets of parameters do not go together."""
+        """Raises InvalidArgument if the two sets of parameters conflict."""
         self.resolved_draft_mode(sampling)
         require(self.lenience == 1 or sampling.beams == 1, "lenience", self.lenience, "1 with beams")
         fits = self.lenience == 1 or not self._matches_draws(sampling)
         require(fits, "lenience", self.lenience, "1 under match above temperature 0")
         if self.draft_temperature is not None:
             is_drawn = self.drafter.asks_model and self.resolved_draft_mode(sampling) is not DraftMode.GREEDY
-            allowed = "left out where no draft model draws: at temperature 0, with a greedy draft, or another drafter"
+            allowed = "left out if no draft model draws: at temperature 0, with a greedy draft, or another drafter"
             require(is_drawn, "draft_temperature", self.draft_temperature, allowed)
 
     def draft_sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """How a draft model draws. Any q leaves the output's distribution as it is, as long as it is the q that drafts
-        are drawn from: so it may be transformed in another way than p (2211.17192, section 6)."""
+        """Returns how a draft model draws. Any q preserves the output's distribution as long as drafts are drawn from it,
+        so q may be transformed in another way than p (2211.17192, section 6)."""
         return sampling if self.draft_temperature is None else replace(sampling, temperature=self.draft_temperature)
 
     def _matches_draws(self, sampling: SamplingParams) -> bool:
-        """Whether drafts must be what the target draws. Such a draft says nothing of how likely it was."""
+        """Whether drafts must equal what the target draws, so that their probabilities do not matter."""
         return not sampling.is_greedy and self.resolved_rule(sampling) is Rule.MATCH
 
     def resolved_rule(self, sampling: SamplingParams) -> Rule:
-        """The rule in force. A draft that is one id and no distribution can only be matched: `rejection`
-        with a one-hot q is the same law."""
+        """Returns the rule in force. A draft without a distribution can only be matched: `rejection` with a one-hot q
+        gives the same distribution."""
         only_ids = self.drafter.only_ids or self.draft_mode in (DraftMode.GREEDY, DraftMode.COUPLED)
         if sampling.is_greedy or only_ids:
             return Rule.MATCH
@@ -248,7 +248,7 @@ class SpeculationParams:
         return self.rule or (Rule.REJECTION if needs_probabilities else Rule.MATCH)
 
     def resolved_draft_mode(self, sampling: SamplingParams) -> DraftMode:
-        """How the draft model draws, where the request leaves it open. Raises InvalidArgument."""
+        """Returns the draft mode in force. Raises InvalidArgument."""
         if sampling.is_greedy:
             return DraftMode.GREEDY
         if self.resolved_rule(sampling) is Rule.REJECTION:

@@ -1,6 +1,6 @@
-"""Sequences of hypotheses on a model server, and the likeliest next tokens behind each.
+"""Beam hypotheses on a model server: a sequence for each, and its likeliest next tokens.
 
-Hypotheses begin alike, so their sequences share the blocks of what they have in common.
+Hypotheses share a prefix, so their sequences share its blocks.
 """
 
 import math
@@ -20,7 +20,7 @@ Tokens = tuple[int, ...]
 
 
 class Branch(Generic[Command, Answer]):
-    """A hypothesis's sequence, and the tokens behind the prompt that it was fed."""
+    """A hypothesis's sequence, and the tokens after the prompt that it was fed."""
 
     def __init__(self, sequence: RemoteSequence[Command, Answer], tokens: Tokens, num_prompt_tokens: int) -> None:
         self.sequence = sequence
@@ -28,7 +28,7 @@ class Branch(Generic[Command, Answer]):
         self._num_prompt_tokens = num_prompt_tokens
 
     def common(self, tokens: Tokens) -> int:
-        """How many tokens of prompt and `tokens` its cache holds."""
+        """Returns how many tokens of prompt and `tokens` its cache holds."""
         return min(self.sequence.length, self._num_prompt_tokens + common_length(self.tokens, tokens))
 
 
@@ -40,10 +40,10 @@ class Branches(Generic[Command, Answer]):
         self._branches = [Branch(root, (), num_prompt_tokens)]
 
     def take(self, paths: Sequence[Tokens]) -> list[RemoteSequence[Command, Answer]]:
-        """A sequence for each path, of tokens behind the prompt; it holds a part of prompt and path, and nothing else.
+        """Returns a sequence for each path of tokens after the prompt, which holds a prefix of prompt and path.
 
-        A path goes on in the branch with which it has most in common. Of several for one branch the one with most in
-        common keeps it; the others become forks of it. Branches that none goes on in are released.
+        A path continues the branch with which it shares the longest prefix. If several paths do so, the one with the
+        longest prefix keeps the branch and the others fork it. Unused branches are released.
         """
         chosen: dict[Branch[Command, Answer], list[int]] = {branch: [] for branch in self._branches}
         common = []
@@ -71,14 +71,14 @@ class Branches(Generic[Command, Answer]):
 
 
 def common_length(one: Tokens, other: Tokens) -> int:
-    """How many tokens both begin with."""
+    """Returns the length of the common prefix."""
     most = min(len(one), len(other))
     return bisect_left(range(1, most + 1), True, key=lambda length: one[:length] != other[:length])
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Next tokens at each position asked about, likeliest first, with log-probabilities; and what they cost."""
+    """The likeliest next tokens at each position, with log-probabilities, and what they cost."""
 
     next_tokens: list[list[tuple[int, float]]]
     # Tokens that the server's cache held already.
@@ -95,9 +95,9 @@ async def score(
     num_next: int,
     timeout_s: float,
 ) -> Scored:
-    """The `num_next` likeliest tokens at the last `num_drafts` + 1 positions of `tokens`, each by the tokens up to it.
+    """Returns the `num_next` likeliest tokens at the last `num_drafts` + 1 positions of `tokens`, each by the tokens up to it.
 
-    Leaves all of `tokens` in the sequence's cache. Raises Unavailable if the target is gone for longer than the patience.
+    Leaves all of `tokens` in the sequence's cache. Raises Unavailable if the target is gone for longer than the timeout.
     """
     context, drafts = tokens[: len(tokens) - num_drafts], tokens[len(tokens) - num_drafts :]
     # The newest token must be fed for its logits.
@@ -122,9 +122,9 @@ async def score(
 async def guess(
     sequence: RemoteSequence[draft_pb2.DraftCommand, draft_pb2.Proposal], tokens: list[int], num_next: int
 ) -> Scored:
-    """The same behind `tokens` by a draft model, as far as its support goes: what it would draw from at temperature 1.
+    """Returns a draft model's likeliest tokens after `tokens`, out of its support at temperature 1.
 
-    Raises PacelineError where the draft server can't.
+    Raises PacelineError if the draft server can't.
     """
     sequence.truncate(len(tokens) - 1)
 

@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
-# A server sends something every second. After this long without anything it counts as gone: stopped, or cut off.
+# A server sends something every second. A server that is silent for this long counts as gone.
 STALL_S = 10.0
-# After this long it is in some trouble, and what can be done without it is.
+# A server that is silent for this long is avoided where possible.
 SILENT_S = 2.0
-# For a server's description.
+# Timeout for a server's description.
 DESCRIBE_S = 10.0
 # The kind of answer that is only a part of one: more follow.
 PART = "prompt_logprobs"
@@ -123,7 +123,7 @@ def _error_of(failure: model_pb2.Failure) -> PacelineError:
 
 
 class Link(Generic[Command, Answer]):
-    """The way to one server. Commands are sent in the order of the calls; many may share a message."""
+    """The connection to one server. Commands are sent in the order of the calls; many may share a message."""
 
     def __init__(
         self,
@@ -139,11 +139,11 @@ class Link(Generic[Command, Answer]):
         self.card: model_pb2.ModelCard | None = None
         self.epoch = 0
         self._check_card = check_card
-        # Asked for several times in every round.
+        # Read several times in every round.
         self.is_up = False
         self._came_up = asyncio.Event()
         self._was_refused = asyncio.Event()
-        # Somebody waits for the server: its next trial need not wait for the back-off's end.
+        # Set if a caller waits for the server: the next attempt need not wait for the whole back-off.
         self._is_wanted = asyncio.Event()
         self._trouble = "not reached yet"
         self._next_id = 0
@@ -171,18 +171,18 @@ class Link(Generic[Command, Answer]):
 
     @property
     def away_s(self) -> float:
-        """For how long the server has been away; 0 while it is there."""
+        """Returns how long the server has been away; 0 while it is up."""
         return 0.0 if self.is_up else time.monotonic() - self._went_down_s
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server is there, but has said nothing for longer than servers do."""
+        """Whether the server is up but has been silent for longer than usual."""
         return self.is_up and time.monotonic() - self._heard_s > SILENT_S
 
     async def wait_up(self, timeout_s: float) -> None:
         """Raises Unavailable, saying which server and why, if it is not up in time."""
         if self.is_up:
-            # Nearly always, and in every round: a task and a timer are not needed for that.
+            # The usual case, in every round: saves a task and a timer.
             return
         self._is_wanted.set()
         try:
@@ -193,7 +193,7 @@ class Link(Generic[Command, Answer]):
             ) from None
 
     async def wait_usable(self, timeout_s: float) -> None:
-        """The same at the start, where a server that can't be used is worth no wait: raises ConfigError for one."""
+        """Like `wait_up`, but raises ConfigError at once for a server that can't be used."""
         up = asyncio.create_task(self.wait_up(timeout_s))
         refused = asyncio.create_task(self._was_refused.wait())
         try:
@@ -210,7 +210,7 @@ class Link(Generic[Command, Answer]):
         return self._next_sequence_id
 
     def send(self, sequence_id: int, fill: Callable[[Command], None]) -> int:
-        """Sends a command nobody waits for; returns its id. Dropped if the link is down: so is the sequence.
+        """Sends a command without waiting; returns its id. Drops it if the link is down, as its sequence is lost too.
 
         Raises OutOfRange for one that no message can hold.
         """
@@ -219,7 +219,7 @@ class Link(Generic[Command, Answer]):
             if not self._unsent or self._newest_bytes > SPLIT_BYTES or len(self._unsent[-1].commands) >= MAX_COMMANDS:
                 self._unsent.append(self.kind.request_class())
                 self._newest_bytes = 0
-            # Written where it will travel: a copy would cost as much again.
+            # Filled in place: a copy would cost as much again.
             commands = self._unsent[-1].commands
             command: Any = commands.add(command_id=self._next_id, sequence_id=sequence_id)
             fill(command)
@@ -233,9 +233,9 @@ class Link(Generic[Command, Answer]):
     async def request(
         self, sequence_id: int, fill: Callable[[Command], None], take_part: TakePart | None = None
     ) -> Answer:
-        """Sends a command and waits for its answer. `take_part` is given what comes of it before.
+        """Sends a command and waits for its answer. `take_part` is called with parts that precede it.
 
-        Raises what the server says, CacheError where that is about the cache's length,
+        Raises what the server says, CacheError if that is about the cache's length,
         Unavailable if the link breaks first, OutOfRange for a command that no message can hold.
         """
         if not self.is_up:
@@ -257,11 +257,11 @@ class Link(Generic[Command, Answer]):
                 if isinstance(error, ConfigError):
                     self._was_refused.set()
             except Exception as error:
-                # Whatever it is: without this task, requests would wait for ever.
+                # Without this task, requests would wait forever.
                 log.exception("the link to the %s server at %s failed", self.kind.name, self.address)
                 self._trouble = f"{type(error).__name__}: {error}"
             if self.is_up:
-                # A server that breaks as soon as it is up is not tried again at once.
+                # A server that breaks as soon as it is up keeps its back-off.
                 if time.monotonic() - self._came_up_s > MAX_BACKOFF_S:
                     backoff_s = FIRST_BACKOFF_S
                 log.warning("lost the %s server at %s: %s", self.kind.name, self.address, self._trouble)
@@ -270,13 +270,13 @@ class Link(Generic[Command, Answer]):
             backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
 
     async def _rest(self, backoff_s: float) -> None:
-        """Between two trials: shorter when somebody waits, but never nothing."""
+        """Waits between two attempts, for less time if a caller waits."""
         await asyncio.sleep(FIRST_BACKOFF_S)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_wanted.wait(), backoff_s - FIRST_BACKOFF_S)
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
-        """One connection's life. Returns or raises when it is over."""
+        """Serves one connection. Returns or raises when it is over."""
         stub = self.kind.make_stub(channel)
         card = _decoded(await stub.Describe(model_pb2.DescribeModelRequest(), timeout=DESCRIBE_S))
         self._check_version(card)
@@ -302,7 +302,7 @@ class Link(Generic[Command, Answer]):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # It was the call that was cancelled, by the watch or the writer.
+            # The call was cancelled by the watchdog or the writer, not this task.
             raise Unavailable(self._trouble) from None
         finally:
             writer.cancel()
@@ -313,13 +313,13 @@ class Link(Generic[Command, Answer]):
         try:
             while True:
                 await self._has_unsent.wait()
-                # What gathered in this turn of the event loop, or during the last write, travels together.
+                # Commands of this turn of the event loop, or of the last write, travel together.
                 requests, self._unsent = self._unsent, []
                 self._has_unsent.clear()
                 for request in requests:
                     await call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # A broken stream is the reader's to report.
+            # The reader reports a broken stream.
             return
         except Exception as error:
             log.exception("sending to the %s server at %s failed", self.kind.name, self.address)
@@ -353,7 +353,7 @@ class Link(Generic[Command, Answer]):
 
 
 def _decoded(message: Any) -> Any:
-    """grpc gives None for bytes that it can't decode. Raises Unavailable for it."""
+    """Raises Unavailable for None, which grpc returns for bytes that it can't decode."""
     if message is None:
         raise Unavailable("the server sent a message that is not valid protobuf of the expected type")
     return message

@@ -1,7 +1,7 @@
-"""A generation's cache on one server, known by its length alone.
+"""A generation's cache on one server, of which only the length is known.
 
     tokens[:length]   in the server's cache
-    tokens[length:]   the tail, which the next command brings along
+    tokens[length:]   the tail (uncached tokens), which the next command brings along
 
 So prompt prefill, lazy draft prefill, catching up after a full acceptance, resuming
 after a pause and rebuilding a restarted server are one operation with a longer or
@@ -26,7 +26,7 @@ from paceline.v1 import draft_pb2, target_pb2
 MAX_CORRECTIONS = 8
 FIRST_PAUSE_S = 0.02
 MAX_PAUSE_S = 1.0
-# A server that was away for long may be back: it is tried once more before anybody is refused.
+# A server that was away for long may be back: it gets one more attempt before a request fails.
 LAST_TRIAL_S = 1.0
 
 
@@ -44,7 +44,7 @@ class RemoteSequence(Generic[Command, Answer]):
     """Mirrors the sequence's length; everything else about it is the server's."""
 
     def __init__(self, link: Link[Command, Answer], request: Request, sampling: SamplingParams | None = None) -> None:
-        """`sampling`: None for the request's own."""
+        """`sampling`: defaults to the request's own."""
         self.link = link
         self._open = open_to_message(
             sampling or request.sampling, len(request.prompt), _ending_ids(request), request.cache_salt, request.request_id,
@@ -56,7 +56,7 @@ class RemoteSequence(Generic[Command, Answer]):
 
     @property
     def length(self) -> int:
-        """Tokens in the server's cache, as far as is known here; 0 where the server's end of the stream is a new one."""
+        """Returns the tokens in the server's cache, as far as is known; 0 after a reconnect."""
         return self._length if self._is_open else 0
 
     async def feed(
@@ -66,12 +66,12 @@ class RemoteSequence(Generic[Command, Answer]):
         count_drafts: Callable[[Answer], int],
         take_part: TakePart | None = None,
     ) -> Answer:
-        """One Propose or Verify, which brings tokens[length:] along.
+        """Sends one Propose or Verify, which brings tokens[length:] along, and returns its answer.
 
         `fill(command, position, tail)` writes the command; `count_drafts(answer)` says how many drafts
-        the server fed after the tail; `take_part` is given what comes ahead of the answer, all of it again
-        behind each `fill`. Raises Unavailable if the link breaks,
-        ResourceExhausted if the server has no room, and whatever else the server says is wrong.
+        the server fed after the tail; `take_part` gets parts that precede the answer, all of them again after
+        each `fill`. Raises Unavailable if the link breaks, ResourceExhausted if the server has no
+        capacity, and other errors that the server reports.
         """
         for _ in range(MAX_CORRECTIONS):
             self._ensure_open()
@@ -80,7 +80,7 @@ class RemoteSequence(Generic[Command, Answer]):
                 filled = partial(fill, position=position, tail=tail)
                 answer = await self.link.request(self._sequence_id, filled, take_part)
             except CacheError as error:
-                # Evicted, or an earlier command failed: believe the server, and say so.
+                # Evicted, or an earlier command failed: adopt the server's length.
                 self._correct(min(error.cache_length, self.length))
                 last_error: PacelineError = error
                 continue
@@ -96,15 +96,15 @@ class RemoteSequence(Generic[Command, Answer]):
         raise Unavailable(f"the {self.link.kind.name} server's cache can't be brought in line: {last_error}")
 
     def truncate(self, length: int) -> None:
-        """Keeps at most `length` tokens. No answer is awaited: the stream is ordered."""
+        """Keeps at most `length` tokens. Does not wait for an answer: the stream is ordered."""
         if length < self._length:
             self._correct(length)
 
     def fork(self, length: int) -> "RemoteSequence[Command, Answer]":
-        """A new sequence that begins with the first `length` tokens of this one's cache; empty where this one has none.
+        """Returns a new sequence that shares the first `length` tokens of this one's cache, or is empty if this one is.
 
-        No answer is awaited: where the server can't fork, the new sequence's first command is told so, and is sent again
-        with all it needs.
+        Does not wait for an answer: if the server can't fork, the new sequence's first command fails and is sent again
+        with a longer tail.
         """
         forked = copy.copy(self)
         forked._epoch, forked._length = 0, 0
@@ -125,12 +125,12 @@ class RemoteSequence(Generic[Command, Answer]):
         return self._epoch != 0 and self._epoch == self.link.epoch and self.link.is_up
 
     def _ensure_open(self) -> None:
-        """Opens the sequence, again if the server's end of the stream is a new one."""
+        """Opens the sequence, again after a reconnect."""
         if self._is_open:
             return
         self._sequence_id = self.link.new_sequence_id()
         self._epoch, self._length = self.link.epoch, 0
-        # Not awaited: it travels with the command behind it, which fails if this does.
+        # Not awaited: the next command travels with it, and fails if it does.
         self.link.send(self._sequence_id, lambda command: command.open.CopyFrom(self._open))
 
     def _correct(self, length: int) -> None:
@@ -140,11 +140,11 @@ class RemoteSequence(Generic[Command, Answer]):
 
 
 async def retry_until(link: TargetLink, timeout_s: float, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Repeats `attempt` while the server is away or has no room, for up to `timeout_s`.
+    """Repeats `attempt` while the server is away or has no capacity, for up to `timeout_s`.
 
-    The context is here, so a server that died costs a replay and nothing else. The time counts from when the server went
-    away, and not anew for each who asks: else a queue would wait for a dead server one after the other. Who asks after
-    that time waits for one more trial only.
+    The context is kept here, so a server that died costs a replay and nothing else. The time counts from when the server
+    went away: otherwise queued requests would wait for a dead server one after the other. Later callers get one more
+    attempt.
     """
     deadline_s = time.monotonic() + timeout_s - link.away_s
     pause_s = FIRST_PAUSE_S

@@ -1,4 +1,4 @@
-"""Verdicts from the target server, waited for with patience: without the target there is no output."""
+"""Verdicts from the target server, which are waited for: without the target there is no output."""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,11 +33,10 @@ class RemoteTarget:
         self._timeout_s = timeout_s
 
     async def verify(self, context: Context, proposal: Proposal) -> Verdict:
-        """The target's say on `proposal`. Raises Unavailable if the target is gone for longer than the patience."""
-
+        """Returns the target's verdict on `proposal`. Raises Unavailable if the target is gone for longer than the timeout."""
         rule = proposal.checked_by(self._rule)
         num_prompt_logprobs = self._sampling.prompt_logprobs if context.num_generated == 0 else None
-        # Of a long prompt's log-probabilities what comes ahead of the verdict.
+        # A long prompt's log-probabilities that precede the verdict.
         parts: list[target_pb2.Logprobs] = []
 
         def fill(command: target_pb2.TargetCommand, position: int, tail: list[int]) -> None:
@@ -75,9 +74,9 @@ class RemoteTarget:
         return replace(verdict, logprobs=logprobs, report=replace(verdict.report, prompt_logprobs=of_prompt))
 
     async def _score(self, tokens: list[int], parts: list[target_pb2.Logprobs]) -> list[TokenLogprobs]:
-        """Log-probabilities of `tokens` from the messages that hold them one part after the other.
+        """Unpacks the log-probabilities of `tokens` from messages with one part each.
 
-        Raises InvalidArgument where they do not fit. Other generations go on between two parts.
+        Raises InvalidArgument if they do not fit. Other generations run between two parts.
         """
         assert self._sampling.prompt_logprobs is not None
         scored: list[TokenLogprobs] = []
@@ -97,7 +96,7 @@ class RemoteTarget:
 
 
 def verdict_from_answer(answer: target_pb2.Verdict, proposal: Proposal, rule: Rule, lenience: float) -> Verdict:
-    """The verdict in a target_pb2.Verdict. Raises InvalidArgument if the message's parts do not fit together."""
+    """Unpacks a verdict. Raises InvalidArgument if the message's parts do not fit together."""
     tokens, num_drafts = list(answer.tokens), len(proposal.tokens)
     report = VerifyReport(answer.cached_tokens, answer.computed_us, answer.queued_us)
     if rule is Rule.MATCH or num_drafts == 0:
@@ -126,7 +125,7 @@ def _require_count(name: str, values: Sequence[Any], count: int) -> None:
 
 
 def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[int]]:
-    """Per position, the tokens whose log-probabilities the target sends (see Verdict.logprobs in target.proto)."""
+    """Returns, per position, the tokens whose log-probabilities the target sends (see Verdict.logprobs in target.proto)."""
     if rule is Rule.MATCH and verdict.lenient_accepts:
         judged = [list(pair) for pair in zip(verdict.tokens, proposal.tokens, strict=False)]
         return [*judged, verdict.tokens[-1:]]
@@ -137,7 +136,7 @@ def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[i
 
 
 def _unpack_logprobs(message: target_pb2.Logprobs, candidates: list[list[int]], num_top: int) -> list[PositionLogprobs]:
-    """`candidates`: per position the ids that `message.chosen` speaks of. Raises InvalidArgument where it does not fit."""
+    """`candidates`: per position, the ids in `message.chosen`. Raises InvalidArgument if they do not fit."""
     sizes = [len(ids) for ids in candidates]
     values = floats_from_bytes(message.chosen, "logprobs.chosen", sum(sizes))
     chosen = np.split(values, np.cumsum(sizes)[:-1]) if sizes else []
@@ -151,7 +150,7 @@ def _unpack_logprobs(message: target_pb2.Logprobs, candidates: list[list[int]], 
     ]  # fmt: skip
 
 
-# What decides the bits of the output, by the model card's field.
+# Fields of the model card that decide the bits of the output.
 IDENTITY = {
     "weights_fingerprint": "weights",
     "tokenizer_fingerprint": "tokenizer",
@@ -164,7 +163,11 @@ IDENTITY = {
 
 
 class SameModel:
-    """Remembers the first server's model."""
+    """Checks that a target that comes back has the first one's model.
+
+    A generation would otherwise continue with another model's tokens, and the coordinator's tokenizer is the first one's.
+    Such a target is refused until the coordinator is restarted. A draft may change: it does not affect the output.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -36,7 +36,7 @@ class Crowd:
 
     async def _stay(self, name: str, num_tokens: int) -> None:
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._admission.place(num_tokens))
+            await stack.enter_async_context(self._admission.slot(num_tokens))
             self.inside.append(name)
             stack.callback(self.inside.remove, name)
             await self._ends[name].wait()
@@ -113,6 +113,6 @@ async def test_a_full_queue_refuses_at_once_with_a_hint() -> None:
     await crowd.enter("a", 10)
     await crowd.enter("b", 10)
     with pytest.raises(ResourceExhausted, match="1 generations are running and 1 waiting") as refused:
-        async with crowd._admission.place(10):
+        async with crowd._admission.slot(10):
             pass
     assert refused.value.retry_after_s
