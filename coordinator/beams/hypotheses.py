@@ -62,7 +62,6 @@ class Beams:
 
     @property
     def best(self) -> Hypothesis:
-        """Returns the best hypothesis of a search that is over."""
         return self.finished[0][1]
 
     def step(self, next_tokens: Sequence[NextTokens]) -> None:

@@ -40,7 +40,6 @@ class TargetBeams:
     """One search's sequences on the target."""
 
     def __init__(self, link: Link, request: Request, timeout_s: float) -> None:
-        """`timeout_s`: how long to wait for a target that went away."""
         self._link = link
         self._prompt = request.prompt
         self._timeout_s = timeout_s
@@ -90,7 +89,6 @@ class DraftBeams:
     """One search's sequences on the draft server. After a fault of the server the search goes on without drafts."""
 
     def __init__(self, resources: Resources, request: Request, num_steps: int) -> None:
-        """Drafts `num_steps` steps in each round."""
         assert resources.draft is not None, "there is a draft server"
         # At temperature 1 the model reports its own probabilities.
         sampling = SamplingParams(temperature=1.0, seed=request.seed, ignore_eos=True)

@@ -30,7 +30,6 @@ class DraftDeadline:
         return LEAST_S + TIMEOUT_FACTOR * self._token_s * num_tokens
 
     def learn(self, num_tokens: int, seconds: float) -> None:
-        """Learns the time of a draft, queueing included."""
         token_s = seconds / max(1, num_tokens)
         self._token_s = token_s if self._token_s == 0 else self._token_s + RECENT * (token_s - self._token_s)
 
@@ -55,10 +54,8 @@ class DraftWait:
         self.limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
     def learn(self) -> None:
-        """Learns the time of the draft that has arrived."""
         self._deadline.learn(self.num_tail_tokens + self._num_draft_tokens, self.seconds)
 
     @property
     def seconds(self) -> float:
-        """Seconds since the newest command was sent."""
         return time.monotonic() - self._sent_s

@@ -49,7 +49,7 @@ class LookupDrafter(Drafter, Protocol):
         ...
 
     def take_hits(self) -> Sequence[tuple[Hashable, bool]]:
-        """Returns the kind of each token predicted since the last call, and whether the prediction was right."""
+        """Returns the kind of each prediction since the last call, and whether it was right."""
         ...
 
 
@@ -143,7 +143,6 @@ class Factory:
     missing: Callable[[Resources], str] = lambda resources: ""
 
     def make_set(self, resources: Resources, request: Request) -> DrafterSet:
-        """Makes the drafters for an adaptive number of draft tokens."""
         if self.adaptive is not None:
             return self.adaptive(resources, request)
         name = request.speculation.drafter.value
@@ -151,7 +150,7 @@ class Factory:
 
 
 def load_factory(name: DrafterName) -> Factory:
-    """Imports the drafter's module, which has the drafter's name, and returns its FACTORY."""
+    """Returns the FACTORY of the module with the drafter's name."""
     factory: Factory = importlib.import_module(f"coordinator.drafters.{name.value}").FACTORY
     return factory
 
@@ -160,10 +159,7 @@ class Rates:
     """Rates of success by kind of case. Recent cases count more."""
 
     def __init__(self, prior: Callable[[Hashable], float], prior_weight: float, memory: float) -> None:
-        """`prior`: the rate before any case of a kind, counted as `prior_weight` cases.
-
-        `memory`: factor on the weight of a kind's older cases, for each new one.
-        """
+        """`prior`: the rate of a kind before any case, worth `prior_weight` cases; `memory`: decay per new case."""
         self._prior = prior
         self._prior_weight = prior_weight
         self._memory = memory

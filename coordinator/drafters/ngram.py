@@ -43,7 +43,7 @@ class NgramDrafter(LookupDrafter):
         return hits
 
     async def match(self, context: Context) -> int:
-        """Returns the length of the longest end of the context that an n-gram has as its context; 0 if none has."""
+        """Returns how many of the newest tokens match an n-gram's context; 0 if none do."""
         await self._take(context)
         prediction = self._table.predict(context.tokens[-self._longest :])
         return prediction.match_length if prediction is not None else 0
@@ -73,7 +73,6 @@ class NgramDrafter(LookupDrafter):
                 await asyncio.sleep(0)
 
     def _compare(self, tail: list[int], token: int) -> None:
-        """Notes whether the table predicts the token."""
         prediction = self._table.predict(tail)
         is_right = prediction is not None and prediction.token == token
         if prediction is not None:

@@ -41,12 +41,10 @@ class NgramShape:
 
     @property
     def context_lengths(self) -> tuple[int, ...]:
-        """Returns the context lengths of the n-grams, longest first."""
         return tuple(order - 1 for order in self.orders)
 
     @property
     def longest_match(self) -> int:
-        """Returns the longest context length."""
         return self.orders[0] - 1
 
 
@@ -54,7 +52,6 @@ DEFAULT_SHAPE = NgramShape()
 
 
 def parse_orders(text: str) -> tuple[int, ...]:
-    """Parses orders that a user typed. Raises InvalidArgument."""
     parts = [part.strip() for part in text.split(",")]
     # int() raises its own error for thousands of digits.
     require(all(part.isdecimal() and len(part) < 3 for part in parts), "orders", text, ORDERS_ALLOWED)
@@ -81,7 +78,6 @@ class NgramTable:
         self._continuations: dict[tuple[int, ...], _Continuations] = {}
 
     def __len__(self) -> int:
-        """Counts the contexts."""
         return len(self._continuations)
 
     def add(self, token: int) -> None:
@@ -107,7 +103,6 @@ class NgramTable:
         return None
 
     def _forget_oldest(self) -> None:
-        """Drops the oldest token and the n-grams that begin with it."""
         oldest = tuple(islice(self._tokens, self._longest + 1))
         for length in self._lengths:
             if length < len(oldest):

@@ -65,7 +65,6 @@ class SuffixDrafter(LookupDrafter):
             self._follow(tokens[max(0, self._num_taken - MAX_MATCH) : self._num_taken])
 
     def _follow(self, newest: list[int]) -> None:
-        """Advances past the newest token."""
         predicted = self._text.token_at(self._position)
         is_right = predicted == newest[-1]
         if self._match_length > 0 and predicted != END:
@@ -78,7 +77,6 @@ class SuffixDrafter(LookupDrafter):
             self._search(newest)
 
     def _search(self, newest: list[int]) -> None:
-        """Moves to a longer match."""
         for text in self._texts:
             length, position = text.find(newest)
             if length > self._match_length:

@@ -46,7 +46,6 @@ class TokenIndex:
         return self._length
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Adds tokens of the vocabulary, or END."""
         capacity = self._capacity
         for token in tokens:
             at = self._length % capacity
@@ -66,9 +65,9 @@ class TokenIndex:
         return self._tokens[position % self._capacity] if is_known else END
 
     def find(self, newest: Sequence[int]) -> tuple[int, int]:
-        """Finds the longest match of the end of `newest`, the most recent if several are as long.
+        """Returns the length of the longest, most recent match of the end of `newest`, and the position after it.
 
-        Returns the length of the match and the position after it; (0, NOWHERE) if it is shorter than KEY_TOKENS.
+        (0, NOWHERE) if it is shorter than KEY_TOKENS.
         """
         best = KEY_TOKENS - 1, NOWHERE
         if len(newest) >= KEY_TOKENS:
@@ -107,7 +106,6 @@ class RecentAnswers:
         self._by_salt: OrderedDict[str, TokenIndex] = OrderedDict()
 
     def of(self, salt: str) -> TokenIndex:
-        """Returns the answers that a request with this salt may look up."""
         if salt not in self._by_salt:
             self._by_salt[salt] = TokenIndex(self._capacity)
             if len(self._by_salt) > MAX_SALTS:

@@ -67,12 +67,10 @@ class ArmStats:
         self._rounds_since, self._time_since = 0, 0.0
 
     def wait(self, time: float) -> None:
-        """Counts a round of another arm, which took `time` plain rounds."""
         self._rounds_since += 1
         self._time_since += time
 
     def is_due(self, fastest: "ArmStats") -> bool:
-        """Returns whether it is time to try this arm again."""
         loss = self._time + self._once - self._tokens / fastest.tokens
         return self._rounds_since >= RETRY and SHARE * self._time_since >= loss
 
@@ -91,7 +89,6 @@ class Bandit:
 
     @property
     def arm(self) -> Arm:
-        """Returns the arm for the next round."""
         for arm in Arm:
             if self._stats[arm].num_rounds < ENOUGH:
                 return arm

@@ -50,7 +50,6 @@ class ActiveGenerations:
         return max(1, len(self._running))
 
     def join(self, generation: object) -> None:
-        """Adds a generation whose prompt has not been read."""
         self._running.add(generation)
         self._reading.add(generation)
 
@@ -152,7 +151,6 @@ class CostModel:
         return self._last
 
     def reading_s(self, num_tokens: int) -> float:
-        """Returns the expected seconds for a draft model to read missed context; 0 until measured."""
         return self.level.reading(num_tokens)
 
     def learn(self, finished: Round, by_model: bool) -> None:
@@ -183,7 +181,6 @@ class CostModel:
             self.level.reading.learn(proposal.report.num_tail_tokens, finished.propose_s - line(len(proposal)))
 
     def overlapped_a_prompt(self, *rounds: Round) -> bool:
-        """Returns whether a prompt was being read while the rounds ran."""
         return self._active.was_reading_since(min(each.started_s for each in rounds))
 
 

@@ -83,7 +83,6 @@ class Line:
 
 
 def _limited(value: float, expected: float, most: float) -> float:
-    """Limits `value` to `most` away from `expected`."""
     return min(max(value, expected - most), expected + most)
 
 

@@ -66,7 +66,6 @@ class ModelPlanner:
         self._num_proposals = 0
 
     async def plan(self, context: Context, bounds: Bounds, costs: DraftCosts) -> Plan:
-        """Returns the plan with the largest gain."""
         if absence := self.drafter.absence(context):
             return Plan(reason=absence)
         nothing = Plan(reason=f"does not pay at {self._costs.num_active} at once")
@@ -95,7 +94,6 @@ class ModelPlanner:
         return await self.drafter.propose(context, plan.num_draft_tokens, plan.least_confidence)
 
     def learn(self, finished: Round) -> None:
-        """Learns from a round for which it proposed."""
         proposal = finished.proposal
         if len(proposal) == 0 and self.drafter.has_confidence:
             # The drafter was unavailable.
@@ -111,7 +109,6 @@ class ModelPlanner:
 
     @property
     def probe_s(self) -> float:
-        """Returns the expected seconds that the drafts of a probe take."""
         level = self._costs.level
         return PROBE_ROUNDS * (level.drafting(self.drafter.name)(1) + level.verify.slope)
 
@@ -140,7 +137,6 @@ class LookupPlanner:
         self._stands_in_for = stands_in_for
 
     async def plan(self, context: Context, bounds: Bounds, costs: DraftCosts) -> Plan:
-        """Returns the plan with the largest gain."""
         if self._stands_in_for is not None and not self._stands_in_for.absence(context):
             return Plan()
         limit = min(self.drafter.max_draft_tokens or bounds.max, context.draft_room)
