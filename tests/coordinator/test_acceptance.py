@@ -2,7 +2,7 @@
 
 The servers' part is played by a few lines of numpy with the servers' own noise, so what is
 tested is `accept` and the independence of the keys. All of it repeats exactly: no test here
-fails by chance; the tolerances say how unlikely the fixed seeds would be if the law held.
+fails by chance; the tolerances say how unlikely the fixed seeds would be if the distribution held.
 """
 
 import numpy as np
@@ -16,9 +16,9 @@ from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdic
 from paceline.noise import Purpose, make_key, uniform
 from paceline.speculation import Rule
 
-Table = NDArray[np.float64]  # [vocab_size, vocab_size]: next token's law by the last token
+Table = NDArray[np.float64]  # [vocab_size, vocab_size]: next token's distribution by the last token
 NUM_DRAWS = 65_536
-# A token no law here can give: it must never be taken where the mass outside is 0.
+# A token no distribution here can give: it must never be taken where the mass outside is 0.
 NEVER = 99
 # p and q in opposite rank order: sum min(p, q) is 0.52.
 P = np.exp(0.35 * np.arange(8)) / np.exp(0.35 * np.arange(8)).sum()
@@ -56,9 +56,9 @@ def play_round(
     return accept(proposal, verdict, RoundNoise(seed, start)), proposal
 
 
-def alone(law: NDArray[np.float64]) -> Table:
+def alone(distribution: NDArray[np.float64]) -> Table:
     """A table for tokens that do not look back."""
-    return np.tile(law, (len(law), 1))
+    return np.tile(distribution, (len(distribution), 1))
 
 
 def first_tokens(
@@ -76,16 +76,16 @@ def first_tokens(
 
 def draft_law(q: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     """What is drawn from when only the `size` likeliest are kept."""
-    law = np.zeros_like(q)
+    distribution = np.zeros_like(q)
     kept = np.argsort(-q, kind="stable")[:size]
-    law[kept] = q[kept] / q[kept].sum()
-    return law
+    distribution[kept] = q[kept] / q[kept].sum()
+    return distribution
 
 
 def total_variation(counts: NDArray[np.int64], p: NDArray[np.float64]) -> float:
-    law = np.zeros(len(counts))
-    law[: len(p)] = p
-    return float(np.abs(counts / counts.sum() - law).sum() / 2)
+    distribution = np.zeros(len(counts))
+    distribution[: len(p)] = p
+    return float(np.abs(counts / counts.sum() - distribution).sum() / 2)
 
 
 WORKED_P, WORKED_Q = np.array([0.6, 0.3, 0.1]), np.array([0.4, 0.5, 0.1])

@@ -86,10 +86,10 @@ def test_no_token_comes_more_often_than_p_over_lenience_and_acceptance_rises_as_
     kept = np.minimum(q, P / lenience)
     assert abs(rate - kept.sum()) < 4 * deviation(kept.sum())
     residual = np.maximum(0, P - q)
-    law = kept + (1 - kept.sum()) * residual / residual.sum()
-    assert (np.abs(shares - law) <= 4.5 * deviation(law) + 1e-6).all()
+    distribution = kept + (1 - kept.sum()) * residual / residual.sum()
+    assert (np.abs(shares - distribution) <= 4.5 * deviation(distribution) + 1e-6).all()
     if lenience == 1:
-        np.testing.assert_allclose(law, P, atol=1e-12)
+        np.testing.assert_allclose(distribution, P, atol=1e-12)
     else:
         assert kept.sum() > np.minimum(q, P).sum() + 0.03, "lenience that changes nothing proves nothing"
         assert (shares > P + 5 * deviation(P)).any()
@@ -144,9 +144,9 @@ async def test_greedy_emits_no_token_below_lenience_times_the_best(
         assert entry.logprob >= entry.top_logprobs[0] + np.log(lenience) - 1e-4
         assert origin == "A" or token == entry.top_token_ids[0], "the target's own tokens are its likeliest"
     # What is reported of a token that was let through is that token's own.
-    laws = oracle_logprobs(TARGET, PROMPT, lenient.token_ids, sampling)
+    distributions = oracle_logprobs(TARGET, PROMPT, lenient.token_ids, sampling)
     ours = [entry.logprob for entry in lenient.logprobs]
-    np.testing.assert_allclose(ours, laws[np.arange(len(ours)), lenient.token_ids], atol=1e-4)
+    np.testing.assert_allclose(ours, distributions[np.arange(len(ours)), lenient.token_ids], atol=1e-4)
     assert all(
         entry.top_token_ids[0] == token for entry, token in zip(lossless.logprobs, lossless.token_ids, strict=True)
     )

@@ -406,7 +406,7 @@ BUGS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
     "draft ends before a wrong guess": ("guessed", RightGuessesAlone, {}),
     "match with the same noise at every position": ("coupled", Rounds, MATCHED_WITHOUT_POSITION),
 }  # fmt: skip
-# Near relatives of the bugs that change no law: what makes each a bug is what it has besides.
+# Near relatives of the bugs that change no distribution: what makes each a bug is what it has besides.
 HARMLESS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
     "confidence stop keeps the drawn token": ("truncated", KeepUnsure, {}),
     "carried entropies alone": ("entropy", CarriedEma, {}),

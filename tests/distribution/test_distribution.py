@@ -1,9 +1,9 @@
-"""The theorem, through the real services: the output follows the target's own law.
+"""The theorem, through the real services: the output follows the target's own distribution.
 
-Two tiny models over 32 ids, so that the exact law of the first four tokens can be written
+Two tiny models over 32 ids, so that the exact distribution of the first four tokens can be written
 down: transformers' model with the same weights, at float64, for each of 32^3 prefixes.
 
-Each set of samples is checked in 15 ways. A check fails where the law would be as far off
+Each set of samples is checked in 15 ways. A check fails where the distribution would be as far off
 once in 15 million sets, so a right build fails one run in a million at most; in fact seeds and
 k are fixed here, and a machine that passes once passes always.
 """
@@ -115,7 +115,7 @@ def logits_after_all(length: int) -> NDArray[np.float64]:
 
 
 @functools.cache
-def joint_law(temperature: float) -> NDArray[np.float64]:
+def joint_distribution(temperature: float) -> NDArray[np.float64]:
     """Of the first four tokens: [32, 32, 32, 32]."""
     joint = np.ones(1)
     for length in range(NUM_EXACT):
@@ -124,9 +124,9 @@ def joint_law(temperature: float) -> NDArray[np.float64]:
 
 
 def check_joint(samples: Samples, positions: tuple[int, ...], temperature: float) -> float:
-    """Chi-square of the tokens at these positions against their exact law; cells too rare for it are pooled."""
+    """Chi-square of the tokens at these positions against their exact distribution; cells too rare for it are pooled."""
     others = tuple(set(range(NUM_EXACT)) - set(positions))
-    expected = joint_law(temperature).sum(axis=others).reshape(-1) * len(samples.tokens)
+    expected = joint_distribution(temperature).sum(axis=others).reshape(-1) * len(samples.tokens)
     cells = np.ravel_multi_index(tuple(samples.tokens[:, positions].T), (32,) * len(positions))
     counts = np.bincount(cells, minlength=len(expected))
     rare = expected < 5
@@ -140,22 +140,22 @@ def check_after_drafts(samples: Samples, num_accepted: int, temperature: float) 
     """The token behind so many accepted drafts of the second round, given those before it.
 
     Whether the drafts before it were accepted says nothing of this token, so it follows the
-    exact law of its own prefix; the sums over samples have known means and variances. Counts
-    find a law that is wrong for an id, likelihoods a token judged in a context not its own.
+    exact distribution of its own prefix; the sums over samples have known means and variances. Counts
+    find a distribution that is wrong for an id, likelihoods a token judged in a context not its own.
     """
     chosen = np.array([origins[1:].startswith("A" * num_accepted) for origins in samples.origins])
     tokens, position = samples.tokens[chosen], 1 + num_accepted
-    law = softmax(logits_after(tokens[:, :position]) / temperature, axis=1)  # [num_chosen, 32]
-    difference = np.bincount(tokens[:, position], minlength=32) - law.sum(axis=0)
-    covariance = np.diag(law.sum(axis=0)) - law.T @ law
+    distribution = softmax(logits_after(tokens[:, :position]) / temperature, axis=1)  # [num_chosen, 32]
+    difference = np.bincount(tokens[:, position], minlength=32) - distribution.sum(axis=0)
+    covariance = np.diag(distribution.sum(axis=0)) - distribution.T @ distribution
     # The differences sum to 0: the rarest id is left out, and all that are too rare with it.
-    common = (law.sum(axis=0) > max(5, law.sum(axis=0).min())).nonzero()[0]
+    common = (distribution.sum(axis=0) > max(5, distribution.sum(axis=0).min())).nonzero()[0]
     square = difference[common] @ np.linalg.solve(covariance[np.ix_(common, common)], difference[common])
     counts = float(chi2.sf(square, len(common))) if len(common) else 1.0
-    log_law = np.log(law)
-    mean = (law * log_law).sum(axis=1)
-    variance = (law * log_law**2).sum(axis=1) - mean**2
-    likelihood = (log_law[np.arange(len(tokens)), tokens[:, position]] - mean).sum() / np.sqrt(variance.sum())
+    log_distribution = np.log(distribution)
+    mean = (distribution * log_distribution).sum(axis=1)
+    variance = (distribution * log_distribution**2).sum(axis=1) - mean**2
+    likelihood = (log_distribution[np.arange(len(tokens)), tokens[:, position]] - mean).sum() / np.sqrt(variance.sum())
     return {
         f"counts after {num_accepted}": counts,
         f"likelihood after {num_accepted}": float(chi2.sf(likelihood**2, 1)),
@@ -163,7 +163,7 @@ def check_after_drafts(samples: Samples, num_accepted: int, temperature: float) 
 
 
 def p_values(samples: Samples, temperature: float = 1.0) -> dict[str, float]:
-    """How likely samples as far off as these would be, were this the law; one value a check."""
+    """How likely samples as far off as these would be, were this the distribution; one value a check."""
     exact = [(0,), (1,), (2,), (3,), (0, 1), (1, 2), (2, 3)]
     values = {f"joint {positions}": check_joint(samples, positions, temperature) for positions in exact}
     for num_accepted in range(NUM_DRAFTS + 1):
@@ -172,13 +172,15 @@ def p_values(samples: Samples, temperature: float = 1.0) -> dict[str, float]:
     return values
 
 
-async def check_law(trio: Trio, speculation: SpeculationParams, num_samples: int, wrong_temperature: float) -> None:
+async def check_distribution(
+    trio: Trio, speculation: SpeculationParams, num_samples: int, wrong_temperature: float
+) -> None:
     samples = await sample(trio, speculation, num_samples)
     ways = collections.Counter("".join(samples.origins))
     assert min(ways[letter] for letter in "ARB") > num_samples / 60, ways
     values = p_values(samples)
     assert all(value > LIMIT for value in values.values()), values
-    # The same samples are no sample of a law nearby: the checks above had the power to fail.
+    # The same samples are no sample of a distribution nearby: the checks above had the power to fail.
     wrong = p_values(samples, wrong_temperature)
     assert sum(value < LIMIT for value in wrong.values()) >= NUM_CHECKS // 3, wrong
 
@@ -198,7 +200,7 @@ CASES = [
 async def test_output_follows_the_targets_law(
     request: pytest.FixtureRequest, services: str, speculation: SpeculationParams
 ) -> None:
-    await check_law(request.getfixturevalue(services), speculation, 1000, wrong_temperature=1.5)
+    await check_distribution(request.getfixturevalue(services), speculation, 1000, wrong_temperature=1.5)
 
 
 @pytest.mark.slow
@@ -209,4 +211,4 @@ async def test_output_follows_the_targets_law(
 async def test_output_follows_the_targets_law_in_10000_generations(
     request: pytest.FixtureRequest, services: str, speculation: SpeculationParams
 ) -> None:
-    await check_law(request.getfixturevalue(services), speculation, 10_000, wrong_temperature=1.2)
+    await check_distribution(request.getfixturevalue(services), speculation, 10_000, wrong_temperature=1.2)

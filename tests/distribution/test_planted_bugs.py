@@ -1,7 +1,7 @@
-"""Bugs that have been shipped elsewhere, planted one by one: the law of the output must give each away.
+"""Bugs that have been shipped elsewhere, planted one by one: the distribution of the output must give each away.
 
 A right build passes the same check with many sets of seeds for each toy, and with all of them
-at once. A check looks at a set in 8 to 10 ways and fails where outputs as far off the exact law
+at once. A check looks at a set in 8 to 10 ways and fails where outputs as far off the exact distribution
 would come once in 10^9, so the 150 sets here would fail a right build less than once in 10^5
 choices of the seeds. The seeds are fixed: what passes once passes always.
 """
@@ -52,7 +52,7 @@ def parallel_tables(vocab_size: int, num_masks: int) -> tuple[Table, Table]:
 def spread_tables() -> tuple[Table, Table]:
     """Where the draft rejects, it does so by halves; and three tokens are there to recover."""
     target, draft = [0.15, 0.15, 0.2, 0.2, 0.2, 0.1], [0.3, 0.3, 0.1, 0.1, 0.1, 0.1]
-    rows = [np.log([np.roll(law, last) for last in range(6)]) for law in (target, draft)]
+    rows = [np.log([np.roll(distribution, last) for last in range(6)]) for distribution in (target, draft)]
     return rows[0].astype(np.float32), rows[1].astype(np.float32)
 
 
@@ -62,7 +62,7 @@ def unlike_rows() -> tuple[Table, Table]:
     So a draft that goes with another row's q is taken for an unlikely one.
     """
     target, draft = [0.2, 0.2, 0.2, 0.1, 0.3], [0.1, 0.6, 0.1, 0.1, 0.1]
-    rows = [np.log([np.roll(law, last) for last in range(5)]) for law in (target, draft)]
+    rows = [np.log([np.roll(distribution, last) for last in range(5)]) for distribution in (target, draft)]
     return rows[0].astype(np.float32), rows[1].astype(np.float32)
 
 
@@ -93,7 +93,7 @@ TABLES, WIDE = random_tables(5), random_tables(12)
 PARALLEL = parallel_tables(5, 2)
 # Behind each token the one that the draft is likeliest to draw, but a wrong one behind token 2.
 GUESSES = tuple(int(row.argmin() if last == 2 else row.argmax()) for last, row in enumerate(TABLES[1]))
-LEFT, RIGHT = (np.log([law, law]).astype(np.float32) for law in ([0.6, 0.4], [0.45, 0.55]))
+LEFT, RIGHT = (np.log([distribution, distribution]).astype(np.float32) for distribution in ([0.6, 0.4], [0.45, 0.55]))
 TOYS = {
     "truncated": Toy(*TABLES, SAMPLED),
     "banned": Toy(*TABLES, replace(SAMPLED, min_tokens=4), eos_token_ids=(4,), support=WHOLE),
@@ -183,7 +183,7 @@ def test_argmax_drafts_accepted_by_dense_p_over_q_emit_the_wrong_token_in_73_per
 
 
 def test_mass_outside_as_one_minus_the_inside_lets_a_banned_token_out() -> None:
-    """Too seldom to show in the law: looked for where it is, with noise from the residual's very end."""
+    """Too seldom to show in the distribution: looked for where it is, with noise from the residual's very end."""
     toy = replace(TOYS["banned"], target=WIDE[0], draft=WIDE[1], eos_token_ids=(len(WIDE[0]) - 1,))
     seeds, (banned,) = range(NUM_GENERATIONS), toy.eos_token_ids
     assert (OneMinusInside(toy).play(seeds) == banned).any()

@@ -66,8 +66,8 @@ class Toy:
     def vocab_size(self) -> int:
         return len(self.target)
 
-    def law(self, output: Seq[int]) -> NDArray[np.float64]:
-        """The target's own law of the token behind prompt and output, as plainly as it can be said: [vocab_size]."""
+    def distribution(self, output: Seq[int]) -> NDArray[np.float64]:
+        """The target's own distribution of the token behind prompt and output, as plainly as it can be said: [vocab_size]."""
         sampling = self.sampling
         logits = self.target[[*self.prompt, *output][-1]].astype(np.float64)
         counts = np.bincount(np.array(output, dtype=np.int64), minlength=self.vocab_size)
@@ -80,13 +80,13 @@ class Toy:
         return result
 
     @functools.cached_property
-    def joint_law(self) -> NDArray[np.float64]:
+    def joint_distribution(self) -> NDArray[np.float64]:
         """Of all tokens together: [vocab_size] * num_tokens."""
         joint = np.ones((self.vocab_size,) * self.num_tokens)
         for length in range(self.num_tokens):
             for output in itertools.product(range(self.vocab_size), repeat=length):
-                law = self.law(output)
-                joint[output] *= law.reshape(-1, *(1,) * (self.num_tokens - length - 1))
+                distribution = self.distribution(output)
+                joint[output] *= distribution.reshape(-1, *(1,) * (self.num_tokens - length - 1))
         return joint
 
 
@@ -261,7 +261,7 @@ class Rounds:
 
 
 def p_values(toy: Toy, tokens: NDArray[np.int64]) -> dict[str, float]:
-    """How likely outputs as far off the exact law as these are: per position, per pair in a row, and all together."""
+    """How likely outputs as far off the exact distribution as these are: per position, per pair in a row, and all together."""
     num_tokens = toy.num_tokens
     views: list[tuple[int, ...]] = [(position,) for position in range(num_tokens)]
     views += [(position, position + 1) for position in range(num_tokens - 1)]
@@ -272,7 +272,7 @@ def p_values(toy: Toy, tokens: NDArray[np.int64]) -> dict[str, float]:
 def _p_value(toy: Toy, tokens: NDArray[np.int64], view: tuple[int, ...]) -> float:
     """Chi-square. What can't be, but is, has likelihood 0."""
     others = tuple(set(range(toy.num_tokens)) - set(view))
-    expected = toy.joint_law.sum(axis=others).reshape(-1) * len(tokens)
+    expected = toy.joint_distribution.sum(axis=others).reshape(-1) * len(tokens)
     cells = np.ravel_multi_index(tuple(tokens[:, view].T), (toy.vocab_size,) * len(view))
     counts = np.bincount(cells, minlength=len(expected))
     if counts[expected == 0].any():
