@@ -40,7 +40,7 @@ class GatewaySettings(FrontSettings, ServiceSettings):
     )
 
     @model_validator(mode="after")
-    def _can_send_its_own_key(self) -> "GatewaySettings":
+    def _check_own_key(self) -> "GatewaySettings":
         as_value_error(lambda: find_key(None))
         return self
 

@@ -1,4 +1,4 @@
-"""The fields of OpenAI's request bodies (docs/http.md), and checks of their values.
+"""The fields of OpenAI's request bodies (docs/server.md), and checks of their values.
 
 taken: has its documented effect.
 refused: not supported and would change the answer; values that ask for nothing special pass.
@@ -37,9 +37,9 @@ COMMON = {
     "stream_options": "include_usage, continuous_usage_stats; include_obfuscation is ignored",
     "max_tokens": "maximum number of tokens to generate",
     "best_of": "must equal n: every sample is returned",
-    "speculation": "an object with SPECULATION's fields, or true or false (docs/drafting.md)",
-    "prediction": "predicted output, a source of drafts (docs/drafting.md)",
-    "trace": "adds each round's trace to its chunk (docs/trace.md)",
+    "speculation": "an object with SPECULATION's fields, or true or false (docs/speculation.md)",
+    "prediction": "predicted output, a source of drafts (docs/speculation.md)",
+    "trace": "adds each round's trace to its chunk (docs/speculation.md)",
     "request_id": "for logs",
     "cache_salt": "requests with the same salt share cached prompts and recent answers; at most 256 characters",
 }

@@ -245,7 +245,7 @@ def _paceline(finish: Finish) -> dict[str, Any]:
 
 
 def trace_body(piece: Piece, texts: TokenTexts) -> dict[str, Any] | None:
-    """Formats a round's trace (docs/trace.md). Its texts must be loaded."""
+    """Formats a round's trace (docs/speculation.md). Its texts must be loaded."""
     trace = piece.trace
     if trace is None:
         return None

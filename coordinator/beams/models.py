@@ -135,7 +135,7 @@ class DraftBeams:
 def make_draft_beams(resources: Resources, request: Request) -> DraftBeams | None:
     """Makes the drafts of a beam search, if the request asks for a fixed number of a draft model's tokens.
 
-    Adaptive lengths draft no beams: drafted beams cost more than they save with the default draft (docs/drafting.md).
+    Adaptive lengths draft no beams: drafted beams cost more than they save with the default draft (docs/speculation.md).
     """
     speculation = request.speculation
     length = speculation.num_draft_tokens

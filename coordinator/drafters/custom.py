@@ -1,4 +1,4 @@
-"""Custom drafters: runs a drafter that --custom-drafter names (see docs/drafting.md)."""
+"""Custom drafters: runs a drafter that --custom-drafter names (see docs/speculation.md)."""
 
 import importlib
 from collections.abc import Callable
