@@ -41,7 +41,7 @@ OVERSIZED: dict[str, tuple[Callable[[], generation_pb2.GenerateRequest], list[st
     "a role": (lambda: chat((LONG, "t1")), ["chat.messages.role is 'word", "one of system, developer, user, assistant, tool"]),
     "token ids": (
         lambda: generation_pb2.GenerateRequest(token_ids={"ids": MANY_IDS}),
-        ["prompt is '5000000 tokens'", "at most 511 tokens"],
+        ["prompt is '5000000 tokens'", "at most 512 tokens"],
     ),
     "a request's id": (lambda: request(request_id=LONG), ["request_id is '15000000 characters'", "at most 256"]),
     "a request's salt": (lambda: request(cache_salt=LONG), ["cache_salt is '15000000 characters'", "at most 256"]),

@@ -31,7 +31,7 @@ def parse(monkeypatch: pytest.MonkeyPatch, *flags: str) -> CoordinatorSettings:
 
 def test_each_source_overrules_those_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse(monkeypatch).max_num_seqs == 256
-    write_toml("[coordinator]\nmax-running = 3\n")
+    write_toml("[coordinator]\nmax-num-seqs = 3\n")
     assert parse(monkeypatch).max_num_seqs == 3
     monkeypatch.setenv("PACELINE_COORDINATOR_MAX_NUM_SEQS", "5")
     assert parse(monkeypatch).max_num_seqs == 5
@@ -57,7 +57,7 @@ def test_each_source_may_say_a_part_of_the_draft_length(monkeypatch: pytest.Monk
     [
         ("[coordinator]\nspeed = 11\n", ["paceline.toml, table [coordinator]", "'speed'"]),
         ('[coordinator]\ndraft = "unix:/a?b"\n', ["--draft", "'unix:/a?b'", "107 bytes", ", # ? %"]),
-        ("[coordinator]\nmax_running = 0\n", ["--max-num-seqs", "greater than or equal to 1"]),
+        ("[coordinator]\nmax_num_seqs = 0\n", ["--max-num-seqs", "greater than or equal to 1"]),
         ("[coordinator]\ncoupled = true\n", ["paceline.toml, table [coordinator]", "'coupled'"]),
         ("[coordinator]\nmax_unread_memory = 1\n", ["error: max_unread_memory is 1: "]),
         ("[coordinator\n", ["paceline.toml"]),

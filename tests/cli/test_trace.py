@@ -108,7 +108,7 @@ def test_trace_json_writes_an_object_for_each_round_of_each_sample(paceline, unl
         assert [token for record in own for token in record["token_ids"]] == sample["token_ids"]
         assert "".join(record["text"] for record in own) == sample["text"]
     assert set(records[0]) == {
-        "index", "choice", "round", "drafter", "reason", "num_speculative_tokens", "proposed", "num_accepted", "entropies",
+        "index", "choice", "round", "drafter", "reason", "draft_tokens", "proposed", "num_accepted", "entropies",
         "smoothed_entropies", "allowed_draft_tokens", "draft_us", "target_us", "queued_us", "wire_us", "token_ids", "text",
     }  # fmt: skip
 

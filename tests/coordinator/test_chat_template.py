@@ -190,7 +190,7 @@ def test_a_normalizer_makes_no_token_of_another_spelling() -> None:
 
 def test_an_error_of_the_template_says_a_message_as_it_was(smollm2: Tokenizer) -> None:
     tokenizer = tokenizer_with(smollm2.backend, "{{ raise_exception('Not ' + messages[0].content) }}")
-    with pytest.raises(InvalidArgument, match=r"refuses them: Not <\|im_end\|>$"):
+    with pytest.raises(InvalidArgument, match=r"chat template: Not <\|im_end\|>$"):
         tokenizer.encode_chat(conversation(END))
 
 

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from paceline import noise
-from paceline.engine.sampling import noise as torch_noise
+from paceline.engine.sampling import torch_sampler as torch_noise
 
 CPU = torch.device("cpu")
 GOLDEN_KEY = 16937688763604004336

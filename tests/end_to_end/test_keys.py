@@ -62,5 +62,5 @@ def test_a_coordinator_does_not_start_on_all_addresses_without_a_word(listen: st
     command = [sys.executable, "-m", "coordinator", "--listen", listen]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=TIMEOUT_S)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran.stderr
-    assert ran.stderr.startswith(f"error: --listen {listen} is open to other machines; give --api-keys FILE (")
+    assert ran.stderr.startswith(f"error: --listen {listen} is open to other machines; add --api-keys FILE (")
     assert "--no-keys" in ran.stderr

@@ -45,7 +45,7 @@ def shown(data: bytes) -> str:
 IDS = {"ids": [3, 14, 15, 92]}
 GENERATES = [
     generation_pb2.GenerateRequest(
-        token_ids=IDS, sampling={"max_tokens": 4, "seed": 1}, speculation={"drafter": 1, "num_speculative_tokens": 4}
+        token_ids=IDS, sampling={"max_tokens": 4, "seed": 1}, speculation={"drafter": "model", "num_speculative_tokens": 4}
     ),
     generation_pb2.GenerateRequest(
         text="t1 t2 t3", request_id="r", cache_salt="s", trace=True, prediction_text="t4 t5 t6",
@@ -53,7 +53,7 @@ GENERATES = [
             "max_tokens": 5, "min_tokens": 2, "temperature": 0.7, "top_k": 8, "top_p": 0.9, "min_p": 0.01, "seed": 2, "stop": ["t9", "t7 t8"],
             "stop_token_ids": [9], "n": 2, "logprobs": 3, "prompt_logprobs": 2,
         },
-        speculation={"enabled": True, "drafter": 3, "rule": 2, "draft_mode": 1, "adaptive": {"min": 0, "max": 8}, "lenience": 0.8},
+        speculation={"enabled": True, "drafter": "hybrid", "rule": 2, "draft_mode": 1, "adaptive": {"min": 0, "max": 8}, "lenience": 0.8},
     ),
     generation_pb2.GenerateRequest(
         chat={"messages": [{"role": "system", "content": "t1"}, {"role": "user", "content": "t2"}], "template_options": '{"language": "en"}'},
@@ -62,11 +62,11 @@ GENERATES = [
             "max_tokens": 4, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {5: 2.0, 7: -100.0},
             "allowed_token_ids": list(range(40)), "banned_token_ids": [1, 2], "ignore_eos": True,
         },
-        speculation={"drafter": 1, "rule": 1, "draft_mode": 3, "entropy": {"bounds": {"min": 1, "max": 6}, "ema_beta": 0.5}},
+        speculation={"drafter": "model", "rule": 1, "draft_mode": 3, "entropy": {"bounds": {"min": 1, "max": 6}, "ema_beta": 0.5}},
     ),
     generation_pb2.GenerateRequest(
         token_ids={"ids": [7] * 480}, sampling={"max_tokens": 6, "temperature": 1.5, "seed": 2**64 - 1, "top_k": 0},
-        speculation={"drafter": 5, "num_speculative_tokens": 16},
+        speculation={"drafter": "suffix", "num_speculative_tokens": 16},
     ),
 ]  # fmt: skip
 TOKENIZES = [

@@ -207,7 +207,7 @@ def test_bounds_and_beta_of_the_entropy_rule_are_the_requests(client: openai.Ope
     asked: Any = {"model": "dummy:tiny", "messages": MESSAGES, "max_tokens": 9, "temperature": 0, "extra_body": extra}
     chunks = [chunk.to_dict() for chunk in client.chat.completions.create(**asked, stream=True)]
     trace: Any = chunks[2]["choices"][0]["paceline"]  # type: ignore[index]
-    assert trace["num_speculative_tokens"] == 5
+    assert trace["draft_tokens"] == 5
     assert trace["smoothed_entropies"][0] == pytest.approx(0.25 * trace["entropies"][0])
     assert trace["allowed_draft_tokens"] == [round(5 - 2 * each) for each in trace["smoothed_entropies"]]
 

@@ -80,7 +80,7 @@ def test_drafts_for_the_repetition_are_the_longest_unfinished_choice() -> None:
 
 def test_a_round_that_is_cut_has_no_trace() -> None:
     trace = RoundTrace(
-        round=1, drafter="none", reason="", num_speculative_tokens=0, proposed=[], num_accepted=0, entropies=[],
+        round=1, drafter="none", reason="", draft_tokens=0, proposed=[], num_accepted=0, entropies=[],
         smoothed_entropies=[], allowed_draft_tokens=[], draft_us=0, target_us=0, queued_us=0, wire_us=0,
     )  # fmt: skip
     repetition = Resumption(delivered(piece([1])))

@@ -61,7 +61,7 @@ def test_sessions_have_names_of_their_own_and_the_process_has_one(session: RawSe
 def test_every_command_for_an_unknown_sequence_is_not_found(session: RawSession, service: HostedService) -> None:
     for command in (work(service, 0, [1]), truncate(0), release):
         error = failure(session.ask(77, command))
-        assert error.code == NOT_FOUND
+        assert error.status.code == NOT_FOUND
         assert not error.HasField("cache_length")
 
 
@@ -69,7 +69,7 @@ def test_sequence_ids_belong_to_their_stream(session: RawSession, service: Hoste
     other = RawSession(service)
     sequence = session.open()
     session.ask(sequence, work(service, 0, [5, 6, 7]))
-    assert failure(other.ask(sequence, work(service, 3, [8]))).code == NOT_FOUND
+    assert failure(other.ask(sequence, work(service, 3, [8]))).status.code == NOT_FOUND
     other.close()
 
 
@@ -84,16 +84,16 @@ def test_an_open_that_bans_tokens_outside_the_vocabulary_is_refused(session: Raw
 
     for name, eos, stop in (("eos_token_ids", [0, VOCAB_SIZE], []), ("stop_token_ids", [], [VOCAB_SIZE])):
         error = failure(session.ask(1, lambda command, eos=eos, stop=stop: banning(command, eos, stop)))
-        assert error.code == INVALID_ARGUMENT
-        assert f"{name} is {VOCAB_SIZE}" in error.message
-        assert f"[0, {VOCAB_SIZE})" in error.message
+        assert error.status.code == INVALID_ARGUMENT
+        assert f"{name} is {VOCAB_SIZE}" in error.status.message
+        assert f"[0, {VOCAB_SIZE})" in error.status.message
 
 
 def test_support_outside_the_vocabulary_is_refused_by_name(target_server: HostedService) -> None:
     session = RawSession(target_server)
     error = failure(session.ask(session.open(), verify(0, [1], [2], support=[VOCAB_SIZE])))
-    assert error.code == INVALID_ARGUMENT
-    assert f"support_token_ids is {VOCAB_SIZE}" in error.message
+    assert error.status.code == INVALID_ARGUMENT
+    assert f"support_token_ids is {VOCAB_SIZE}" in error.status.message
     session.close()
 
 
@@ -115,10 +115,10 @@ def test_what_waits_behind_a_failure_is_aborted_and_a_retry_repeats_the_answer(
         session.ask(one, work(service, 0, [5, 6, 7]))
     expected = substance_of(session.ask(twin, work(service, 3, [8])))
     first, *later = session.send(sequence, work(service, 9, [8]), work(service, 3, [8]), work(service, 9, [8]))
-    assert failure(session.answer(first)).code == FAILED_PRECONDITION
+    assert failure(session.answer(first)).status.code == FAILED_PRECONDITION
     for error in (failure(session.answer(command)) for command in later):
-        assert error.code == ABORTED
-        assert "position is 9" in error.message
+        assert error.status.code == ABORTED
+        assert "position is 9" in error.status.message
     for _ in range(2):
         again = session.send(sequence, truncate(3), work(service, 3, [8]))[-1]
         assert substance_of(session.answer(again)) == expected
@@ -189,7 +189,7 @@ def test_a_message_of_too_many_commands_ends_its_stream_alone(session: RawSessio
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert f"commands is '{MAX_COMMANDS + 1} commands in a message'" in caught.value.details()
     answers = [failure(other.answer(each)) for each in other.send_together([(77, release)] * MAX_COMMANDS)]
-    assert {error.code for error in answers} == {NOT_FOUND}
+    assert {error.status.code for error in answers} == {NOT_FOUND}
     assert other.ask(sequence, work(service, 0, [5])).WhichOneof("answer") != "failure"
     other.close()
 
@@ -203,8 +203,8 @@ def test_a_support_of_more_ids_than_an_answer_should_hold_is_refused(target_serv
         command.verify.support_token_ids.extend([3] * 262_144)
 
     error = failure(session.ask(sequence, fill))
-    assert error.code == INVALID_ARGUMENT
-    assert "support_token_ids is '262145 ids'; it must be at most 262144 ids" in error.message
+    assert error.status.code == INVALID_ARGUMENT
+    assert "support_token_ids is '262145 ids'; it must be at most 262144 ids" in error.status.message
     session.close()
 
 
@@ -263,7 +263,7 @@ def test_without_room_the_youngest_idle_sequence_of_any_stream_is_evicted(
     # One block more than is free.
     ours.ask(middle, propose(0, [1] * 80, 1))
     evicted = failure(theirs.ask(youngest, propose(16, [2], 1)))
-    assert (evicted.code, evicted.cache_length) == (FAILED_PRECONDITION, 0)
+    assert (evicted.status.code, evicted.cache_length) == (FAILED_PRECONDITION, 0)
     assert ours.ask(middle, truncate(81)).failure.cache_length == 80
     assert ours.ask(oldest, truncate(49)).failure.cache_length == 48
 
@@ -274,7 +274,7 @@ def test_what_does_not_fit_is_refused_and_evicts_nobody(crowded: tuple[RawSessio
     theirs.ask(kept, propose(0, [1] * 48, 1))
     ours.ask(wanting, propose(0, [1] * 40, 1))
     refused = failure(ours.ask(wanting, propose(40, [2] * 100, 1)))
-    assert (refused.code, refused.cache_length) == (RESOURCE_EXHAUSTED, 40)
+    assert (refused.status.code, refused.cache_length) == (RESOURCE_EXHAUSTED, 40)
     assert theirs.ask(kept, propose(48, [2], 1)).WhichOneof("answer") == "proposal"
     ours.send(wanting, truncate(40))
     assert ours.ask(wanting, propose(40, [2], 1)).WhichOneof("answer") == "proposal"

@@ -1,6 +1,6 @@
-"""Noise from keys, in torch: the same integers as `paceline.noise`, on any device.
+"""The torch sampler: draws every kind of spec by tensor operations, on any device.
 
-The torch sampler: a sampler backend of tensor operations for every kind of spec, on any device.
+Its noise has the same integers as `paceline.noise`.
 """
 
 import math

@@ -53,7 +53,7 @@ class Worker:
         self._compute_lock = compute_lock
         self._batching_policy = batching_policy
         self._max_model_len = max_model_len
-        self._max_batch_tokens = max_num_batched_tokens
+        self._max_num_batched_tokens = max_num_batched_tokens
         self._loop = loop
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._orders = itertools.count()
@@ -184,7 +184,7 @@ class Worker:
                 state.return_time for session in self._clients for state in session.states if state.job is None
             ]
             num_pending = sum(len(state.job.pending) for _, state in active if state.job is not None)
-            num_rows = min(num_pending, self._max_batch_tokens)
+            num_rows = min(num_pending, self._max_num_batched_tokens)
             wait_s = self._batching_policy.wait_s(ready_s, len(active), num_rows, return_times)
             if wait_s == 0:
                 break
@@ -224,7 +224,7 @@ class Worker:
         if not owners:
             return 0
         started_s = time.perf_counter()
-        shares = share_budget(list(owners), self._max_batch_tokens, self.num_steps)
+        shares = share_budget(list(owners), self._max_num_batched_tokens, self.num_steps)
         self._step_began_s = time.monotonic()
         failed = run_step(self._runner, shares)
         self._step_began_s = None

@@ -35,7 +35,7 @@ MIX_1, MIX_2 = tl.constexpr(_MIX_1), tl.constexpr(_MIX_2)
 
 @triton.jit
 def gumbel(ids, low, high):
-    """Gumbel noise for token ids and a key's halves, float64: the same as `engine.sampling.noise`."""
+    """Gumbel noise for token ids and a key's halves, float64: as in `engine.sampling.torch_sampler`."""
     x = ids.to(tl.uint32) ^ low.to(tl.uint32)
     x = (x ^ (x >> 16)) * tl.full([], MIX_1, tl.uint32)
     x = x + high.to(tl.uint32)
