@@ -65,7 +65,7 @@ async def check_prompt(prompt: str, mode: str, grpc: AsyncClient, client: openai
         # Adaptive lengths depend on times.
         if params is not None:
             found = metrics["speculative_decoding"]
-            counts = (found["num_spec_steps"], found["num_speculative_tokens"], found["num_accepted_draft_tokens"])
+            counts = (found["num_spec_steps"], found["num_draft_tokens"], found["num_accepted_draft_tokens"])
             assert counts == (figures.rounds, figures.proposed, figures.accepted)
 
 
