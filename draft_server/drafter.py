@@ -1,5 +1,6 @@
 """The job of a Propose command: feed the tail, then draft token by token."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,8 @@ class ProposeResult:
     entropy_emas: list[float]
     # Of the tokens those that are in the cache now.
     num_fed_drafts: int
+    # With least_confidence: the probability of each token.
+    confidences: list[float]
     # Tail tokens that the cache already held.
     cached_tokens: int
     queued_us: int
@@ -74,8 +77,7 @@ class ProposeJob(Job):
         # The position of the first draft, and the noise's round_start.
         self._round_start = sequence.length + len(tail)
         self._samples: list[Sample] = []
-        # The product of the drafts' confidences.
-        self._confidence = 1.0
+        self._confidences: list[float] = []
 
     def specs(self, num_rows: int) -> list[SampleSpec | None]:
         is_last = num_rows == len(self.pending)
@@ -106,8 +108,10 @@ class ProposeJob(Job):
         The token that ends the draft is kept: dropped because of its value, it would bias the output.
         """
         self._samples.append(sample)
-        self._confidence *= _confidence(sample)
-        return self._confidence >= self._propose_spec.least_confidence
+        if self._propose_spec.least_confidence == 0:
+            return True
+        self._confidences.append(_confidence(sample))
+        return math.prod(self._confidences) >= self._propose_spec.least_confidence
 
     @property
     def result(self) -> ProposeResult:
@@ -120,6 +124,7 @@ class ProposeJob(Job):
             entropies=entropy.entropies if entropy is not None else [],
             entropy_emas=entropy.emas if entropy is not None else [],
             num_fed_drafts=self.sequence.length - self._round_start,
+            confidences=self._confidences,
             cached_tokens=self.num_cached_tokens,
             queued_us=self.queued_us,
             computed_us=self.computed_us,

@@ -73,6 +73,7 @@ class DraftServicer(ModelServicer):
         proposal.entropies = floats_to_bytes(np.array(result.entropies))
         proposal.entropy_emas = floats_to_bytes(np.array(result.entropy_emas))
         proposal.num_fed_drafts = result.num_fed_drafts
+        proposal.confidences = floats_to_bytes(np.array(result.confidences))
         proposal.cached_tokens = result.cached_tokens
         proposal.queued_us = result.queued_us
         proposal.computed_us = result.computed_us

@@ -11,6 +11,7 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.backend import build_cpu
 from paceline.engine.dtypes import DTYPES
+from paceline.engine.forward_times import measure_forward_times
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.shapes import num_masks
 from paceline.engine.models.weights import load_model
@@ -37,6 +38,8 @@ class Engine:
     num_masks: int
     # Parts of the model whose rows depend on the rows beside them; empty if the model is batch invariant.
     batch_variant_parts: list[str]
+    # (tokens, seconds) of forwards (see `forward_times`).
+    forward_times: list[tuple[int, float]]
 
 
 def build_engine(
@@ -64,6 +67,7 @@ def build_engine(
     known_masks = num_masks(loaded.tensors)
     backend = backend_builder(config, role, loaded, max_model_len, progress)
     pool = BlockPool(backend.num_blocks, backend.block_size, backend.copy_blocks, config.prefix_caching)
+    longest = min(max_model_len, backend.num_blocks * backend.block_size)
     compute_lock, batching_policy = ComputeLock(config.compute_lock_file), BatchingPolicy(config.waiting)
     worker = Worker(
         backend.runner, pool, compute_lock, batching_policy, max_model_len, config.max_num_batched_tokens, loop
@@ -73,12 +77,13 @@ def build_engine(
         model=loaded.config,
         worker=worker,
         pool=pool,
-        max_model_len=min(max_model_len, backend.num_blocks * backend.block_size),
+        max_model_len=longest,
         tokenizer_files=loaded.tokenizer_files,
         tokenizer_fingerprint=fingerprint,
         weights_fingerprint=loaded.weights_fingerprint,
         num_masks=known_masks,
         batch_variant_parts=backend.batch_variant_parts,
+        forward_times=measure_forward_times(backend.runner, pool, min(longest, config.max_num_batched_tokens)),
     )
 
 

@@ -112,6 +112,11 @@ class ModelServicer(ABC):
             device=engine.config.device,
             max_num_batched_tokens=engine.config.max_num_batched_tokens,
             kv_cache_dtype=engine.config.kv_dtype,
+            forward_times=[
+                model_pb2.ForwardTime(num_tokens=num_tokens, microseconds=seconds * 1e6)
+                for num_tokens, seconds in engine.forward_times
+            ],
+            num_mask_tokens=engine.num_masks,
         )
 
     async def Truncate(self, request: Any, context: grpc.aio.ServicerContext) -> Any:

@@ -81,7 +81,7 @@ class DraftAnswer(_message.Message):
     def __init__(self, command_id: _Optional[int] = ..., opened: _Optional[_Union[_model_pb2.Opened, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., failure: _Optional[_Union[_model_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Proposal(_message.Message):
-    __slots__ = ("tokens", "support_token_ids", "support_sizes", "support_probs", "entropies", "entropy_emas", "queued_us", "computed_us", "cached_tokens", "num_fed_drafts")
+    __slots__ = ("tokens", "support_token_ids", "support_sizes", "support_probs", "entropies", "entropy_emas", "queued_us", "computed_us", "cached_tokens", "num_fed_drafts", "confidences")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_SIZES_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class Proposal(_message.Message):
     COMPUTED_US_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_FED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     support_token_ids: _containers.RepeatedScalarFieldContainer[int]
     support_sizes: _containers.RepeatedScalarFieldContainer[int]
@@ -102,4 +103,5 @@ class Proposal(_message.Message):
     computed_us: int
     cached_tokens: int
     num_fed_drafts: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., entropy_emas: _Optional[bytes] = ..., queued_us: _Optional[int] = ..., computed_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., num_fed_drafts: _Optional[int] = ...) -> None: ...
+    confidences: bytes
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_token_ids: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., entropies: _Optional[bytes] = ..., entropy_emas: _Optional[bytes] = ..., queued_us: _Optional[int] = ..., computed_us: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., num_fed_drafts: _Optional[int] = ..., confidences: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,57 @@
+"""Measures how long forwards take, for the model card: the coordinator decides from it what a draft may cost."""
+
+import time
+from typing import Any
+
+from paceline.engine.backend import StepRunner
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.sequence import Sequence, SequenceOptions
+from paceline.engine.sampling.logprobs import RowLogprobs
+from paceline.engine.sampling.specs import Argmax, Sample, SampleSpec
+from paceline.engine.scheduling.job import Job
+from paceline.sampling import SamplingParams
+
+# Numbers of tokens that are measured. In between a forward's time is nearly linear.
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+# Each size's shortest time counts: whatever else runs makes a forward longer, never shorter.
+REPEATS = 3
+
+
+class _TimedJob(Job):
+    """Feeds tokens and samples at each, as a verification does."""
+
+    def specs(self, num_rows: int) -> list[SampleSpec | None]:
+        return [Argmax(self.sequence.options.sampling, ())] * num_rows
+
+    def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
+        pass
+
+    def absorb(self, samples: list[Sample]) -> None:
+        pass
+
+    @property
+    def result(self) -> Any:
+        return None
+
+
+def measure_forward_times(runner: StepRunner, pool: BlockPool, max_tokens: int) -> list[tuple[int, float]]:
+    """Returns (tokens, seconds) for each size up to `max_tokens`; seconds never fall from one size to the next.
+
+    Call it on the device thread, before the worker starts. It leaves the pool as it was.
+    """
+    sequence = Sequence(SequenceOptions(SamplingParams(temperature=0, seed=0), 1, ()), pool)
+    sizes = [size for size in SIZES if size <= max_tokens]
+    sequence.reserve(sizes[-1])
+    found = dict.fromkeys(sizes, float("inf"))
+    for _ in range(REPEATS):
+        for size in sizes:
+            job = _TimedJob(sequence, [0] * size)
+            started_s = time.perf_counter()
+            runner.step([(job, size)])
+            found[size] = min(found[size], time.perf_counter() - started_s)
+            sequence.take_back(0)
+    sequence.truncate(0)
+    times: list[tuple[int, float]] = []
+    for size in sizes:
+        times.append((size, max(found[size], times[-1][1] if times else 0.0)))
+    return times
