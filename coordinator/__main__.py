@@ -5,14 +5,16 @@ import logging
 
 from prometheus_client import CollectorRegistry
 
+from coordinator.active import ActiveGenerations
 from coordinator.admission import Admission
 from coordinator.config import CoordinatorSettings
 from coordinator.drafters.custom import load_drafter
 from coordinator.drafters.drafter import Resources
 from coordinator.drafters.token_index import RecentAnswers
 from coordinator.generations import Generations
-from coordinator.policy.adaptive import Policies
-from coordinator.policy.cost_model import ActiveGenerations, Experience
+from coordinator.policy.adaptive import Experience
+from coordinator.policy.costs import CostModel
+from coordinator.policy.policies import Policies
 from coordinator.remote.link import DRAFT, TARGET, DraftLink, Link, TargetLink
 from coordinator.remote.target import SameModel
 from coordinator.requests import RequestReader
@@ -101,7 +103,10 @@ def _generations(
         target=target,
         tokenizer=tokenizer,
         admission=Admission(settings.max_num_seqs, settings.max_queue_size, card.total_blocks * card.block_size),
-        policies=Policies(Resources(draft, custom, recent, settings.ngram_shape), Experience(active)),
+        policies=Policies(
+            Resources(draft, custom, recent, settings.ngram_shape),
+            Experience(CostModel(active, lambda: target.forward_times)),
+        ),
         patience_s=settings.patience,
         active=active,
         metrics=metrics,

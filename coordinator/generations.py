@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from coordinator.acceptance import accept
+from coordinator.active import ActiveGenerations
 from coordinator.admission import Admission
 from coordinator.beams.search import beam_search
 from coordinator.context import Emission, Request
 from coordinator.decoding import generate
-from coordinator.policy.adaptive import Policies
-from coordinator.policy.cost_model import ActiveGenerations
+from coordinator.policy.policies import Policies
 from coordinator.remote.link import TargetLink
 from coordinator.remote.target import RemoteTarget
 from coordinator.responses import Choice, make_responses, trace_round

@@ -22,12 +22,28 @@ class DraftReport:
     num_tail_tokens: int = 1
     computed_us: int = 0
     queued_us: int = 0
+    # The drafter that went on after the first `num_before` tokens, if another did.
+    continued_by: str = ""
+    num_before: int = 0
+    # The draft model's probability of each of its tokens, if asked for.
+    confidences: list[float] = field(default_factory=list)
     # Under the entropy rule, for each position that was drafted or refused: entropy / ln(vocabulary), ...
     entropies: list[float] = field(default_factory=list)
     # ... smoothed over the positions up to it, ...
     smoothed_entropies: list[float] = field(default_factory=list)
     # ... and the number of drafts that it allows in the round.
     allowed_draft_tokens: list[int] = field(default_factory=list)
+
+    @property
+    def drafters(self) -> str:
+        return f"{self.drafter}+{self.continued_by}" if self.continued_by else self.drafter
+
+    def split(self, num_tokens: int) -> list[tuple[str, int]]:
+        """Returns each drafter's name and its part of the first `num_tokens` tokens."""
+        if not self.continued_by:
+            return [(self.drafter, num_tokens)]
+        first = min(num_tokens, self.num_before)
+        return [(self.drafter, first), (self.continued_by, num_tokens - first)]
 
 
 @dataclass(frozen=True, slots=True)

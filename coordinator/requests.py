@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.context import Request
-from coordinator.policy.adaptive import Policies
+from coordinator.policy.policies import Policies
 from coordinator.tokenizer import Tokenizer
 from paceline.checks import require, require_at_most
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument

@@ -62,7 +62,7 @@ def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Call
     )
     return RoundTrace(
         round=number,
-        drafter=proposal.report.drafter if proposal.tokens else "none",
+        drafter=proposal.report.drafters if proposal.tokens else "none",
         reason=proposal.report.reason,
         draft_tokens=proposal.report.num_asked,
         proposed=_trace_drafts(finished, len(emission.tokens), lambda token: bytes_of(token).decode(errors="replace")),

@@ -90,8 +90,9 @@ class GenerationStats:
         if self.first_token_us == 0:
             self.count_first_token()
         if proposal.report.drafter == "prediction":
-            self.prediction_accepted += num_accepted
-            self.prediction_rejected += len(proposal) - num_accepted
+            (_, num_predicted), *_ = proposal.report.split(len(proposal))
+            self.prediction_accepted += min(num_accepted, num_predicted)
+            self.prediction_rejected += max(0, num_predicted - num_accepted)
         self.last_round = finished
         self.count_round(
             len(emission.tokens), len(proposal), num_accepted, finished.started_s, proposal.report,
@@ -112,8 +113,10 @@ class GenerationStats:
             self.rounds_by_accepted += [0] * (num_proposed + 1 - len(self.rounds_by_accepted))
             self.rounds_by_accepted[num_accepted] += 1
         if num_proposed:
-            proposed, accepted = self.by_source.get(draft.drafter, (0, 0))
-            self.by_source[draft.drafter] = proposed + num_proposed, accepted + num_accepted
+            parts = zip(draft.split(num_proposed), draft.split(num_accepted), strict=True)
+            for (name, num_own), (_, num_right) in parts:
+                proposed, accepted = self.by_source.get(name, (0, 0))
+                self.by_source[name] = proposed + num_own, accepted + num_right
         self.draft_us += draft.computed_us
         self.target_us += verify.computed_us
         self.queued_us += draft.queued_us + verify.queued_us

@@ -14,6 +14,7 @@ from coordinator.context import Context, Request
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape
 from coordinator.drafters.token_index import RecentAnswers
+from coordinator.remote.forward_times import UNKNOWN_TIMES, ForwardTimes
 from coordinator.remote.link import Link
 from paceline.speculation import Drafter as DrafterName
 
@@ -57,12 +58,24 @@ class ModelDrafter(Drafter, Protocol):
     """A drafter whose tokens take time: a draft model, or custom code."""
 
     name: str
-    # Proposes at least one token while available, and stops when its confidence falls below `least_confidence`.
+    # Whether it stops when its confidence falls below `least_confidence`, and goes on after `after`.
     has_confidence: bool
+    # Whether one forward drafts all tokens.
+    in_parallel: bool = False
 
-    async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
-        """`least_confidence`: stop after the token at which the joint confidence falls below this."""
+    async def propose(
+        self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
+    ) -> Proposal:
+        """`least_confidence`: stop after the token at which the joint confidence falls below this.
+
+        `after`: undecided tokens that follow the context, after which to go on.
+        """
         ...
+
+    @property
+    def times(self) -> ForwardTimes:
+        """The seconds of its forwards."""
+        return UNKNOWN_TIMES
 
     def absence(self, context: Context) -> str:
         """Explains to a user why the drafter is unavailable; empty if it is available."""
@@ -82,7 +95,9 @@ class TimedDrafter(ModelDrafter):
         self._drafter = drafter
         self.name = name
 
-    async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
+    async def propose(
+        self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
+    ) -> Proposal:
         return await self._drafter.propose(context, num_draft_tokens)
 
     def truncate(self, length: int) -> None:
@@ -158,18 +173,36 @@ def load_factory(name: DrafterName) -> Factory:
 class Rates:
     """Rates of success by kind of case. Recent cases count more."""
 
-    def __init__(self, prior: Callable[[Hashable], float], prior_weight: float, memory: float) -> None:
-        """`prior`: the rate of a kind before any case, worth `prior_weight` cases; `memory`: decay per new case."""
+    def __init__(
+        self,
+        prior: Callable[["Rates", Hashable], float],
+        prior_weight: float,
+        memory: float,
+        parent: "Rates | None" = None,
+    ) -> None:
+        """`prior`: the rate of a kind before any case, worth `prior_weight` cases; `memory`: decay per new case.
+
+        `parent` learns every case too.
+        """
         self._prior = prior
         self._prior_weight = prior_weight
         self._memory = memory
+        self._parent = parent
         # Kind -> weight of its cases, and of its successes.
         self._seen: dict[Hashable, tuple[float, float]] = {}
 
     def __getitem__(self, kind: Hashable) -> float:
         cases, successes = self._seen.get(kind, (0.0, 0.0))
-        return (self._prior_weight * self._prior(kind) + successes) / (self._prior_weight + cases)
+        return (self._prior_weight * self._prior(self, kind) + successes) / (self._prior_weight + cases)
 
     def learn(self, kind: Hashable, is_success: bool) -> None:
         cases, successes = self._seen.get(kind, (0.0, 0.0))
         self._seen[kind] = self._memory * cases + 1, self._memory * successes + is_success
+        if self._parent is not None:
+            self._parent.learn(kind, is_success)
+
+    def forget(self, factor: float) -> None:
+        """Multiplies the weight of all cases by `factor`."""
+        self._seen = {kind: (factor * cases, factor * right) for kind, (cases, right) in self._seen.items()}
+        if self._parent is not None:
+            self._parent.forget(factor)

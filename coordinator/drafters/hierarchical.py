@@ -35,13 +35,15 @@ class HierarchicalDrafter(RemoteDrafter):
         self._ngram = ngram
         self._rates = Rates(_first_rate, FIRST_WEIGHT, MEMORY)
 
-    async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
-        if num_draft_tokens < 2 or self.absence(context):
-            return await super().propose(context, num_draft_tokens, least_confidence)
+    async def propose(
+        self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
+    ) -> Proposal:
+        if num_draft_tokens < 2 or after or self.absence(context):
+            return await super().propose(context, num_draft_tokens, least_confidence, after)
         # The last draft need not be guessed: no other depends on it.
         kinds = await self._ngram.candidates(context, num_draft_tokens - 1)
         guess = (await self._ngram.propose(context, num_worth_a_row([self._rates[kind] for kind in kinds]))).tokens
-        proposal = await self._draft(context, num_draft_tokens, least_confidence, guess)
+        proposal = await self._draft(context, num_draft_tokens, least_confidence, guess=guess)
         self._learn(kinds, guess, proposal.tokens)
         return proposal
 
@@ -64,7 +66,7 @@ def num_worth_a_row(rates: Sequence[float]) -> int:
     return best
 
 
-def _first_rate(kind: Hashable) -> float:
+def _first_rate(rates: Rates, kind: Hashable) -> float:
     assert isinstance(kind, tuple)
     match_length, _ = kind
     return FIRST_RATES[min(match_length, max(FIRST_RATES))]

@@ -15,6 +15,7 @@ from coordinator.context import Context, Request
 from coordinator.drafters.deadline import DraftDeadline, DraftWait
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, ModelDrafter, Resources
 from coordinator.drafters.ngram import NgramDrafter
+from coordinator.remote.forward_times import ForwardTimes
 from coordinator.remote.link import Link
 from coordinator.remote.sequence import RemoteSequence
 from coordinator.reports import DraftReport
@@ -60,18 +61,36 @@ class RemoteDrafter(ModelDrafter):
             return "draft server in trouble"
         return "" if self._capacity(context) >= 1 else "past the draft model's maximum length"
 
-    async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
-        return await self._draft(context, num_draft_tokens, least_confidence)
+    @property
+    def times(self) -> ForwardTimes:
+        return self._link.forward_times
+
+    @property
+    def in_parallel(self) -> bool:  # type: ignore[override]
+        card = self._link.card
+        return card is not None and card.num_mask_tokens > 0
+
+    async def propose(
+        self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
+    ) -> Proposal:
+        return await self._draft(context, num_draft_tokens, least_confidence, after)
 
     async def _draft(
-        self, context: Context, num_draft_tokens: int, least_confidence: float, guess: Sequence[int] = ()
+        self,
+        context: Context,
+        num_draft_tokens: int,
+        least_confidence: float,
+        after: Sequence[int] = (),
+        guess: Sequence[int] = (),
     ) -> Proposal:
         """`guess`: of the draft model's next tokens, fewer than `num_draft_tokens`, for it to check in one forward."""
         if num_draft_tokens < 1:
             return Proposal()
         if absence := self.absence(context):
             return Proposal(report=DraftReport(reason=absence))
-        num_draft_tokens = min(num_draft_tokens, self._capacity(context))
+        num_draft_tokens = min(num_draft_tokens, self._capacity(context) - len(after))
+        if num_draft_tokens < 1:
+            return Proposal()
         wait = DraftWait(self._deadline)
 
         def fill(command: draft_pb2.DraftCommand, position: int, tail: list[int]) -> None:
@@ -89,7 +108,9 @@ class RemoteDrafter(ModelDrafter):
 
         try:
             async with wait.limit:
-                answer = await self._sequence.feed(context.tokens, fill, lambda answer: answer.num_fed_drafts)
+                answer = await self._sequence.feed(
+                    [*context.tokens, *after] if after else context.tokens, fill, lambda answer: answer.num_fed_drafts
+                )
             wait.learn()
             proposal = _proposal(answer, wait.num_tail_tokens, self.name, self._entropy_rule)
             self._check(proposal, num_draft_tokens)
@@ -162,9 +183,20 @@ def _proposal(
             reason="the draft model is unsure",
             entropies=entropies,
             smoothed_entropies=smoothed,
+            confidences=_confidences(answer),
             allowed_draft_tokens=[entropy_rule.allowed_draft_tokens(each) for each in smoothed] if entropy_rule else [],
         ),
     )
+
+
+def _confidences(answer: draft_pb2.Proposal) -> list[float]:
+    """Reads the tokens' probabilities. Raises InvalidArgument unless there is one in [0, 1] for each, or none."""
+    if not answer.confidences:
+        return []
+    values = floats_from_bytes(answer.confidences, "confidences", len(answer.tokens)).tolist()
+    outside = next((each for each in values if not 0 <= each <= 1), None)
+    require(outside is None, "confidences", outside, "in [0, 1]")
+    return values
 
 
 def _entropies(answer: draft_pb2.Proposal) -> tuple[list[float], list[float]]:

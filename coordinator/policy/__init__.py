@@ -1,10 +1,22 @@
 """Speculation policy: which drafter proposes in each round, and how many tokens.
 
-By default (an adaptive number of draft tokens) every drafter plans what its tokens would gain: the tokens it expects to be
-accepted, less what their time costs in tokens. The largest gain wins; if none is above 0, the round has no drafts.
-Acceptance rates and times are measured.
+By default (an adaptive number of draft tokens) a round makes the proposal with the largest gain, in tokens:
 
-A choice uses decided tokens, times, and how many tokens a draft model made before it was unsure. That number depends on
-drafts that were then dropped, and biases nothing: under `match` the target's own choice is emitted whatever was drafted,
-and under `rejection` the noise of a round is keyed by its position, so no round draws again what another has drawn.
+    gain = sum of chances  -  speed * (seconds with the drafts  -  seconds without)
+
+    chance     that a draft and all before it are accepted. Of a looked-up token: how often such matches were right. Of a
+               model's: how often its k-th drafts were, and once they are drafted, its own probability, calibrated.
+    seconds    the servers' forward times for as many tokens as all active generations feed if all do the same, times
+               what rounds really took (`costs`)
+    speed      tokens a second that the generation makes
+
+    decided                              by
+    looked-up tokens                     the largest gain
+    continued by the model, or not       the larger gain of the two
+    when the model stops                 chance so far * rate of a next draft < speed * seconds of one more
+    drafts that the target verifies      the largest gain of those in hand
+
+A choice uses decided tokens, times, and the draft model's probabilities. A token that was drawn from its own distribution
+(rule `rejection`) is never dropped for what it is, only for those before it, which biases nothing; under `match` the
+target's own choice is emitted whatever was drafted.
 """

@@ -1,165 +1,248 @@
-"""The adaptive policy, the default; and `Policies`, which makes each request's policy."""
+"""The adaptive policy, the default: it makes the proposal that gains most in every round (see `coordinator.policy`)."""
 
 import math
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from coordinator.acceptance import Proposal
-from coordinator.context import Context, Request
-from coordinator.drafters.drafter import DrafterSet, NoDrafter, Resources, load_factory
-from coordinator.drafters.prediction import PredictionDrafter
-from coordinator.policy.bandit import PROBE_ROUNDS, Arm, Bandit, Probe
-from coordinator.policy.cost_model import Experience, guessed_row
-from coordinator.policy.measurements import Speedup
-from coordinator.policy.planners import DraftCosts, LookupPlanner, ModelPlanner, Plan
-from coordinator.policy.policy import FixedPolicy, Policy, PredictionPolicy
+from coordinator.context import Context
+from coordinator.drafters.drafter import DrafterSet, LookupDrafter, ModelDrafter, Rates
+from coordinator.policy.costs import CostModel
+from coordinator.policy.policy import Policy
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
-from paceline.checks import require
-from paceline.speculation import MAX_DRAFT_TOKENS, Bounds
-from paceline.speculation import Drafter as DrafterName
+from paceline.speculation import Bounds
 
-# With others a row is taken to cost this fraction more than measured. Rounds that ended together are counted as one
-# forward though not all were in it, which makes the measured slope too small.
-SHARING_MARGIN = 0.6
+# Chance that a token is accepted after accepted ones, before any was decided: looked up, and drafted by a model.
+FIRST_LOOKUP_RATE, FIRST_MODEL_RATE = 0.6, 0.75
+# Factors on the weight of older cases, for each new one: of all generations, and of a generation's own.
+MEMORY, OWN_MEMORY = 0.998, 0.98
+# Weight of the first guess in cases, and of all generations' rates in cases of a generation's own.
+FIRST_WEIGHT, SHARED_WEIGHT = 4.0, 10.0
+# Part of what is known of a model's drafts that a round without any forgets: they may have become right.
+FORGETTING = 0.005
+# An answer is expected to go on for as many tokens as it has, plus this number.
+EXPECTED_REST = 128
+# Factor on the weight of older rounds in a generation's speed, and weight of plain rounds as a first guess.
+SPEED_MEMORY, PLAIN_ROUNDS = 0.95, 8.0
+
+
+class Confidence:
+    """Chance of acceptance by the draft model's own probability: probability ** exponent, with a learned exponent.
+
+    The exponent is 1 for a model that is right as often as it says, and smaller where drafts share the target's noise.
+    """
+
+    def __init__(self) -> None:
+        self.exponent = 1.0
+
+    def learn(self, probability: float, is_accepted: bool) -> None:
+        expected = probability**self.exponent
+        self.exponent = min(4.0, max(0.05, self.exponent + 0.05 * (expected - is_accepted)))
+
+
+@dataclass(slots=True)
+class Experience:
+    """What generations have taught one another. Greedy and sampled texts differ in acceptance."""
+
+    costs: CostModel
+    _rates: dict[tuple[str, bool], Rates] = field(default_factory=dict)
+    _confidences: dict[tuple[str, bool], Confidence] = field(default_factory=dict)
+
+    def rates(self, drafter: str, is_greedy: bool, prior: Callable[[Rates, Hashable], float]) -> Rates:
+        """Returns one generation's rates, whose prior are those of all generations."""
+        shared = self._rates.setdefault((drafter, is_greedy), Rates(prior, FIRST_WEIGHT, MEMORY))
+        return Rates(lambda _, kind: shared[kind], SHARED_WEIGHT, OWN_MEMORY, shared)
+
+    def confidence(self, drafter: str, is_greedy: bool) -> Confidence:
+        return self._confidences.setdefault((drafter, is_greedy), Confidence())
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to propose: looked-up tokens, then a model's. `chances`: that each looked-up token is accepted."""
+
+    gain: float = 0.0
+    lookup: LookupDrafter | None = None
+    chances: Sequence[float] = ()
+    # The most tokens asked of the model, and the joint confidence below which it stops.
+    num_asked: int = 0
+    least_confidence: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.chances) + self.num_asked
 
 
 class AdaptivePolicy(Policy):
-    """Chooses a drafter, and how many tokens it proposes, in every round of one generation."""
+    """One generation's choice of a drafter and of the number of tokens in every round."""
 
     def __init__(self, drafters: DrafterSet, bounds: Bounds, experience: Experience, is_greedy: bool) -> None:
         model = drafters.model
         super().__init__([*drafters.lookups, *drafters.standby, *([] if model is None else [model])])
-        self._planners: list[LookupPlanner | ModelPlanner] = [
-            *(LookupPlanner(drafter, experience, is_greedy) for drafter in drafters.lookups),
-            *(LookupPlanner(drafter, experience, is_greedy, model) for drafter in drafters.standby),
-        ]
-        self._model = None if model is None else ModelPlanner(model, experience, is_greedy)
-        if self._model is not None:
-            self._planners.append(self._model)
-        self._bounds = bounds
-        self._experience = experience
-        self._costs = experience.costs
-        self._shared_speedup = experience.speedup(is_greedy)
-        self._speedup = Speedup(self._shared_speedup)
-        # Whether the prompt's round is over, from which nothing is learned.
+        self._set, self._bounds, self._costs = drafters, bounds, experience.costs
+        self._lookup_rates = {
+            each.name: experience.rates(each.name, is_greedy, lambda rates, kind: FIRST_LOOKUP_RATE)
+            for each in (*drafters.lookups, *drafters.standby)
+        }
+        name = "" if model is None else model.name
+        self._rates = experience.rates(name, is_greedy, first_model_rate)
+        self._confidence = experience.confidence(name, is_greedy)
+        # The current round's plan, and how many tokens the model drafted.
+        self._plan, self._num_drafted = Plan(), 0
+        # Recent tokens, and their seconds; no round counts before the prompt's is over.
+        self._tokens = self._seconds = 0.0
         self._has_begun = False
-        # The planner chosen for the current round, and its plan.
-        self._chosen: tuple[LookupPlanner | ModelPlanner, Plan] | None = None
-        # When this generation last had a model's drafts; before that, when its first round ended.
-        self._drafted_s = math.inf
-        # The arm of the current round, and the bandit that chose it; None if there was nothing to choose.
-        self._arm = Arm.ALL
-        self._bandit: Bandit | None = None
-        self._probe = experience.probe
-        self._probe_rounds = 0
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
-        self._has_begun, self._chosen, self._bandit = True, None, None
+        self._has_begun, self._plan, self._num_drafted = True, Plan(), 0
         if context.draft_room < 1:
             return Proposal(report=DraftReport(reason="one token is left to generate"))
-        limit = min(self._bounds.max, context.draft_room)
-        bounds, costs = Bounds(min(self._bounds.min, limit), limit), self._draft_costs()
-        self._arm, self._bandit = costs.arm, self._costs.level.bandit
-        if self._arm is Arm.NONE and bounds.min == 0:
-            # Lookups take time too.
-            return Proposal(report=DraftReport(reason=f"does not pay at {self._costs.num_active} at once"))
-        plans = [(planner, await planner.plan(context, bounds, costs)) for planner in self._planners]
-        # The model comes last: on a tie its reason explains a round without drafts.
-        planner, plan = max(reversed(plans), key=lambda each: (each[1].num_draft_tokens > 0, each[1].gain))
-        if plan.num_draft_tokens == 0 and self._model is not None and planner is self._model:
-            plan = self._plan_to_probe(context, self._model, plan)
-        if plan.num_draft_tokens == 0:
-            return Proposal(report=DraftReport(reason=plan.reason))
-        self._chosen = planner, plan
-        proposal = await planner.propose(context, plan)
-        reason = "" if proposal.tokens else proposal.report.reason or "the drafter proposed nothing"
-        return replace(proposal, report=replace(proposal.report, num_asked=plan.num_draft_tokens, reason=reason))
+        model = self._set.model
+        reason = "no draft model" if model is None else model.absence(context)
+        plans = [Plan()]
+        for lookup in (*self._set.lookups, *(self._set.standby if reason else ())):
+            plans.append(await self._plan_lookup(lookup, context))
+        if model is not None and not reason:
+            reason = f"no draft pays at {self._costs.active.size} at once"
+            plans += [
+                self._continue(plan, model, context) for plan in plans if not plan.chances or model.has_confidence
+            ]
+        self._plan = plan = max(plans, key=lambda each: (min(len(each), self._bounds.min), each.gain))
+        proposal = Proposal(report=DraftReport(reason=reason))
+        if plan.lookup is not None:
+            proposal = await plan.lookup.propose(context, len(plan.chances))
+        if plan.num_asked and model is not None:
+            drafts = await model.propose(context, plan.num_asked, plan.least_confidence, proposal.tokens)
+            self._num_drafted = len(drafts)
+            proposal = self._trimmed(_joined(proposal, drafts))
+        return replace(proposal, report=replace(proposal.report, num_asked=len(plan)))
+
+    async def _plan_lookup(self, lookup: LookupDrafter, context: Context) -> Plan:
+        """Plans up to the token that is no longer likely enough to be worth its place in the target's forward."""
+        kinds = await lookup.candidates(context, min(lookup.max_draft_tokens or self._bounds.max, context.draft_room))
+        rates = self._lookup_rates[lookup.name]
+        for kind, is_right in lookup.take_hits():
+            rates.learn(kind, is_right)
+        chances: list[float] = []
+        for kind in kinds:
+            chances.append(rates[kind] * (chances[-1] if chances else 1.0))
+        return max(
+            (Plan(self._gain(chances[:num]), lookup, chances[:num]) for num in range(1, len(chances) + 1)),
+            key=lambda each: (min(len(each), self._bounds.min), each.gain),
+            default=Plan(),
+        )
+
+    def _continue(self, plan: Plan, model: ModelDrafter, context: Context) -> Plan:
+        """Adds a model's drafts to a plan, as many as gain."""
+        num_before, costs = len(plan.chances), self._costs
+        num_missed = len(context) - model.num_cached(context)
+        num_fed, chance = num_before + min(max(1, num_missed), 2), plan.chances[-1] if plan.chances else 1.0
+        reading_s = self._draft_s(model, num_before + num_missed, 1) - self._draft_s(model, num_fed, 1)
+        # The rounds of the rest of the answer share the reading of what the model has missed.
+        reading_s /= max(1, min(context.num_remaining, EXPECTED_REST + context.num_generated))
+        best, accepted, drafted = plan, 0.0, 0.0
+        for num in range(1, min(self._bounds.max, context.draft_room) - num_before + 1):
+            accepted += chance * self._rates["accepted", num]
+            drafted += self._rates["drafted", num]
+            tokens = sum(plan.chances) + accepted
+            drafting_s = self._draft_s(model, num_fed, drafted) + reading_s * (1 + tokens)
+            seconds = drafting_s + costs.verify_s(num_before + drafted, by_model=True) - costs.verify_s(0)
+            gain = tokens - self._speed * seconds
+            if gain > best.gain or num_before + num <= self._bounds.min:
+                best = replace(plan, gain=gain, num_asked=num)
+        if best.num_asked == 0 or not model.has_confidence:
+            return best
+        step_s = self._draft_s(model, num_fed, 2) - self._draft_s(model, num_fed, 1)
+        step_s += costs.verify_s(num_before + 1, by_model=True) - costs.verify_s(num_before, by_model=True)
+        # One more draft pays while (chance of those before) * (its own) is worth its time.
+        least = min(1.0, self._speed * step_s / (chance * self._rates["next"]))
+        num_asked = best.num_asked if model.in_parallel else min(self._bounds.max, context.draft_room) - num_before
+        return replace(best, num_asked=num_asked, least_confidence=max(1e-6, least ** (1 / self._confidence.exponent)))
+
+    def _trimmed(self, proposal: Proposal) -> Proposal:
+        """Drops drafts that the target need not see.
+
+        A token that was drawn from its own distribution is judged by those before it: dropped for what it is, it would
+        bias the output.
+        """
+        confidences = proposal.report.confidences
+        if not confidences:
+            return proposal
+        chances = list(self._plan.chances)
+        chance, is_drawn = chances[-1] if chances else 1.0, bool(proposal.supports)
+        for confidence in confidences:
+            chances.append(chance * self._rates["next"] if is_drawn else chance * confidence**self._confidence.exponent)
+            chance *= confidence**self._confidence.exponent
+        sizes = range(min(self._bounds.min, len(chances)), len(chances) + 1)
+        num = max(sizes, key=lambda size: self._gain(chances[:size], by_model=True))
+        return replace(proposal, tokens=proposal.tokens[:num], supports=proposal.supports[:num],
+                       support_probs=proposal.support_probs[:num])  # fmt: skip
+
+    def _gain(self, chances: Sequence[float], by_model: bool = False) -> float:
+        """Returns the tokens that drafts with these chances gain, once they are made."""
+        added_s = self._costs.verify_s(len(chances), by_model) - self._costs.verify_s(0, by_model)
+        return math.fsum(chances) - self._speed * added_s
+
+    def _draft_s(self, model: ModelDrafter, num_fed: float, num_drafts: float) -> float:
+        return self._costs.draft_s(model.times, num_fed, num_drafts, model.in_parallel)
+
+    @property
+    def _speed(self) -> float:
+        """Returns the tokens a second that this generation makes: what a second is worth."""
+        plain_s = self._costs.verify_s(0)
+        return max(1 / plain_s, (PLAIN_ROUNDS + self._tokens) / (PLAIN_ROUNDS * plain_s + self._seconds))
 
     def learn(self, finished: Round) -> None:
         if not self._has_begun:
             return
-        by_model = self._chosen is not None and self._chosen[0] is self._model
-        self._costs.learn(finished, by_model)
-        self._learn_arm(finished)
-        plain_s = self._costs.level.verify(0)
-        if plain_s > 0:
-            plain_rounds = (finished.propose_s + finished.verify_s) / plain_s
-            for speedup in (self._speedup, self._shared_speedup):
-                speedup.learn(len(finished.outcome.tokens), plain_rounds)
-        if self._drafted_s == math.inf or by_model:
-            self._drafted_s = finished.verified_s
-        if by_model and self._model is not None:
-            self._model.learn(finished)
+        model, drafting_s = self._set.model, None
+        if self._num_drafted and model is not None:
+            drafting_s = self._draft_s(model, finished.proposal.report.num_tail_tokens, self._num_drafted)
+        self._costs.learn(finished, drafting_s)
+        if not self._costs.active.was_reading_since(finished.started_s):
+            self._tokens = SPEED_MEMORY * self._tokens + len(finished.outcome.tokens)
+            self._seconds = SPEED_MEMORY * self._seconds + finished.verified_s - finished.started_s
+        if self._num_drafted:
+            self._learn_drafts(finished, len(self._plan.chances))
+        else:
+            self._rates.forget(1 - FORGETTING / self._costs.active.size)
 
-    def _learn_arm(self, finished: Round) -> None:
-        """Tells the bandit of the round, unless generations have come or gone and another bandit counts now."""
-        bandit, num_active = self._costs.level.bandit, self._costs.num_active
-        if num_active == 1 or bandit is not self._bandit:
-            return
-        if bandit.counts(num_active, self._costs.overlapped_a_prompt(finished)):
-            once_s = min(finished.propose_s, self._costs.reading_s(finished.proposal.report.num_tail_tokens))
-            num_tokens = len(finished.outcome.tokens)
-            bandit.learn(self._arm, num_active, num_tokens, finished.started_s, finished.verified_s, once_s)
-
-    def _draft_costs(self) -> DraftCosts:
-        verify, num_active = self._costs.level.verify, self._costs.num_active
-        sharing = 1 - 1 / num_active
-        own, shared = self._speedup.tokens, self._shared_speedup.tokens
-        tokens = own + sharing * (shared - own)
-        arm = self._costs.level.bandit.arm if sharing > 0 else Arm.ALL
-        margin = 1 + sharing * SHARING_MARGIN
-        if not verify.is_known:
-            return DraftCosts(margin * guessed_row(num_active) * tokens, 0.0, sharing, arm)
-        tokens_per_s = tokens / verify(0)
-        return DraftCosts(margin * verify.slope * tokens_per_s, tokens_per_s, sharing, arm)
-
-    def _plan_to_probe(self, context: Context, model: ModelPlanner, plan: Plan) -> Plan:
-        """Plans one draft in the rounds of a probe (see `bandit`), otherwise returns `plan`."""
-        if self._arm is not Arm.ALL or model.drafter.absence(context):
-            return plan
-        reading_s = model.reading_s(context)
-        since_s = min(self._drafted_s, self._costs.drafted_s)
-        if self._experience.probe.is_over(self._costs.now_s, since_s, reading_s + model.probe_s):
-            self._experience.probe = Probe(self._costs.now_s, reading_s)
-        if self._probe is not self._experience.probe:
-            self._probe = self._experience.probe
-            self._probe_rounds = PROBE_ROUNDS if reading_s <= self._probe.reading_s else 0
-        if self._probe_rounds == 0:
-            return plan
-        self._probe_rounds -= 1
-        return Plan(num_draft_tokens=1)
+    def _learn_drafts(self, finished: Round, num_before: int) -> None:
+        num_accepted = finished.outcome.num_accepted - num_before
+        for num in range(1, self._plan.num_asked + 1):
+            self._rates.learn(("drafted", num), self._num_drafted >= num)
+            if num_accepted >= 0:
+                self._rates.learn(("accepted", num), num_accepted >= num)
+        for index in range(min(len(finished.proposal) - num_before, num_accepted + 1)):
+            self._rates.learn("next", index < num_accepted)
+            for confidence in finished.proposal.report.confidences[index : index + 1]:
+                self._confidence.learn(confidence, index < num_accepted)
 
 
-class Policies:
-    """Makes each request's policy."""
+def first_model_rate(rates: Rates, kind: Hashable) -> float:
+    """Returns the prior of "next", of ("drafted", k), k or more drafts if asked for, and of ("accepted", k)."""
+    if kind == "next":
+        return FIRST_MODEL_RATE
+    assert isinstance(kind, tuple)
+    what, num = kind
+    before = rates[what, num - 1] if num > 1 else 1.0
+    return before if what == "drafted" else before * FIRST_MODEL_RATE
 
-    def __init__(self, resources: Resources, experience: Experience) -> None:
-        self.resources = resources
-        self._experience = experience
-        self._factories = {name: load_factory(name) for name in DrafterName}
 
-    def check(self, name: DrafterName) -> None:
-        """Raises InvalidArgument for a drafter that this coordinator does not have."""
-        missing = {each: factory.missing(self.resources) for each, factory in self._factories.items()}
-        *others, last = [each.value for each in missing if not missing[each]]
-        require(not missing[name], "drafter", name.value, f"{', '.join(others)} or {last}: {missing[name]}")
-
-    def make(self, request: Request) -> Policy:
-        speculation, prediction = request.speculation, request.prediction
-        length = speculation.num_speculative_tokens
-        if not speculation.enabled or length == 0:
-            return FixedPolicy(NoDrafter(), 0)
-        factory = self._factories[speculation.drafter]
-        if isinstance(length, Bounds):
-            drafters = factory.make_set(self.resources, request)
-            if prediction:
-                drafters = replace(drafters, lookups=[PredictionDrafter(prediction), *drafters.lookups])
-            return AdaptivePolicy(drafters, length, self._experience, request.sampling.is_greedy)
-        # The draft server applies the entropy rule; here it is only a limit.
-        num_draft_tokens = length if isinstance(length, int) else length.bounds.max
-        policy = FixedPolicy(factory.fixed(self.resources, request), num_draft_tokens)
-        if not prediction:
-            return policy
-        # The entropy rule's limit is for the draft model alone.
-        num_predicted = length if isinstance(length, int) else MAX_DRAFT_TOKENS
-        return PredictionPolicy(PredictionDrafter(prediction), num_predicted, policy)
+def _joined(looked_up: Proposal, drafts: Proposal) -> Proposal:
+    """Joins a model's drafts to looked-up tokens, which then are drawn with certainty."""
+    if not looked_up.tokens:
+        return drafts
+    if not drafts.tokens:
+        return looked_up
+    num = len(looked_up)
+    report = replace(
+        drafts.report, drafter=looked_up.report.drafter, continued_by=drafts.report.drafter, num_before=num
+    )
+    ids = [np.array([token], dtype=np.int64) for token in looked_up.tokens] if drafts.supports else []
+    return Proposal(
+        [*looked_up.tokens, *drafts.tokens], [*ids, *drafts.supports],
+        [*([np.ones(1, np.float32)] * num if ids else []), *drafts.support_probs], report,
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
+from coordinator.remote.forward_times import UNKNOWN_TIMES, ForwardTimes
 from paceline.errors import Aborted, ConfigError, OutOfRange, PacelineError, PositionMismatch, Unavailable
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, NO_TLS, SPLIT_BYTES, open_channel
 from paceline.rpc.messages import PROTOCOL_VERSION
@@ -137,6 +138,7 @@ class Link(Generic[Command, Answer]):
         self.address = address
         self._tls = tls
         self.card: model_pb2.ModelCard | None = None
+        self.forward_times = UNKNOWN_TIMES
         self.epoch = 0
         self._check_card = check_card
         # Read several times in every round.
@@ -284,7 +286,7 @@ class Link(Generic[Command, Answer]):
         call = stub.Session()
         if _decoded(await call.read()) is grpc.aio.EOF:
             raise Unavailable("the server closed the session at once")
-        self.card = card
+        self.card, self.forward_times = card, ForwardTimes(card)
         self.epoch += 1
         self.is_up = True
         self._came_up_s = self._heard_s = time.monotonic()

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.active import ActiveGenerations
 from coordinator.config import CoordinatorSettings
 from coordinator.context import Context
 from coordinator.drafters.drafter import Resources
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, parse_orders
-from coordinator.policy.adaptive import Policies
-from coordinator.policy.cost_model import ActiveGenerations, Experience
+from coordinator.policy.adaptive import Experience
+from coordinator.policy.costs import CostModel
+from coordinator.policy.policies import Policies
+from coordinator.remote.forward_times import ForwardTimes
 from coordinator.remote.link import DRAFT, Link
 from paceline.errors import InvalidArgument
 from paceline.settings import make_settings
@@ -83,7 +86,11 @@ async def test_all_ngrams_have_the_orders_asked_for(
     link = Link(DRAFT, "127.0.0.1:1", lambda card: None) if has_draft else None
     context = after_a_token(drafter, length)
     resources = Resources(link, ngram_shape=NgramShape(orders=orders))
-    proposal = await Policies(resources, Experience(ActiveGenerations())).make(context.request).propose(context)
+    proposal = (
+        await Policies(resources, Experience(CostModel(ActiveGenerations(), ForwardTimes)))
+        .make(context.request)
+        .propose(context)
+    )
     assert (proposal.report.drafter, proposal.tokens[:1]) == ("ngram", [SHAPES[orders]])
 
 
@@ -96,5 +103,9 @@ async def test_guesses_have_the_orders_asked_for(tmp_path: Path, orders: tuple[i
     fake = FakeDraft(fill_with(tokens=[9, 9]))
     async with linked(fake, tmp_path) as link:
         resources = Resources(link, ngram_shape=NgramShape(orders=orders))
-        await Policies(resources, Experience(ActiveGenerations())).make(context.request).propose(context)
+        await (
+            Policies(resources, Experience(CostModel(ActiveGenerations(), ForwardTimes)))
+            .make(context.request)
+            .propose(context)
+        )
     assert [list(asked.guess_tokens) for asked in fake.asked] == [[SHAPES.get(orders, PROMPT[8])]]

@@ -5,13 +5,16 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.active import ActiveGenerations
 from coordinator.context import Context
 from coordinator.drafters.drafter import Resources
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.prediction import PredictionDrafter
-from coordinator.policy.adaptive import Policies
-from coordinator.policy.cost_model import ActiveGenerations, Experience
+from coordinator.policy.adaptive import Experience
+from coordinator.policy.costs import CostModel
+from coordinator.policy.policies import Policies
 from coordinator.policy.policy import FixedPolicy, PredictionPolicy
+from coordinator.remote.forward_times import ForwardTimes
 from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
 from tests.coordinator.contexts import decide, make_context
 
@@ -107,7 +110,7 @@ async def test_a_prediction_is_drafted_from_to_the_full_unless_the_request_fixes
     context = make_context(PROMPT)
     speculation = SpeculationParams(drafter=Drafter.NGRAM, num_speculative_tokens=asked)
     request = replace(context.request, prediction=prediction, speculation=speculation)
-    policy = Policies(Resources(), Experience(ActiveGenerations())).make(request)
+    policy = Policies(Resources(), Experience(CostModel(ActiveGenerations(), ForwardTimes))).make(request)
     decide(context, prediction[:40])
     proposal = await policy.propose(context)
     assert (proposal.report.drafter, len(proposal)) == ("prediction", given)

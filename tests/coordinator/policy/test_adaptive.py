@@ -17,8 +17,8 @@ from tests.coordinator.policy.world import Crowd, World, begin, make_policy
 @pytest.mark.parametrize("read_s", [0.0, 0.0001])
 async def test_speed_comes_close_to_that_of_the_best_fixed_k(alpha: float, c: float, read_s: float) -> None:
     world, coin = World(alpha, draft_s=c * 0.02, read_s=read_s), random.Random(1)
-    await world.play(make_policy(world.experience), 200, coin)
-    tokens, seconds = await world.play(make_policy(world.experience), 400, coin)
+    await world.play(make_policy(world), 200, coin)
+    tokens, seconds = await world.play(make_policy(world), 400, coin)
     best = speedup(alpha, best_k(alpha, c, longest=8), c) / world.verify_s
     # A tenth for probing, and for the luck of 400 rounds.
     assert tokens / seconds > 0.9 * best
@@ -27,7 +27,7 @@ async def test_speed_comes_close_to_that_of_the_best_fixed_k(alpha: float, c: fl
 @pytest.mark.parametrize("read_s", [0.0, 0.0001])
 async def test_a_request_that_fell_to_zero_comes_back(read_s: float) -> None:
     world, coin, context = World(alpha=0.05, draft_s=0.016, read_s=read_s), random.Random(2), begin([0])
-    policy = make_policy(world.experience)
+    policy = make_policy(world)
     await world.play(policy, 300, coin, context)
     assert len(await policy.propose(context)) == 0
     world.alpha, world.draft_s = 0.97, 0.002
@@ -37,10 +37,10 @@ async def test_a_request_that_fell_to_zero_comes_back(read_s: float) -> None:
 
 async def test_another_request_finds_out_that_drafting_pays_again() -> None:
     world, coin = World(alpha=0.5, draft_s=0.02, read_s=0.0001), random.Random(7)
-    await world.play(make_policy(world.experience), 200, coin)
+    await world.play(make_policy(world), 200, coin)
     world.draft_s = 0.002
     for _ in range(40):
-        context, policy = begin([0] * 100), make_policy(world.experience)
+        context, policy = begin([0] * 100), make_policy(world)
         await world.play(policy, 40, coin, context)
     assert len(await policy.propose(context)) > 0
 
@@ -49,11 +49,11 @@ async def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:
     world, coin = World(alpha=0.8, draft_s=0.002, read_s=0.001), random.Random(8)
     # Until costs are known, prompts are read.
     for _ in range(3):
-        await world.play(make_policy(world.experience), 50, coin, begin([0] * 100))
-    assert len(await make_policy(world.experience).propose(begin([0] * 2_000, max_tokens=50))) == 0
-    assert len(await make_policy(world.experience).propose(begin([0] * 2_000, max_tokens=10_000))) == 0
-    assert len(await make_policy(world.experience).propose(begin([0] * 100, max_tokens=50))) > 0
-    long, policy = begin([0] * 2_000, max_tokens=10_000), make_policy(world.experience)
+        await world.play(make_policy(world), 50, coin, begin([0] * 100))
+    assert len(await make_policy(world).propose(begin([0] * 2_000, max_tokens=50))) == 0
+    assert len(await make_policy(world).propose(begin([0] * 2_000, max_tokens=10_000))) == 0
+    assert len(await make_policy(world).propose(begin([0] * 100, max_tokens=50))) > 0
+    long, policy = begin([0] * 2_000, max_tokens=10_000), make_policy(world)
     tokens, _ = await world.play(policy, 400, coin, long)
     # An answer that goes on is likely to go on.
     assert tokens > 800
@@ -62,10 +62,10 @@ async def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:
 
 async def test_probing_takes_little_time() -> None:
     world, coin = World(alpha=0.3, draft_s=0.02, read_s=0.001), random.Random(9)
-    await world.play(make_policy(world.experience), 200, coin)
+    await world.play(make_policy(world), 200, coin)
     tokens, seconds = 0, 0.0
     for _ in range(60):
-        num_tokens, took_s = await world.play(make_policy(world.experience), 80, coin, begin([0] * 300))
+        num_tokens, took_s = await world.play(make_policy(world), 80, coin, begin([0] * 300))
         tokens, seconds = tokens + num_tokens, seconds + took_s
     assert tokens / seconds > 0.97 / world.verify_s
 
@@ -87,11 +87,11 @@ async def test_what_drafting_takes_in_a_crowd_says_nothing_of_one_alone() -> Non
     for other in range(7):
         world.active.join(other)
         world.active.has_read(other)
-    await world.play(make_policy(world.experience), 300, coin)
+    await world.play(make_policy(world), 300, coin)
     for other in range(7):
         world.active.leave(other)
     world.draft_s, world.verify_s = 0.002, 0.02
-    tokens, seconds = await world.play(make_policy(world.experience), 60, coin)
+    tokens, seconds = await world.play(make_policy(world), 60, coin)
     assert tokens / seconds > 1.5 / world.verify_s
 
 
@@ -107,18 +107,18 @@ async def test_a_crowd_that_fell_to_zero_tries_again_together() -> None:
 async def test_rounds_beside_a_prompt_are_no_measure_of_others() -> None:
     crowd = Crowd(ALPHAS, random.Random(12))
     await crowd.play(300)
-    expected_s, prompt = crowd.experience.costs.level.verify(0), object()
+    expected_s, prompt = crowd.experience.costs.verify_s(0), object()
     crowd.active.join(prompt)
     crowd.step_s = 0.2
     await crowd.play(20)
     crowd.active.leave(prompt)
-    assert crowd.experience.costs.level.verify(0) == pytest.approx(expected_s, rel=0.05)
+    assert crowd.experience.costs.verify_s(0) == pytest.approx(expected_s, rel=0.05)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.99])
 async def test_bounds_hold(alpha: float) -> None:
     world, coin, context = World(alpha, draft_s=0.016), random.Random(3), begin([0])
-    policy = make_policy(world.experience, Bounds(2, 3))
+    policy = make_policy(world, Bounds(2, 3))
     for _ in range(100):
         await world.play(policy, 1, coin, context)
         assert len(await policy.propose(context)) in (2, 3)
@@ -126,8 +126,8 @@ async def test_bounds_hold(alpha: float) -> None:
 
 async def test_requests_share_what_rounds_cost() -> None:
     world, coin = World(alpha=0.1, draft_s=0.02), random.Random(4)
-    await world.play(make_policy(world.experience), 200, coin)
-    policy, context = make_policy(world.experience), begin([0])
+    await world.play(make_policy(world), 200, coin)
+    policy, context = make_policy(world), begin([0])
     # There may be a probe, of two rounds.
     assert [len(await policy.propose(context)) for _ in range(3)][-1] == 0
 
@@ -135,10 +135,10 @@ async def test_requests_share_what_rounds_cost() -> None:
 async def test_the_prompts_round_teaches_nothing() -> None:
     """It takes as long as the prompt does."""
     world = World()
-    policy, context = make_policy(world.experience), make_context([1, 2, 3])
+    policy, context = make_policy(world), make_context([1, 2, 3])
     proposal = await policy.propose(context)
     policy.learn(Round(proposal, Verdict([0]), Outcome([0], 0, Origin.TARGET), 0.0, 0.0, 9.0))
-    assert world.experience.costs.now_s == 0, "of no round"
+    assert world.experience.costs.verify_s(0) == world.verify_s
     assert (len(proposal), proposal.report.reason) == (0, "the prompt's round")
 
 
@@ -162,7 +162,7 @@ async def test_two_sources_are_no_worse_than_the_better_of_them(repeats: float, 
     for sources in ("model", "ngram", "ngram model"):
         world, coin = World(alpha, draft_s=0.003, row_s=0.0012, text=text), random.Random(6)
         for _ in range(2):
-            tokens, seconds = await world.play(make_policy(world.experience, sources=sources), 99_000, coin)
+            tokens, seconds = await world.play(make_policy(world, sources=sources), 99_000, coin)
         speeds[sources] = tokens / seconds
     assert speeds["ngram model"] > 0.97 * max(speeds.values())
     assert speeds["ngram model"] > 0.98 / 0.02, "plain decoding"
@@ -174,7 +174,7 @@ async def test_look_ups_learn_from_tokens_that_they_did_not_propose() -> None:
     misleading = [coin.randrange(20) for _ in range(1500)]
     text = [*misleading, *([*range(100, 130)] * 20)]
     world = World(row_s=0.004, text=text)
-    policy, context = make_policy(world.experience, sources="ngram"), begin([1])
+    policy, context = make_policy(world, sources="ngram"), begin([1])
     await world.play(policy, 1000, coin, context)
     before = context.num_generated
     tokens, _ = await world.play(policy, 200, coin, context)
@@ -193,13 +193,13 @@ async def test_what_reading_takes_in_a_crowd_says_nothing_of_one_alone() -> None
         world.active.has_read(other)
     world.read_s *= 16
     for _ in range(16):
-        await world.play(make_policy(world.experience, Bounds(2, 4)), 20, coin, begin([0] * 1000))
+        await world.play(make_policy(world, Bounds(2, 4)), 20, coin, begin([0] * 1000))
     world.read_s /= 16
     for other in others:
         world.active.leave(other)
     tokens, seconds = 0, 0.0
     for _ in range(5):
-        num_tokens, took_s = await world.play(make_policy(world.experience), 100, coin, begin([0] * 1000))
+        num_tokens, took_s = await world.play(make_policy(world), 100, coin, begin([0] * 1000))
         tokens, seconds = tokens + num_tokens, seconds + took_s
     assert tokens / seconds > 1.5 / world.verify_s
 

@@ -1,42 +1,62 @@
 """Worlds of known acceptance and times: simulated, since true ones can't be set."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
+from coordinator.active import ActiveGenerations
 from coordinator.context import Context
-from coordinator.drafters.drafter import DrafterSet, TimedDrafter
+from coordinator.drafters.drafter import DrafterSet, ModelDrafter
 from coordinator.drafters.ngram import NgramDrafter
-from coordinator.policy.adaptive import AdaptivePolicy
-from coordinator.policy.cost_model import ActiveGenerations, Experience
+from coordinator.policy.adaptive import AdaptivePolicy, Experience
+from coordinator.policy.costs import CostModel
+from coordinator.remote.forward_times import ForwardTimes
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
 from paceline.speculation import Bounds
+from paceline.v1.model_pb2 import ForwardTime, ModelCard
 from tests.coordinator.contexts import make_context
 
 
-class Guesser:
-    """Stands in for a draft model: its tokens are right as often as the world says. It remembers what it has read."""
+class Guesser(ModelDrafter):
+    """A draft model whose tokens are right as often as the world says. It remembers what it has read."""
 
-    def __init__(self) -> None:
-        self.num_read = 0
+    name = "model"
+    has_confidence = False
 
-    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
-        num_tail_tokens, self.num_read = len(context) - self.num_read, len(context) + num_draft_tokens - 1
-        return Proposal([-1] * num_draft_tokens, report=DraftReport(drafter="custom", num_tail_tokens=num_tail_tokens))
+    def __init__(self, world: "World | Crowd") -> None:
+        self._world = world
+        self._num_read = 0
+
+    @property
+    def times(self) -> ForwardTimes:
+        return self._world.draft_times
+
+    def num_cached(self, context: Context) -> int:
+        return self._num_read
+
+    async def propose(
+        self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
+    ) -> Proposal:
+        num_tail_tokens, self._num_read = len(context) - self._num_read, len(context) + num_draft_tokens - 1
+        return Proposal([-1] * num_draft_tokens, report=DraftReport(drafter="model", num_tail_tokens=num_tail_tokens))
 
     def truncate(self, length: int) -> None:
-        self.num_read = min(self.num_read, length)
-
-    def release(self) -> None:
-        pass
+        self._num_read = min(self._num_read, length)
 
 
-def make_policy(experience: Experience, bounds: Bounds | None = None, sources: str = "model") -> AdaptivePolicy:
+def make_policy(world: "World | Crowd", bounds: Bounds | None = None, sources: str = "model") -> AdaptivePolicy:
     """`sources`: names with spaces between them."""
     lookups = [NgramDrafter()] if "ngram" in sources else []
-    drafters = DrafterSet(lookups, TimedDrafter(Guesser(), "custom") if "model" in sources else None)
-    return AdaptivePolicy(drafters, bounds or Bounds(), experience, is_greedy=True)
+    drafters = DrafterSet(lookups, Guesser(world) if "model" in sources else None)
+    return AdaptivePolicy(drafters, bounds or Bounds(), world.experience, is_greedy=True)
+
+
+def told(first_s: float, each_s: float) -> ForwardTimes:
+    """What a server tells whose forward of one token takes `first_s`, and `each_s` for one more."""
+    each_us = [(1, first_s * 1e6), (2, (first_s + each_s) * 1e6)]
+    return ForwardTimes(ModelCard(forward_times=[ForwardTime(num_tokens=n, microseconds=us) for n, us in each_us]))
 
 
 def begin(prompt: list[int], max_tokens: int = 99_000) -> Context:
@@ -62,7 +82,7 @@ class World:
     active: ActiveGenerations = field(default_factory=ActiveGenerations, init=False)
 
     def __post_init__(self) -> None:
-        self.experience = Experience(self.active)
+        self.experience = Experience(CostModel(self.active, lambda: told(self.verify_s, self.row_s)))
 
     async def play(
         self, policy: AdaptivePolicy, rounds: int, coin: random.Random, context: Context | None = None
@@ -74,7 +94,7 @@ class World:
             if context.is_finished or (self.text and context.num_generated >= len(self.text)):
                 break
             proposal = await policy.propose(context)
-            by_model = proposal.report.drafter == "custom" and len(proposal) > 0
+            by_model = proposal.report.drafter == "model" and len(proposal) > 0
             coming = self.text[context.num_generated :] or [0] * (len(proposal) + 1)
             accepted = 0
             for index, (drafted, token) in enumerate(zip(proposal.tokens, coming, strict=False)):
@@ -95,6 +115,10 @@ class World:
             self.now_s = ended_s
         return len(context) - num_before, self.now_s - began_s
 
+    @property
+    def draft_times(self) -> ForwardTimes:
+        return told(self.draft_s + self.read_s, self.read_s)
+
     def _about(self, seconds: float, coin: random.Random) -> float:
         return seconds * coin.uniform(1 - self.noise, 1 + self.noise)
 
@@ -106,8 +130,10 @@ class Crowd:
         self.alphas = alphas
         self.coin = coin
         self.step_s, self.each_draft_s, self.now_s = 0.02, 0.002, 0.0
+        # How many generations the step is told for.
+        self.num_told = len(alphas)
         self.active = ActiveGenerations(clock=lambda: self.now_s)
-        self.experience = Experience(self.active)
+        self.experience = Experience(CostModel(self.active, lambda: self._times()))
         self.context = begin([0])
         self.policies = [self._join() for _ in alphas]
 
@@ -135,13 +161,20 @@ class Crowd:
         """How many each proposes next."""
         return [len(await policy.propose(self.context)) for policy in self.policies]
 
+    def _times(self) -> ForwardTimes:
+        return told(self.step_s - (self.num_told - 1) * self.each_draft_s, self.each_draft_s)
+
+    @property
+    def draft_times(self) -> ForwardTimes:
+        return told(1e-9, 0.0)
+
     def leave_alone(self, alpha: float) -> None:
         for policy in self.policies:
             self.active.leave(policy)
         self.alphas, self.policies = [alpha], [self._join()]
 
     def _join(self) -> AdaptivePolicy:
-        policy = make_policy(self.experience)
+        policy = make_policy(self)
         self.active.join(policy)
         self.active.has_read(policy)
         return policy

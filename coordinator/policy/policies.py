@@ -1,0 +1,47 @@
+"""Makes each request's policy."""
+
+from dataclasses import replace
+
+from coordinator.context import Request
+from coordinator.drafters.drafter import NoDrafter, Resources, load_factory
+from coordinator.drafters.prediction import PredictionDrafter
+from coordinator.policy.adaptive import AdaptivePolicy, Experience
+from coordinator.policy.policy import FixedPolicy, Policy, PredictionPolicy
+from paceline.checks import require
+from paceline.speculation import MAX_DRAFT_TOKENS, Bounds
+from paceline.speculation import Drafter as DrafterName
+
+
+class Policies:
+    """Makes each request's policy."""
+
+    def __init__(self, resources: Resources, experience: Experience) -> None:
+        self.resources = resources
+        self._experience = experience
+        self._factories = {name: load_factory(name) for name in DrafterName}
+
+    def check(self, name: DrafterName) -> None:
+        """Raises InvalidArgument for a drafter that this coordinator does not have."""
+        missing = {each: factory.missing(self.resources) for each, factory in self._factories.items()}
+        *others, last = [each.value for each in missing if not missing[each]]
+        require(not missing[name], "drafter", name.value, f"{', '.join(others)} or {last}: {missing[name]}")
+
+    def make(self, request: Request) -> Policy:
+        speculation, prediction = request.speculation, request.prediction
+        length = speculation.num_speculative_tokens
+        if not speculation.enabled or length == 0:
+            return FixedPolicy(NoDrafter(), 0)
+        factory = self._factories[speculation.drafter]
+        if isinstance(length, Bounds):
+            drafters = factory.make_set(self.resources, request)
+            if prediction:
+                drafters = replace(drafters, lookups=[PredictionDrafter(prediction), *drafters.lookups])
+            return AdaptivePolicy(drafters, length, self._experience, request.sampling.is_greedy)
+        # The draft server applies the entropy rule; here it is only a limit.
+        num_draft_tokens = length if isinstance(length, int) else length.bounds.max
+        policy = FixedPolicy(factory.fixed(self.resources, request), num_draft_tokens)
+        if not prediction:
+            return policy
+        # The entropy rule's limit is for the draft model alone.
+        num_predicted = length if isinstance(length, int) else MAX_DRAFT_TOKENS
+        return PredictionPolicy(PredictionDrafter(prediction), num_predicted, policy)
