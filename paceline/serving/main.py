@@ -104,8 +104,7 @@ async def _load(settings: ModelServerSettings, role: ModelRole, device_thread: T
 
 def _observe(engine: Any, registry: CollectorRegistry, spans: Spans, model: str) -> None:
     """What the worker does becomes metrics and spans."""
-    from paceline.serving.metrics import EngineState, StepMetrics
-    from paceline.serving.spans import SequenceSpans
+    from paceline.serving.telemetry import EngineState, SequenceSpans, StepMetrics
 
     registry.register(EngineState(engine))
     engine.worker.observe = StepMetrics(registry).count_step

@@ -1,6 +1,8 @@
 """A model server's counts for Prometheus: engine steps, and the KV cache.
 
 Steps are counted on the device thread as they end, once a step and not once a token; the rest is read when somebody looks.
+
+A sequence's span, made when the sequence is over: a model server's part of a request's trace.
 """
 
 from collections.abc import Iterator
@@ -9,8 +11,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.engine import Engine
+from paceline.engine.scheduling.sequence_state import Account
 from paceline.observability.exposition import SHORT_S
+from paceline.observability.spans import Spans
+from paceline.rpc.status import code_of
 
 # Upper bounds of rows and jobs in a step.
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -87,3 +93,30 @@ class EngineState(Collector):
         yield CounterMetricFamily(
             "paceline_evicted_sequences", "Sequences that lost their blocks to others.", counts.evicted_sequences
         )
+
+
+class SequenceSpans:
+    """Makes them of accounts: one a sequence, on the device thread."""
+
+    def __init__(self, spans: Spans, model: str) -> None:
+        self._spans = spans
+        self._model = model
+
+    def settle(self, options: SequenceOptions, account: Account) -> None:
+        """The span of a sequence that has just ended."""
+        span = self._spans.start("sequence", options.traceparent, started_s=account.opened_s)
+        if span.is_kept:
+            span.set(
+                {
+                    "gen_ai.request.model": self._model,
+                    "paceline.request_id": options.request_id,
+                    "paceline.jobs": account.jobs,
+                    "paceline.read_tokens": account.read_tokens,
+                    "paceline.cached_tokens": account.cached_tokens,
+                    "paceline.computed_ms": account.computed_us / 1e3,
+                    "paceline.queued_ms": account.queued_us / 1e3,
+                }
+            )
+        if account.failure is not None:
+            span.fail(code_of(account.failure).name)
+        span.end()
