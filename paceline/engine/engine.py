@@ -16,7 +16,8 @@ from paceline.engine.models.shapes import num_masks
 from paceline.engine.models.weights import load_model
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.compute_lock import ComputeLock
-from paceline.engine.scheduling.worker import Worker
+from paceline.engine.scheduling.sequence_state import OnClose
+from paceline.engine.scheduling.worker import OnStep, Worker
 from paceline.engine.threads import CORES, set_num_workers
 from paceline.errors import ConfigError
 
@@ -44,6 +45,8 @@ def build_engine(
     role: ModelRole,
     loop: asyncio.AbstractEventLoop,
     progress: Callable[[str], None] = lambda _: None,
+    on_step: OnStep | None = None,
+    on_close: OnClose | None = None,
 ) -> Engine:
     """Loads the model and builds its engine. The caller starts the worker. Raises ConfigError for a bad setting.
 
@@ -66,8 +69,9 @@ def build_engine(
     pool = BlockPool(backend.num_blocks, backend.block_size, backend.copy_blocks, config.prefix_caching)
     compute_lock, batching_policy = ComputeLock(config.compute_lock_file), BatchingPolicy(config.waiting)
     worker = Worker(
-        backend.runner, pool, compute_lock, batching_policy, max_model_len, config.max_num_batched_tokens, loop
-    )
+        backend.runner, pool, compute_lock, batching_policy, max_model_len, config.max_num_batched_tokens, loop,
+        on_step, on_close,
+    )  # fmt: skip
     return Engine(
         config=config,
         model=loaded.config,

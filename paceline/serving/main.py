@@ -57,11 +57,10 @@ async def _serve(
     require_free_address(settings.listen)
     # Loading before listening: an address that answers is an address that serves.
     device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
-    engine = await _load(settings, role, device_thread)
+    engine = await _load(settings, role, device_thread, registry, spans)
     server = Server(settings.listen, tls=settings.tls, reflects=settings.reflection)
     servicer = make_servicer(engine)
     server.add_service(descriptor, servicer)
-    _observe(engine, registry, spans, settings.model)
     engine.worker.start(device_thread, settings.check_integrity)
     watchdog = asyncio.create_task(watch(engine.worker, settings.step_timeout))
     try:
@@ -84,14 +83,25 @@ async def _serve(
     last_resort.cancel()
 
 
-async def _load(settings: ModelServerSettings, role: ModelRole, device_thread: ThreadPoolExecutor) -> Any:
-    """The engine, built on the device thread."""
+async def _load(
+    settings: ModelServerSettings,
+    role: ModelRole,
+    device_thread: ThreadPoolExecutor,
+    registry: CollectorRegistry,
+    spans: Spans,
+) -> Any:
+    """Builds the engine on the device thread. Its steps and sequences become metrics and spans."""
     from paceline.engine.engine import Engine, build_engine
+    from paceline.serving.telemetry import EngineState, SequenceSpans, StepMetrics
 
     loop = asyncio.get_running_loop()
+    on_step = StepMetrics(registry).on_step
+    on_close = SequenceSpans(spans, settings.model).on_close if spans.are_kept else None
 
     def build() -> Engine:
-        return build_engine(settings, role, loop, lambda text: log.info("%s: %s", role.name, text))
+        return build_engine(
+            settings, role, loop, lambda text: log.info("%s: %s", role.name, text), on_step=on_step, on_close=on_close
+        )
 
     engine = await loop.run_in_executor(device_thread, build)
     if engine.batch_variant_parts and role.batch_invariant:
@@ -99,17 +109,8 @@ async def _load(settings: ModelServerSettings, role: ModelRole, device_thread: T
             "rows depend on the rows beside them (%s): output may differ with and without speculation",
             ", ".join(engine.batch_variant_parts),
         )
-    return engine
-
-
-def _observe(engine: Any, registry: CollectorRegistry, spans: Spans, model: str) -> None:
-    """What the worker does becomes metrics and spans."""
-    from paceline.serving.telemetry import EngineState, SequenceSpans, StepMetrics
-
     registry.register(EngineState(engine))
-    engine.worker.observe = StepMetrics(registry).count_step
-    if spans.are_kept:
-        engine.worker.settle = SequenceSpans(spans, model).settle
+    return engine
 
 
 async def _wait_for_end(stopped: Coroutine[Any, Any, None]) -> None:

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.engine import Engine
-from paceline.engine.scheduling.sequence_state import Account
+from paceline.engine.scheduling.sequence_state import Usage
 from paceline.observability.exposition import SHORT_S
 from paceline.observability.spans import Spans
 from paceline.rpc.status import code_of
@@ -34,7 +34,7 @@ class StepMetrics:
         self._jobs = histogram("jobs", "Jobs of a step: its batch size.", COUNTS)
         self._failed = Counter("paceline_engine_failed_jobs", "Jobs that the engine failed on.", registry=registry)
 
-    def count_step(self, duration_s: float, num_jobs: int, num_rows: int, num_failed: int) -> None:
+    def on_step(self, duration_s: float, num_jobs: int, num_rows: int, num_failed: int) -> None:
         self._seconds.observe(duration_s)
         self._rows.observe(num_rows)
         self._jobs.observe(num_jobs)
@@ -96,27 +96,27 @@ class EngineState(Collector):
 
 
 class SequenceSpans:
-    """Makes them of accounts: one a sequence, on the device thread."""
+    """Makes a span for each sequence that ends. Runs on the device thread."""
 
     def __init__(self, spans: Spans, model: str) -> None:
         self._spans = spans
         self._model = model
 
-    def settle(self, options: SequenceOptions, account: Account) -> None:
-        """The span of a sequence that has just ended."""
-        span = self._spans.start("sequence", options.traceparent, started_s=account.opened_s)
+    def on_close(self, options: SequenceOptions, usage: Usage) -> None:
+        """Ends the span of a sequence."""
+        span = self._spans.start("sequence", options.traceparent, started_s=usage.opened_s)
         if span.is_kept:
             span.set(
                 {
                     "gen_ai.request.model": self._model,
                     "paceline.request_id": options.request_id,
-                    "paceline.jobs": account.jobs,
-                    "paceline.read_tokens": account.read_tokens,
-                    "paceline.cached_tokens": account.cached_tokens,
-                    "paceline.computed_ms": account.computed_us / 1e3,
-                    "paceline.queued_ms": account.queued_us / 1e3,
+                    "paceline.jobs": usage.jobs,
+                    "paceline.read_tokens": usage.read_tokens,
+                    "paceline.cached_tokens": usage.cached_tokens,
+                    "paceline.computed_ms": usage.computed_us / 1e3,
+                    "paceline.queued_ms": usage.queued_us / 1e3,
                 }
             )
-        if account.failure is not None:
-            span.fail(code_of(account.failure).name)
+        if usage.failure is not None:
+            span.fail(code_of(usage.failure).name)
         span.end()

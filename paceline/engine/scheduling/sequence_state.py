@@ -1,4 +1,4 @@
-"""What a sequence cost, for those who ask for accounts (`Worker.settle`). On the device thread.
+"""What a sequence has used, and which sequences are evicted. Everything here runs on the device thread.
 
 What the worker counts on the device thread, for those who watch it. Plain numbers: other threads read them.
 
@@ -28,7 +28,7 @@ from paceline.errors import PacelineError, ResourceExhausted
 
 
 @dataclass(slots=True)
-class Account:
+class Usage:
     """Of one sequence, from its Open on. Of jobs that were dropped nothing is counted."""
 
     opened_s: float = field(default_factory=time.perf_counter)
@@ -52,7 +52,7 @@ class Account:
 
 
 # Called when a sequence is over.
-Settle = Callable[[SequenceOptions, Account], None]
+OnClose = Callable[[SequenceOptions, Usage], None]
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class SequenceState:
     # When it last got its blocks or ended a job, however that ended.
     idle_since_s: float = field(default_factory=time.perf_counter)
     # Where somebody asks for it.
-    account: Account | None = None
+    usage: Usage | None = None
 
     def end_job(self) -> None:
         """The job is done, failed or dropped."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Opened, Refuse, Release, Start, Truncate
-from paceline.engine.scheduling.sequence_state import Account, SequenceState, Settle, WorkerCounts
+from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
 from paceline.errors import (
     Aborted,
     Cancelled,
@@ -33,16 +33,16 @@ class Session:
     def __init__(
         self, pool: BlockPool, max_model_len: int,
         make_room: Callable[[SequenceState, int], None], next_order: Callable[[], int], counts: WorkerCounts,
-        settle: Settle | None = None,
+        on_close: OnClose | None = None,
     ) -> None:  # fmt: skip
-        """`make_room(state, length)` reserves blocks, and evicts other sequences if it must. `settle` gets the accounts of
-        sequences that belong to a trace; None: none are kept."""
+        """`make_room(state, length)` reserves blocks, and evicts other sequences if it must. `on_close` gets the usage of
+        sequences that belong to a trace."""
         self._pool = pool
         self._max_model_len = max_model_len
         self._make_room = make_room
         self._next_order = next_order
         self._counts = counts
-        self._settle = settle
+        self._on_close = on_close
         self._states: dict[int, SequenceState] = {}
         self._last_id = -1
         self.answers: list[Answer] = []
@@ -82,8 +82,8 @@ class Session:
         """Answers the sequence's job, which is done, and runs the commands that wait behind it."""
         assert state.job is not None
         self.answers.append(Answer(state.job_command_id, state.job.result))
-        if state.account is not None:
-            state.account.count(state.job)
+        if state.usage is not None:
+            state.usage.count(state.job)
         state.end_job()
         state.return_time.leave(state.idle_since_s)
         self._advance(state)
@@ -92,8 +92,8 @@ class Session:
         """Handles a job that failed in the engine: removes the tokens it fed from the cache."""
         assert state.job is not None
         state.sequence.truncate(min(state.job.start, state.sequence.length))
-        if state.account is not None:
-            state.account.failure = error
+        if state.usage is not None:
+            state.usage.failure = error
         state.end_job()
         self._fail_id(state.job_command_id, error, state)
         self._advance(state)
@@ -197,8 +197,8 @@ class Session:
             )
         self._last_id = command.sequence_id
         state = SequenceState(Sequence(command.options, self._pool), self._next_order())
-        if self._settle is not None and command.options.traceparent:
-            state.account = Account()
+        if self._on_close is not None and command.options.traceparent:
+            state.usage = Usage()
         self._states[command.sequence_id] = state
         self.answers.append(Answer(command.command_id, Opened()))
 
@@ -262,8 +262,8 @@ class Session:
         self._pool.release(state.sequence.blocks)
         state.sequence.blocks.clear()
         del self._states[sequence_id]
-        if self._settle is not None and state.account is not None:
-            self._settle(state.sequence.options, state.account)
+        if self._on_close is not None and state.usage is not None:
+            self._on_close(state.sequence.options, state.usage)
 
     def _fail(self, command: Command, error: PacelineError, state: SequenceState | None) -> None:
         self._fail_id(command.command_id, error, state)

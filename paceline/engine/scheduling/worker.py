@@ -14,7 +14,6 @@ import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import TypeVar
 
 from paceline.engine.backend import StepRunner
@@ -22,23 +21,15 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
-from paceline.engine.scheduling.sequence_state import SequenceState, Settle, WorkerCounts, reserve
+from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, WorkerCounts, reserve
 from paceline.engine.scheduling.session import Session
 from paceline.engine.scheduling.step import run_step, share_budget
 
 T = TypeVar("T")
 # Called on the device thread after a step: its seconds, jobs, rows and failed jobs.
-Observe = Callable[[float, int, int, int], None]
+OnStep = Callable[[float, int, int, int], None]
 # Called on the event loop with the answers of one delivery and the number of engine steps so far.
 Deliver = Callable[[list[Answer], int], None]
-
-
-@dataclass(slots=True, eq=False)
-class Client:
-    """A session, and the function that takes its answers."""
-
-    session: Session
-    deliver: Deliver
 
 
 class Worker:
@@ -46,8 +37,10 @@ class Worker:
 
     def __init__(
         self, runner: StepRunner, pool: BlockPool, compute_lock: ComputeLock, batching_policy: BatchingPolicy,
-        max_model_len: int, max_num_batched_tokens: int, loop: asyncio.AbstractEventLoop,
+        max_model_len: int, max_num_batched_tokens: int, loop: asyncio.AbstractEventLoop, on_step: OnStep | None = None,
+        on_close: OnClose | None = None,
     ) -> None:  # fmt: skip
+        """`on_step` is called after each engine step, `on_close` when a sequence that belongs to a trace ends."""
         self._runner = runner
         self._pool = pool
         self._compute_lock = compute_lock
@@ -57,14 +50,11 @@ class Worker:
         self._loop = loop
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._orders = itertools.count()
-        self._clients: dict[Session, Client] = {}
+        self._sessions: dict[Session, Deliver] = {}
+        self._on_step, self._on_close = on_step, on_close
         # Engine steps so far. Other threads read it.
         self.num_steps = 0
         self.counts = WorkerCounts()
-        # For those who count steps; set it before `start`.
-        self.observe: Observe = lambda duration_s, num_jobs, num_rows, num_failed: None
-        # For those who want accounts of sequences; set it before `start`.
-        self.settle: Settle | None = None
         self._checks_integrity = False
         self._running: Future[None] | None = None
         # When the step that runs began (time.monotonic). Other threads read it.
@@ -92,9 +82,9 @@ class Worker:
     def open_session(self, deliver: Deliver) -> Session:
         """Opens a session. `deliver` gets its answers on the event loop."""
         session = Session(
-            self._pool, self._max_model_len, self._make_room, lambda: next(self._orders), self.counts, self.settle
+            self._pool, self._max_model_len, self._make_room, lambda: next(self._orders), self.counts, self._on_close
         )
-        self._inbox.put(lambda: self._clients.__setitem__(session, Client(session, deliver)))
+        self._inbox.put(lambda: self._sessions.__setitem__(session, deliver))
         return session
 
     def submit(self, session: Session, commands: list[Command]) -> None:
@@ -111,7 +101,7 @@ class Worker:
 
         def close() -> None:
             session.close()
-            self._clients.pop(session, None)
+            self._sessions.pop(session, None)
 
         self._inbox.put(close)
 
@@ -137,16 +127,16 @@ class Worker:
     @property
     def num_sequences(self) -> int:
         """Open sequences. For any thread."""
-        return sum(session.num_sequences for session in list(self._clients))
+        return sum(session.num_sequences for session in list(self._sessions))
 
     @property
     def is_busy(self) -> bool:
         """Whether any job is running. Read it through `call`."""
-        return any(state.job is not None for session in self._clients for state in session.states)
+        return any(state.job is not None for session in self._sessions for state in session.states)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the pool and the sequences disagree. Call it through `call`."""
-        self._pool.check_integrity(state.sequence.blocks for session in self._clients for state in session.states)
+        self._pool.check_integrity(state.sequence.blocks for session in self._sessions for state in session.states)
 
     def _run(self) -> None:
         while self._take_inbox(wait_s=0.0 if self._active() else None):
@@ -162,7 +152,7 @@ class Worker:
                 self.counts.integrity_checks += 1
 
     def _active(self) -> list[tuple[Session, SequenceState]]:
-        return [(session, state) for session in self._clients for state in session.states if state.job is not None]
+        return [(session, state) for session in self._sessions for state in session.states if state.job is not None]
 
     def _take_inbox(self, wait_s: float | None) -> bool:
         """Runs all items of the inbox. Waits up to `wait_s` for the first (None: for ever). False means stop."""
@@ -181,7 +171,7 @@ class Worker:
         ready_s = time.perf_counter()
         while active := self._active():
             return_times = [
-                state.return_time for session in self._clients for state in session.states if state.job is None
+                state.return_time for session in self._sessions for state in session.states if state.job is None
             ]
             num_pending = sum(len(state.job.pending) for _, state in active if state.job is not None)
             num_rows = min(num_pending, self._max_num_batched_tokens)
@@ -232,7 +222,8 @@ class Worker:
         duration_s = time.perf_counter() - started_s
         num_rows = sum(num_rows for _, num_rows in shares)
         self._batching_policy.count_step(duration_s, num_rows)
-        self.observe(duration_s, len(shares), num_rows, len(failed))
+        if self._on_step is not None:
+            self._on_step(duration_s, len(shares), num_rows, len(failed))
         for job, _ in shares:
             job.count_step(duration_s)
         num_handed_over = 0
@@ -246,16 +237,16 @@ class Worker:
         return num_handed_over
 
     def _make_room(self, state: SequenceState, length: int) -> None:
-        everyone = (other for session in self._clients for other in session.states)
+        everyone = (other for session in self._sessions for other in session.states)
         self.counts.evicted_sequences += reserve(self._pool, state, length, everyone)
 
     def _deliver(self) -> None:
         """Hands all answers to the event loop in one call."""
         ready: list[tuple[Deliver, list[Answer]]] = []
-        for client in self._clients.values():
-            if answers := client.session.answers:
-                client.session.answers = []
-                ready.append((client.deliver, answers))
+        for session, deliver in self._sessions.items():
+            if answers := session.answers:
+                session.answers = []
+                ready.append((deliver, answers))
         if ready:
             self._loop.call_soon_threadsafe(_hand_over, ready, self.num_steps)
 
