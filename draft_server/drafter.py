@@ -77,9 +77,9 @@ class ProposeJob(Job):
         # The product of the drafts' confidences.
         self._confidence = 1.0
 
-    def specs(self, num_rows: int) -> list[SampleSpec | None]:
-        is_last = num_rows == len(self.pending)
-        return [None] * (num_rows - 1) + [self._spec(num_rows - 1, len(self._samples)) if is_last else None]
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
+        is_last = num_tokens == len(self.pending)
+        return [None] * (num_tokens - 1) + [self._spec(num_tokens - 1, len(self._samples)) if is_last else None]
 
     def multi_step_specs(self) -> list[SampleSpec]:
         if self._propose_spec.entropy is not None or self.sequence.options.sampling.has_penalties:

@@ -30,12 +30,12 @@ class GuessedProposeJob(ProposeJob):
         self.pending = [*tail, *self._guess]
         self._is_checking = True
 
-    def specs(self, num_rows: int) -> list[SampleSpec | None]:
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
         if not self._is_checking:
-            return super().specs(num_rows)
+            return super().specs(num_tokens)
         # The row of draft 0; below 0 once it is fed.
         first = len(self.pending) - 1 - len(self._guess)
-        return [self._spec(row, row - first) if row >= first else None for row in range(num_rows)]
+        return [self._spec(row, row - first) if row >= first else None for row in range(num_tokens)]
 
     def multi_step_specs(self) -> list[SampleSpec]:
         # The next step may have to feed another row's sample than the last one's.
@@ -54,5 +54,5 @@ class GuessedProposeJob(ProposeJob):
     def _end_check(self, pending: list[int]) -> None:
         """Leaves the tail and all drafts but the last in the cache, as drafting step by step does."""
         self._is_checking = False
-        self.sequence.take_back(self._round_start + len(self._samples) - 1)
+        self.sequence.rollback(self._round_start + len(self._samples) - 1)
         self.pending = pending

@@ -26,10 +26,10 @@ class ParallelProposeJob(ProposeJob):
         self._num_drafts = len(masks) + 1
         self._is_sure = True
 
-    def specs(self, num_rows: int) -> list[SampleSpec | None]:
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
         # The last pending rows draft; below 0 once some of them are fed.
         first = len(self.pending) - self._num_drafts
-        return [self._spec(row, row - first) if row >= first else None for row in range(num_rows)]
+        return [self._spec(row, row - first) if row >= first else None for row in range(num_tokens)]
 
     def multi_step_specs(self) -> list[SampleSpec]:
         return []

@@ -73,11 +73,11 @@ class VerifyJob(Job):
         self._row_logprobs: list[RowLogprobs] = []
         self._num_scored = 0 if spec.num_prompt_logprobs is None else len(tail) - 1
 
-    def specs(self, num_rows: int) -> list[SampleSpec | None]:
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
         first_sampled = len(self.pending) - (self._num_drafts + 1 - len(self._samples))
         return [
             self._spec(len(self._samples) + row - first_sampled, row) if row >= first_sampled else self._score(row)
-            for row in range(num_rows)
+            for row in range(num_tokens)
         ]
 
     def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:

@@ -97,7 +97,7 @@ class Reader:
         return dict(zip(running, tokens.tolist(), strict=True))
 
     def _forward(self, builder: BatchBuilder, attention: object) -> torch.Tensor:
-        batch = builder.build(self._model.padded(builder.num_rows))
+        batch = builder.build(self._model.padded(builder.num_tokens))
         known = self._model.forward(batch, attention, attention.plan(batch.spans))  # type: ignore[attr-defined,arg-type]
         return self._model.head.to_full_vocab(known) if known.shape[0] else known
 

@@ -76,7 +76,7 @@ class Writer:
 
     @torch.inference_mode()
     def _forward(self, builder: BatchBuilder) -> torch.Tensor:
-        batch = builder.build(self._model.padded(builder.num_rows))
+        batch = builder.build(self._model.padded(builder.num_tokens))
         return self._model.forward(batch, self._attention, self._attention.plan(batch.spans))
 
     @torch.inference_mode()

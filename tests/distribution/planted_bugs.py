@@ -272,7 +272,7 @@ class GuessesBehindAWrongOne(Rounds):
     class guessed_job(GuessedProposeJob):
         def absorb(self, samples: list[Sample]) -> None:
             self._samples = samples
-            self.sequence.take_back(self._round_start)
+            self.sequence.rollback(self._round_start)
 
 
 def misreporting(change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> type[Rounds]:

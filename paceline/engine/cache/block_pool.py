@@ -67,7 +67,7 @@ class BlockPool:
             self._counts[block] = 1
         return blocks
 
-    def share(self, blocks: list[int]) -> None:
+    def ref(self, blocks: list[int]) -> None:
         """Adds one holder to each block. The blocks must be held or cached."""
         for block in blocks:
             assert self._counts[block] or block in self.prefixes, "a free block has nothing to share"
@@ -83,7 +83,7 @@ class BlockPool:
             assert self._counts[block] > 0, f"block {block} is free already"
             self._counts[block] -= 1
             if self._counts[block] == 0 and block in self.prefixes:
-                self.prefixes.let_go(block)
+                self.prefixes.release(block)
             elif self._counts[block] == 0:
                 self._free.append(block)
 

@@ -53,7 +53,7 @@ class PrefixIndex:
         """The block has a holder, so it is not idle."""
         self._idle.pop(block, None)
 
-    def let_go(self, block: int) -> None:
+    def release(self, block: int) -> None:
         """The block has no holder. If it is indexed, it becomes idle."""
         if block in self._digests:
             self._idle[block] = None

@@ -46,7 +46,7 @@ class Sequence:
         self.tokens: list[int] = []
         # The block table: blocks[i] holds the tokens from i * block_size on.
         self.blocks: list[int] = []
-        # Digest i is of the context that ends with blocks[i] (see `prefix_index`). Only confirmed blocks have digests.
+        # Digest i is of the context that ends with blocks[i] (see `prefix_index`). Only committed blocks have digests.
         self._digests: list[bytes] = []
 
     @property
@@ -54,7 +54,7 @@ class Sequence:
         """Number of tokens in the cache."""
         return len(self.tokens)
 
-    def adopt(self, tokens: list[int]) -> int:
+    def match_prefix(self, tokens: list[int]) -> int:
         """Takes over cached blocks that hold the beginning of `tokens`. Returns how many tokens they hold.
 
         The sequence must be empty.
@@ -67,7 +67,7 @@ class Sequence:
                 break
             found.append(block)
             self._digests.append(digest)
-        self._pool.share(found)
+        self._pool.ref(found)
         self.blocks = found
         self.tokens = tokens[: len(self.blocks) * self._pool.block_size]
         return self.length
@@ -82,11 +82,11 @@ class Sequence:
         if length > parent.length:
             raise OutOfRange(f"length is {length}, but the parent's cache holds {parent.length} tokens")
         self.blocks = parent.blocks[: self._pool.blocks_for(length)]
-        self._pool.share(self.blocks)
+        self._pool.ref(self.blocks)
         self.tokens = parent.tokens[:length]
         self._digests = parent._digests[: length // self._pool.block_size]
 
-    def confirm(self, length: int) -> None:
+    def commit(self, length: int) -> None:
         """Indexes the full blocks of the first `length` tokens. These must belong to the context: no drafts."""
         num_known = len(self._digests)
         if not self._pool.caches_prefixes or length // self._pool.block_size <= num_known:
@@ -129,10 +129,10 @@ class Sequence:
         del self.blocks[keep:]
         del self._digests[length // self._pool.block_size :]
 
-    def take_back(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         """Drops the tokens from `length` on, and keeps their blocks for those that come in their place.
 
-        No dropped token may belong to a confirmed block.
+        No dropped token may belong to a committed block.
         """
         assert len(self._digests) * self._pool.block_size <= length <= self.length, "only drafts are taken back"
         del self.tokens[length:]

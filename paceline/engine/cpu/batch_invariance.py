@@ -73,6 +73,6 @@ class _OneLayer:
         """The layer's output for x: [num_rows, hidden_size], rows from `position` on. The cache holds those before."""
         builder, num_rows = BatchBuilder(), x.shape[0]
         builder.add([0] * num_rows, position, self._blocks, [False] * num_rows)
-        batch = builder.build(self._model.padded(builder.num_rows))
+        batch = builder.build(self._model.padded(builder.num_tokens))
         plan = self._attention.plan(batch.spans)
-        return self._model.run_layers(pad_rows(x, batch.num_rows), self._attention, plan)[:num_rows]
+        return self._model.run_layers(pad_rows(x, batch.num_tokens), self._attention, plan)[:num_rows]

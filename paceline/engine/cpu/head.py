@@ -19,7 +19,7 @@ from paceline.engine.models.config import UNKNOWN_LOGIT
 from paceline.engine.sampling.specs import ConfidentSample, Sample, TruncatedSample
 
 
-class Rows(Protocol):
+class EmbeddingRows(Protocol):
     """A matrix whose rows can be read."""
 
     def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
@@ -42,7 +42,7 @@ class DenseRows:
 class Embedding:
     """Vectors of tokens, and of masks, whose ids come behind those of the tokens (see `models.shapes`)."""
 
-    def __init__(self, tokens: Rows, masks: Array | None, vocab_size: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, tokens: EmbeddingRows, masks: Array | None, vocab_size: int, dtype: np.dtype[Any]) -> None:
         """masks: [num_masks, hidden_size] of the dtype, or None."""
         self.dtype = dtype
         self._tokens = tokens

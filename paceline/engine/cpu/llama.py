@@ -12,7 +12,7 @@ import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
-from paceline.engine.cpu.head import DenseRows, Embedding, Head, Rows
+from paceline.engine.cpu.head import DenseRows, Embedding, EmbeddingRows, Head
 from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend, part_address
 from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.decoder import LayerArrays, kinds_of, run_layers, table_of, with_kernel
@@ -41,7 +41,7 @@ def _take_vector(tensors: Tensors, name: str) -> Array:
     return as_tensor(tensors.pop(name), torch.float32).clone().numpy()
 
 
-class Layer:
+class CpuLayer:
     """One decoder layer's weights."""
 
     def __init__(
@@ -87,7 +87,7 @@ def _make_head(head: torch.Tensor | FileTensor, ids: Any, make: MakeLinear, voca
     return Head(make(known[ids], None), ids.numpy(), vocab_size)
 
 
-def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make: MakeLinear) -> Rows:
+def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make: MakeLinear) -> EmbeddingRows:
     """The embedding's rows; `head`: the linear with the same weights, if there is one."""
     if isinstance(embedding, FileTensor):
         linear = head if head is not None else make((embedding,), None)
@@ -118,7 +118,7 @@ class CpuLlama:
         make = partial(make_cpu_linear, quantization=quantization, batch_invariant=batch_invariant)
         cos, sin = rope_tables(config, max_model_len)
         rope = cos.numpy(), sin.numpy()
-        self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, rope) for i in range(config.num_layers)]
+        self.layers = [CpuLayer(tensors, f"model.layers.{i}.", config, make, rope) for i in range(config.num_layers)]
         self._norm = _take_vector(tensors, "model.norm.weight")  # [hidden_size]
         # Only distilled drafts have this: the ids of the tokens that the head knows.
         ids = tensors.pop(HEAD_IDS, None)  # [head_size]
@@ -166,7 +166,7 @@ class CpuLlama:
             self._decoder_of = attention
         return self._decoder_arguments
 
-    def _run_layer(self, layer: Layer, x: Array, cache: Cache, plan: AttentionPlan) -> Array:
+    def _run_layer(self, layer: CpuLayer, x: Array, cache: Cache, plan: AttentionPlan) -> Array:
         """As `kernels.decoder` runs a layer, with the library's products."""
         eps = self.config.norm_eps
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from paceline.engine.arrays import Array
-from paceline.engine.batch import Span
+from paceline.engine.batch import TokenSpan
 from paceline.engine.cpu.kernels.attention import PRODUCTS_TO_SHARE, TILE_ROWS, AttentionPlan
 from paceline.engine.cpu.kernels.cache import Cache, FloatCache, Int8Cache
 from paceline.engine.cpu.kernels.memory import map_region
@@ -127,23 +127,23 @@ class CpuPagedAttention:
         """Copies blocks' keys and values in all layers, scales included."""
         self._blocks[destinations] = self._blocks[sources]
 
-    def plan(self, spans: list[Span]) -> AttentionPlan:
+    def plan(self, spans: list[TokenSpan]) -> AttentionPlan:
         """Plans where the rows' keys and values are written, and which rows form a tile of attention."""
         positions, tiles, products = [], [], 0
         blocks: list[int] = []
         for span in spans:
-            positions.append(span.position + np.arange(span.num_rows))
-            tile_rows = _tile_rows(span.num_rows)
-            for done in range(0, span.num_rows, tile_rows):
-                num_rows = min(tile_rows, span.num_rows - done)
-                tiles.append((span.first_row + done, num_rows, span.position + done, len(blocks)))
-            products += span.num_rows * (span.position + span.num_rows)
+            positions.append(span.position + np.arange(span.num_tokens))
+            tile_rows = _tile_rows(span.num_tokens)
+            for done in range(0, span.num_tokens, tile_rows):
+                num_rows = min(tile_rows, span.num_tokens - done)
+                tiles.append((span.first_token + done, num_rows, span.position + done, len(blocks)))
+            products += span.num_tokens * (span.position + span.num_tokens)
             blocks += span.blocks
         slots = [
             self._places(span.blocks)[position // self._block_size] * self._block_size + position % self._block_size
             for span, position in zip(spans, positions, strict=True)
         ]
-        num_queries = sum(span.num_rows for span in spans) * (self._heads // self._kv_heads)
+        num_queries = sum(span.num_tokens for span in spans) * (self._heads // self._kv_heads)
         return AttentionPlan(
             positions=np.concatenate(positions),
             slots=np.concatenate(slots),

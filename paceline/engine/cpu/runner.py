@@ -35,7 +35,7 @@ class CpuRunner:
         for num_rows in range(1, min(WARM_UP_ROWS, self._model.max_model_len) + 1):
             builder = BatchBuilder()
             builder.add([0] * num_rows, 0, [0], [False] * (num_rows - 1) + [True])
-            batch = builder.build(self._model.padded(builder.num_rows))
+            batch = builder.build(self._model.padded(builder.num_tokens))
             self._model.forward(batch, self._attention, self._attention.plan(batch.spans))
 
     @torch.inference_mode()
@@ -49,7 +49,7 @@ class CpuRunner:
             sequence = job.sequence
             builder.add(tokens, sequence.length, sequence.blocks, [spec is not None for spec in wanted])
             specs.append([spec for spec in wanted if spec is not None])
-        batch = builder.build(self._model.padded(builder.num_rows))
+        batch = builder.build(self._model.padded(builder.num_tokens))
         plan = self._attention.plan(batch.spans)
         flat = [spec for of_job in specs for spec in of_job]
         known = self._model.forward(batch, self._attention, plan)  # [num_wanted, head_size]

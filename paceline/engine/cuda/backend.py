@@ -9,7 +9,7 @@ import torch
 from paceline.engine.backend import Backend, Progress
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda.batch_invariance import find_batch_variant_parts
-from paceline.engine.cuda.budget import Budget, run_largest_step
+from paceline.engine.cuda.budget import MemoryBudget, run_largest_step
 from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention, tiles_at_once
@@ -118,7 +118,7 @@ def _fit(
     batch_invariant: bool,
     device: torch.device,
     memory: Memory,
-) -> Budget:
+) -> MemoryBudget:
     """Measures the budget. The weights are already on the device.
 
     Measures the largest step, at the end of the longest context, with a small trial cache.
@@ -132,7 +132,7 @@ def _fit(
     largest, _ = next(graph_shapes.shapes())
     widened_bytes = model.widened_bytes if largest.num_rows > FEW_ROWS else 0
     _, result_bytes = tiles_at_once(largest, model.config.num_heads, model.config.head_dim)
-    return Budget.fit(
+    return MemoryBudget.fit(
         total=memory.total,
         fraction=config.gpu_memory_utilization,
         weights=weights,

@@ -26,7 +26,7 @@ RESERVE_BYTES = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MemoryBudget:
     """One server's budget. All sizes are in bytes."""
 
     # The whole GPU.
@@ -45,7 +45,7 @@ class Budget:
     @classmethod
     def fit(
         cls, total: int, fraction: float, weights: int, activations: int, graphs: int, block: int, cache: int | None
-    ) -> "Budget":
+    ) -> "MemoryBudget":
         """Computes the number of blocks. `cache`: bytes for keys and values; None takes all that is left.
 
         Raises ConfigError with the budget if two blocks, or `cache` bytes, do not fit.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from paceline.engine.arrays import Array
-from paceline.engine.batch import Batch, Span
+from paceline.engine.batch import Batch, TokenSpan
 
 # Positions that one program of attention reads (see `paged_attention`).
 PART_TOKENS = 256
@@ -40,11 +40,11 @@ class ForwardShape:
 
         With `batch_invariant` all tiles have the same number of rows.
         """
-        longest = max(span.position + span.num_rows for span in batch.spans) + num_ahead
-        has_chunk = not batch_invariant and any(span.num_rows > FEW_ROWS for span in batch.spans)
+        longest = max(span.position + span.num_tokens for span in batch.spans) + num_ahead
+        has_chunk = not batch_invariant and any(span.num_tokens > FEW_ROWS for span in batch.spans)
         tile_rows = MANY_ROWS if has_chunk else FEW_ROWS
-        num_tiles = sum(-(-span.num_rows // tile_rows) for span in batch.spans)
-        return cls(batch.num_rows, len(batch.wanted), num_tiles, -(-longest // PART_TOKENS), tile_rows)
+        num_tiles = sum(-(-span.num_tokens // tile_rows) for span in batch.spans)
+        return cls(batch.num_tokens, len(batch.wanted), num_tiles, -(-longest // PART_TOKENS), tile_rows)
 
     def table_width(self, block_size: int) -> int:
         """Width of a block table: the blocks of the longest sequence."""
@@ -94,7 +94,7 @@ class Staging:
     def fill(self, batch: Batch) -> None:
         """Writes a batch, which must fit into the shape, and starts its copy to the GPU without waiting for its end."""
         tokens, positions, slots, wanted, tiles, tables = self._arrays
-        count = min(batch.num_rows, len(tokens))
+        count = min(batch.num_tokens, len(tokens))
         tokens[:count], tokens[count:] = batch.tokens[:count], 0
         positions[:], slots[:], wanted[:], tiles[:] = PADDING_POSITION, self._trash_slot, 0, 0
         wanted[: len(batch.wanted)] = batch.wanted
@@ -104,23 +104,23 @@ class Staging:
         padding[:, 0], padding[:, 1], padding[:, 2] = count + np.arange(len(padding)), 1, PADDING_POSITION
         self._on_device.copy_(self._on_host, non_blocking=True)
 
-    def _place(self, spans: Seq[Span], positions: Array, slots: Array) -> None:
+    def _place(self, spans: Seq[TokenSpan], positions: Array, slots: Array) -> None:
         for span in spans:
-            own = slice(span.first_row, span.first_row + span.num_rows)
-            at = span.position + np.arange(span.num_rows)
+            own = slice(span.first_token, span.first_token + span.num_tokens)
+            at = span.position + np.arange(span.num_tokens)
             positions[own] = at
             slots[own] = np.asarray(span.blocks)[at // self._block_size] * self._block_size + at % self._block_size
 
-    def _tile(self, spans: Seq[Span], tiles: Array, tables: Array) -> int:
+    def _tile(self, spans: Seq[TokenSpan], tiles: Array, tables: Array) -> int:
         """Writes the tiles and the block tables. Returns the number of tiles."""
         num_tiles, tile_rows = 0, self.shape.tile_rows
         for sequence_index, span in enumerate(spans):
             # Includes the blocks that are reserved for the next steps.
             used = min(len(span.blocks), tables.shape[1])
             tables[sequence_index, :used] = span.blocks[:used]
-            for done in range(0, span.num_rows, tile_rows):
-                num_rows = min(tile_rows, span.num_rows - done)
-                tiles[num_tiles] = span.first_row + done, num_rows, span.position + done, sequence_index
+            for done in range(0, span.num_tokens, tile_rows):
+                num_rows = min(tile_rows, span.num_tokens - done)
+                tiles[num_tiles] = span.first_token + done, num_rows, span.position + done, sequence_index
                 num_tiles += 1
         return num_tiles
 

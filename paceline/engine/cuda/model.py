@@ -14,7 +14,7 @@ from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.shapes import HEAD_IDS, Tensors, check_shapes, fused, with_masks
 
 
-class Layer:
+class CudaLayer:
     """One decoder layer's weights."""
 
     def __init__(
@@ -71,7 +71,9 @@ class CudaLlama:
         self._head_ids = None if ids is None else ids.long().to(device)
         shared = self._embedding[: config.vocab_size] if config.tied_embeddings else head
         self._head = make(shared if ids is None else head[ids.long()], None)
-        self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, (cos, sin)) for i in range(config.num_layers)]
+        self.layers = [
+            CudaLayer(tensors, f"model.layers.{i}.", config, make, (cos, sin)) for i in range(config.num_layers)
+        ]
         self._norm = tensors.pop("model.norm.weight").float().to(device)  # [hidden_size]
 
     @property

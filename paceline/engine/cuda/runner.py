@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.engine.batch import Batch, BatchBuilder, Span
+from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
 from paceline.engine.cuda.forward_plan import ForwardShape
 from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.model import CudaLlama
@@ -92,7 +92,7 @@ class CudaRunner:
             return
         shapes, pool = list(self._graph_shapes.shapes()), torch.cuda.graph_pool_handle()
         # The rows go to the last block, which no sequence holds.
-        padding_span = [Span(0, 1, 0, [self._attention.num_blocks - 1])]
+        padding_span = [TokenSpan(0, 1, 0, [self._attention.num_blocks - 1])]
         for done, (shape, num_ahead) in enumerate(shapes):
             if done % REPORT_EVERY == 0:
                 progress(f"capturing graph {done + 1} of {len(shapes)}")
@@ -125,7 +125,7 @@ class CudaRunner:
             samples = [spec for spec in wanted if spec is not None]
             # The next step feeds the token that the job's last row samples.
             rows += [_Row(job, sequence_index, spec, next_specs if spec is samples[-1] else []) for spec in samples]
-        batch = builder.build(builder.num_rows)
+        batch = builder.build(builder.num_tokens)
         program = self.last = self._program_for(batch, self._steps_ahead(rows))
         ahead = [row.next_specs[: program.num_ahead] for row in rows]
         program.fill(batch, [row.spec for row in rows], [row.sequence_index for row in rows], ahead)

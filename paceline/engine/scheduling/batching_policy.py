@@ -30,7 +30,7 @@ LATENESS_S = 0.5e-3
 # Longest wait for the sequences that the peer answered, as a multiple of the fixed cost.
 PEER_WAIT = 0.5
 # A step with this many rows or more is a chunk: all its jobs wait for the rows of one prompt.
-CHUNK_ROWS = 64
+CHUNK_TOKENS = 64
 
 
 class ReturnTime:
@@ -68,26 +68,26 @@ class BatchingPolicy:
         self._waits = waits
         self._fixed_s: float | None = None
         # Seconds that each row of a chunk adds to a step.
-        self._row_s = 0.0
+        self._token_s = 0.0
 
-    def count_step(self, duration_s: float, num_rows: int) -> None:
+    def count_step(self, duration_s: float, num_tokens: int) -> None:
         """Learns from one step: the fixed cost is the shortest recent step; a chunk also gives the cost of a row."""
         if self._fixed_s is None or duration_s < self._fixed_s:
             self._fixed_s = duration_s
         else:
             self._fixed_s += FORGETTING * (duration_s - self._fixed_s)
-        if num_rows >= CHUNK_ROWS:
-            self._row_s += SMOOTHING * ((duration_s - self._fixed_s) / num_rows - self._row_s)
+        if num_tokens >= CHUNK_TOKENS:
+            self._token_s += SMOOTHING * ((duration_s - self._fixed_s) / num_tokens - self._token_s)
 
-    def wait_s(self, ready_s: float, num_ready: int, num_rows: int, return_times: Iterable[ReturnTime]) -> float:
+    def wait_s(self, ready_s: float, num_ready: int, num_tokens: int, return_times: Iterable[ReturnTime]) -> float:
         """The longest wait from this moment that pays off, in seconds; 0 if none does.
 
-        `ready_s`: when the worker became free with jobs ready; `num_ready`: the number of these jobs; `num_rows`: the
+        `ready_s`: when the worker became free with jobs ready; `num_ready`: the number of these jobs; `num_tokens`: the
         rows of the step they would make.
         """
         if not self._waits or self._fixed_s is None:
             return 0.0
-        lost_s = self._fixed_s + (self._row_s * num_rows if num_rows >= CHUNK_ROWS else 0.0)
+        lost_s = self._fixed_s + (self._token_s * num_tokens if num_tokens >= CHUNK_TOKENS else 0.0)
         now_s = time.perf_counter()
         expected = sorted(at for return_time in return_times if (at := return_time.expected_s(now_s)) is not None)
         best_s = now_s

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from paceline.errors import ConfigError
 
 # Longest wait for a lease; a full batch's forward should be shorter.
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 # Time between two attempts to take the lock.
 POLL_S = 50e-6
 # The file's record of the last lease: its holder, its start and end (time.perf_counter, which is one clock for all
@@ -73,11 +73,11 @@ class ComputeLock:
             raise ConfigError(f"compute_lock_file {path} can't be opened: {error.strerror}") from error
         self._holder = secrets.randbits(64)
         # After a wait that got no lock this is 0: try once without waiting, until the peer has released the lock.
-        self._patience_s = PATIENCE_S
+        self._timeout_s = TIMEOUT_S
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Lease]:
-        """Compute inside this context, at least once. Waits at most PATIENCE_S for the peer's lease to end."""
+        """Compute inside this context, at least once. Waits at most TIMEOUT_S for the peer's lease to end."""
         held = self._acquire()
         started_s = time.perf_counter()
         before = self._before() if held else None
@@ -105,12 +105,12 @@ class ComputeLock:
         """Takes the lock. False if there is no lock, or the wait was too long."""
         if self._file is None or self._next is None:
             return False
-        deadline_s = time.perf_counter() + self._patience_s
+        deadline_s = time.perf_counter() + self._timeout_s
         held = False
         if _poll_lock(self._next, deadline_s):
             held = _poll_lock(self._file, deadline_s)
             fcntl.flock(self._next, fcntl.LOCK_UN)
-        self._patience_s = PATIENCE_S if held else 0.0
+        self._timeout_s = TIMEOUT_S if held else 0.0
         return held
 
 

@@ -30,8 +30,8 @@ class Job(ABC):
         self._computed_s = 0.0
 
     @abstractmethod
-    def specs(self, num_rows: int) -> list[SampleSpec | None]:
-        """The sample specs of the first `num_rows` pending rows; None for a row whose logits do not matter."""
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
+        """The sample specs of the first `num_tokens` pending rows; None for a row whose logits do not matter."""
 
     def multi_step_specs(self) -> list[SampleSpec]:
         """The sample specs of the steps that follow the one that feeds all of `pending`, one spec for each step.

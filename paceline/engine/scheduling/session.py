@@ -32,14 +32,14 @@ class Session:
 
     def __init__(
         self, pool: BlockPool, max_model_len: int,
-        make_room: Callable[[SequenceState, int], None], next_order: Callable[[], int], counts: WorkerCounts,
+        reserve_blocks: Callable[[SequenceState, int], None], next_order: Callable[[], int], counts: WorkerCounts,
         on_close: OnClose | None = None,
     ) -> None:  # fmt: skip
-        """`make_room(state, length)` reserves blocks, and evicts other sequences if it must. `on_close` gets the usage of
+        """`reserve_blocks(state, length)` reserves blocks, and evicts other sequences if it must. `on_close` gets the usage of
         sequences that belong to a trace."""
         self._pool = pool
         self._max_model_len = max_model_len
-        self._make_room = make_room
+        self._reserve_blocks = reserve_blocks
         self._next_order = next_order
         self._counts = counts
         self._on_close = on_close
@@ -210,14 +210,14 @@ class Session:
         if length > self._max_model_len:
             raise OutOfRange(f"the sequence would hold {length} tokens; the model's maximum is {self._max_model_len}")
         # The cache holds only tokens of the context here: rejected drafts were truncated.
-        sequence.confirm(sequence.length)
+        sequence.commit(sequence.length)
         num_cached = 0
         if sequence.length == 0:
-            num_cached = sequence.adopt(command.tail[: command.num_reusable])
+            num_cached = sequence.match_prefix(command.tail[: command.num_reusable])
             self._counts.queried_tokens += len(command.tail)
             self._counts.hit_tokens += num_cached
         try:
-            self._make_room(state, length)
+            self._reserve_blocks(state, length)
         except ResourceExhausted:
             sequence.truncate(command.position)
             raise
@@ -256,7 +256,7 @@ class Session:
     def _release(self, state: SequenceState, sequence_id: int) -> None:
         if state.job is None:
             # So that the conversation's next request finds these blocks. With a running job some tokens may be drafts.
-            state.sequence.confirm(state.sequence.length)
+            state.sequence.commit(state.sequence.length)
         self._drop_work(state, "dropped by a Release")
         state.sequence.truncate(0)
         self._pool.release(state.sequence.blocks)

@@ -25,7 +25,7 @@ from paceline.speculation import MAX_DRAFT_TOKENS
 LARGER_PART = 4
 SMALLER_PART = 16
 # Most pending rows of a round: the last round's drafts and new ones.
-ROUND_ROWS = 2 * MAX_DRAFT_TOKENS
+ROUND_TOKENS = 2 * MAX_DRAFT_TOKENS
 
 
 def share_budget(jobs: Sequence[Job], budget: int, step: int) -> list[tuple[Job, int]]:
@@ -35,16 +35,16 @@ def share_budget(jobs: Sequence[Job], budget: int, step: int) -> list[tuple[Job,
     """
     first = step % len(jobs)
     shortest_first = sorted([*jobs[first:], *jobs[:first]], key=lambda job: len(job.pending))
-    in_rounds = sum(len(job.pending) for job in jobs if len(job.pending) <= ROUND_ROWS)
+    in_rounds = sum(len(job.pending) for job in jobs if len(job.pending) <= ROUND_TOKENS)
     part = max(1, budget // SMALLER_PART, min(budget // LARGER_PART, budget - in_rounds))
     shares = dict.fromkeys(shortest_first, 0)
     oldest_first = sorted(jobs, key=lambda job: job.arrived_s)
-    for queue, num_rows in ((oldest_first, part), (shortest_first, budget - part)):
+    for queue, num_tokens in ((oldest_first, part), (shortest_first, budget - part)):
         for job in queue:
-            taken = min(len(job.pending) - shares[job], num_rows)
+            taken = min(len(job.pending) - shares[job], num_tokens)
             shares[job] += taken
-            num_rows -= taken
-    return [(job, num_rows) for job, num_rows in shares.items() if num_rows > 0]
+            num_tokens -= taken
+    return [(job, num_tokens) for job, num_tokens in shares.items() if num_tokens > 0]
 
 
 log = logging.getLogger(__name__)
@@ -69,9 +69,9 @@ def run_step(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, Pac
     else:
         return {}
     failed: dict[Job, PacelineError] = {}
-    for job, num_rows in shares:
+    for job, num_tokens in shares:
         if len(job.pending) == num_pending[job]:
-            failed |= run_step(runner, [(job, num_rows)])
+            failed |= run_step(runner, [(job, num_tokens)])
         else:
             # Its rows are fed, and whether it has all of its samples is not known.
             failed[job] = Unavailable("the engine failed in the middle of this command")

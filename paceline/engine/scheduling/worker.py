@@ -82,7 +82,12 @@ class Worker:
     def open_session(self, deliver: Deliver) -> Session:
         """Opens a session. `deliver` gets its answers on the event loop."""
         session = Session(
-            self._pool, self._max_model_len, self._make_room, lambda: next(self._orders), self.counts, self._on_close
+            self._pool,
+            self._max_model_len,
+            self._reserve_blocks,
+            lambda: next(self._orders),
+            self.counts,
+            self._on_close,
         )
         self._inbox.put(lambda: self._sessions.__setitem__(session, deliver))
         return session
@@ -174,8 +179,8 @@ class Worker:
                 state.return_time for session in self._sessions for state in session.states if state.job is None
             ]
             num_pending = sum(len(state.job.pending) for _, state in active if state.job is not None)
-            num_rows = min(num_pending, self._max_num_batched_tokens)
-            wait_s = self._batching_policy.wait_s(ready_s, len(active), num_rows, return_times)
+            num_tokens = min(num_pending, self._max_num_batched_tokens)
+            wait_s = self._batching_policy.wait_s(ready_s, len(active), num_tokens, return_times)
             if wait_s == 0:
                 break
             if not self._take_inbox(wait_s):
@@ -220,10 +225,10 @@ class Worker:
         self._step_began_s = None
         self.num_steps += 1
         duration_s = time.perf_counter() - started_s
-        num_rows = sum(num_rows for _, num_rows in shares)
-        self._batching_policy.count_step(duration_s, num_rows)
+        num_tokens = sum(num_tokens for _, num_tokens in shares)
+        self._batching_policy.count_step(duration_s, num_tokens)
         if self._on_step is not None:
-            self._on_step(duration_s, len(shares), num_rows, len(failed))
+            self._on_step(duration_s, len(shares), num_tokens, len(failed))
         for job, _ in shares:
             job.count_step(duration_s)
         num_handed_over = 0
@@ -236,7 +241,7 @@ class Worker:
                 session.finish_job(state)
         return num_handed_over
 
-    def _make_room(self, state: SequenceState, length: int) -> None:
+    def _reserve_blocks(self, state: SequenceState, length: int) -> None:
         everyone = (other for session in self._sessions for other in session.states)
         self.counts.evicted_sequences += reserve(self._pool, state, length, everyone)
 

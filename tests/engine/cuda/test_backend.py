@@ -93,7 +93,7 @@ def test_graphs_of_many_rows_have_room_for_the_largest_weight_as_bfloat16(
         asked.append(graphs)
         raise ConfigError("enough")
 
-    monkeypatch.setattr(backend.Budget, "fit", spy)
+    monkeypatch.setattr(backend.MemoryBudget, "fit", spy)
     for quantization in ("int8", "none"):
         config = CONFIG.model_copy(
             update={

@@ -44,9 +44,11 @@ class Stream:
 
     def __init__(self, caches_prefixes: bool = True, on_close: OnClose | None = None) -> None:
         self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, lambda sources, destinations: None, caches_prefixes)
-        self.session = Session(self.pool, 512, self._make_room, itertools.count().__next__, WorkerCounts(), on_close)
+        self.session = Session(
+            self.pool, 512, self._reserve_blocks, itertools.count().__next__, WorkerCounts(), on_close
+        )
 
-    def _make_room(self, state: SequenceState, length: int) -> None:
+    def _reserve_blocks(self, state: SequenceState, length: int) -> None:
         reserve(self.pool, state, length, self.session.states)
 
     def send(self, *commands: Command) -> None:
