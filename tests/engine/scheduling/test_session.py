@@ -25,8 +25,8 @@ OPTIONS = SequenceOptions(SamplingParams(temperature=0, seed=1), 2, (), tracepar
 class ReadingJob(Job):
     """Only feeds its tokens. Its result is what the cache then holds."""
 
-    def specs(self, num_rows: int) -> list[SampleSpec | None]:
-        return [None] * num_rows
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
+        return [None] * num_tokens
 
     def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
         pass
@@ -55,12 +55,12 @@ class Stream:
         for command in commands:
             self.session.execute(command)
 
-    def feed(self, num_rows: int | None = None) -> None:
-        """Feeds up to `num_rows` pending rows of each job, or all."""
+    def feed(self, num_tokens: int | None = None) -> None:
+        """Feeds up to `num_tokens` pending rows of each job, or all."""
         for state in self.session.states:
             if state.job is not None:
-                state.sequence.tokens += state.job.pending[:num_rows]
-                state.job.pending = state.job.pending[num_rows:] if num_rows is not None else []
+                state.sequence.tokens += state.job.pending[:num_tokens]
+                state.job.pending = state.job.pending[num_tokens:] if num_tokens is not None else []
                 if state.job.is_done:
                     self.session.finish_job(state)
 
