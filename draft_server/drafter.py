@@ -38,9 +38,9 @@ class ProposeSpec:
     num_draft_tokens: int
     draft_mode: DraftMode
     support: Support
-    # Stops early where the model is unsure; None: never stop early.
+    # Stops early when the model is unsure; None: never stop early.
     entropy: EntropyStop | None = None
-    # Stops behind the token with which the product of all drafts' confidences falls below this; 0: never stop early.
+    # Stops after the token at which the product of all drafts' confidences falls below this; 0: never stop early.
     least_confidence: float = 0.0
 
 
@@ -51,10 +51,10 @@ class ProposeResult:
     tokens: list[int]
     supports: list[NDArray[np.int64]]  # [support_size] each
     support_probs: list[NDArray[np.float32]]  # [support_size] each
-    # With the entropy rule: one value for each drafted position, and one for the position where it stopped.
+    # With the entropy rule: one value for each drafted position, and one for the position at which it stopped.
     entropies: list[float]
     entropy_emas: list[float]
-    # Of the tokens those that are in the cache now.
+    # Drafted tokens that are in the cache now.
     num_fed_drafts: int
     # Tail tokens that the cache already held.
     cached_tokens: int

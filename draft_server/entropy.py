@@ -1,8 +1,8 @@
-"""The entropy rule: stops drafting where the draft model's entropy is high.
+"""The entropy rule: stops drafting when the draft model's entropy is high.
 
 The rule never looks at a sampled token. A rule that drops a token because of its value would bias the output. The
 coordinator keeps the rule's state between rounds and advances it only over decided positions, so the draft server keeps
-no state of a sequence beside its cache.
+no state of a sequence except its cache.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """The job of a Propose command that brings guesses of the draft's own next tokens: one forward checks them.
 
-A draft for the draft (Leviathan, Kalman, Matias 2211.17192, section 6). Behind the tail stand the guesses:
+A draft for the draft (Leviathan, Kalman, Matias 2211.17192, section 6). The guesses follow the tail:
 
     row       newest token of the tail | guess 0 | guess 1 | …
     gives     draft 0                  | draft 1 | draft 2 | …
@@ -21,10 +21,10 @@ def can_check_guesses(guess: list[int], spec: ProposeSpec) -> bool:
 
 
 class GuessedProposeJob(ProposeJob):
-    """Feeds the tail and the guesses. Behind the first wrong guess, or the last, it drafts step by step."""
+    """Feeds the tail and the guesses. After the first wrong guess, or the last, it drafts step by step."""
 
     def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec, guess: list[int]) -> None:
-        """`guess`: tokens behind the tail. Those that no draft depends on are left out: k drafts feed k - 1 tokens."""
+        """`guess`: tokens after the tail, without those that no draft depends on: k drafts feed k - 1 tokens."""
         super().__init__(sequence, tail, spec)
         self._guess = guess[: spec.num_draft_tokens - 1]
         self.pending = [*tail, *self._guess]

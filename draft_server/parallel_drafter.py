@@ -1,7 +1,7 @@
 """The job of a Propose command for a model that has learned to fill masks: all drafts come from one forward.
 
-Behind the tail stand masks, one less than there are drafts. Each row is sampled by itself: the draft at a mask is drawn
-without a look at the drafts before it, from the q that is sent along, so both rules stay exact (PARD, 2504.18583).
+The tail is followed by masks, one fewer than drafts. Each row is sampled by itself: the draft at a mask is drawn without
+looking at the drafts before it, from the q that is sent along, so both rules stay exact (PARD, 2504.18583).
 """
 
 from draft_server.drafter import ProposeJob, ProposeSpec

@@ -33,7 +33,7 @@ class Backend:
     num_blocks: int
     # Tokens in a block.
     block_size: int
-    # Parts of the model whose rows depend on the rows beside them; empty if the model is batch invariant.
+    # Parts of the model whose results depend on the rest of the batch; empty if the model is batch invariant.
     batch_variant_parts: list[str]
 
 

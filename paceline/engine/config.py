@@ -1,4 +1,4 @@
-"""What an engine is told: settings that users may change, and what a model's role asks of it. No torch."""
+"""Engine settings and model roles. No torch."""
 
 import os
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class ModelRole:
 
 
 TARGET_ROLE = ModelRole("target")
-# Of eight tokens, as many as adaptive k drafts at most, one is sampled by the step that reads the tail.
+# Adaptive k drafts at most eight tokens, and the step that reads the tail samples the first.
 DRAFT_ROLE = ModelRole("draft", batch_invariant=False, multi_steps=7)
 
 
 class EngineConfig(BaseModel):
-    """Settings of one model's engine, each declared here and nowhere else; frozen, so that nobody changes them later."""
+    """Settings of one model's engine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -79,7 +79,7 @@ class EngineConfig(BaseModel):
 
     @property
     def kv_dtype(self) -> str:
-        """What keys and values are kept in: float32, bfloat16 or int8."""
+        """Data type of the KV cache: float32, bfloat16 or int8."""
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     def is_batch_invariant(self, role: ModelRole) -> bool:

@@ -36,7 +36,7 @@ class Engine:
     weights_fingerprint: str
     # Masks that the model has learned to fill (see `models.shapes`).
     num_masks: int
-    # Parts of the model whose rows depend on the rows beside them; empty if the model is batch invariant.
+    # Parts of the model whose results depend on the rest of the batch; empty if the model is batch invariant.
     batch_variant_parts: list[str]
 
 
@@ -51,7 +51,7 @@ def build_engine(
     """Loads the model and builds its engine. The caller starts the worker. Raises ConfigError for a bad setting.
 
     Call it on the thread that will run the worker. No other thread may compute: with the OpenMP team of a second thread
-    there are more threads than cores, and every product takes half as long again.
+    there are more threads than cores, and every product gets slower.
     """
     set_num_workers(config.threads or len(CORES))
     progress(f"loading {config.model}")

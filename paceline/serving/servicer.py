@@ -27,7 +27,7 @@ from paceline.sampling import MAX_ID_CHARACTERS, MAX_LISTED_IDS, MAX_SALT_CHARAC
 from paceline.v1 import model_pb2
 
 log = logging.getLogger(__name__)
-# How often a stream carries a message at least, for whom waits at its other end.
+# A stream carries a message at least this often, for the client that waits.
 HEARTBEAT_S = 1.0
 
 
@@ -41,7 +41,7 @@ class Stream:
 
 
 class ModelServicer(ABC):
-    """Subclasses know one job: its command message, and its answer."""
+    """Base of both services. A subclass knows one job: its command message and its answer."""
 
     # DraftResponse or TargetResponse.
     response_class: type[Any]
@@ -65,7 +65,7 @@ class ModelServicer(ABC):
         yield result
 
     async def Session(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        """One ordered stream of commands; ends when the caller's side ends, and releases all it opened."""
+        """Serves one ordered stream of commands until the caller ends it, then releases its sequences."""
         outbox: asyncio.Queue[tuple[list[Answer], int] | None] = asyncio.Queue()
         session = self._engine.worker.open_session(lambda answers, steps: outbox.put_nowait((answers, steps)))
         session_id = secrets.token_hex(8)
@@ -125,7 +125,7 @@ class ModelServicer(ABC):
         return model_pb2.ReleaseResponse()
 
     async def drain(self, timeout_s: float) -> None:
-        """Takes no more commands, lets those taken finish for up to `timeout_s`, and ends all streams."""
+        """Accepts no more commands, lets accepted ones finish for up to `timeout_s`, and ends all streams."""
         for stream in self._streams:
             stream.is_drained = True
             stream.reader.cancel()
@@ -150,11 +150,11 @@ class ModelServicer(ABC):
         """Hands each message's commands to the worker in one crossing."""
         try:
             async for request in requests:
-                # It ends the stream: an answer to each of millions would take all memory.
+                # Ends the stream: answers to millions of commands would take all memory.
                 require_at_most(MAX_COMMANDS, len(request.commands), "commands", "commands in a message")
                 self._engine.worker.submit(session, [self._parse(command) for command in request.commands])
         except asyncio.CancelledError:
-            # Drained: answers are still to come, and the end is the drain's to send.
+            # Drained: answers are still to come, and `drain` sends the end.
             raise
         except BaseException:
             outbox.put_nowait(None)
@@ -162,19 +162,19 @@ class ModelServicer(ABC):
         outbox.put_nowait(None)
 
     async def _beat(self, outbox: asyncio.Queue[Any]) -> None:
-        """Signs of life, also during a long step: a step that never ends is the watchdog's to notice."""
+        """Sends heartbeats, also during a long step. A step that never ends is the watchdog's business."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             outbox.put_nowait(([], self._engine.worker.num_steps))
 
     def _parse(self, message: Any) -> Command:
-        """A bad command fails in its place in the sequence's order, so it becomes a Refuse."""
+        """Converts a command. A bad one becomes a Refuse, which fails in its place in the sequence's order."""
         ids = (message.command_id, message.sequence_id)
         try:
             match message.WhichOneof("command"):
                 case "open":
                     options = _options(message.open)
-                    # Let through, an id outside the vocabulary would fail the engine step that bans it, for everyone.
+                    # An id outside the vocabulary would fail the engine step that bans it, for every job.
                     self.check_tokens("eos_token_ids", options.eos_token_ids)
                     options.sampling.check_token_ids(self._engine.model.vocab_size, options.eos_token_ids)
                     _log_opened(message.sequence_id, options)
@@ -231,7 +231,7 @@ class ModelServicer(ABC):
 
 
 def _log_opened(sequence_id: int, options: SequenceOptions) -> None:
-    """One line a sequence: a generation's first, and one more after each loss of the connection."""
+    """Logs one line per sequence: a generation's first, and one more after each lost connection."""
     fields = {"request_id": options.request_id, "sequence": sequence_id, "prompt_tokens": options.num_prompt_tokens}
     log.info("sequence opened", extra=with_fields(**fields))
 

@@ -1,4 +1,4 @@
-"""Settings of both model servers: the engine's, and the server's own. Imports no torch, so that `--help` is quick."""
+"""Settings of both model servers. No torch, so that `--help` is quick."""
 
 from typing import ClassVar
 

@@ -1,8 +1,7 @@
-"""A model server's counts for Prometheus: engine steps, and the KV cache.
+"""Metrics and spans of a model server: engine steps, the KV cache, and sequences.
 
-Steps are counted on the device thread as they end, once a step and not once a token; the rest is read when somebody looks.
-
-A sequence's span, made when the sequence is over: a model server's part of a request's trace.
+Steps are counted on the device thread as they end, once per step. The rest is read when metrics are scraped. A sequence's
+span is made when the sequence ends.
 """
 
 from collections.abc import Iterator
@@ -23,15 +22,15 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class StepMetrics:
-    """Engine steps: an observer of the worker."""
+    """Counts engine steps."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
             return Histogram(f"paceline_engine_step_{name}", text, buckets=bounds, registry=registry)
 
-        self._seconds = histogram("seconds", "Time of engine steps.", SHORT_S)
-        self._rows = histogram("rows", "Rows of a step: its tokens.", COUNTS)
-        self._jobs = histogram("jobs", "Jobs of a step: its batch size.", COUNTS)
+        self._seconds = histogram("seconds", "Seconds of an engine step.", SHORT_S)
+        self._rows = histogram("rows", "Tokens of a step.", COUNTS)
+        self._jobs = histogram("jobs", "Jobs of a step, its batch size.", COUNTS)
         self._failed = Counter("paceline_engine_failed_jobs", "Jobs that the engine failed on.", registry=registry)
 
     def on_step(self, duration_s: float, num_jobs: int, num_rows: int, num_failed: int) -> None:
@@ -43,7 +42,7 @@ class StepMetrics:
 
 
 class EngineState(Collector):
-    """The model, the cache, and the step that runs."""
+    """Reports the model, the cache and the running step."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -54,10 +53,12 @@ class EngineState(Collector):
         worker, counts = self._engine.worker, self._engine.worker.counts
         yield GaugeMetricFamily("paceline_sequences", "Open sequences.", worker.num_sequences)
         yield GaugeMetricFamily(
-            "paceline_engine_step_running_seconds", "How long the step that runs has taken so far.", worker.step_s
+            "paceline_engine_step_running_seconds",
+            "Seconds since the running step began; 0 between steps.",
+            worker.step_s,
         )
         yield CounterMetricFamily(
-            "paceline_integrity_checks", "Checks that found the cache's books right.", counts.integrity_checks
+            "paceline_integrity_checks", "Checks of the cache's bookkeeping that passed.", counts.integrity_checks
         )
 
     def _model(self) -> Iterator[Metric]:
@@ -65,10 +66,10 @@ class EngineState(Collector):
         names = {
             "model": config.model, "dtype": config.dtype, "quantization": config.quantization, "device": config.device
         }  # fmt: skip
-        yield InfoMetricFamily("paceline_model", "Which model this is.", names)
+        yield InfoMetricFamily("paceline_model", "The served model.", names)
         yield GaugeMetricFamily(
             "paceline_batch_invariant",
-            "Whether a row's result depended on no other row when the server started.",
+            "1 if results did not depend on the rest of the batch when the server started.",
             float(not self._engine.batch_variant_parts),
         )
 
@@ -88,7 +89,9 @@ class EngineState(Collector):
             "paceline_prefix_cache_queried_tokens", "Tokens that empty sequences began with.", counts.queried_tokens
         )
         yield CounterMetricFamily(
-            "paceline_prefix_cache_hit_tokens", "Of these the tokens that the cache held.", counts.hit_tokens
+            "paceline_prefix_cache_hit_tokens",
+            "Tokens that empty sequences began with and the cache held.",
+            counts.hit_tokens,
         )
         yield CounterMetricFamily(
             "paceline_evicted_sequences", "Sequences that lost their blocks to others.", counts.evicted_sequences

@@ -1,7 +1,6 @@
-"""Watches the device thread, and ends a process that can do no more.
+"""The watchdog: exits the process if an engine step hangs, so that its supervisor restarts it.
 
-A device that hangs leaves a server that answers every call but never one of its commands. Its clients can't tell it from
-a slow one. So the server ends itself, and whoever runs it starts it again.
+A server whose device hangs answers calls but no commands, and clients can't tell it from a slow one.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ async def watch(worker: Worker, most_s: float) -> None:
     while True:
         await asyncio.sleep(min(LOOK_S, most_s / 4))
         if worker.step_s > most_s:
-            log.critical("an engine step has taken longer than %g s (step_timeout), so this server ends", most_s)
+            log.critical("an engine step has taken longer than %g s (step_timeout); the server exits", most_s)
             _end()
 
 

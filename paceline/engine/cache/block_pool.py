@@ -70,14 +70,14 @@ class BlockPool:
     def ref(self, blocks: list[int]) -> None:
         """Adds one holder to each block. The blocks must be held or cached."""
         for block in blocks:
-            assert self._counts[block] or block in self.prefixes, "a free block has nothing to share"
+            assert self._counts[block] or block in self.prefixes, "a free block has no content to share"
             self._counts[block] += 1
             self.prefixes.use(block)
 
     def release(self, blocks: list[int]) -> None:
         """Removes one holder from each block.
 
-        The blocks are in a sequence's order. Of these the last is evicted first, because fewer contexts share it.
+        The blocks are in a sequence's order. The last is evicted first, because fewer contexts share it.
         """
         for block in reversed(blocks):
             assert self._counts[block] > 0, f"block {block} is free already"

@@ -20,7 +20,7 @@ class SequenceOptions:
     cache_salt: str = ""
     # For logs.
     request_id: str = ""
-    # The trace that the sequence belongs to; "" where there is none.
+    # The trace that the sequence belongs to, or "".
     traceparent: str = ""
 
     @property
@@ -30,7 +30,7 @@ class SequenceOptions:
 
     def banned_token_ids(self, position: int) -> tuple[int, ...]:
         """Tokens that are not allowed at `position`: those that would end the text before min_tokens."""
-        # Without min_tokens none, also where the prompt is said to end behind the position.
+        # Without min_tokens none, even if the prompt is said to end after the position.
         if self.sampling.min_tokens == 0 or position - self.num_prompt_tokens >= self.sampling.min_tokens:
             return ()
         return self.eos_token_ids + self.sampling.stop_token_ids
@@ -55,11 +55,11 @@ class Sequence:
         return len(self.tokens)
 
     def match_prefix(self, tokens: list[int]) -> int:
-        """Takes over cached blocks that hold the beginning of `tokens`. Returns how many tokens they hold.
+        """Takes the cached blocks that hold the beginning of `tokens`. Returns how many tokens they hold.
 
         The sequence must be empty.
         """
-        assert not self.blocks, "a sequence adopts before it is fed"
+        assert not self.blocks, "prefixes are matched before a sequence is fed"
         found: list[int] = []
         for digest in self._digests_of(tokens):
             block = self._pool.prefixes.find(digest)
@@ -73,8 +73,8 @@ class Sequence:
         return self.length
 
     def fork(self, parent: "Sequence", length: int) -> None:
-        """Shares the blocks that hold the parent's first `length` tokens, the last of them perhaps filled in part: who
-        writes into it first writes into a copy (see `reserve`).
+        """Shares the blocks that hold the parent's first `length` tokens, the last of them perhaps partly filled:
+        the first sequence to write into it writes into a copy (see `reserve`).
 
         The sequence must be empty. Raises OutOfRange, and changes nothing, if the parent's cache holds fewer tokens.
         """
@@ -134,7 +134,7 @@ class Sequence:
 
         No dropped token may belong to a committed block.
         """
-        assert len(self._digests) * self._pool.block_size <= length <= self.length, "only drafts are taken back"
+        assert len(self._digests) * self._pool.block_size <= length <= self.length, "only drafts are rolled back"
         del self.tokens[length:]
 
     def _shared_index(self) -> int | None:

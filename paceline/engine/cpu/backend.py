@@ -1,8 +1,6 @@
-"""How much memory this process may still take: what the machine has, and what its control group allows; and giving back.
+"""The CPU backend's builder: makes the forward, and a cache that fits into the memory of the machine and its container.
 
-In a container the machine's memory is not the limit: who takes more than the group's limit is killed, without a word.
-
-The CPU backend's builder: makes the forward and a cache that fits into memory.
+In a container a process that takes more than its control group's limit is killed without a word.
 """
 
 import contextlib
@@ -23,7 +21,7 @@ from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
 MEMINFO = Path("/proc/meminfo")
-# Where the control groups of a container are: version 2, then version 1. Limit, usage and statistics.
+# Folders of a container's control groups, version 2 and version 1, each with the files of limit and usage.
 GROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -31,12 +29,12 @@ GROUPS = (
 
 
 def available_bytes() -> int:
-    """What can be taken without swapping, and without reaching the control group's limit."""
+    """Bytes that can be taken without swapping or reaching the control group's limit."""
     return min([_of_machine(), *_of_groups()])
 
 
 def give_back_freed() -> None:
-    """Gives back to the system what was freed. glibc keeps it: 0.2 GiB after a model with 128,256 tokens is loaded.
+    """Returns freed memory to the system. glibc keeps it, which matters after a large vocabulary is loaded.
 
     Other C libraries have no such call, and keep less.
     """
@@ -45,14 +43,14 @@ def give_back_freed() -> None:
 
 
 def _of_machine() -> int:
-    """Free memory, and what the kernel gives back: files it keeps in memory."""
+    """Free memory, and memory that holds cached files."""
     fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def _of_groups() -> list[int]:
-    """What each control group with a limit leaves. Files kept in memory count as usage, and are given back."""
-    rooms = []
+    """Bytes left in each control group with a limit. Cached files count as usage but can be reclaimed."""
+    left = []
     for folder, limit_name, usage_name in GROUPS:
         try:
             limit = (folder / limit_name).read_text().strip()
@@ -61,8 +59,8 @@ def _of_groups() -> list[int]:
         except OSError:
             continue
         if limit != "max":
-            rooms.append(int(limit) - usage + int(statistics.get("inactive_file", 0)))
-    return rooms
+            left.append(int(limit) - usage + int(statistics.get("inactive_file", 0)))
+    return left
 
 
 # The default of `kv_cache_memory`.

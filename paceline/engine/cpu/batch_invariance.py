@@ -1,4 +1,4 @@
-"""Batch invariance check: does a row's result depend on the rows beside it?
+"""Batch invariance check: does a row's result depend on the rest of the batch?
 
 Only a batch invariant model gives the same greedy output with and without speculation. Processors and versions of torch
 differ in this, so the check runs at load, on this machine.
@@ -16,7 +16,7 @@ from paceline.engine.cpu.llama import CpuLlama
 
 # The last rows run again in parts of each of these sizes. Each result is compared with one run of all rows.
 SPLITS = (1, 5, 17, 40, 100)
-# So many of the last rows at least, or one part of them.
+# At least this many of the last rows, or one part of them.
 NUM_REPEATED = 16
 NUM_ROWS = 200
 # The layer's rows fill at least this many blocks: torch has several orders of summation, and some differ only after
@@ -26,7 +26,7 @@ NUM_BLOCKS = 9
 
 @torch.inference_mode()
 def find_batch_variant_parts(model: CpuLlama, block_size: int) -> list[str]:
-    """Names of the model's parts whose rows depend on the rows beside them; empty if the model is batch invariant.
+    """Names of the model's parts whose results depend on the rest of the batch; empty if the model is batch invariant.
 
     Runs the first layer (all layers have the same shapes) and the head on random rows, together and in parts.
     """
@@ -35,15 +35,15 @@ def find_batch_variant_parts(model: CpuLlama, block_size: int) -> list[str]:
     x = bits_of(torch.randn(num_rows, model.config.hidden_size, generator=generator).to(model.dtype))
     layer = _OneLayer(model, -(-num_rows // block_size), block_size)
     dependent = []
-    if _depends_on_company(layer.run, x):
+    if _depends_on_batch(layer.run, x):
         dependent.append("decoder layer")
-    if _depends_on_company(lambda rows, _: model.run_head(rows).numpy(), x[:NUM_ROWS]):
+    if _depends_on_batch(lambda rows, _: model.run_head(rows).numpy(), x[:NUM_ROWS]):
         dependent.append("head")
     return dependent
 
 
-def _depends_on_company(run: Callable[[Array, int], Array], x: Array) -> bool:
-    """Whether rows of x: [num_rows, hidden_size] come out otherwise in smaller parts.
+def _depends_on_batch(run: Callable[[Array, int], Array], x: Array) -> bool:
+    """Whether rows of x: [num_rows, hidden_size] have other results in smaller parts.
 
     `run` takes the rows of a part and the index of its first.
     """
@@ -56,7 +56,7 @@ def _depends_on_company(run: Callable[[Array, int], Array], x: Array) -> bool:
 
 
 def _firsts(num_rows: int, split: int) -> range:
-    """Where the last parts of this size begin."""
+    """The first rows of the last parts of this size."""
     num_parts = max(1, NUM_REPEATED // split)
     return range(max(0, num_rows - num_parts * split), num_rows, split)
 

@@ -1,8 +1,7 @@
-"""The embedding on a CPU: a token's vector.
+"""Embedding and head: token ids -> vectors, hidden states -> logits.
 
-Where the head has the same weights, the vectors are read from those that it multiplies with: nothing is kept twice.
-
-The head: hidden states -> logits. A draft's head may know only the most frequent tokens.
+If both have the same weights, the embedding reads its vectors from the head's. A draft's head may know only the most
+frequent tokens.
 """
 
 from collections.abc import Sequence
@@ -40,7 +39,7 @@ class DenseRows:
 
 
 class Embedding:
-    """Vectors of tokens, and of masks, whose ids come behind those of the tokens (see `models.shapes`)."""
+    """Vectors of tokens, and of masks, whose ids follow those of the tokens (see `models.shapes`)."""
 
     def __init__(self, tokens: EmbeddingRows, masks: Array | None, vocab_size: int, dtype: np.dtype[Any]) -> None:
         """masks: [num_masks, hidden_size] of the dtype, or None."""

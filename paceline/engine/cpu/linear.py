@@ -1,6 +1,6 @@
 """Linear layers on a CPU: torch's own, packed for oneDNN, and bfloat16 and int8 with our kernels.
 
-Equal output with and without speculation needs batch invariance: a row's result must not depend on the rows beside it.
+Equal output with and without speculation needs batch invariance: a row's result must not depend on the rest of the batch.
 Each class says how many rows to run, with padding, to keep that. `batch_invariance` checks it at load.
 """
 
@@ -69,7 +69,7 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """Weights in oneDNN's own layout: about twice as fast for few rows."""
+    """Weights in oneDNN's own layout, which is faster for few rows."""
 
     # One row alone is a matrix-vector product with another order of summation. Two or three rows give the same result
     # as more, but they are slower than four when the weights come from memory.
@@ -77,7 +77,7 @@ class PackedLinear:
     # The row count that the layout is chosen for; any count runs.
     _PACKED_FOR_ROWS = 4
     # Significant binary digits of a padded row count. For each count and shape of weight oneDNN makes a kernel, which
-    # takes 2 ms and 0.6 MiB. Counts are every number up to 31, every second up to 63, and so on: 93 counts up to 512
+    # takes time and memory. Counts are every number up to 31, every second up to 63, and so on: 93 counts up to 512
     # rows. At most one row in 16 is padding.
     _COUNT_DIGITS = 5
 
@@ -281,7 +281,7 @@ def make_cpu_linear(
 ) -> CpuLinear:
     """The fastest linear layer for `weight`: [out_features, in_features] on this processor.
 
-    `quantization`: see EngineConfig. With `batch_invariant` a row's result does not depend on the rows beside it.
+    `quantization`: see EngineConfig. With `batch_invariant` a row's result does not depend on the rest of the batch.
     """
     if isinstance(weight, tuple):
         if QuantisedLinear.supports(weight):

@@ -1,20 +1,16 @@
-"""Where a block of the KV cache has its keys and values.
+"""Paged attention on a CPU: the KV cache's arrays, their layout, and which blocks each row of a batch attends to.
 
-A block is a row of equal parts. Each layer has one part of keys and one of values:
+Keys and values have the model's dtype, or a smaller one. With many or long sequences a forward reads more of them than of
+weights. In the model's dtype values lose nothing, since products have this dtype; keys are rounded once, after their
+rotation. The kernel (`kernels.attention`) multiplies in float32, and is batch invariant.
+
+A block holds the keys and values of all layers, so that it fills large pages (`kernels.memory`) and takes memory only
+when a sequence needs it. It is a row of equal parts:
 
     keys of layer 0 | its values | keys of layer 1 | its values | ... | int8: the scales of all layers
 
 A block's place is its first part's number. With a view that begins at a layer's first keys, the same place leads to the
 keys of this layer.
-
-Paged attention on a CPU: the KV cache's arrays, and which blocks each row of a batch attends to.
-
-Keys and values have the model's dtype, or a smaller one. With many sequences or long ones a forward reads more of them than of
-weights. In the model's dtype values lose nothing: they come out of a product in this dtype. Keys are rounded once, after their
-rotation. The kernel (`kernels.attention`) multiplies in float32, and is batch invariant.
-
-A block holds the keys and values of all layers (`cache_layout`), so that it fills large pages (`kernels.memory`) and takes memory
-only when a sequence has come so far.
 """
 
 from typing import Any
@@ -28,7 +24,7 @@ from paceline.engine.cpu.kernels.cache import Cache, FloatCache, Int8Cache
 from paceline.engine.cpu.kernels.memory import map_region
 from paceline.engine.models.config import ModelConfig
 
-# As arrays hold them, by the names that settings use.
+# By the names that settings use.
 CACHE_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(np.uint16),
@@ -89,13 +85,13 @@ def make_layout(config: ModelConfig, num_layers: int, block_size: int, dtype: np
     return kind(config, num_layers, block_size, dtype)
 
 
-# Cores share tiles and KV heads. A sequence with as many rows as this makes two tiles: three KV heads on two cores would
-# keep one of them waiting for a third of the time.
+# Cores share tiles and KV heads. A sequence with this many rows makes two tiles: otherwise three KV heads on two cores
+# would keep one core waiting for a third of the time.
 ROWS_TO_DIVIDE = 4
 
 
 def _tile_rows(num_rows: int) -> int:
-    """Rows of a sequence that form a tile: equal parts, and two at least where the work of one would be uneven."""
+    """Rows of a sequence that form a tile: equal parts, and at least two if the work of one would be uneven."""
     num_tiles = max(-(-num_rows // TILE_ROWS), 2 if num_rows >= ROWS_TO_DIVIDE else 1)
     return -(-num_rows // num_tiles)
 

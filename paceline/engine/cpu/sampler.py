@@ -1,13 +1,8 @@
-"""Scratch memory for kernels, kept from step to step: getting new pages would take longer than the kernels' work.
+"""The CPU's sampler: kernels for the specs they support, torch for the rest.
 
-The Gumbel sampler: a backend of CPU kernels for specs without truncation. It takes a tenth of torch's time.
-
-The top-k sampler: a backend of CPU kernels for specs that depend only on a row's likeliest tokens.
-
-These are SampleTruncated, and specs with top-k, top-p or min-p. If a row needs more than the MOST likeliest tokens, the
-next backend samples it (see `sampler`).
-
-The CPU's sampler: kernels for the specs they support, torch for the rest.
+Specs without truncation are sampled by Gumbel-max and by inverting the cumulative sum. SampleTruncated, and specs with
+top-k, top-p or min-p, are sampled from a row's likeliest tokens. If a row needs more than the MOST likeliest tokens,
+torch samples it.
 """
 
 from collections.abc import Sequence as Seq
@@ -36,7 +31,7 @@ from paceline.sampling import SamplingParams
 
 
 class Scratch:
-    """An array that grows when needed. Only one thread may use it."""
+    """Memory for kernels that grows when needed: new pages would take longer than the kernels. For one thread."""
 
     def __init__(self) -> None:
         self._kept = np.empty((0, 0), np.float32)
@@ -53,7 +48,7 @@ class GumbelKernelSampler:
     """Supports GumbelMax and SampleComplement without top-k, top-p and min-p."""
 
     def __init__(self, ids: Array | None = None) -> None:
-        """`ids`: [num_logits], the token of each logit, where GumbelMax gives its index; None: logit i is token i."""
+        """`ids`: [num_logits], the token of each logit, of which GumbelMax gives the index; None: logit i is token i."""
         self._scratch = Scratch()
         self._ids = np.empty(0, np.uint32) if ids is None else ids.astype(np.uint32)
 
@@ -132,7 +127,7 @@ class Ranking:
         keep = (top > 0) & (top >= sampling.min_p * top[0])
         if sampling.top_p < 1:
             keep &= sums - top < sampling.top_p * total
-            # The likeliest stays where the product is 0.
+            # The likeliest stays if the product is too small for a float.
             keep[0] = True
         reaches = sampling.top_p < 1 and sums[-1] >= sampling.top_p * total
         if not (is_whole or reaches or keep[-1] < keep[0]):
@@ -211,7 +206,7 @@ def _invert(probs: Floats, uniform: float) -> int:
 
 
 class CpuSampler(Sampler):
-    """Only one thread may use it: the kernels keep their working memory."""
+    """Only one thread may use it, because the kernels keep their working memory."""
 
     def __init__(self, ids: Array | None = None) -> None:
         """`ids`: [num_logits], the token of each logit; then only specs that `needs_whole_vocab` denies may come, and an int is

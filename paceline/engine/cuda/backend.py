@@ -48,7 +48,7 @@ class CudaMemory:
         self.total = torch.cuda.get_device_properties(device).total_memory
 
     def used(self) -> int:
-        # What a fraction is a fraction of: with the gaps between tensors, which loading leaves behind.
+        # Counts the gaps between tensors that loading leaves.
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self._device)
 
@@ -64,7 +64,7 @@ class CudaMemory:
 def build_cuda(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel, max_model_len: int, progress: Progress
 ) -> Backend:
-    """Raises ConfigError where the kernels can't take the model, and with the budget where it does not fit."""
+    """Raises ConfigError if the kernels can't take the model, or with the budget if it does not fit."""
     device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.set_per_process_memory_fraction(config.gpu_memory_utilization, device)
     progress(f"device: {torch.cuda.get_device_name(device)}")
@@ -90,7 +90,7 @@ def build_on(
         model = CudaLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, batch_invariant, device)
     budget = _fit(config, model, graph_shapes, batch_invariant, device, memory)
     progress(f"budget: {budget}")
-    # One block more: nobody's (see `forward_plan`).
+    # One more block, which no sequence holds (see `forward_plan`).
     attention = _cache(model, budget.num_blocks + 1, block_size, DTYPES[config.dtype], device)
     progress("checking batch invariance")
     dependent = find_batch_variant_parts(model, attention, batch_invariant, device)

@@ -1,4 +1,4 @@
-"""Batch invariance check on this GPU: does a row's result depend on the rows beside it? See `cpu.batch_invariance`."""
+"""Batch invariance check on this GPU: does a row's result depend on the rest of the batch? See `cpu.batch_invariance`."""
 
 import torch
 

@@ -1,7 +1,4 @@
-"""The budget of a GPU's memory: weights, KV cache, activations, graphs and a reserve.
-
-The largest step: the most memory that a step takes beside weights, cache and graphs.
-"""
+"""The budget of a GPU's memory: weights, KV cache, activations of the largest step, graphs and a reserve."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +31,7 @@ class MemoryBudget:
     # The part of `total` that this server may use.
     fraction: float
     weights: int
-    # The most that a forward of the largest batch takes beside weights and cache.
+    # The most that a forward of the largest batch takes in addition to weights and cache.
     activations: int
     # Captured graphs, with their arrays of fixed shapes.
     graphs: int

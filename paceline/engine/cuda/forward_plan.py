@@ -1,6 +1,4 @@
-"""The forward plan: a batch's arrays on the GPU, and their sizes.
-
-Staging: a batch -> its forward plan on the GPU. One copy moves all arrays, as 32-bit integers.
+"""The forward plan: a batch's arrays on the GPU, and their sizes. One copy moves all arrays, as 32-bit integers.
 
 A captured graph reads the same addresses every time, so the arrays have fixed shapes, with padding. Padding rows have
 position -1, attend to nothing, and are written to the cache's last block, which no sequence holds.

@@ -97,5 +97,5 @@ def _up_to(sizes: Seq[int], most: int) -> list[int]:
 
 
 def _fitting(number: int, sizes: Seq[int]) -> int | None:
-    """The smallest of the increasing `sizes` that is at least `number`; None if there is none."""
+    """The smallest of the increasing `sizes` that is at least `number`; None if all are smaller."""
     return next((size for size in sizes if size >= number), None)

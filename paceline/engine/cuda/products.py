@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from paceline.engine.models.quantization import quantise
 
-# Of a tile: rows, output features and input features at a time.
+# Rows, output features and input features of a tile.
 TILE_ROWS, TILE_FEATURES, TILE_DEPTH = 16, 32, 128
 # Number of programs that keeps all processors of a large GPU busy.
 PROGRAMS = 512
@@ -181,7 +181,7 @@ def make_cuda_linear(
 ) -> CudaLinear:
     """The fastest linear layer for `weight`: [out_features, in_features] on this GPU.
 
-    `quantization`: none or int8. With `batch_invariant` a row's result does not depend on the rows beside it.
+    `quantization`: none or int8. With `batch_invariant` a row's result does not depend on the rest of the batch.
     """
     placed_bias = None if bias is None else bias.to(device)
     if quantization == "int8":

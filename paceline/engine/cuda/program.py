@@ -2,8 +2,6 @@
 
 The host does nothing between these steps. On a GPU a program can be captured as a CUDA graph and replayed: one launch
 for some hundreds of kernels. On other devices, and for shapes without a graph, each kernel is launched.
-
-The next step's forward plan, made from a step's samples on the GPU: one row for each sequence that goes on.
 """
 
 from collections.abc import Sequence as Seq
@@ -53,7 +51,7 @@ class Program:
         self._supports = _Pair((steps, wanted, MOST), torch.int32, device)
         # For each wanted row the index of its sequence, and the number of next steps that it takes part in.
         self._continuations = _Pair((2, wanted), torch.int32, device)
-        # Without a -1, which torch refuses where no row is wanted.
+        # Without a -1, which torch refuses if no row is wanted.
         self.logits = logits[: steps * wanted].view(steps, wanted, logits.shape[1])
         self._samples = (
             _Pair((steps, wanted, len(Found)), torch.float64, device),

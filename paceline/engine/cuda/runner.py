@@ -138,7 +138,7 @@ class CudaRunner:
         self._absorb_next_steps(rows, program, results)
 
     def _steps_ahead(self, rows: Seq[_Row]) -> int:
-        """How many next steps the program runs: as many as any job asks for, but 0 if a spec can't be encoded."""
+        """How many next steps the program runs: the most that a job asks for, or 0 if a spec can't be encoded."""
         if not all(map(is_codable, (spec for row in rows for spec in (row.spec, *row.next_specs)))):
             return 0
         return self._graph_shapes.multi_steps(max((len(row.next_specs) for row in rows), default=0))

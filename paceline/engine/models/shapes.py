@@ -1,9 +1,8 @@
-"""Masks: what stands for unknown tokens in a draft that proposes several tokens in one forward (PARD, 2504.18583).
+"""Shapes of a model's tensors, by Hugging Face's names: checks them, and fuses the weights of one product.
 
-Mask j has the token id vocab_size + j. It stands j + 1 places behind the last known token, and from its row the draft
-takes the token behind that place. No message and no context ever holds such an id.
-
-Shapes of a model's tensors, with Hugging Face's names: checks them, and fuses the weights of one product.
+A draft may have learned to fill masks: placeholders for unknown tokens, from which it proposes several tokens in one
+forward (PARD, 2504.18583). Mask j has the token id vocab_size + j. It follows the last known token at distance j + 1, and
+its row proposes the token after it. No message and no context ever holds such an id.
 """
 
 from typing import Any
@@ -29,7 +28,7 @@ def with_masks(embedding: torch.Tensor, tensors: dict[str, torch.Tensor]) -> tor
     return embedding if masks is None else torch.cat([embedding, masks.to(embedding)])
 
 
-# By name: torch.Tensor, or FileTensor where a GGUF file is read in place.
+# By name: torch.Tensor, or FileTensor if a GGUF file is read in place.
 Tensors = dict[str, Any]
 # A linear's weights: a tensor, or parts that may have different formats, one below the other.
 Weight = torch.Tensor | tuple[FileTensor, ...]
@@ -44,7 +43,7 @@ def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[Weight, torch.Ten
     """Takes these projections out of `tensors`, and joins their weights and their biases.
 
     Returns [sum of out_features, in_features] and [sum of out_features], or None if there are no biases. Parts in
-    blocks beside some that are not become tensors like those.
+    blocks become tensors if other parts are tensors.
     """
     parts = [tensors.pop(f"{prefix}{name}.weight") for name in names]
     biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
@@ -81,7 +80,7 @@ def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
         if shape is not None and tuple(tensor.shape) != shape:
             raise _mismatch(f"{name} has shape {tuple(tensor.shape)}, the config says {shape}")
         if shape is None and name not in _FREE and not name.endswith(_UNUSED):
-            raise _mismatch(f"{name} is none of a {config.source.model_type} model that is supported")
+            raise _mismatch(f"{name} is not part of a supported {config.source.model_type} model")
     _check_free(config, tensors)
 
 

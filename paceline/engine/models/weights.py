@@ -40,7 +40,7 @@ LENDER_KEY = "paceline_target"
 LENT = ("model.embed_tokens.weight", "lm_head.weight")
 # The scales of a weight of 8 bits have the weight's name plus this suffix.
 SCALE = "_scale"
-# The same tensors under Mistral's own names, beside those under Hugging Face's.
+# The same tensors under Mistral's own names.
 UNREAD = "consolidated*.safetensors"
 Progress = Callable[[str], None]
 
@@ -108,7 +108,7 @@ def load_model(
 
 
 def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
-    """The folder with a model's files; `dtype`: what a GGUF file is converted to. Raises ConfigError if there is none."""
+    """The folder with a model's files; `dtype`: what a GGUF file is converted to. Raises ConfigError if there is no such model."""
     if (file := find_gguf(name)) is not None:
         return converted(file, dtype, progress)
     if name in EMBEDDED:
@@ -125,7 +125,7 @@ def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
 
 
 def find_gguf(name: str) -> Path | None:
-    """Returns the model's GGUF file, whatever its name; None if the model is not a file. Raises ConfigError if it is gone."""
+    """Returns the model's GGUF file; None for other models. Raises ConfigError if the file does not exist."""
     if name in ALIASES:
         package, file = ALIASES[name]
         spec = importlib.util.find_spec(package)

@@ -1,9 +1,8 @@
-"""Log-probabilities and entropy of a row's distribution.
+"""Log-probabilities and entropy of a row's distribution, and how likely a sampled token was.
 
 The distribution is the softmax of the logits after penalties, bias and token lists, and before temperature and
-truncation: with temperature 0 all the mass would be on one token.
-
-How likely a sampled token was: a draft model that is unsure of its tokens stops drafting.
+truncation: with temperature 0 all the mass would be on one token. A draft model that is unsure of its tokens stops
+drafting; its confidence is the token's probability at the temperature.
 """
 
 import math
@@ -26,7 +25,7 @@ from paceline.engine.sampling.specs import (
     TruncatedSample,
 )
 
-# Rows at a time. A row of 128,256 logits takes 2 MiB meanwhile, and a prompt has hundreds of rows in one step.
+# Rows at a time, to bound memory: a prompt has hundreds of rows in one step.
 ROWS_AT_ONCE = 32
 
 
@@ -47,7 +46,7 @@ def compute_logprobs(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[
     """logits: [num_specs, vocab_size] float32, processed. None for a spec that asks for no log-probabilities."""
     rows = [row for row, spec in enumerate(specs) if spec.wants_logprobs]
     row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
-    # Made once: made again for each part, beside results that stay, it would spread over half of what all rows take.
+    # Made once: made anew for each part, between results that stay, it would fragment memory.
     scratch = torch.empty((2, min(len(rows), ROWS_AT_ONCE), logits.shape[1]), dtype=torch.float64, device=logits.device)
     for first in range(0, len(rows), ROWS_AT_ONCE):
         some = rows[first : first + ROWS_AT_ONCE]

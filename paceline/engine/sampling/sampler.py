@@ -1,6 +1,4 @@
-"""The interface of a sampler backend (see `sampler`).
-
-The sampler: a batch of logits and sample specs -> samples, computed on the device of the logits.
+"""The sampler: a batch of logits and sample specs -> samples, computed on the device of the logits; and its backends.
 
 Sampling is batch invariant: each row's sample depends only on that row and its spec. The choice of the backend for a
 row depends only on these two as well.

@@ -28,7 +28,7 @@ class SampleSpec:
     # Return log-probabilities, and those of this many likeliest tokens; None: return none.
     num_logprobs: int | None = field(default=None, kw_only=True)
     wants_entropy: bool = field(default=False, kw_only=True)
-    # Of an engine that can: also return how likely the sampled token was. An int becomes a ConfidentSample.
+    # Also return how likely the sampled token was, if the engine can. An int becomes a ConfidentSample.
     wants_confidence: bool = field(default=False, kw_only=True)
 
     @property

@@ -1,6 +1,6 @@
-"""The torch sampler: draws every kind of spec by tensor operations, on any device.
+"""The torch sampler: a sampler backend of tensor operations for every kind of spec, on any device.
 
-Its noise has the same integers as `paceline.noise`.
+Noise from keys has the same integers as `paceline.noise`.
 """
 
 import math
@@ -126,7 +126,7 @@ class TorchSampler:
         row_of = torch.arange(len(specs)).repeat_interleave(torch.tensor(sizes)).to(logits.device)
         ids = torch.cat([torch.from_numpy(spec.support) for spec in specs]).to(logits.device)
         inside = probs[row_of, ids]  # [sum of support sizes]
-        # Sum over the complement. Because of rounding 1 - sum(inside) may be above 0 where only banned tokens are left.
+        # Sum over the complement. Because of rounding 1 - sum(inside) may be above 0 if only banned tokens are left.
         probs[row_of, ids] = 0
         tokens, masses = _invert(probs, [spec.uniform for spec in specs])
         parts = inside.to(torch.float32).cpu().split(sizes)
@@ -184,7 +184,7 @@ def _keep_candidates(probs: torch.Tensor, params: list[SamplingParams], count: i
     sums = (top * in_top_k).cumsum(dim=-1)
     total = torch.where(top_k <= count, sums[:, -1:], probs.sum(dim=-1, keepdim=True))
     keep = in_top_k & ((sums - top < top_p * total) | (top_p == 1)) & (top >= min_p * top[:, :1])
-    # The likeliest stays where top_p times the total is 0.
+    # The likeliest stays if top_p times the total is too small for a float.
     keep[:, 0] = True
     complete = (
         (top_k <= count) | ((top_p < 1) & (sums[:, -1:] >= top_p * total)) | (top[:, -1:] < min_p * top[:, :1])

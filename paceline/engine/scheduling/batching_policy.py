@@ -12,8 +12,8 @@ If the step has a long prompt's chunk, F is the time of the whole step.
 
 Two model servers may share one device. Then the peer computes for exactly the sequences that are away, and a wait
 costs nothing while the peer holds the compute lock (see `compute_lock`). When the peer's lease ends, the sequences
-it answered are on their way to this worker. The worker waits a fraction of F for them, so that a sequence that fell
-one step behind joins the others again. The lease's record says how many sequences to expect.
+it answered are on their way to this worker. The worker waits a fraction of F for them, so that a sequence that is
+one step late joins the others again. The lease's record says how many sequences to expect.
 """
 
 import time

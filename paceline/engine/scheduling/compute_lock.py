@@ -1,6 +1,6 @@
-"""The compute lock: of the model servers that share one set of cores, one computes at a time.
+"""The compute lock: model servers that share one set of cores compute one at a time.
 
-Two OpenMP teams on the same cores are ten times slower than one, not twice. The threads of each team spin while they
+Two OpenMP teams on the same cores are far slower than one after the other. The threads of each team spin while they
 wait for each other, and occupy the cores that the other team needs. So a server computes only while it holds a lease:
 an advisory lock on a file that all these servers open. A server that waits for the lease holds a second lock, which
 means "I am next". So the server that has just computed cannot take the next lease before it.
@@ -62,7 +62,7 @@ class ComputeLock:
     """One server's access to the lock."""
 
     def __init__(self, path: str | None) -> None:
-        """Opens `path` and `path`.next, and creates them if they do not exist. With None there is no lock.
+        """Opens `path` and `path`.next, and creates them if they do not exist. Without a path there is no lock.
 
         Raises ConfigError if it can't create or open the files.
         """
@@ -72,7 +72,7 @@ class ComputeLock:
         except OSError as error:
             raise ConfigError(f"compute_lock_file {path} can't be opened: {error.strerror}") from error
         self._holder = secrets.randbits(64)
-        # After a wait that got no lock this is 0: try once without waiting, until the peer has released the lock.
+        # 0 after a wait that got no lock: try once without waiting, until the peer has released the lock.
         self._timeout_s = TIMEOUT_S
 
     @contextlib.contextmanager

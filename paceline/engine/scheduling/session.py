@@ -57,7 +57,7 @@ class Session:
         return len(self._states)
 
     def execute(self, command: Command) -> None:
-        """Runs a command, or queues it behind the sequence's running job."""
+        """Runs a command, or queues it after the sequence's running job."""
         if self.is_closed:
             return
         state = self._states.get(command.sequence_id)
@@ -79,7 +79,7 @@ class Session:
             self._advance(state)
 
     def finish_job(self, state: SequenceState) -> None:
-        """Answers the sequence's job, which is done, and runs the commands that wait behind it."""
+        """Answers the sequence's job, which is done, and runs the commands that wait for it."""
         assert state.job is not None
         self.answers.append(Answer(state.job_command_id, state.job.result))
         if state.usage is not None:
@@ -143,9 +143,7 @@ class Session:
         if parent is None or parent is state:
             error = InvalidArgument.of_value("parent_sequence_id", command.parent_id, "another open sequence")
         elif not is_new:
-            error = InvalidArgument.of_value(
-                "fork", f"of {command.parent_id}", "a sequence's first command behind Open"
-            )
+            error = InvalidArgument.of_value("fork", f"of {command.parent_id}", "a sequence's first command after Open")
         else:
             state.fork = command
             parent.waiting.append(command)
@@ -155,7 +153,7 @@ class Session:
         self._advance(state)
 
     def _fork(self, command: Fork, parent: SequenceState) -> list[SequenceState]:
-        """Runs a Fork; all commands of the parent before it have run. Returns the forked sequence's state, if it is there."""
+        """Runs a Fork; all commands of the parent before it have run. Returns the forked sequence's state, if it still exists."""
         state = self._states.get(command.sequence_id)
         if state is None or state.fork is not command:
             return []
@@ -246,7 +244,7 @@ class Session:
                 self._fail_id(waiting.command_id, Cancelled(why), state, poison=False)
 
     def _drop_fork(self, command: Fork, why: str) -> None:
-        """A Fork that waited for its parent comes to nothing, and what waits behind it fails."""
+        """Cancels a Fork that waited for its parent, and fails the commands that wait for the Fork."""
         state = self._states.get(command.sequence_id)
         if state is not None and state.fork is command:
             state.fork = None

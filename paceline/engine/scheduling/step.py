@@ -1,14 +1,11 @@
-"""The token budget of a step: how many pending rows of each job it feeds.
+"""One engine step: how many pending tokens of each job it feeds, and which jobs fail if it fails.
 
-Most of it goes to the jobs with the fewest pending rows, so that a round of drafts does not wait for a prompt, nor a
-short prompt for a long one. By this alone a long prompt would never be fed while shorter jobs keep coming. So a part goes
-to the jobs in the order in which they arrived. Whoever waits is then fed after a bounded number of steps: those that it
-takes to feed, in such parts, the rows of all that came before.
+Most of the token budget goes to the jobs with the fewest pending tokens, so a round of drafts does not wait for a prompt,
+nor a short prompt for a long one. By this rule alone a long prompt would never be fed while shorter jobs keep coming, so a
+part of the budget goes to the jobs in order of arrival. Every job is therefore fed after a bounded number of steps.
 
-One engine step for several jobs, of which one may be the culprit if it fails.
-
-A fault in a forward says nothing of whose rows caused it. So after a failed step each of its jobs runs alone. Those that
-fail alone fail for good; the others go on, one step later.
+A fault in a forward does not say whose tokens caused it. After a failed step each of its jobs runs alone: those that fail
+alone have failed, and the others go on one step later.
 """
 
 import logging
@@ -51,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def run_step(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, PacelineError]:
-    """Feeds the given number of pending rows of each job. Returns the jobs that failed, and what their owners are told.
+    """Feeds the given number of pending rows of each job. Returns the error of each job that failed.
 
     Raises DeviceLost if the device fails every later call: then no answer is right.
     """
@@ -73,6 +70,6 @@ def run_step(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, Pac
         if len(job.pending) == num_pending[job]:
             failed |= run_step(runner, [(job, num_tokens)])
         else:
-            # Its rows are fed, and whether it has all of its samples is not known.
+            # Its tokens are fed, but it may lack some samples.
             failed[job] = Unavailable("the engine failed in the middle of this command")
     return failed

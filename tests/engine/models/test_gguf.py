@@ -232,7 +232,7 @@ FAULTS: dict[str, Any] = {
     ),
     "unknown tensor": (
         lambda path: write_gguf(path, "llama", random_blocks("llama", F32) | {"blk.0.attn_q.scale": Q3_K}),
-        "its tensor 'blk.0.attn_q.scale' is none of a llama model",
+        "its tensor 'blk.0.attn_q.scale' is not part of a supported llama model",
     ),
     "not whole heads": (
         lambda path: write_gguf(path, "llama", random_blocks("llama", F32) | {"blk.0.attn_q.weight": ODD_ROWS}),

@@ -1,12 +1,8 @@
 """The encoding of sample specs as rows of a table for the GPU, and of the table of samples back into samples.
 
-top-k, top-p and min-p look at the MOST likeliest tokens. If a row needs more, its sample says so, and `TorchSampler`
-samples the row again. It also samples the rows whose spec can't be encoded.
-
-The remainder: rows of a step that the kernels do not sample or score. torch does this, for some rows at a time.
-
-One row of 128,000 logits in float64 takes 1 MB several times over, and a prompt's log-probabilities need hundreds of
-rows in one step.
+top-k, top-p and min-p look at the MOST likeliest tokens. If a row needs more, its sample says so, and torch samples the
+row again. torch also samples the rows whose spec can't be encoded, and computes log-probabilities: for some rows at a
+time, because one row of 128,000 logits in float64 takes 1 MB several times over.
 """
 
 from collections.abc import Iterator

@@ -49,7 +49,7 @@ def _fill(folder: Path, file: Path, dtype: torch.dtype, progress: Callable[[str]
 
 
 def _digest(file: Path) -> str:
-    """Of all of the file: a gigabyte takes about a second. Raises ConfigError if it can't be read."""
+    """Hashes the whole file, about a second per gigabyte. Raises ConfigError if it can't be read."""
     try:
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256")

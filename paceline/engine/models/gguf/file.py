@@ -63,11 +63,11 @@ def read_gguf(path: Path) -> GgufModel:
     """Maps the file, and reads all but its tensors. Raises ConfigError, with the file and the reason, if it can't."""
     with _naming(path):
         mapping, header, config = _read_beginning(path)
-        # One thread for the digest, 0.6 s a gigabyte: the tokenizer takes as long. Hashing the mapping in one call needs
+        # One thread for the digest, meanwhile the tokenizer is read. Hashing the mapping in one call needs
         # no lock of Python's; a file's digest would take it for every part, and wait for it.
-        with ThreadPoolExecutor(1) as beside:
+        with ThreadPoolExecutor(1) as other_thread:
             tensors = _tensors(mapping, header, config)
-            digest = beside.submit(hashlib.sha256, mapping)
+            digest = other_thread.submit(hashlib.sha256, mapping)
             files = tokenizer_files(header)
             return GgufModel(config, tensors, files, digest.result().hexdigest()[:16], mapping)
 
@@ -106,7 +106,7 @@ def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> di
         if place.name == ROPE_FACTORS:
             continue
         if place.name not in names:
-            raise ConfigError(f"its tensor {place.name!r} is none of a {header.architecture} model that is supported")
+            raise ConfigError(f"its tensor {place.name!r} is not part of a supported {header.architecture} model")
         name = names[place.name]
         heads = _heads(name, config) if header.architecture == "llama" else None
         tensors[name] = file_tensor(mapping, place, heads)

@@ -19,7 +19,7 @@ FORMATS = (*FLOATS, *(GGMLQuantizationType[name] for name in BLOCKS))
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor as it lies in its file: mapped, and read when it is used."""
+    """A tensor in its file: mapped, and read when it is used."""
 
     # One of FORMATS.
     format: GGMLQuantizationType
@@ -72,9 +72,9 @@ def file_tensor(file: mmap.mmap, place: TensorPlace, reordered_heads: int | None
 
 
 def _rotary_row_order(num_rows: int, num_heads: int) -> Array:
-    """The file's row for each of our rows, where llama.cpp's converter has reordered those of a projection.
+    """Returns the file's row for each of our rows of a projection that llama.cpp's converter has reordered.
 
-    It puts beside each other the two features of a head that turn together; we have them half a head apart.
+    It makes neighbours of the two features of a head that rotate together; ours are half a head apart.
     Example with one head of 6 rows: the file has ours as 0 3 1 4 2 5, so the result is 0 2 4 1 3 5.
     """
     return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
