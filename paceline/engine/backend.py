@@ -5,22 +5,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.models.weights import LoadedModel
-from paceline.engine.scheduling.job import Job
-
-
-class StepRunner(Protocol):
-    """Runs engine steps for the worker."""
-
-    def step(self, shares: list[tuple[Job, int]]) -> None:
-        """Feeds the given number of pending rows of each job, and gives each job its samples.
-
-        Raises DeviceLost if the device will fail every later step too.
-        """
-        ...
+from paceline.engine.scheduling.step import StepRunner
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,13 @@
-"""Engine settings and model roles. No torch."""
+"""Engine settings, model roles, and the folder for what is made once and kept. No torch."""
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, field_validator
+
+from paceline.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,17 @@ class ModelRole:
 TARGET_ROLE = ModelRole("target")
 # Adaptive k drafts at most eight tokens, and the step that reads the tail samples the first.
 DRAFT_ROLE = ModelRole("draft", batch_invariant=False, multi_steps=7)
+
+
+def cache_folder() -> Path:
+    """Returns PACELINE_CACHE_DIR, or else ~/.cache/paceline. Raises ConfigError for a user without a home."""
+    given = os.environ.get("PACELINE_CACHE_DIR")
+    try:
+        return Path(given).expanduser() if given else Path.home() / ".cache" / "paceline"
+    except RuntimeError as error:
+        raise ConfigError(
+            f"user id {os.getuid()} has no home folder; PACELINE_CACHE_DIR must name a folder for caches"
+        ) from error
 
 
 class EngineConfig(BaseModel):

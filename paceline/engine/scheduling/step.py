@@ -10,8 +10,8 @@ alone have failed, and the others go on one step later.
 
 import logging
 from collections.abc import Sequence
+from typing import Protocol
 
-from paceline.engine.backend import StepRunner
 from paceline.engine.scheduling.job import Job
 from paceline.errors import DeviceLost, InternalError, PacelineError, Unavailable
 from paceline.observability.logs import with_fields
@@ -23,6 +23,17 @@ LARGER_PART = 4
 SMALLER_PART = 16
 # Most pending rows of a round: the last round's drafts and new ones.
 ROUND_TOKENS = 2 * MAX_DRAFT_TOKENS
+
+
+class StepRunner(Protocol):
+    """Runs engine steps for the worker."""
+
+    def step(self, shares: list[tuple[Job, int]]) -> None:
+        """Feeds the given number of pending rows of each job, and gives each job its samples.
+
+        Raises DeviceLost if the device will fail every later step too.
+        """
+        ...
 
 
 def share_budget(jobs: Sequence[Job], budget: int, step: int) -> list[tuple[Job, int]]:

@@ -16,14 +16,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import TypeVar
 
-from paceline.engine.backend import StepRunner
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, WorkerCounts, reserve
 from paceline.engine.scheduling.session import Session
-from paceline.engine.scheduling.step import run_step, share_budget
+from paceline.engine.scheduling.step import StepRunner, run_step, share_budget
 
 T = TypeVar("T")
 # Called on the device thread after a step: its seconds, jobs, rows and failed jobs.

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.backend import StepRunner
 from paceline.engine.scheduling.commands import Answer
 from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.step import StepRunner
 from paceline.errors import DeviceLost, InternalError, Unavailable
 from tests.engine.scheduling.test_worker import build_tiny, verify
 
