@@ -1,4 +1,4 @@
-"""The job of a Propose command: feed the tail, then draft token by token."""
+"""The job of a Propose command: feeds the tail, then drafts token by token."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ from paceline.speculation import DraftMode
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Limits of a support, the few token ids on which q is not zero: at most `max_size` ids with mass `min_mass`."""
+    """Limits of a support, the token ids on which q is not zero: at most `max_size` ids with mass `min_mass`."""
 
     max_size: int
     min_mass: float
@@ -46,7 +46,7 @@ class ProposeSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProposeResult:
-    """Drafted tokens. In draft mode `sampled` each token also has its support, and q on the support."""
+    """Drafted tokens. In draft mode `sampled` each token also has its support, and q on it."""
 
     tokens: list[int]
     supports: list[NDArray[np.int64]]  # [support_size] each
@@ -63,9 +63,9 @@ class ProposeResult:
 
 
 class ProposeJob(Job):
-    """Feeds the tail, then one row per step: any model can.
+    """Feeds the tail, then one token per step. Works with every model.
 
-    k drafts need k samples, but only k - 1 of them are fed: no further draft depends on the last.
+    k drafts need k samples but feed only k - 1: no further draft depends on the last.
     """
 
     def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec) -> None:
@@ -101,9 +101,9 @@ class ProposeJob(Job):
             self.pending = [token_of(samples[0])]
 
     def _keep(self, sample: Sample) -> bool:
-        """Drafts a token. Returns whether the model is sure enough of all its tokens to draft on.
+        """Appends a draft. Returns whether the model is confident enough to continue.
 
-        The token that ends the draft is kept: dropped because of its value, it would bias the output.
+        The token that ends the draft is kept: dropping it for its value would bias the output.
         """
         self._samples.append(sample)
         self._confidence *= _confidence(sample)
@@ -126,7 +126,6 @@ class ProposeJob(Job):
         )
 
     def _spec(self, row: int, index: int) -> SampleSpec:
-        """The sample spec of draft `index`, for the logits of pending row `row`."""
         options, wanted = self.sequence.options, self._propose_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
@@ -144,13 +143,12 @@ class ProposeJob(Job):
 
 
 def token_of(sample: Sample) -> int:
-    """The token of a sample that a draft spec gives."""
     assert isinstance(sample, int | ConfidentSample | TruncatedSample)
     return sample if isinstance(sample, int) else sample.token
 
 
 def _confidence(sample: Sample) -> float:
-    """1 from an engine that does not say: it never stops early."""
+    """Returns 1, which never stops early, if the engine reports no confidence."""
     match sample:
         case ConfidentSample():
             return sample.confidence

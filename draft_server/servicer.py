@@ -1,4 +1,4 @@
-"""The Draft service: converts Propose messages to jobs, and results to messages."""
+"""The Draft service: converts Propose messages to jobs and results to messages."""
 
 from typing import Any
 

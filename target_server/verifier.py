@@ -1,4 +1,4 @@
-"""The job of a Verify command: one forward over the tail and the drafts, and a sample at each of k + 1 positions."""
+"""The job of a Verify command: one forward over tail and drafts, and a sample at each of k + 1 positions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +60,7 @@ class VerifyResult:
 
 
 class VerifyJob(Job):
-    """Samples after the last tail token and after each draft. The context of row i includes the drafts before it."""
+    """Samples after the last tail token and after each draft."""
 
     def __init__(self, sequence: Sequence, tail: list[int], spec: VerifySpec) -> None:
         super().__init__(sequence, tail + spec.drafts)
@@ -88,7 +88,7 @@ class VerifyJob(Job):
 
     @property
     def expects_peer_work(self) -> bool:
-        """A sequence whose drafts are verified will ask the draft server for more."""
+        """Whether there were drafts: such a sequence will ask the draft server for more."""
         return self._num_drafts > 0
 
     @property
@@ -110,14 +110,14 @@ class VerifyJob(Job):
         )
 
     def _score(self, row: int) -> SampleSpec | None:
-        """The spec for the prompt's log-probabilities: pending row `row` scores the token after it."""
+        """Returns the spec of a prompt's log-probabilities: pending token `row` scores the next one."""
         options, num_logprobs = self.sequence.options, self._verify_spec.num_prompt_logprobs
         if num_logprobs is None:
             return None
         return Score(options.sampling, (), self.pending[row + 1], num_logprobs=num_logprobs)
 
     def _spec(self, index: int, row: int) -> SampleSpec:
-        """The sample spec that verifies draft `index`, or gives the bonus token after the last draft."""
+        """Returns the spec that verifies draft `index`, or samples the bonus token."""
         options, wanted = self.sequence.options, self._verify_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)

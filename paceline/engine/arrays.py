@@ -1,5 +1,3 @@
-"""The type of numpy arrays."""
-
 from typing import Any
 
 from numpy.typing import NDArray

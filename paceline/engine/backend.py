@@ -13,7 +13,7 @@ from paceline.engine.scheduling.step import StepRunner
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A model on its device, ready to run."""
+    """A model on its device."""
 
     runner: StepRunner
     # `copy_blocks(sources, destinations)` copies the blocks' keys and values.

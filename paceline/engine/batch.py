@@ -1,4 +1,4 @@
-"""A batch: pending rows of many sequences -> the arrays of one forward."""
+"""A batch: the pending tokens of many sequences as the arrays of one forward."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from paceline.engine.arrays import Array
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Consecutive rows of one sequence in a batch."""
+    """Consecutive tokens of one sequence in a batch."""
 
     first_token: int
     num_tokens: int
@@ -21,7 +21,7 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one forward, sequence after sequence; the last rows may be padding."""
+    """The tokens of one forward, sequence by sequence, with padding at the end."""
 
     tokens: Array  # [num_tokens] int64
     spans: list[TokenSpan]
@@ -33,15 +33,13 @@ class Batch:
 
 
 class BatchBuilder:
-    """Collects the rows of a batch."""
-
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._spans: list[TokenSpan] = []
         self._wanted: list[int] = []
 
     def add(self, tokens: list[int], position: int, blocks: list[int], wanted: list[bool]) -> None:
-        """Adds consecutive rows of one sequence. `wanted` says for each row whether its logits matter."""
+        """Adds consecutive tokens of one sequence. `wanted` says for each whether its logits matter."""
         first = len(self._tokens)
         self._spans.append(TokenSpan(first, len(tokens), position, blocks))
         self._tokens += tokens
@@ -52,6 +50,6 @@ class BatchBuilder:
         return len(self._tokens)
 
     def build(self, num_tokens: int) -> Batch:
-        """Makes the batch, with padding rows up to `num_tokens` (see `CpuLinear.padded`)."""
+        """Builds the batch, padded to `num_tokens` (see `CpuLinear.padded`)."""
         padding = [0] * (num_tokens - self.num_tokens)
         return Batch(np.array(self._tokens + padding), self._spans, np.array(self._wanted, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Engine settings, model roles, and the folder for what is made once and kept. No torch."""
+"""Engine settings, model roles and the cache folder. No torch."""
 
 import os
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ModelRole:
-    """What a draft or a target needs of its engine, whatever its settings are."""
+    """What a model needs of its engine as a draft or as a target, whatever the settings are."""
 
     name: str
     # Whether a row's bits must depend on its own sequence alone. Without that some products are faster; what a draft
@@ -28,7 +28,7 @@ DRAFT_ROLE = ModelRole("draft", batch_invariant=False, multi_steps=7)
 
 
 def cache_folder() -> Path:
-    """Returns PACELINE_CACHE_DIR, or else ~/.cache/paceline. Raises ConfigError for a user without a home."""
+    """Returns PACELINE_CACHE_DIR, by default ~/.cache/paceline. Raises ConfigError for a user without a home."""
     given = os.environ.get("PACELINE_CACHE_DIR")
     try:
         return Path(given).expanduser() if given else Path.home() / ".cache" / "paceline"
@@ -88,14 +88,14 @@ class EngineConfig(BaseModel):
 
     @property
     def keeps_blocks(self) -> bool:
-        """Whether matrices of a GGUF file stay in its blocks."""
+        """Whether a GGUF file's matrices stay quantized in their blocks."""
         return self.device == "cpu" and self.dtype == "bfloat16" and self.quantization != "none"
 
     @property
     def kv_dtype(self) -> str:
-        """Data type of the KV cache: float32, bfloat16 or int8."""
+        """The KV cache's data type: float32, bfloat16 or int8."""
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     def is_batch_invariant(self, role: ModelRole) -> bool:
-        """Whether a model of this role must give each row the same bits in any batch."""
+        """Whether a model of this role must give each token the same bits in any batch."""
         return role.batch_invariant and (self.device == "cpu" or self.deterministic)

@@ -1,4 +1,4 @@
-"""The engine of one model: builds weights, cache and worker from its configuration."""
+"""Builds an engine: weights, cache and worker."""
 
 import asyncio
 from collections.abc import Callable
@@ -48,10 +48,9 @@ def build_engine(
     on_step: OnStep | None = None,
     on_close: OnClose | None = None,
 ) -> Engine:
-    """Loads the model and builds its engine. The caller starts the worker. Raises ConfigError for a bad setting.
+    """Loads the model and builds its engine; the caller starts the worker. Raises ConfigError for an invalid setting.
 
-    Call it on the thread that will run the worker. No other thread may compute: with the OpenMP team of a second thread
-    there are more threads than cores, and every product gets slower.
+    Call it on the worker's thread. No other thread may compute: a second OpenMP team would oversubscribe the cores.
     """
     set_num_workers(config.threads or len(CORES))
     progress(f"loading {config.model}")
@@ -87,7 +86,7 @@ def build_engine(
 
 
 def _backend_builder(config: EngineConfig) -> BuildBackend:
-    """The backend's builder. The GPU backend is imported here only, because it needs Triton."""
+    """Imports the GPU backend only if asked for, because it needs Triton."""
     if config.device == "cuda":
         if config.kv_cache_dtype != "auto":
             raise ConfigError(

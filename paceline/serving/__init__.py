@@ -1,1 +1,1 @@
-"""What the draft and the target server share: settings, the Session stream, the way up and down."""
+"""What draft and target server share: settings, the Session stream, startup and shutdown."""

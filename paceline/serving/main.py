@@ -1,4 +1,4 @@
-"""Start and shutdown of a model server."""
+"""Startup and shutdown of a model server."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ SPIN_COUNT = "10000"
 
 
 def prepare_process() -> None:
-    """Must run before torch and transformers are imported: they read the environment once."""
+    """Sets what torch and transformers read from the environment when they are imported."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     # Progress bars are noise in a log.
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -90,7 +90,7 @@ async def _load(
     registry: CollectorRegistry,
     spans: Spans,
 ) -> Any:
-    """Builds the engine on the device thread. Its steps and sequences become metrics and spans."""
+    """Builds the engine on the device thread, with metrics and spans."""
     from paceline.engine.engine import Engine, build_engine
     from paceline.serving.telemetry import EngineState, SequenceSpans, StepMetrics
 
@@ -114,7 +114,7 @@ async def _load(
 
 
 async def _wait_for_end(stopped: Coroutine[Any, Any, None]) -> None:
-    """Returns at SIGTERM or SIGINT. Raises the exception that ended the worker: a server can't serve without one."""
+    """Returns at SIGTERM or SIGINT. Raises the exception that ended the worker."""
     signal, failure = asyncio.ensure_future(wait_for_signal()), asyncio.ensure_future(stopped)
     await asyncio.wait({signal, failure}, return_when=asyncio.FIRST_COMPLETED)
     if failure.done():

@@ -1,4 +1,4 @@
-"""The Session stream and the unary commands, the same for draft and target."""
+"""The Session stream and the unary commands, for draft and target."""
 
 import asyncio
 import contextlib
@@ -33,15 +33,13 @@ HEARTBEAT_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A Session call's two halves."""
-
     reader: asyncio.Task[None]
     outbox: asyncio.Queue[tuple[list[Answer], int] | None]
     is_drained: bool = False
 
 
 class ModelServicer(ABC):
-    """Base of both services. A subclass knows one job: its command message and its answer."""
+    """Base of both services. A subclass adds one job: its command message and its answer."""
 
     # DraftResponse or TargetResponse.
     response_class: type[Any]
@@ -54,14 +52,14 @@ class ModelServicer(ABC):
 
     @abstractmethod
     def parse_job(self, command: Any) -> Command:
-        """The command that is this service's own. Raises InvalidArgument."""
+        """Converts this service's own command. Raises InvalidArgument."""
 
     @abstractmethod
     def fill_answer(self, message: Any, result: Any) -> None:
-        """Puts a job's result, or a part of it, into its answer message."""
+        """Writes a job's result, or a part of it, to its answer message."""
 
     def split_result(self, result: Any) -> Iterable[Any]:
-        """A job's result in parts with a message each, the answer last. Here: in one."""
+        """Splits a job's result into messages, the answer last. By default it is one."""
         yield result
 
     async def Session(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
@@ -125,7 +123,7 @@ class ModelServicer(ABC):
         return model_pb2.ReleaseResponse()
 
     async def drain(self, timeout_s: float) -> None:
-        """Accepts no more commands, lets accepted ones finish for up to `timeout_s`, and ends all streams."""
+        """Rejects new commands, waits up to `timeout_s` for accepted ones, and ends all streams."""
         for stream in self._streams:
             stream.is_drained = True
             stream.reader.cancel()
@@ -147,7 +145,6 @@ class ModelServicer(ABC):
         return self._sessions[session_id]
 
     async def _read(self, requests: AsyncIterator[Any], session: EngineSession, outbox: asyncio.Queue[Any]) -> None:
-        """Hands each message's commands to the worker in one crossing."""
         try:
             async for request in requests:
                 # Ends the stream: answers to millions of commands would take all memory.
@@ -162,13 +159,13 @@ class ModelServicer(ABC):
         outbox.put_nowait(None)
 
     async def _beat(self, outbox: asyncio.Queue[Any]) -> None:
-        """Sends heartbeats, also during a long step. A step that never ends is the watchdog's business."""
+        """Sends heartbeats, also during a long step. The watchdog handles one that never ends."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             outbox.put_nowait(([], self._engine.worker.num_steps))
 
     def _parse(self, message: Any) -> Command:
-        """Converts a command. A bad one becomes a Refuse, which fails in its place in the sequence's order."""
+        """Converts a command. An invalid one becomes a Refuse, which fails in the sequence's order."""
         ids = (message.command_id, message.sequence_id)
         try:
             match message.WhichOneof("command"):
@@ -201,7 +198,7 @@ class ModelServicer(ABC):
             )
 
     def _responses(self, answers: list[Answer], steps: int) -> Iterable[Any]:
-        """Messages below the size limit."""
+        """Yields messages below the size limit."""
         response = self.response_class(engine_steps=steps)
         size = 0
         for answer in itertools.chain.from_iterable(map(self._parts, answers)):
@@ -231,7 +228,7 @@ class ModelServicer(ABC):
 
 
 def _log_opened(sequence_id: int, options: SequenceOptions) -> None:
-    """Logs one line per sequence: a generation's first, and one more after each lost connection."""
+    """Logs one line per sequence: one for a generation, and one after each lost connection."""
     fields = {"request_id": options.request_id, "sequence": sequence_id, "prompt_tokens": options.num_prompt_tokens}
     log.info("sequence opened", extra=with_fields(**fields))
 

@@ -1,5 +1,3 @@
-"""Settings of both model servers. No torch, so that `--help` is quick."""
-
 from typing import ClassVar
 
 from pydantic import Field

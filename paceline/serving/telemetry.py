@@ -1,7 +1,6 @@
 """Metrics and spans of a model server: engine steps, the KV cache, and sequences.
 
-Steps are counted on the device thread as they end, once per step. The rest is read when metrics are scraped. A sequence's
-span is made when the sequence ends.
+Steps are counted on the device thread; the rest is read at scrape time. A span is made when its sequence ends.
 """
 
 from collections.abc import Iterator
@@ -22,8 +21,6 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class StepMetrics:
-    """Counts engine steps."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
             return Histogram(f"paceline_engine_step_{name}", text, buckets=bounds, registry=registry)
@@ -99,14 +96,13 @@ class EngineState(Collector):
 
 
 class SequenceSpans:
-    """Makes a span for each sequence that ends. Runs on the device thread."""
+    """Makes a span for each sequence that ends, on the device thread."""
 
     def __init__(self, spans: Spans, model: str) -> None:
         self._spans = spans
         self._model = model
 
     def on_close(self, options: SequenceOptions, usage: Usage) -> None:
-        """Ends the span of a sequence."""
         span = self._spans.start("sequence", options.traceparent, started_s=usage.opened_s)
         if span.is_kept:
             span.set(

@@ -1,6 +1,6 @@
 """The watchdog: exits the process if an engine step hangs, so that its supervisor restarts it.
 
-A server whose device hangs answers calls but no commands, and clients can't tell it from a slow one.
+Such a server still answers calls but no commands, and clients can't tell it from a slow one.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ async def watch(worker: Worker, most_s: float) -> None:
 
 
 def end_after(seconds: float) -> threading.Timer:
-    """Ends the process after `seconds`, whatever its threads wait for, unless the timer is cancelled."""
+    """Ends the process after `seconds`, even if its threads hang, unless the timer is cancelled."""
     timer = threading.Timer(seconds, _end)
     timer.daemon = True
     timer.start()

@@ -1,11 +1,9 @@
-"""The block pool: which KV cache blocks are free, cached or held.
+"""The block pool: tracks which KV cache blocks are free, cached or held.
 
     all blocks = free + cached + held
 
-A block's count is the number of sequences that hold it. A block with count 0 is cached if the prefix index can still
-find it (see `prefix_index`), otherwise free. The pool gives out cached blocks when no free ones are left.
-`check_integrity` compares the counts with the sequences' block tables; they agree at every moment between two
-commands.
+A block's count is the number of sequences that hold it. A block with count 0 is cached if the prefix index still has it,
+otherwise free. Cached blocks are reused when no free ones are left.
 """
 
 from collections import Counter
@@ -39,24 +37,23 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can give out: free or cached."""
+        """Number of blocks that `allocate` can return: free or cached."""
         return len(self._free) + len(self.prefixes.idle)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks `num_tokens` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def count_freed(self, block_tables: Iterable[list[int]]) -> int:
-        """How many blocks would have no holder if the holders of all `block_tables` released them."""
+        """Returns how many blocks would be unreferenced if the holders of all `block_tables` released them."""
         released = Counter(block for table in block_tables for block in table)
         return sum(self._counts[block] == count for block, count in released.items())
 
     def is_private(self, block: int) -> bool:
-        """Whether the holder of a block may write to it: the block has one holder and is not in the prefix index."""
+        """Whether the holder may write to the block: it has one holder and is not indexed."""
         return self._counts[block] == 1 and block not in self.prefixes
 
     def allocate(self, count: int) -> list[int]:
-        """Returns `count` blocks, each with one holder. Takes cached blocks only if no free ones are left.
+        """Returns `count` blocks, each with one holder. Evicts cached blocks only if no free ones are left.
 
         Raises ResourceExhausted, and takes nothing, if there are fewer.
         """
@@ -68,17 +65,14 @@ class BlockPool:
         return blocks
 
     def ref(self, blocks: list[int]) -> None:
-        """Adds one holder to each block. The blocks must be held or cached."""
+        """Adds one holder to each block, which must be held or cached."""
         for block in blocks:
             assert self._counts[block] or block in self.prefixes, "a free block has no content to share"
             self._counts[block] += 1
             self.prefixes.use(block)
 
     def release(self, blocks: list[int]) -> None:
-        """Removes one holder from each block.
-
-        The blocks are in a sequence's order. The last is evicted first, because fewer contexts share it.
-        """
+        """Removes one holder from each of a sequence's blocks. The last is evicted first: fewer contexts share it."""
         for block in reversed(blocks):
             assert self._counts[block] > 0, f"block {block} is free already"
             self._counts[block] -= 1

@@ -1,4 +1,4 @@
-"""A sequence: the tokens in its cache, and the blocks that hold their keys and values."""
+"""A sequence: the tokens in its cache, and the blocks that hold them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from paceline.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SequenceOptions:
-    """A sequence's options, from its Open command."""
+    """Options from a sequence's Open command."""
 
     sampling: SamplingParams
     num_prompt_tokens: int
@@ -29,7 +29,7 @@ class SequenceOptions:
         return self.sampling.seed
 
     def banned_token_ids(self, position: int) -> tuple[int, ...]:
-        """Tokens that are not allowed at `position`: those that would end the text before min_tokens."""
+        """Returns the tokens that would end the text before min_tokens."""
         # Without min_tokens none, even if the prompt is said to end after the position.
         if self.sampling.min_tokens == 0 or position - self.num_prompt_tokens >= self.sampling.min_tokens:
             return ()
@@ -37,7 +37,7 @@ class SequenceOptions:
 
 
 class Sequence:
-    """A sequence's tokens and its block table. Invariant: `len(blocks) * block_size >= length`."""
+    """Tokens and block table of a sequence. Invariant: `len(blocks) * block_size >= length`."""
 
     def __init__(self, options: SequenceOptions, pool: BlockPool) -> None:
         self.options = options
@@ -51,11 +51,10 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Number of tokens in the cache."""
         return len(self.tokens)
 
     def match_prefix(self, tokens: list[int]) -> int:
-        """Takes the cached blocks that hold the beginning of `tokens`. Returns how many tokens they hold.
+        """Takes the cached blocks that hold the beginning of `tokens`. Returns the number of tokens they hold.
 
         The sequence must be empty.
         """
@@ -73,8 +72,7 @@ class Sequence:
         return self.length
 
     def fork(self, parent: "Sequence", length: int) -> None:
-        """Shares the blocks that hold the parent's first `length` tokens, the last of them perhaps partly filled:
-        the first sequence to write into it writes into a copy (see `reserve`).
+        """Shares the blocks of the parent's first `length` tokens; `reserve` copies a partly filled one before a write.
 
         The sequence must be empty. Raises OutOfRange, and changes nothing, if the parent's cache holds fewer tokens.
         """
@@ -87,7 +85,7 @@ class Sequence:
         self._digests = parent._digests[: length // self._pool.block_size]
 
     def commit(self, length: int) -> None:
-        """Indexes the full blocks of the first `length` tokens. These must belong to the context: no drafts."""
+        """Indexes the full blocks of the first `length` tokens, which must not be drafts."""
         num_known = len(self._digests)
         if not self._pool.caches_prefixes or length // self._pool.block_size <= num_known:
             return
@@ -96,12 +94,12 @@ class Sequence:
             self._digests.append(digest)
 
     def missing_blocks(self, length: int) -> int:
-        """Number of blocks that `reserve` would take."""
+        """Returns the number of blocks that `reserve` would take."""
         more = max(0, self._pool.blocks_for(length) - len(self.blocks))
         return more + (self._shared_index() is not None)
 
     def reserve(self, length: int) -> None:
-        """Takes the blocks for `length` tokens. If it raises ResourceExhausted, it changes nothing."""
+        """Allocates blocks for `length` tokens. Raises ResourceExhausted, and changes nothing, if it can't."""
         taken = self._pool.allocate(self.missing_blocks(length))
         index = self._shared_index()
         if index is not None:
@@ -113,15 +111,11 @@ class Sequence:
         self.blocks += taken
 
     def require_holds(self, length: int) -> None:
-        """Raises OutOfRange if the cache holds fewer than `length` tokens."""
         if length > self.length:
             raise OutOfRange(f"length is {length}, but the cache holds {self.length} tokens")
 
     def truncate(self, length: int) -> None:
-        """Keeps the first `length` tokens and releases the blocks that hold none of these.
-
-        Raises OutOfRange if the cache holds fewer tokens.
-        """
+        """Keeps the first `length` tokens and releases the other blocks. Raises OutOfRange if there are fewer."""
         self.require_holds(length)
         del self.tokens[length:]
         keep = self._pool.blocks_for(length)
@@ -130,20 +124,17 @@ class Sequence:
         del self._digests[length // self._pool.block_size :]
 
     def rollback(self, length: int) -> None:
-        """Drops the tokens from `length` on, and keeps their blocks for those that come in their place.
-
-        No dropped token may belong to a committed block.
-        """
+        """Drops the tokens from `length` on but keeps their blocks. Must not reach into a committed block."""
         assert len(self._digests) * self._pool.block_size <= length <= self.length, "only drafts are rolled back"
         del self.tokens[length:]
 
     def _shared_index(self) -> int | None:
-        """Index of the block that the next token goes into, if this sequence may not write to that block; else None."""
+        """Index of the next token's block if that block is shared and must be copied first; else None."""
         index = self.length // self._pool.block_size
         return index if index < len(self.blocks) and not self._pool.is_private(self.blocks[index]) else None
 
     def _digests_of(self, tokens: list[int]) -> Iterator[bytes]:
-        """Digests of the contexts that end with the full blocks of `tokens`, without those in `_digests`."""
+        """Yields the digests of the full blocks of `tokens` that are not in `_digests` yet."""
         size = self._pool.block_size
         digest = self._digests[-1] if self._digests else first_digest(self.options.cache_salt)
         for start in range(len(self._digests) * size, len(tokens) - size + 1, size):

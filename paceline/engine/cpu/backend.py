@@ -1,6 +1,6 @@
-"""The CPU backend's builder: makes the forward, and a cache that fits into the memory of the machine and its container.
+"""Builds the CPU backend, with a cache that fits into the memory of the machine and its container.
 
-In a container a process that takes more than its control group's limit is killed without a word.
+The kernel kills a process that exceeds its control group's limit without any message.
 """
 
 import contextlib
@@ -29,27 +29,23 @@ GROUPS = (
 
 
 def available_bytes() -> int:
-    """Bytes that can be taken without swapping or reaching the control group's limit."""
+    """Returns the bytes that can be taken without swapping or reaching the control group's limit."""
     return min([_of_machine(), *_of_groups()])
 
 
 def give_back_freed() -> None:
-    """Returns freed memory to the system. glibc keeps it, which matters after a large vocabulary is loaded.
-
-    Other C libraries have no such call, and keep less.
-    """
+    """Returns freed memory to the system, which glibc alone would keep. Does nothing with other C libraries."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _of_machine() -> int:
-    """Free memory, and memory that holds cached files."""
     fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def _of_groups() -> list[int]:
-    """Bytes left in each control group with a limit. Cached files count as usage but can be reclaimed."""
+    """Returns the bytes left in each control group with a limit. Cached files count as usage but can be reclaimed."""
     left = []
     for folder, limit_name, usage_name in GROUPS:
         try:
@@ -74,7 +70,7 @@ RESERVE_BYTES = 512 << 20
 def build_cpu(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel, max_model_len: int, progress: Progress
 ) -> Backend:
-    """Builds the backend. Raises ConfigError if the model does not fit into memory, or a setting is bad."""
+    """Builds the backend. Raises ConfigError if the model does not fit into memory or a setting is invalid."""
     weights_bytes = sum(
         tensor.data.nbytes if isinstance(tensor, FileTensor) else tensor.numel() * tensor.element_size()
         for tensor in loaded.tensors.values()
@@ -103,7 +99,7 @@ def build_cpu(
 
 
 def _fit_cache(cache_bytes: int, block_bytes: int, weights_bytes: int) -> int:
-    """Number of blocks in the cache. Raises ConfigError with the budget if they do not fit into memory."""
+    """Returns the number of blocks. Raises ConfigError with the budget if they do not fit."""
     num_blocks = cache_bytes // block_bytes
     available = available_bytes()
     budget = (

@@ -1,7 +1,7 @@
-"""Batch invariance check: does a row's result depend on the rest of the batch?
+"""Checks whether a token's result depends on the rest of the batch.
 
-Only a batch invariant model gives the same greedy output with and without speculation. Processors and versions of torch
-differ in this, so the check runs at load, on this machine.
+Without batch invariance greedy output differs with and without speculation. It depends on the processor and on torch's
+version, so it is checked at load.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,9 @@ NUM_BLOCKS = 9
 
 @torch.inference_mode()
 def find_batch_variant_parts(model: CpuLlama, block_size: int) -> list[str]:
-    """Names of the model's parts whose results depend on the rest of the batch; empty if the model is batch invariant.
+    """Returns the names of the parts that are not batch invariant.
 
-    Runs the first layer (all layers have the same shapes) and the head on random rows, together and in parts.
+    Runs the first layer and the head on random rows, together and in parts. All layers have the same shapes.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     num_rows = min(max(NUM_ROWS, NUM_BLOCKS * block_size), model.max_model_len)
@@ -43,10 +43,7 @@ def find_batch_variant_parts(model: CpuLlama, block_size: int) -> list[str]:
 
 
 def _depends_on_batch(run: Callable[[Array, int], Array], x: Array) -> bool:
-    """Whether rows of x: [num_rows, hidden_size] have other results in smaller parts.
-
-    `run` takes the rows of a part and the index of its first.
-    """
+    """Whether rows of x: [num_rows, hidden_size] change in smaller parts. `run` takes a part and its first index."""
     whole = run(x, 0)
     return not all(
         np.array_equal(run(x[first : first + split], first), whole[first : first + split])
@@ -56,13 +53,12 @@ def _depends_on_batch(run: Callable[[Array, int], Array], x: Array) -> bool:
 
 
 def _firsts(num_rows: int, split: int) -> range:
-    """The first rows of the last parts of this size."""
     num_parts = max(1, NUM_REPEATED // split)
     return range(max(0, num_rows - num_parts * split), num_rows, split)
 
 
 class _OneLayer:
-    """The model's first layer and a cache, for the rows of one sequence."""
+    """The model's first layer with a cache of its own, for one sequence."""
 
     def __init__(self, model: CpuLlama, num_blocks: int, block_size: int) -> None:
         self._model = model
@@ -70,7 +66,7 @@ class _OneLayer:
         self._attention = model.make_cache(num_blocks, block_size, num_layers=1)
 
     def run(self, x: Array, position: int) -> Array:
-        """The layer's output for x: [num_rows, hidden_size], rows from `position` on. The cache holds those before."""
+        """Returns the layer's output for x: [num_rows, hidden_size], which begins at `position`."""
         builder, num_rows = BatchBuilder(), x.shape[0]
         builder.add([0] * num_rows, position, self._blocks, [False] * num_rows)
         batch = builder.build(self._model.padded(builder.num_tokens))

@@ -1,7 +1,6 @@
 """Embedding and head: token ids -> vectors, hidden states -> logits.
 
-If both have the same weights, the embedding reads its vectors from the head's. A draft's head may know only the most
-frequent tokens.
+Tied embeddings read their vectors from the head's weights. A draft's head may cover only the most frequent tokens.
 """
 
 from collections.abc import Sequence
@@ -19,15 +18,13 @@ from paceline.engine.sampling.specs import ConfidentSample, Sample, TruncatedSam
 
 
 class EmbeddingRows(Protocol):
-    """A matrix whose rows can be read."""
-
     def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
-        """ids: [num_rows] int64 -> [num_rows, hidden_size] of the dtype, float32 or bfloat16 as uint16."""
+        """ids: [num_rows] int64 -> [num_rows, hidden_size] float32, or bfloat16 as uint16."""
         ...
 
 
 class DenseRows:
-    """A matrix as it is."""
+    """An unquantized matrix."""
 
     def __init__(self, weight: Array) -> None:
         self._weight = weight  # [vocab_size, hidden_size]
@@ -39,10 +36,10 @@ class DenseRows:
 
 
 class Embedding:
-    """Vectors of tokens, and of masks, whose ids follow those of the tokens (see `models.shapes`)."""
+    """Vectors of tokens and of masks, whose ids follow the tokens' (see `models.shapes`)."""
 
     def __init__(self, tokens: EmbeddingRows, masks: Array | None, vocab_size: int, dtype: np.dtype[Any]) -> None:
-        """masks: [num_masks, hidden_size] of the dtype, or None."""
+        """masks: [num_masks, hidden_size] or None."""
         self.dtype = dtype
         self._tokens = tokens
         self._masks = masks
@@ -59,7 +56,7 @@ class Embedding:
 
 
 class Head:
-    """Computes the logits of the tokens that the head knows."""
+    """Computes the logits of the head's tokens."""
 
     def __init__(self, linear: CpuLinear, ids: Array | None, vocab_size: int) -> None:
         """`linear` has weights [head_size, hidden_size].
@@ -72,11 +69,9 @@ class Head:
 
     @property
     def is_full_vocab(self) -> bool:
-        """Whether a token's index among the logits is its id."""
         return self.ids is None
 
     def padded(self, num_rows: int) -> int:
-        """How many rows to run, with padding, for `num_rows` rows."""
         return self.linear.padded(num_rows)
 
     def __call__(self, x: Array) -> torch.Tensor:
@@ -92,7 +87,7 @@ class Head:
         return torch.from_numpy(logits)
 
     def with_ids(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Replaces indices among the known logits by token ids, in samples from the known logits."""
+        """Replaces indices of the head's logits by token ids in samples."""
         assert self.ids is not None, "indices are ids"
         return [_with_ids(each, self.ids) for each in samples]
 

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: in which folder, and what happens if they can't be kept."""
+"""The on-disk cache of compiled kernels."""
 
 import functools
 import hashlib
@@ -25,17 +25,17 @@ _GIVEN = config.CACHE_DIR  # type: ignore[attr-defined]
 
 
 def keep(kernel: Any) -> Any:
-    """Lets a kernel be found on disk at its first call, or be kept there. Returns the kernel."""
+    """Caches a kernel on disk. Returns the kernel."""
     kernel._cache = KernelCache(kernel.py_func)
     return kernel
 
 
 @functools.cache
 def kernel_folder() -> Path:
-    """Returns NUMBA_CACHE_DIR, or a folder beside the sources, or else in the cache folder; one for each state of the sources.
+    """Returns the cache folder for these kernel sources: in NUMBA_CACHE_DIR, next to the sources, or in `cache_folder`.
 
-    Numba compiles a function again only if the function's own file changes. What it inlines may be in other files, so
-    this folder's name depends on all of them. Raises ConfigError for a user without a home.
+    Numba only watches a function's own file, so the folder's name has a digest of all files that it may inline. Raises
+    ConfigError for a user without a home.
     """
     digest = hashlib.blake2b(digest_size=8)
     for source in (*sorted(KERNELS.rglob("*.py")), *COMPILED_IN):
@@ -48,7 +48,7 @@ def kernel_folder() -> Path:
 
 
 class KernelCache(NullCache):
-    """Finds and keeps the compiled forms of a function. If it can't, the log says so once, and kernels are compiled."""
+    """Loads and saves compiled functions. If that fails, logs it once and compiles."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -74,7 +74,7 @@ class KernelCache(NullCache):
 
 
 class _Locator(UserProvidedCacheLocator):
-    """A folder inside `kernel_folder`, for a function's file. It may be one that can only be read."""
+    """Locates a function's cache in `kernel_folder`, which may be read-only."""
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> "_Locator":
@@ -94,5 +94,4 @@ class _Files(FunctionCache):
 
 @functools.cache
 def _tell(reason: str) -> None:
-    """Says it once."""
     log.warning("each start compiles the kernels, for minutes: %s", reason)

@@ -1,4 +1,4 @@
-"""The decoder forward on a CPU, over a flat batch of rows, with fused QKV and gate-up projections.
+"""The decoder forward on a CPU, over a flat batch, with fused QKV and gate-up projections.
 
 Covers Llama, Mistral, Qwen2 (QKV bias) and Qwen3 (norms on queries and keys).
 """
@@ -37,13 +37,11 @@ ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 
 
 def _take_vector(tensors: Tensors, name: str) -> Array:
-    """Takes a norm's weights out of `tensors`: float32, in memory of their own."""
+    """Pops a norm's weights as a float32 copy."""
     return as_tensor(tensors.pop(name), torch.float32).clone().numpy()
 
 
 class CpuLayer:
-    """One decoder layer's weights."""
-
     def __init__(
         self, tensors: Tensors, prefix: str, config: ModelConfig, make: MakeLinear, rope: tuple[Array, Array]
     ) -> None:
@@ -67,7 +65,7 @@ class CpuLayer:
         self.rotation = HeadRotation(*rope, query_norm, key_norm)
 
     def arrays(self, dtype: np.dtype[Any], cache: Cache) -> LayerArrays | None:
-        """For `kernels.decoder`; None if the library multiplies in this layer."""
+        """Arguments for `kernels.decoder`; None if this layer uses a library's products."""
         linears = self.qkv, self.output, self.gate_up, self.down
         weights = [each.weights(dtype) for each in linears if isinstance(each, KernelLinear) and each.has_whole_tiles]
         if len(weights) < len(linears):
@@ -80,7 +78,6 @@ class CpuLayer:
 
 
 def _make_head(head: torch.Tensor | FileTensor, ids: Any, make: MakeLinear, vocab_size: int) -> Head:
-    """`ids`: [head_size], the tokens that the head knows; None for all."""
     if ids is None:
         return Head(make((head,) if isinstance(head, FileTensor) else head, None), None, vocab_size)
     known = head if isinstance(head, torch.Tensor) else as_tensor(head, torch.bfloat16)
@@ -88,7 +85,7 @@ def _make_head(head: torch.Tensor | FileTensor, ids: Any, make: MakeLinear, voca
 
 
 def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make: MakeLinear) -> EmbeddingRows:
-    """The embedding's rows; `head`: the linear with the same weights, if there is one."""
+    """The embedding's rows; `head`: the linear layer with the same weights, if tied."""
     if isinstance(embedding, FileTensor):
         linear = head if head is not None else make((embedding,), None)
         assert isinstance(linear, QuantisedLinear), "a matrix alone begins at a tile"
@@ -105,9 +102,9 @@ class CpuLlama:
         self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool = True,
         cache_dtype: np.dtype[Any] | None = None,
     ) -> None:  # fmt: skip
-        """Takes the tensors out of `tensors`. Raises ConfigError if a tensor is missing or has a wrong shape.
+        """Takes the tensors out of `tensors`. Raises ConfigError if one is missing or has a wrong shape.
 
-        `batch_invariant`: see EngineConfig; `cache_dtype`: one of CACHE_DTYPES, None for the model's.
+        `cache_dtype`: one of CACHE_DTYPES, None for the model's.
         """
         self.config = config
         self.max_model_len = max_model_len
@@ -134,16 +131,14 @@ class CpuLlama:
         self._decoder_arguments: tuple[LayerArrays, Array] | None = None
 
     def make_cache(self, num_blocks: int, block_size: int, num_layers: int | None = None) -> CpuPagedAttention:
-        """Blocks for the model's first layers or all."""
         return CpuPagedAttention(self.config, num_blocks, block_size, self._cache_dtype, num_layers)
 
     def padded(self, num_rows: int) -> int:
-        """How many rows to run, with padding, for `num_rows` rows (see `linear`)."""
         layer = self.layers[0]
         return max(linear.padded(num_rows) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down))
 
     def forward(self, batch: Batch, attention: CpuPagedAttention, plan: AttentionPlan) -> torch.Tensor:
-        """Feeds the batch's rows into the cache. Returns the wanted rows' logits: [num_wanted, head_size] float32."""
+        """Writes the batch to the cache. Returns the wanted tokens' logits: [num_wanted, head_size] float32."""
         x = self.run_layers(self._embedding(batch.tokens), attention, plan)  # [num_rows, hidden_size]
         return self.run_head(x[batch.wanted])
 
@@ -156,7 +151,7 @@ class CpuLlama:
         return x
 
     def _decoder(self, attention: CpuPagedAttention, dtype: np.dtype[Any]) -> tuple[LayerArrays, Array] | None:
-        """The arguments of `kernels.decoder` for these caches; None if the library multiplies in a layer."""
+        """Arguments of `kernels.decoder` for these caches; None if a layer uses a library's products."""
         if self._decoder_of is not attention:
             pairs = zip(self.layers, attention.cache, strict=False)
             arrays = [layer.arrays(dtype, cache) for layer, cache in pairs]
@@ -167,7 +162,7 @@ class CpuLlama:
         return self._decoder_arguments
 
     def _run_layer(self, layer: CpuLayer, x: Array, cache: Cache, plan: AttentionPlan) -> Array:
-        """As `kernels.decoder` runs a layer, with the library's products."""
+        """Runs a layer as `kernels.decoder` does, but with a library's products."""
         eps = self.config.norm_eps
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]
         x = layer.output(attend(qkv, plan, layer.rotation, eps, cache), residual=x)
@@ -175,7 +170,7 @@ class CpuLlama:
         return layer.down(silu_gate(gate_up), residual=x)
 
     def run_head(self, x: Array) -> torch.Tensor:
-        """Logits [num_wanted, head_size] of x: [num_wanted, hidden_size]. The head pads x to its own row count."""
+        """x: [num_wanted, hidden_size] -> logits [num_wanted, head_size]."""
         num_wanted = x.shape[0]
         if num_wanted == 0:
             return torch.empty((0, 0))

@@ -1,16 +1,12 @@
-"""Paged attention on a CPU: the KV cache's arrays, their layout, and which blocks each row of a batch attends to.
+"""Paged attention on a CPU: the KV cache's layout, and which blocks each token attends to.
 
-Keys and values have the model's dtype, or a smaller one. With many or long sequences a forward reads more of them than of
-weights. In the model's dtype values lose nothing, since products have this dtype; keys are rounded once, after their
-rotation. The kernel (`kernels.attention`) multiplies in float32, and is batch invariant.
-
-A block holds the keys and values of all layers, so that it fills large pages (`kernels.memory`) and takes memory only
-when a sequence needs it. It is a row of equal parts:
+Keys and values have the model's dtype or int8. The kernel (`kernels.attention`) multiplies in float32 and is batch
+invariant. A block holds all layers, so that it fills large pages and takes memory only when a sequence needs it. It is a
+row of equal parts:
 
     keys of layer 0 | its values | keys of layer 1 | its values | ... | int8: the scales of all layers
 
-A block's place is its first part's number. With a view that begins at a layer's first keys, the same place leads to the
-keys of this layer.
+A block's place is its first part's number. In a view that begins at a layer's keys, the same place finds that layer.
 """
 
 from typing import Any
@@ -33,7 +29,7 @@ CACHE_DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class CacheLayout:
-    """Blocks of float32, or of bfloat16 as uint16."""
+    """Blocks of float32, or bfloat16 as uint16."""
 
     def __init__(self, config: ModelConfig, num_layers: int, block_size: int, dtype: np.dtype[Any]) -> None:
         self._num_layers = num_layers
@@ -44,7 +40,7 @@ class CacheLayout:
 
     @property
     def num_parts(self) -> int:
-        """Parts of a block: from its place to the next one's."""
+        """Number of parts in a block."""
         return 2 * self._num_layers
 
     @property
@@ -52,7 +48,7 @@ class CacheLayout:
         return self.num_parts * self._kv_heads * self._head_dim * self._block_size * self._dtype.itemsize
 
     def split(self, memory: Array) -> list[Cache]:
-        """Each layer's part of the cache, over memory: [num_blocks * block_bytes] uint8."""
+        """Returns each layer's cache. memory: [num_blocks * block_bytes] uint8."""
         heads = memory.view(self._dtype).reshape(-1, self._kv_heads, self._head_dim * self._block_size)
         keys = heads.reshape(*heads.shape[:2], self._head_dim, self._block_size)
         values = heads.reshape(*heads.shape[:2], self._block_size, self._head_dim)
@@ -60,9 +56,9 @@ class CacheLayout:
 
 
 class Int8CacheLayout(CacheLayout):
-    """Blocks of int8, with a scale for each token, KV head and matrix: head_dim / 4 matrices' scales fill a part.
+    """Blocks of int8 with a scale for each token, KV head and matrix.
 
-    They take whole parts, so that a place leads to the scales too.
+    head_dim / 4 matrices' scales fill a part. They take whole parts, so that a place leads to the scales too.
     """
 
     @property
@@ -80,7 +76,6 @@ class Int8CacheLayout(CacheLayout):
 
 
 def make_layout(config: ModelConfig, num_layers: int, block_size: int, dtype: np.dtype[Any]) -> CacheLayout:
-    """`dtype`: one of CACHE_DTYPES."""
     kind = Int8CacheLayout if dtype == np.int8 else CacheLayout
     return kind(config, num_layers, block_size, dtype)
 
@@ -91,13 +86,13 @@ ROWS_TO_DIVIDE = 4
 
 
 def _tile_rows(num_rows: int) -> int:
-    """Rows of a sequence that form a tile: equal parts, and at least two if the work of one would be uneven."""
+    """Returns the rows of a sequence's tiles: equal parts, at least two if one would leave a core idle."""
     num_tiles = max(-(-num_rows // TILE_ROWS), 2 if num_rows >= ROWS_TO_DIVIDE else 1)
     return -(-num_rows // num_tiles)
 
 
 class CpuPagedAttention:
-    """The cache's arrays, and attention over them."""
+    """The KV cache's arrays, and attention over them."""
 
     def __init__(
         self,
@@ -120,11 +115,10 @@ class CpuPagedAttention:
         self.cache = layout.split(memory)  # each layer's
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
-        """Copies blocks' keys and values in all layers, scales included."""
         self._blocks[destinations] = self._blocks[sources]
 
     def plan(self, spans: list[TokenSpan]) -> AttentionPlan:
-        """Plans where the rows' keys and values are written, and which rows form a tile of attention."""
+        """Plans which slots the tokens are written to, and which rows form a tile of attention."""
         positions, tiles, products = [], [], 0
         blocks: list[int] = []
         for span in spans:

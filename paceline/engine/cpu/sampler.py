@@ -1,8 +1,7 @@
 """The CPU's sampler: kernels for the specs they support, torch for the rest.
 
-Specs without truncation are sampled by Gumbel-max and by inverting the cumulative sum. SampleTruncated, and specs with
-top-k, top-p or min-p, are sampled from a row's likeliest tokens. If a row needs more than the MOST likeliest tokens,
-torch samples it.
+Specs without truncation use Gumbel-max or the inverse CDF. SampleTruncated and specs with top-k, top-p or min-p sample
+from the MOST likeliest tokens; torch samples rows that need more.
 """
 
 from collections.abc import Sequence as Seq
@@ -31,13 +30,13 @@ from paceline.sampling import SamplingParams
 
 
 class Scratch:
-    """Memory for kernels that grows when needed: new pages would take longer than the kernels. For one thread."""
+    """Reused working memory for kernels: mapping new pages would take longer than the kernels. Not thread-safe."""
 
     def __init__(self) -> None:
         self._kept = np.empty((0, 0), np.float32)
 
     def like(self, logits: Array) -> Array:
-        """A float32 array of the shape of logits: [num_rows, vocab_size], with undefined values."""
+        """Returns an uninitialised float32 array of the shape of logits."""
         num_rows, width = logits.shape
         if self._kept.shape[0] < num_rows or self._kept.shape[1] != width:
             self._kept = np.empty((num_rows, width), np.float32)
@@ -48,13 +47,13 @@ class GumbelKernelSampler:
     """Supports GumbelMax and SampleComplement without top-k, top-p and min-p."""
 
     def __init__(self, ids: Array | None = None) -> None:
-        """`ids`: [num_logits], the token of each logit, of which GumbelMax gives the index; None: logit i is token i."""
+        """`ids`: [num_logits], the token of each logit, of which GumbelMax returns the index; None: logit i is token
+        i."""
         self._scratch = Scratch()
         self._ids = np.empty(0, np.uint32) if ids is None else ids.astype(np.uint32)
 
     @staticmethod
     def supports(spec: SampleSpec) -> bool:
-        """Whether the kernels can sample for this spec."""
         is_known = isinstance(spec, GumbelMax | SampleComplement)
         return is_known and spec.sampling.is_untruncated
 
@@ -113,9 +112,9 @@ class Ranking:
     is_whole: bool
 
     def truncated(self, sampling: SamplingParams) -> "Ranking | None":
-        """Applies top-k, then top-p to what top-k leaves, then min-p, and normalises the rest.
+        """Applies top-k, then top-p to what top-k leaves, then min-p, and normalises.
 
-        None if that needs tokens that are not in the ranking.
+        None if that needs tokens outside the ranking.
         """
         top, total, is_whole = self.probs, 1.0, self.is_whole
         if 0 < sampling.top_k <= len(top):
@@ -137,14 +136,13 @@ class Ranking:
 
 
 class TopKKernelSampler:
-    """Ranks the tokens of each row with a kernel, and samples from the likeliest."""
+    """Ranks each row's tokens with a kernel and samples from the likeliest."""
 
     def __init__(self) -> None:
         self._scratch = Scratch()
 
     @staticmethod
     def supports(spec: SampleSpec) -> bool:
-        """Whether the likeliest tokens may be enough for this spec."""
         if spec.sampling.is_greedy:
             return False
         if isinstance(spec, SampleTruncated):
@@ -152,7 +150,7 @@ class TopKKernelSampler:
         return isinstance(spec, GumbelMax | SampleComplement) and not spec.sampling.is_untruncated
 
     def sample(self, logits: torch.Tensor, specs: Seq[Any]) -> list[Sample]:
-        """None for a row that needs more tokens. logits: [num_specs, vocab_size] float32."""
+        """Returns None for a row that needs more tokens. logits: [num_specs, vocab_size] float32."""
         return [self._sample(*each) for each in zip(self._rank(logits, specs), specs, strict=True)]
 
     def _rank(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Ranking]:
@@ -179,7 +177,6 @@ class TopKKernelSampler:
 
 
 def _sample_truncated(kept: Ranking, spec: SampleTruncated) -> TruncatedSample:
-    """Samples from the likeliest tokens that together have the mass `min_mass`, at most `max_size` tokens."""
     sums = kept.probs.cumsum()
     size = int(np.searchsorted(sums, spec.min_mass)) + 1
     size = min(size, spec.max_size, int(np.count_nonzero(kept.probs)))
@@ -199,16 +196,18 @@ def _sample_complement(kept: Ranking, spec: SampleComplement) -> ComplementSampl
 
 
 def _invert(probs: Floats, uniform: float) -> int:
-    """The first index whose cumulative sum exceeds uniform * total. Its probability is 0 only if all are 0."""
+    """Returns the first index whose cumulative sum exceeds uniform * total."""
     sums = probs.cumsum()
     index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
     return min(index, int(np.searchsorted(sums, sums[-1])))
 
 
 class CpuSampler(Sampler):
-    """Only one thread may use it, because the kernels keep their working memory."""
+    """Samples with the kernels, else with torch. Not thread-safe."""
 
     def __init__(self, ids: Array | None = None) -> None:
-        """`ids`: [num_logits], the token of each logit; then only specs that `needs_whole_vocab` denies may come, and an int is
-        an index among the logits. None: logit i is token i."""
+        """`ids`: [num_logits], the token of each logit; None: logit i is token i.
+
+        With `ids`, specs must not need the whole vocabulary, and an int is an index among the logits.
+        """
         super().__init__(GumbelKernelSampler(ids), TopKKernelSampler(), TorchSampler())

@@ -1,4 +1,4 @@
-"""The CUDA backend's builder: puts a loaded model on a GPU with its budget, cache and graphs."""
+"""Builds the CUDA backend: memory budget, cache and graphs."""
 
 import time
 from collections.abc import Callable
@@ -27,22 +27,20 @@ GRAPH_TOKENS = 16_384
 
 
 class Memory(Protocol):
-    """A device's memory, in bytes."""
+    """Reads a device's memory, in bytes."""
 
     total: int
 
     def used(self) -> int:
-        """Bytes that this process has taken from the device at this moment."""
+        """Bytes that this process holds on the device."""
         ...
 
     def peak_of(self, run: Callable[[], object]) -> int:
-        """The most bytes that `run` takes in addition to those used before it."""
+        """Returns the peak bytes that `run` takes on top of those used before."""
         ...
 
 
 class CudaMemory:
-    """A GPU's memory, as torch counts it."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.total = torch.cuda.get_device_properties(device).total_memory
@@ -80,7 +78,7 @@ def build_on(
     device: torch.device,
     memory: Memory,
 ) -> Backend:
-    """As `build_cuda`, but on any device, for tests."""
+    """Builds the backend on any device, for tests."""
     head_dim = loaded.config.head_dim
     if head_dim & (head_dim - 1):
         raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
@@ -119,10 +117,7 @@ def _fit(
     device: torch.device,
     memory: Memory,
 ) -> MemoryBudget:
-    """Measures the budget. The weights are already on the device.
-
-    Measures the largest step, at the end of the longest context, with a small trial cache.
-    """
+    """Measures the largest step, at the end of the longest context, with a small trial cache."""
     weights = memory.used()
     block_size = config.block_size or BLOCK_SIZE
     num_rows = min(config.max_num_batched_tokens, model.max_model_len)

@@ -1,4 +1,4 @@
-"""Batch invariance check on this GPU: does a row's result depend on the rest of the batch? See `cpu.batch_invariance`."""
+"""Checks batch invariance on this GPU (see `cpu.batch_invariance`)."""
 
 import torch
 
@@ -16,9 +16,9 @@ NUM_ROWS = 80
 def find_batch_variant_parts(
     model: CudaLlama, attention: CudaPagedAttention, batch_invariant: bool, device: torch.device
 ) -> list[str]:
-    """["forward"] if the logits change when the rows run in parts; empty if the model is batch invariant.
+    """Returns ["forward"] if the logits change when the tokens run in parts, else [].
 
-    Writes to the cache's first blocks, so no sequence may hold them yet.
+    Overwrites the cache's first blocks.
     """
     num_rows = min(NUM_ROWS, model.max_model_len, (attention.num_blocks - 1) * attention.block_size)
     generator = torch.Generator().manual_seed(0)

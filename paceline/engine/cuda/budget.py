@@ -1,4 +1,4 @@
-"""The budget of a GPU's memory: weights, KV cache, activations of the largest step, graphs and a reserve."""
+"""The GPU memory budget: weights, KV cache, activations of the largest step, graphs and a reserve."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ RESERVE_BYTES = 256 * MIB
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """One server's budget. All sizes are in bytes."""
+    """The memory budget of one server, in bytes."""
 
     # The whole GPU.
     total: int
@@ -61,7 +61,6 @@ class MemoryBudget:
 
     @property
     def used(self) -> int:
-        """The sum of all parts, in bytes."""
         return self.weights + self.activations + self.graphs + RESERVE_BYTES + self.block * self.num_blocks
 
     def __str__(self) -> str:
@@ -82,10 +81,9 @@ _COMMON: dict[str, Any] = {"before": TokensBefore([0], [0]), "num_logprobs": 1, 
 def run_largest_step(
     model: CudaLlama, trial: CudaPagedAttention, num_rows: int, batch_invariant: bool, device: torch.device
 ) -> None:
-    """Runs a step of `num_rows` rows at the end of the longest context, all of whose logits matter.
+    """Runs a step of `num_rows` tokens at the end of the longest context, all with logits.
 
-    `trial`: a cache of at least `num_rows` positions and one block more. The values do not matter, so the block table
-    repeats its blocks.
+    `trial`: a cache with at least `num_rows` positions and one more block; the block table repeats its blocks.
     """
     num_blocks = trial.num_blocks - 1
     blocks = [index % num_blocks for index in range(-(-model.max_model_len // trial.block_size))]
@@ -102,7 +100,6 @@ def run_largest_step(
 
 
 def _dearest_specs() -> list[SampleSpec]:
-    """One of each kind that needs arrays of float64."""
     support = torch.arange(1).numpy()
     return [
         SampleTruncated(DEAREST, (), 0.5, 4096, 1.0, **_COMMON),

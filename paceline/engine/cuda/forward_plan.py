@@ -1,7 +1,7 @@
-"""The forward plan: a batch's arrays on the GPU, and their sizes. One copy moves all arrays, as 32-bit integers.
+"""The forward plan: a batch's arrays on the GPU, moved in one copy as 32-bit integers.
 
-A captured graph reads the same addresses every time, so the arrays have fixed shapes, with padding. Padding rows have
-position -1, attend to nothing, and are written to the cache's last block, which no sequence holds.
+A captured graph reads fixed addresses, so the arrays have fixed shapes, with padding. Padding rows have position -1,
+attend to nothing, and are written to the last block, which no sequence holds.
 """
 
 import math
@@ -34,7 +34,7 @@ class ForwardShape:
 
     @classmethod
     def of(cls, batch: Batch, batch_invariant: bool, num_ahead: int = 0) -> "ForwardShape":
-        """The smallest shape for a batch and `num_ahead` further steps.
+        """Returns the smallest shape for a batch and `num_ahead` further steps.
 
         With `batch_invariant` all tiles have the same number of rows.
         """
@@ -45,7 +45,6 @@ class ForwardShape:
         return cls(batch.num_tokens, len(batch.wanted), num_tiles, -(-longest // PART_TOKENS), tile_rows)
 
     def table_width(self, block_size: int) -> int:
-        """Width of a block table: the blocks of the longest sequence."""
         return -(-self.num_parts * PART_TOKENS // block_size)
 
 
@@ -90,7 +89,7 @@ class Staging:
         self.plan = ForwardPlan(tokens, positions, slots, wanted, tiles, tables, shape.num_parts, shape.tile_rows)
 
     def fill(self, batch: Batch) -> None:
-        """Writes a batch, which must fit into the shape, and starts its copy to the GPU without waiting for its end."""
+        """Writes a batch, which must fit the shape, and starts its copy to the GPU."""
         tokens, positions, slots, wanted, tiles, tables = self._arrays
         count = min(batch.num_tokens, len(tokens))
         tokens[:count], tokens[count:] = batch.tokens[:count], 0
@@ -110,7 +109,7 @@ class Staging:
             slots[own] = np.asarray(span.blocks)[at // self._block_size] * self._block_size + at % self._block_size
 
     def _tile(self, spans: Seq[TokenSpan], tiles: Array, tables: Array) -> int:
-        """Writes the tiles and the block tables. Returns the number of tiles."""
+        """Writes tiles and block tables. Returns the number of tiles."""
         num_tiles, tile_rows = 0, self.shape.tile_rows
         for sequence_index, span in enumerate(spans):
             # Includes the blocks that are reserved for the next steps.
@@ -128,8 +127,5 @@ class Staging:
 
 
 def _aligned(size: tuple[int, ...]) -> int:
-    """Number of integers reserved for an array of this shape, a multiple of 4.
-
-    Kernels are compiled for addresses that are multiples of 16 bytes.
-    """
+    """Returns the integers reserved for an array of this shape, a multiple of 4: kernels need 16-byte alignment."""
     return -(-math.prod(size) // 4) * 4

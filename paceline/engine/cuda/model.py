@@ -1,4 +1,4 @@
-"""The decoder forward on a GPU, over a flat batch of rows, for the same models as `cpu.llama`."""
+"""The decoder forward on a GPU, over a flat batch, for the same models as `cpu.llama`."""
 
 from functools import partial
 
@@ -15,8 +15,6 @@ from paceline.engine.models.shapes import HEAD_IDS, Tensors, check_shapes, fused
 
 
 class CudaLayer:
-    """One decoder layer's weights."""
-
     def __init__(
         self,
         tensors: Tensors,
@@ -54,7 +52,7 @@ class CudaLlama:
         self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool,
         device: torch.device,
     ) -> None:  # fmt: skip
-        """Takes the tensors out of `tensors` and copies them to the GPU one by one.
+        """Moves the tensors out of `tensors` to the GPU one by one.
 
         Raises ConfigError if a tensor is missing or has a wrong shape.
         """
@@ -83,7 +81,7 @@ class CudaLlama:
 
     @property
     def widened_bytes(self) -> int:
-        """The most bytes that a product of many rows takes for a copy of its weight."""
+        """Peak bytes for the dequantized copy of a weight in a product of many rows."""
         return max(each.widened_bytes for each in self._products)
 
     @property
@@ -92,10 +90,7 @@ class CudaLlama:
         return [*of_layers, self._head]
 
     def forward(self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor) -> torch.Tensor:
-        """Feeds the plan's rows into the cache.
-
-        Writes the wanted rows' logits to out: [num_wanted, vocab_size] float32.
-        """
+        """Writes the plan's tokens to the cache, and the wanted logits to out: [num_wanted, vocab_size] float32."""
         eps = self.config.norm_eps
         x = functional.embedding(plan.tokens, self._embedding)  # [num_rows, hidden_size]
         added = None
@@ -116,5 +111,5 @@ class CudaLlama:
         return out.fill_(UNKNOWN_LOGIT).index_copy_(1, self._head_ids, logits.float())
 
     def new_logits(self, num_rows: int) -> torch.Tensor:
-        """An empty array for `forward` to write to: [num_rows, vocab_size] float32."""
+        """Returns an uninitialised [num_rows, vocab_size] float32 for `forward`."""
         return torch.empty((num_rows, self.config.vocab_size), device=self._embedding.device)

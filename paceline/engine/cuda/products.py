@@ -1,8 +1,8 @@
-"""Products on a GPU: linear layers with torch's product, or with our tiles of bfloat16 or int8 weights.
+"""Linear layers on a GPU: torch's product, or our tiles of bfloat16 or int8 weights.
 
-For few rows, reading the weights takes most of the time, and int8 weights are half as large. Our product is batch
-invariant: all tiles have one size, and the input features are divided into spans that depend only on the weight's shape
-and are added in one order. torch's product is not: cuBLAS selects its kernel by the number of rows.
+For few rows reading the weights dominates, and int8 halves it. Our product is batch invariant: tiles of one size, and
+spans of input features that depend only on the weight's shape, added in order. cuBLAS selects its kernel by the number
+of rows.
 """
 
 from typing import Any, Protocol
@@ -40,7 +40,7 @@ class CudaLinear(Protocol):
 
 
 class LibraryLinear:
-    """torch's own linear (cuBLAS)."""
+    """torch's linear layer (cuBLAS)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight  # [out_features, in_features]
@@ -109,9 +109,9 @@ def _add_spans(
 
 
 def spans_of(out_features: int, in_features: int) -> int:
-    """Number of spans of input features that a product of few rows is divided into, so that it keeps the GPU busy.
+    """Returns into how many spans of input features a product of few rows is split to keep the GPU busy.
 
-    It depends only on the weight's shape, so that the product is batch invariant.
+    Depends only on the weight's shape, for batch invariance.
     """
     programs = triton.cdiv(out_features, TILE_FEATURES)
     wanted = triton.next_power_of_2(triton.cdiv(PROGRAMS, programs))
@@ -121,7 +121,7 @@ def spans_of(out_features: int, in_features: int) -> int:
 class TiledLinear:
     """Our product, with tiles of one size. With scales the weights are int8.
 
-    bfloat16 represents every int8 exactly, so int8 products are as exact as bfloat16 products.
+    bfloat16 represents every int8 exactly, so int8 weights lose nothing more in the product.
     """
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None) -> None:
@@ -154,9 +154,9 @@ class TiledLinear:
 
 
 class Int8Linear:
-    """int8 weights. Few rows use our tiles; many rows use torch's product with the weights converted back.
+    """int8 weights: our tiles for few rows, cuBLAS with dequantized weights for many, where it is faster.
 
-    For many rows multiplying takes most of the time, and cuBLAS is faster. With `batch_invariant` all use our tiles.
+    With `batch_invariant` all products use our tiles.
     """
 
     def __init__(
@@ -179,9 +179,9 @@ class Int8Linear:
 def make_cuda_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, batch_invariant: bool, device: torch.device
 ) -> CudaLinear:
-    """The fastest linear layer for `weight`: [out_features, in_features] on this GPU.
+    """Returns the fastest linear layer for `weight`: [out_features, in_features].
 
-    `quantization`: none or int8. With `batch_invariant` a row's result does not depend on the rest of the batch.
+    `quantization`: none or int8.
     """
     placed_bias = None if bias is None else bias.to(device)
     if quantization == "int8":

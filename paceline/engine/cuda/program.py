@@ -1,7 +1,7 @@
-"""A program: a forward in fixed shapes, the sampling of its rows, and further steps that feed the sampled tokens.
+"""A program: a forward in fixed shapes, sampling, and further steps that feed the sampled tokens.
 
-The host does nothing between these steps. On a GPU a program can be captured as a CUDA graph and replayed: one launch
-for some hundreds of kernels. On other devices, and for shapes without a graph, each kernel is launched.
+The host does nothing between these steps. On a GPU a program can be captured as a CUDA graph and replayed in one
+launch.
 """
 
 from collections.abc import Sequence as Seq
@@ -27,8 +27,6 @@ WARM_UPS = 2
 
 
 class Program:
-    """The arrays of one shape, and the computation on them."""
-
     def __init__(
         self,
         model: CudaLlama,
@@ -38,10 +36,8 @@ class Program:
         logits: torch.Tensor,
         device: torch.device,
     ) -> None:
-        """`num_ahead`: the number of steps after the first.
-
-        logits: [at least (1 + num_ahead) * num_wanted, vocab_size] float32: working memory.
-        """
+        """`num_ahead`: steps after the first; logits: [at least (1 + num_ahead) * num_wanted, vocab_size] float32,
+        working memory."""
         self.shape, self.num_ahead = shape, num_ahead
         self._model, self._attention, self._device = model, attention, device
         self.staging = Staging(shape, attention.num_blocks, attention.block_size, device)
@@ -65,7 +61,7 @@ class Program:
     ) -> None:
         """Starts the copy of a batch to the device.
 
-        For each wanted row: its sample spec, the index of its sequence, and the sample specs of the next steps.
+        For each wanted row: its sample spec, its sequence's index, and the specs of the next steps.
         """
         vocab_size = self._model.config.vocab_size
         self.staging.fill(batch)
@@ -80,23 +76,23 @@ class Program:
             pair.send()
 
     def run(self) -> Results:
-        """Runs the program and waits for its samples. The host waits only once per step."""
+        """Runs the program and waits for its samples, once per step."""
         self.launch()
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return Results(*(pair.on_host for pair in self._samples))
 
     def launch(self) -> None:
-        """Starts the program on the device and does not wait for it."""
+        """Starts the program on the device."""
         if self._graph is not None:
             self._graph.replay()
         else:
             self._compute()
 
     def capture(self, pool: Any) -> None:
-        """Captures a graph. The arrays must hold a batch that can run.
+        """Captures a graph. The arrays must hold a valid batch.
 
-        `pool`: memory that all graphs share, because only one of them runs at a time.
+        `pool`: memory that all graphs share, because only one runs at a time.
         """
         for _ in range(WARM_UPS):
             self._compute()
@@ -121,7 +117,7 @@ class Program:
 
 
 class _Pair:
-    """An array on the host and its copy on the device. The host's memory is pinned, so copies run asynchronously."""
+    """An array in pinned host memory and its copy on the device."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         self._host_tensor = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
@@ -161,10 +157,10 @@ def plan_next_step(
     first: ForwardPlan, samples: SampleTable, sequence_indices: torch.Tensor, num_steps: torch.Tensor, step: int,
     block_size: int, trash_slot: int,
 ) -> ForwardPlan:  # fmt: skip
-    """The plan of step number `step` after `first`, which feeds the tokens of `samples`.
+    """Plans step `step` after `first`, which feeds the tokens of `samples`.
 
-    sequence_indices: [num_wanted] int32, each wanted row's sequence; num_steps: [num_wanted] int32, the number of next
-    steps that each row takes part in.
+    sequence_indices: [num_wanted] int32, each wanted row's sequence; num_steps: [num_wanted] int32, how many next steps
+    each takes part in.
     """
     [count] = first.wanted.shape
     tokens, positions, slots, rows = (

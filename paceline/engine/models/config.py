@@ -1,5 +1,3 @@
-"""A model's configuration: the shape of a Llama-like decoder."""
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +31,7 @@ class ModelConfig:
 
     @classmethod
     def from_transformers(cls, config: Any) -> "ModelConfig":
-        """Reads a config of transformers. Raises ConfigError if architecture, activation or head_dim is not supported."""
+        """Reads a transformers config. Raises ConfigError for an unsupported architecture, activation or head_dim."""
         if config.model_type not in SUPPORTED_ARCHITECTURES:
             raise ConfigError(
                 f"model type {config.model_type!r} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"

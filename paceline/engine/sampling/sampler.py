@@ -1,7 +1,6 @@
-"""The sampler: a batch of logits and sample specs -> samples, computed on the device of the logits; and its backends.
+"""The sampler and its backends: logits and sample specs -> samples, on the logits' device.
 
-Sampling is batch invariant: each row's sample depends only on that row and its spec. The choice of the backend for a
-row depends only on these two as well.
+Batch invariant: a row's sample and its backend depend only on that row and its spec.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +17,10 @@ SampleAlike = Callable[[torch.Tensor, list[Any]], Seq[Sample]]
 
 
 class SamplerBackend(Protocol):
-    """One way to sample from logits."""
-
-    def supports(self, spec: SampleSpec) -> bool:
-        """Whether the backend knows this kind of spec."""
-        ...
+    def supports(self, spec: SampleSpec) -> bool: ...
 
     def sample(self, logits: torch.Tensor, specs: Seq[Any]) -> Seq[Sample]:
-        """logits: [num_specs, vocab_size] float32. None for a row that the next backend must sample."""
+        """logits: [num_specs, vocab_size] float32. Returns None for a row that the next backend must sample."""
         ...
 
 
@@ -44,10 +39,10 @@ def sample_by_kind(
 
 
 class Sampler:
-    """Samples each row with the first of its backends that supports the row's spec."""
+    """Samples each row with the first backend that supports its spec."""
 
     def __init__(self, *backends: SamplerBackend) -> None:
-        """`backends`: the fastest first; the last one must support every spec."""
+        """`backends`: fastest first; the last must support every spec."""
         self._backends = backends
 
     def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:

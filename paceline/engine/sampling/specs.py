@@ -1,4 +1,4 @@
-"""Sample specs and samples: what a job may ask of a row's logits, and the results. A job never sees the logits."""
+"""Sample specs and samples: what a job may ask of a row's logits, which it never sees itself."""
 
 from dataclasses import dataclass, field
 
@@ -18,8 +18,6 @@ class TokensBefore:
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """Base of all sample specs."""
-
     sampling: SamplingParams
     # Tokens that may not be sampled for this row (see SequenceOptions.banned_token_ids).
     banned: tuple[int, ...]
@@ -44,16 +42,13 @@ class SampleSpec:
 
     @property
     def needs_whole_vocab(self) -> bool:
-        """Whether the sample is taken from a row with a logit for every token.
-
-        Otherwise a head that knows only some tokens can sample from their logits, and map the result to token ids.
-        """
+        """Whether sampling needs a logit for every token. Otherwise a head with fewer tokens may sample."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class Argmax(SampleSpec):
-    """The likeliest token. Gives int."""
+    """The likeliest token; int."""
 
     @property
     def needs_whole_vocab(self) -> bool:
@@ -62,7 +57,7 @@ class Argmax(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class ArgmaxWithLenience(SampleSpec):
-    """The likeliest token, and whether p(draft) >= lenience * its probability. Gives LenientSample."""
+    """The likeliest token, and whether p(draft) >= lenience * its probability; LenientSample."""
 
     draft: int
     lenience: float
@@ -70,7 +65,7 @@ class ArgmaxWithLenience(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class GumbelMax(SampleSpec):
-    """A token by Gumbel-max with the noise of `key`. Draft and target use equal keys for equal noise. Gives int."""
+    """A token by Gumbel-max with the noise of `key`, equal on draft and target; int."""
 
     key: int
 
@@ -81,7 +76,7 @@ class GumbelMax(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class SampleTruncated(SampleSpec):
-    """A token sampled from the likeliest few, and the distribution it was sampled from. Gives TruncatedSample."""
+    """A token sampled from the likeliest few, and their distribution; TruncatedSample."""
 
     uniform: float
     max_size: int
@@ -94,10 +89,7 @@ class SampleTruncated(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class SampleComplement(SampleSpec):
-    """A token sampled from outside `support`, and the probabilities inside. Gives ComplementSample.
-
-    With an empty support: a token from the whole distribution.
-    """
+    """A token sampled from outside `support` (empty: from all), and the probabilities inside; ComplementSample."""
 
     support: NDArray[np.int64]  # [support_size]
     uniform: float
@@ -105,7 +97,7 @@ class SampleComplement(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class Score(SampleSpec):
-    """No sample, only the log-probability of `token` under the model's unprocessed distribution. Gives None."""
+    """Only the log-probability of `token` in the model's unprocessed distribution; None."""
 
     token: int
 
@@ -116,7 +108,7 @@ class Score(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class TruncatedSample:
-    """Result of SampleTruncated: `token` was sampled from exactly `probs`, divided by their sum."""
+    """Result of SampleTruncated: `token` was sampled from exactly `probs`, normalised."""
 
     token: int
     support: NDArray[np.int64]  # [support_size]
@@ -134,7 +126,7 @@ class ConfidentSample:
 
 @dataclass(frozen=True, slots=True)
 class ComplementSample:
-    """Result of SampleComplement. `mass` is the probability outside the support; if it is 0, `token` has no meaning."""
+    """Result of SampleComplement. If `mass`, the probability outside the support, is 0, `token` is meaningless."""
 
     token: int
     mass: float

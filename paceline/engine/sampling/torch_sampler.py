@@ -1,6 +1,6 @@
-"""The torch sampler: a sampler backend of tensor operations for every kind of spec, on any device.
+"""The torch sampler: tensor operations for every kind of spec, on any device.
 
-Noise from keys has the same integers as `paceline.noise`.
+Its noise has the same integers as `paceline.noise`.
 """
 
 import math
@@ -30,10 +30,9 @@ MASK_32 = 0xFFFFFFFF
 
 
 def hash_ids(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """One 32-bit integer for each key and token id: [num_keys, num_ids].
+    """Returns one 32-bit integer for each key and token id: [num_keys, num_ids], int64.
 
-    `low` and `high` are the halves of the keys: [num_keys, 1]; ids: [num_keys, num_ids], or [1, num_ids] for all keys.
-    All are int64.
+    `low` and `high` are the halves of the keys: [num_keys, 1]; ids: [num_keys, num_ids] or [1, num_ids].
     """
     # int64 products overflow, but their low 32 bits equal those of the unsigned product.
     x = ids ^ low
@@ -44,13 +43,13 @@ def hash_ids(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.
 
 
 def gumbel_of(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Gumbel noise for each key and token id, float64: [num_keys, num_ids]."""
+    """Gumbel noise for each key and token id: [num_keys, num_ids] float64."""
     u = (hash_ids(ids, low, high).to(torch.float64) + 0.5) / 2**32
     return -torch.log(-torch.log1p(-u))
 
 
 def gumbel(keys: list[int], num_ids: int, device: torch.device) -> torch.Tensor:
-    """Gumbel noise for each key and all token ids, float64: [num_keys, num_ids]."""
+    """Gumbel noise for each key and all token ids: [num_keys, num_ids] float64."""
     low = torch.tensor([key & MASK_32 for key in keys], device=device).unsqueeze(1)
     high = torch.tensor([key >> 32 for key in keys], device=device).unsqueeze(1)
     return gumbel_of(torch.arange(num_ids, device=device).unsqueeze(0), low, high)
@@ -62,7 +61,7 @@ CANDIDATES = (256, 4096)
 
 
 class TorchSampler:
-    """Groups rows by the kind of their spec, and samples each group with a few tensor operations."""
+    """Samples the rows of each kind of spec with a few tensor operations."""
 
     def __init__(self) -> None:
         self._samplers: dict[type[SampleSpec], SampleAlike] = {
@@ -75,7 +74,6 @@ class TorchSampler:
         }
 
     def supports(self, spec: SampleSpec) -> bool:
-        """Always true."""
         return True
 
     def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:
@@ -86,7 +84,7 @@ class TorchSampler:
         return _argmax(logits).tolist()
 
     def _argmax_with_lenience(self, logits: torch.Tensor, specs: list[ArgmaxWithLenience]) -> list[LenientSample]:
-        """Accepts if p(draft) >= lenience * max p (2211.17192, A.5). Compares logits: the softmax's total cancels."""
+        """Accepts if p(draft) >= lenience * max p (2211.17192, A.5). Compares logits: the normaliser cancels."""
         tokens = _argmax(logits)
         best = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
         drafts = torch.tensor([spec.draft for spec in specs], device=logits.device).unsqueeze(1)
@@ -135,10 +133,8 @@ class TorchSampler:
 
 
 def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """The distribution after temperature and truncation: [num_specs, vocab_size] float64, each row sums to 1.
-
-    A greedy row is one-hot.
-    """
+    """Returns the distribution after temperature and truncation: [num_specs, vocab_size] float64. Greedy rows are
+    one-hot."""
     greedy = torch.tensor([p.is_greedy for p in params], device=logits.device)
     temperature = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float64, device=logits.device)
     # Subtract the largest logit first: 0 divided by a tiny temperature stays 0 and does not overflow.
@@ -156,7 +152,7 @@ def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.T
 def _truncated(probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
     """Applies top-k, then top-p to what top-k leaves, then min-p. probs: [num_rows, vocab_size].
 
-    A row for which the candidates are not enough looks at more tokens (see CANDIDATES).
+    Rows that need more candidates look at more tokens (see CANDIDATES).
     """
     vocab_size = probs.shape[-1]
     kept = torch.empty_like(probs)
@@ -171,9 +167,9 @@ def _truncated(probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tenso
 
 
 def _keep_candidates(probs: torch.Tensor, params: list[SamplingParams], count: int) -> tuple[torch.Tensor, list[bool]]:
-    """Keeps the allowed tokens of the `count` likeliest and sets all others to 0, for probs: [num_rows, vocab_size].
+    """Keeps the allowed tokens of the `count` likeliest of probs: [num_rows, vocab_size], and zeroes the rest.
 
-    Also says for each row whether `count` tokens were enough.
+    Also returns for each row whether `count` tokens were enough.
     """
     vocab_size, device = probs.shape[-1], probs.device
     top, ids = probs.topk(count, dim=-1)  # [num_rows, count]
@@ -199,20 +195,17 @@ def _keep_candidates(probs: torch.Tensor, params: list[SamplingParams], count: i
 
 
 def _argmax(values: torch.Tensor) -> torch.Tensor:
-    """Index of each row's largest value, the first of equal values: [num_rows].
-
-    On a CPU numpy does this in a thirtieth of torch's time.
-    """
+    """Index of each row's first largest value: [num_rows]. On a CPU numpy is much faster than torch."""
     if values.device.type == "cpu":
         return torch.from_numpy(values.numpy().argmax(axis=-1))
     return values.argmax(dim=-1)
 
 
 def _invert(probs: torch.Tensor, uniforms: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples an index from each row of probs: [num_rows, vocab_size] float64, not normalised.
+    """Samples an index from each row of probs: [num_rows, vocab_size] float64, unnormalised.
 
     Returns the indices and the rows' totals, both [num_rows]. The index is the first whose cumulative sum exceeds
-    uniform * total, so its probability is never 0. The index of a row of zeros has no meaning.
+    uniform * total, so its probability is never 0; undefined for a row of zeros.
     """
     sums = probs.cumsum(dim=-1)
     wanted = torch.tensor(uniforms, dtype=torch.float64, device=probs.device).unsqueeze(1) * sums[:, -1:]

@@ -1,15 +1,14 @@
-"""The compute lock: model servers that share one set of cores compute one at a time.
+"""The compute lock: model servers on the same cores compute one at a time.
 
-Two OpenMP teams on the same cores are far slower than one after the other. The threads of each team spin while they
-wait for each other, and occupy the cores that the other team needs. So a server computes only while it holds a lease:
-an advisory lock on a file that all these servers open. A server that waits for the lease holds a second lock, which
-means "I am next". So the server that has just computed cannot take the next lease before it.
+Two OpenMP teams on the same cores spin while they wait and are far slower than one after the other. So a server
+computes only while it holds a lease, an advisory lock on a shared file. A second lock means "I am next", so that the
+server that has just computed can't take the next lease first.
 
-A lease lasts for one forward, or for several that together take no longer than the peer's last lease. If a lease were
-always one forward, a chunk of a long prompt would run between any two of the peer's small steps.
+A lease lasts for one forward, or for several that take no longer than the peer's last lease. Otherwise a prompt's chunk
+would run between any two of the peer's small steps.
 
-Only speed depends on this lock. When a process dies, the system frees its lock. If a peer keeps the lock for too long
-(it is stopped, or swapped out), the server computes without the lock.
+Only speed depends on the lock. The system releases a dead process's lock, and a server computes without it if the peer
+holds it for too long (stopped or swapped out).
 """
 
 import contextlib
@@ -54,17 +53,14 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Whether the peer may compute next."""
         return time.perf_counter() >= self.ends_s
 
 
 class ComputeLock:
-    """One server's access to the lock."""
-
     def __init__(self, path: str | None) -> None:
-        """Opens `path` and `path`.next, and creates them if they do not exist. Without a path there is no lock.
+        """Opens or creates `path` and `path`.next. Without a path there is no lock.
 
-        Raises ConfigError if it can't create or open the files.
+        Raises ConfigError if the files can't be opened.
         """
         try:
             self._file = None if path is None else _open(path)
@@ -77,7 +73,7 @@ class ComputeLock:
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Lease]:
-        """Compute inside this context, at least once. Waits at most TIMEOUT_S for the peer's lease to end."""
+        """Holds a lease; the caller computes at least once. Waits at most TIMEOUT_S for the peer."""
         held = self._acquire()
         started_s = time.perf_counter()
         before = self._before() if held else None
@@ -93,7 +89,7 @@ class ComputeLock:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _before(self) -> PastLease | None:
-        """The lease before this one, if the peer held it."""
+        """Returns the previous lease if the peer held it."""
         assert self._file is not None
         found = os.pread(self._file, LAST_LEASE.size, 0)
         if len(found) < LAST_LEASE.size:
@@ -102,7 +98,7 @@ class ComputeLock:
         return PastLease(started_s, ended_s, num_handed_over) if holder != self._holder else None
 
     def _acquire(self) -> bool:
-        """Takes the lock. False if there is no lock, or the wait was too long."""
+        """Takes the lock. Returns False if there is none, or on timeout."""
         if self._file is None or self._next is None:
             return False
         deadline_s = time.perf_counter() + self._timeout_s
@@ -119,7 +115,7 @@ def _open(path: str) -> int:
 
 
 def _poll_lock(file: int, deadline_s: float) -> bool:
-    """Takes the lock, or returns False at the deadline. It polls, because a blocking flock has no deadline."""
+    """Takes the lock, or returns False at the deadline. Polls, because a blocking flock has no deadline."""
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

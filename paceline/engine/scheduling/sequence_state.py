@@ -1,9 +1,8 @@
-"""The state of a sequence: its queued commands, its running job and its usage; and eviction.
+"""The state of a sequence: queued commands, running job and usage; and eviction.
 
 When the cache is full, the youngest idle sequences of all sessions lose their blocks. A sequence is evicted only for an
-older one, so the oldest sequences always finish and those that do not fit wait. If young sequences could evict old ones,
-all would evict and replay one another for ever. A sequence that has been idle for long may be evicted for any other,
-because it may never come back.
+older one, so the oldest always finish; otherwise sequences would evict and replay one another forever. One that has
+been idle for long, and may never come back, can be evicted for any other.
 
 An evicted sequence has length 0. Its next command fails with the cache's length, and its coordinator sends the whole
 context again.
@@ -24,7 +23,7 @@ from paceline.errors import PacelineError, ResourceExhausted
 
 @dataclass(slots=True)
 class Usage:
-    """What a sequence has used since its Open. Dropped jobs do not count."""
+    """Usage of a sequence since its Open, without dropped jobs."""
 
     opened_s: float = field(default_factory=time.perf_counter)
     jobs: int = 0
@@ -38,7 +37,7 @@ class Usage:
     failure: PacelineError | None = None
 
     def count(self, job: Job) -> None:
-        """Adds a finished job. Call it before the sequence's next command runs."""
+        """Adds a finished job, before the sequence's next command runs."""
         self.jobs += 1
         self.read_tokens += job.sequence.length - job.start - job.num_cached_tokens
         self.cached_tokens += job.num_cached_tokens
@@ -52,7 +51,7 @@ OnClose = Callable[[SequenceOptions, Usage], None]
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """Since the start."""
+    """Counters since startup."""
 
     # Tokens that empty sequences began with, and how many of them the cache held.
     queried_tokens: int = 0
@@ -83,7 +82,6 @@ class SequenceState:
     usage: Usage | None = None
 
     def end_job(self) -> None:
-        """Forgets the job, which is done, failed or dropped."""
         self.job = None
         self.idle_since_s = time.perf_counter()
 
@@ -93,9 +91,9 @@ LONG_S = 10.0
 
 
 def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]) -> int:
-    """Reserves blocks for `length` tokens of `state`, and evicts sequences of `everyone` if it must. Returns how many.
+    """Reserves blocks for `length` tokens, evicting sequences of `everyone` if necessary. Returns how many.
 
-    Raises ResourceExhausted if eviction can't free enough blocks; then it evicts no sequence.
+    Raises ResourceExhausted, and evicts none, if eviction can't free enough blocks.
     """
     victims = _victims(pool, state, length, everyone)
     for victim in victims:
@@ -107,7 +105,6 @@ def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterab
 def _victims(
     pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]
 ) -> list[SequenceState]:
-    """The youngest idle sequences that together hold enough blocks."""
     missing = state.sequence.missing_blocks(length) - pool.num_free
     if missing <= 0:
         return []

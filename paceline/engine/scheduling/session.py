@@ -1,11 +1,10 @@
-"""A session: the sequences of one stream, and the order of the commands for each sequence.
+"""A session: the sequences of one stream, and the order of each sequence's commands.
 
     command ──▶ waiting (per sequence, in the order sent) ──▶ running job ──▶ answer
 
-Commands of one sequence run in order. Three things do not wait: a Release, a Truncate to a length below the start of
-the running job, and the end of the stream. They drop the queued commands and the running job. After a failure a
-sequence refuses all commands until a Truncate or Release. A Fork runs in the order of its parent's commands, and the
-forked sequence's later commands wait for it. Everything here runs on the worker's thread.
+Commands of a sequence run in order. Release, Truncate below the running job's start, and the end of the stream run at
+once and drop the queued commands and the job. After a failure a sequence refuses commands until a Truncate or Release. A
+Fork runs in its parent's order, and the forked sequence's commands wait for it. Runs on the worker's thread.
 """
 
 import time
@@ -28,15 +27,14 @@ from paceline.errors import (
 
 
 class Session:
-    """The sequences of one stream. When the session closes, it releases all of them."""
+    """The sequences of one stream, released when it closes."""
 
     def __init__(
         self, pool: BlockPool, max_model_len: int,
         reserve_blocks: Callable[[SequenceState, int], None], next_order: Callable[[], int], counts: WorkerCounts,
         on_close: OnClose | None = None,
     ) -> None:  # fmt: skip
-        """`reserve_blocks(state, length)` reserves blocks, and evicts other sequences if it must. `on_close` gets the usage of
-        sequences that belong to a trace."""
+        """`reserve_blocks(state, length)` may evict sequences; `on_close` gets the usage of traced sequences."""
         self._pool = pool
         self._max_model_len = max_model_len
         self._reserve_blocks = reserve_blocks
@@ -57,7 +55,7 @@ class Session:
         return len(self._states)
 
     def execute(self, command: Command) -> None:
-        """Runs a command, or queues it after the sequence's running job."""
+        """Runs a command, or queues it if the sequence has a running job."""
         if self.is_closed:
             return
         state = self._states.get(command.sequence_id)
@@ -79,7 +77,7 @@ class Session:
             self._advance(state)
 
     def finish_job(self, state: SequenceState) -> None:
-        """Answers the sequence's job, which is done, and runs the commands that wait for it."""
+        """Answers a finished job and runs the commands that wait for it."""
         assert state.job is not None
         self.answers.append(Answer(state.job_command_id, state.job.result))
         if state.usage is not None:
@@ -89,7 +87,7 @@ class Session:
         self._advance(state)
 
     def fail_job(self, state: SequenceState, error: PacelineError) -> None:
-        """Handles a job that failed in the engine: removes the tokens it fed from the cache."""
+        """Fails a job: removes the tokens it fed from the cache."""
         assert state.job is not None
         state.sequence.truncate(min(state.job.start, state.sequence.length))
         if state.usage is not None:
@@ -99,7 +97,8 @@ class Session:
         self._advance(state)
 
     def truncate_now(self, sequence_id: int, length: int) -> int:
-        """The unary Truncate: returns the cache's length. Raises NotFound, OutOfRange; then it drops nothing."""
+        """Truncates out of order and returns the cache's length. Raises NotFound or OutOfRange, and then drops
+        nothing."""
         state = self._require(sequence_id)
         state.sequence.require_holds(length)
         self._drop_work(state, "dropped by a Truncate")
@@ -108,11 +107,11 @@ class Session:
         return state.sequence.length
 
     def release_now(self, sequence_id: int) -> None:
-        """The unary Release. Raises NotFound."""
+        """Releases out of order. Raises NotFound."""
         self._release(self._require(sequence_id), sequence_id)
 
     def close(self) -> None:
-        """Releases all sequences without answers, because the stream has ended."""
+        """Releases all sequences without answers."""
         for sequence_id, state in list(self._states.items()):
             self._release(state, sequence_id)
         self.answers.clear()
@@ -124,7 +123,7 @@ class Session:
         return self._states[sequence_id]
 
     def _advance(self, state: SequenceState) -> None:
-        """Runs what waits, of the sequence and of those that a Fork of it lets go on."""
+        """Runs waiting commands of the sequence and of sequences that a Fork unblocks."""
         # A list, for a chain of forks may be longer than a stack.
         ready = [state]
         while ready:
@@ -137,7 +136,7 @@ class Session:
                     self._attempt(command, state)
 
     def _queue_fork(self, command: Fork, state: SequenceState) -> None:
-        """Puts a Fork into its parent's order, or a refusal into the order of the sequence itself."""
+        """Queues a Fork with its parent, or a Refuse with the sequence itself."""
         parent = self._states.get(command.parent_id)
         is_new = not (state.sequence.blocks or state.waiting or state.job or state.fork)
         if parent is None or parent is state:
@@ -153,7 +152,7 @@ class Session:
         self._advance(state)
 
     def _fork(self, command: Fork, parent: SequenceState) -> list[SequenceState]:
-        """Runs a Fork; all commands of the parent before it have run. Returns the forked sequence's state, if it still exists."""
+        """Runs a Fork. Returns the forked sequence's state, if it still exists."""
         state = self._states.get(command.sequence_id)
         if state is None or state.fork is not command:
             return []
@@ -169,7 +168,7 @@ class Session:
         return [state]
 
     def _attempt(self, command: Command, state: SequenceState | None) -> None:
-        """Runs one command; all commands before it have run."""
+        """Runs one command whose turn it is."""
         try:
             if isinstance(command, Open):
                 self._open(command)
@@ -227,7 +226,7 @@ class Session:
         state.return_time.arrive(command.arrived_s)
 
     def _drop_work(self, state: SequenceState, why: str) -> None:
-        """Cancels the queued commands and the running job. The cache keeps the tokens that the job has fed."""
+        """Cancels the queued commands and the job. The cache keeps the tokens already fed."""
         if state.job is not None:
             self._fail_id(state.job_command_id, Cancelled(why), state, poison=False)
             state.end_job()
@@ -244,7 +243,7 @@ class Session:
                 self._fail_id(waiting.command_id, Cancelled(why), state, poison=False)
 
     def _drop_fork(self, command: Fork, why: str) -> None:
-        """Cancels a Fork that waited for its parent, and fails the commands that wait for the Fork."""
+        """Cancels a waiting Fork and fails the commands that wait for it."""
         state = self._states.get(command.sequence_id)
         if state is not None and state.fork is command:
             state.fork = None

@@ -1,11 +1,10 @@
-"""One engine step: how many pending tokens of each job it feeds, and which jobs fail if it fails.
+"""One engine step: how many tokens of each job it feeds, and which jobs fail with it.
 
-Most of the token budget goes to the jobs with the fewest pending tokens, so a round of drafts does not wait for a prompt,
-nor a short prompt for a long one. By this rule alone a long prompt would never be fed while shorter jobs keep coming, so a
-part of the budget goes to the jobs in order of arrival. Every job is therefore fed after a bounded number of steps.
+Most of the token budget goes to the jobs with the fewest pending tokens, so that drafts and short prompts do not wait
+for long prompts. A part goes to the jobs in order of arrival, so that every job is fed after a bounded number of steps.
 
-A fault in a forward does not say whose tokens caused it. After a failed step each of its jobs runs alone: those that fail
-alone have failed, and the others go on one step later.
+An exception in a forward does not say which job caused it. After a failed step each job runs alone, and only those that
+fail alone have failed.
 """
 
 import logging
@@ -29,7 +28,7 @@ class StepRunner(Protocol):
     """Runs engine steps for the worker."""
 
     def step(self, shares: list[tuple[Job, int]]) -> None:
-        """Feeds the given number of pending rows of each job, and gives each job its samples.
+        """Feeds the given number of pending tokens of each job, and gives each job its samples.
 
         Raises DeviceLost if the device will fail every later step too.
         """
@@ -37,9 +36,9 @@ class StepRunner(Protocol):
 
 
 def share_budget(jobs: Sequence[Job], budget: int, step: int) -> list[tuple[Job, int]]:
-    """How many rows each job gets, without those that get none. `step` is the step's number.
+    """Returns how many tokens each job feeds, without jobs that feed none.
 
-    Jobs with equally many pending rows rotate from step to step.
+    Jobs with equally many pending tokens rotate with `step`, the step's number.
     """
     first = step % len(jobs)
     shortest_first = sorted([*jobs[first:], *jobs[:first]], key=lambda job: len(job.pending))
@@ -59,9 +58,9 @@ log = logging.getLogger(__name__)
 
 
 def run_step(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, PacelineError]:
-    """Feeds the given number of pending rows of each job. Returns the error of each job that failed.
+    """Feeds the given number of pending tokens of each job. Returns the errors of failed jobs.
 
-    Raises DeviceLost if the device fails every later call: then no answer is right.
+    Raises DeviceLost if the device will fail every later call: then no answer is right.
     """
     num_pending = {job: len(job.pending) for job, _ in shares}
     try:

@@ -1,11 +1,11 @@
-"""The worker: the one device thread, its inbox, and the way of answers back to the event loop.
+"""The worker: the device thread, its inbox, and the return of answers to the event loop.
 
     event loop ──submit──▶ inbox ──▶ sessions ──▶ active jobs ──▶ Runner.step ─┐
         ▲                                                                      │
         └───────────────── one call_soon_threadsafe a step ◀── answers ◀───────┘
 
-A batch has the jobs that wait when the model is free (continuous batching), and those that are worth waiting for
-(`batching_policy`). A long prompt is fed in chunks: its part of each step's token budget (`step`).
+A batch has the jobs that are ready when the model is free (continuous batching), and those worth waiting for
+(`batching_policy`). Long prompts are fed in chunks (`step`).
 """
 
 import asyncio
@@ -32,14 +32,14 @@ Deliver = Callable[[list[Answer], int], None]
 
 
 class Worker:
-    """Owns the model, the block pool and all sessions. All but the public methods runs on the device thread."""
+    """Owns the model, the block pool and all sessions. Private methods run on the device thread."""
 
     def __init__(
         self, runner: StepRunner, pool: BlockPool, compute_lock: ComputeLock, batching_policy: BatchingPolicy,
         max_model_len: int, max_num_batched_tokens: int, loop: asyncio.AbstractEventLoop, on_step: OnStep | None = None,
         on_close: OnClose | None = None,
     ) -> None:  # fmt: skip
-        """`on_step` is called after each engine step, `on_close` when a sequence that belongs to a trace ends."""
+        """`on_step` is called after each engine step, `on_close` when a traced sequence ends."""
         self._runner = runner
         self._pool = pool
         self._compute_lock = compute_lock
@@ -60,7 +60,7 @@ class Worker:
         self._step_began_s: float | None = None
 
     def start(self, device_thread: Executor, checks_integrity: bool = False) -> None:
-        """Starts on `device_thread`, the thread that built the model, and occupies it until `stop`.
+        """Occupies `device_thread`, the thread that built the model, until `stop`.
 
         With `checks_integrity` the worker checks the cache whenever it becomes idle.
         """
@@ -68,13 +68,13 @@ class Worker:
         self._running = device_thread.submit(self._run)
 
     def stop(self) -> None:
-        """Returns when the step in progress has ended and the thread is free."""
+        """Waits for the step in progress and stops."""
         self._inbox.put(None)
         if self._running is not None:
             self._running.result()
 
     async def wait_stopped(self) -> None:
-        """Returns when the worker has stopped. If an exception stopped the worker, raises that exception."""
+        """Waits until the worker has stopped, and raises the exception that stopped it."""
         assert self._running is not None, "the worker was never started"
         await asyncio.wrap_future(self._running)
 
@@ -92,7 +92,7 @@ class Worker:
         return session
 
     def submit(self, session: Session, commands: list[Command]) -> None:
-        """Puts commands into the inbox. The device thread runs them in order."""
+        """Queues commands for the device thread."""
 
         def execute() -> None:
             for command in commands:
@@ -110,7 +110,7 @@ class Worker:
         self._inbox.put(close)
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Runs `function` on the device thread between two steps. Raises what `function` raises."""
+        """Runs `function` on the device thread between two steps, and raises what it raises."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -124,13 +124,13 @@ class Worker:
 
     @property
     def step_s(self) -> float:
-        """Seconds since the step that runs began; 0 between steps. For any thread."""
+        """Seconds since the running step began, 0 between steps. Thread-safe."""
         began_s = self._step_began_s
         return 0.0 if began_s is None else time.monotonic() - began_s
 
     @property
     def num_sequences(self) -> int:
-        """Open sequences. For any thread."""
+        """Number of open sequences. Thread-safe."""
         return sum(session.num_sequences for session in list(self._sessions))
 
     @property
@@ -159,7 +159,7 @@ class Worker:
         return [(session, state) for session in self._sessions for state in session.states if state.job is not None]
 
     def _take_inbox(self, wait_s: float | None) -> bool:
-        """Runs all items of the inbox. Waits up to `wait_s` for the first (None: for ever). False means stop."""
+        """Runs all items of the inbox; waits up to `wait_s` for the first (None: forever). False means stop."""
         while True:
             try:
                 item = self._inbox.get(timeout=wait_s) if wait_s != 0 else self._inbox.get_nowait()
@@ -171,7 +171,7 @@ class Worker:
             wait_s = 0.0
 
     def _wait_for_batch(self) -> bool:
-        """Waits for a fuller batch while the wait pays off. False means stop."""
+        """Waits for a fuller batch while that pays off. False means stop."""
         ready_s = time.perf_counter()
         while active := self._active():
             return_times = [
@@ -201,7 +201,7 @@ class Worker:
                 return True
 
     def _wait_for_peer_work(self, lease: Lease) -> bool:
-        """Waits for the sequences that the peer answered in the lease before this one. False means stop."""
+        """Waits for the sequences that the peer answered in the previous lease. False means stop."""
         if (before := lease.before) is None:
             return True
         while (wait_s := self._batching_policy.peer_wait_s(before.ended_s)) > 0:
@@ -213,7 +213,7 @@ class Worker:
         return True
 
     def _step(self) -> int:
-        """Runs one forward. Returns the number of finished jobs whose sequence has its next job with the peer."""
+        """Runs one forward. Returns the number of finished jobs that the peer continues."""
         owners = {state.job: (session, state) for session, state in self._active() if state.job is not None}
         if not owners:
             return 0
@@ -245,7 +245,6 @@ class Worker:
         self.counts.evicted_sequences += reserve(self._pool, state, length, everyone)
 
     def _deliver(self) -> None:
-        """Hands all answers to the event loop in one call."""
         ready: list[tuple[Deliver, list[Answer]]] = []
         for session, deliver in self._sessions.items():
             if answers := session.answers:

@@ -1,8 +1,7 @@
-"""The encoding of sample specs as rows of a table for the GPU, and of the table of samples back into samples.
+"""Encodes sample specs as rows of a GPU table, and decodes the table of samples.
 
-top-k, top-p and min-p look at the MOST likeliest tokens. If a row needs more, its sample says so, and torch samples the
-row again. torch also samples the rows whose spec can't be encoded, and computes log-probabilities: for some rows at a
-time, because one row of 128,000 logits in float64 takes 1 MB several times over.
+top-k, top-p and min-p look at the MOST likeliest tokens. Rows that need more, and specs that can't be encoded, are
+sampled by torch, which also computes log-probabilities; some rows at a time, because it works on float64.
 """
 
 from collections.abc import Iterator
@@ -33,18 +32,16 @@ LEAST_TOP_P = 1e-200
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A `SampleTable` on the host, of one step ([num_rows, ...]) or several ([num_steps, num_rows, ...])."""
+    """A `SampleTable` on the host: one step ([num_rows, ...]) or several ([num_steps, num_rows, ...])."""
 
     numbers: Array  # [..., num_rows, len(Found)] float64
     ids: Array  # [..., num_rows, MOST] int32
     probs: Array  # [..., num_rows, MOST] float32
 
     def of_step(self, step: int) -> "Results":
-        """The results of one step."""
         return Results(self.numbers[step], self.ids[step], self.probs[step])
 
     def at(self, rows: list[int]) -> "Results":
-        """The results of some rows of one step."""
         return Results(self.numbers[rows], self.ids[rows], self.probs[rows])
 
     @property
@@ -54,7 +51,7 @@ class Results:
 
 
 def is_codable(spec: SampleSpec) -> bool:
-    """Whether a row of a `SpecTable` can hold the spec."""
+    """Whether a `SpecTable` row can hold the spec."""
     if spec.is_processed or spec.wants_logprobs:
         return False
     match spec:
@@ -68,7 +65,7 @@ def is_codable(spec: SampleSpec) -> bool:
 
 
 def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Array) -> None:
-    """Writes the specs into the first rows of a table's arrays. Specs that can't be encoded become padding rows.
+    """Writes the specs into the first rows of a table. Specs that can't be encoded become padding.
 
     numbers: [num_rows, len(Column)] float64; supports: [num_rows, MOST] int32.
     """
@@ -96,7 +93,7 @@ def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Ar
 
 
 def decode(specs: Seq[SampleSpec], samples: Results) -> list[Sample]:
-    """The samples of one step. None for a row that `TorchSampler` must sample."""
+    """Returns the samples of one step; None for a row that `TorchSampler` must sample."""
     found: list[Sample] = []
     for row, spec in enumerate(specs):
         own, probs = samples.numbers[row], samples.probs[row]
@@ -120,9 +117,9 @@ REMAINDER_ROWS = 32
 def sample_remainder(
     sampler: Sampler, logits: torch.Tensor, specs: Seq[SampleSpec], rows: Seq[int]
 ) -> Iterator[tuple[int, Sample, RowLogprobs | None]]:
-    """Samples and scores `rows` of logits: [at least len(specs), vocab_size] float32, which do not change.
+    """Samples and scores `rows` of logits: [at least len(specs), vocab_size] float32, without changing them.
 
-    Gives each row with its sample and its log-probabilities, if the spec asks for them.
+    Yields each row with its sample and, if its spec asks for them, its log-probabilities.
     """
     for first in range(0, len(rows), REMAINDER_ROWS):
         some = rows[first : first + REMAINDER_ROWS]

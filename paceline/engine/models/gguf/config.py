@@ -1,8 +1,7 @@
-"""A GGUF file's metadata -> the config of transformers.
+"""Converts a GGUF file's metadata to a transformers config.
 
-transformers could read it, too, but parses the whole vocabulary for it with `gguf.GGUFReader`: 10 s for Llama 3. And
-its class for an architecture imports torch's compiler, 1 s and 100 MiB, to check the fields. So the config is of the
-class that all have in common, and the fields are checked here.
+transformers itself parses the whole vocabulary with `gguf.GGUFReader`, which takes seconds, and its class for an
+architecture imports torch's compiler. So the config has the common base class, and its fields are checked here.
 """
 
 from typing import Any
@@ -45,9 +44,9 @@ _NO_ENDS = ("bos", "padding", "unknown")
 
 
 def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
-    """The model's config. `rope_factors`: [head_dim / 2], by which the rotary frequencies are divided.
+    """Returns the model's config. `rope_factors`: [head_dim / 2], divisors of the rotary frequencies.
 
-    Raises ConfigError if the architecture is not supported, a key is missing, or one says what we do not know.
+    Raises ConfigError if the architecture or a value is not supported, or a key is missing.
     """
     architecture, metadata = header.architecture, header.metadata
     if architecture not in ARCHITECTURES:
@@ -91,7 +90,7 @@ def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
 
 
 def _token_ids(metadata: dict[str, Any]) -> dict[str, int]:
-    """Of the tokens that the file names. Raises ConfigError for an id outside the vocabulary."""
+    """Reads the ids of special tokens. Raises ConfigError for an id outside the vocabulary."""
     size = len(metadata.get("tokenizer.ggml.tokens", ()))
     found = {}
     for name in (*_ENDS, *_NO_ENDS):
@@ -104,7 +103,7 @@ def _token_ids(metadata: dict[str, Any]) -> dict[str, int]:
 
 
 def _require_positive(fields: dict[str, Any]) -> None:
-    """Raises ConfigError for a field that is no number above 0: whole, but for those of _FRACTIONS."""
+    """Raises ConfigError unless the field is positive, and whole if not in _FRACTIONS."""
     for field, value in fields.items():
         kinds = (int, float) if field in _FRACTIONS else int
         if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
@@ -112,7 +111,7 @@ def _require_positive(fields: dict[str, Any]) -> None:
 
 
 def _require_known(header: Header) -> None:
-    """Raises ConfigError for a key of the architecture that may change the model in a way that we do not know."""
+    """Raises ConfigError for an unknown key of the architecture, which may change the model."""
     prefix, known = f"{header.architecture}.", (*_NEEDED, *_USED, *_IDLE)
     for key, value in header.metadata.items():
         name = key.removeprefix(prefix)
@@ -123,7 +122,7 @@ def _require_known(header: Header) -> None:
 
 
 def _rope(header: Header, max_len: int, factors: Array | None) -> dict[str, Any]:
-    """The rotary frequencies. Raises ConfigError if they are scaled in a way that is not supported."""
+    """Returns the rotary parameters. Raises ConfigError for an unsupported scaling."""
 
     def given(key: str, default: Any) -> Any:
         return header.metadata.get(f"{header.architecture}.rope.{key}", default)

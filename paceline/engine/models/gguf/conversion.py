@@ -1,4 +1,4 @@
-"""GGUF files as model folders: read by transformers once, and kept in the cache folder under their content."""
+"""Converts GGUF files to model folders, once, with transformers."""
 
 import hashlib
 import tempfile
@@ -18,9 +18,10 @@ FORMAT = 6
 
 
 def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> Path:
-    """The folder with the file's model in `dtype`; made on first use, whole or not at all.
+    """Returns the folder with the file's model in `dtype`, which is made on first use, completely or not at all.
 
-    Known by the file's content: two files may have one name and one size. Raises ConfigError if it can't be read or kept.
+    Its name is a digest of the file's content. Raises ConfigError if the file can't be read or the folder can't be
+    written.
     """
     name = f"{file.stem}-{_digest(file)}-{str(dtype).removeprefix('torch.')}"
     folder = cache_folder() / name
@@ -60,7 +61,7 @@ def _digest(file: Path) -> str:
 
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
-    """Writes config, tensors and tokenizer. Refuses what `read_gguf` refuses in a config."""
+    """Writes config, tensors and tokenizer. Rejects the configs that `read_gguf` rejects."""
     in_place = read_gguf(file)
     # Here, because a file that is read in place does not need them, and they take a second.
     from transformers import AutoModelForCausalLM, GgufConfig

@@ -1,7 +1,4 @@
-"""llama.cpp's tensor names -> Hugging Face's.
-
-A GGUF file as a model: read in place.
-"""
+"""A GGUF file as a model, read in place under Hugging Face's tensor names."""
 
 import hashlib
 import mmap
@@ -30,7 +27,7 @@ _IN_A_LAYER = (
 
 
 def tensor_names(architecture: str, num_layers: int) -> dict[str, str]:
-    """Hugging Face's name for each of llama.cpp's, of all tensors that we can use in a model of this architecture."""
+    """Maps llama.cpp's names to Hugging Face's, for all tensors that we can use in this architecture."""
     identifier = next(known for known, name in MODEL_ARCH_NAMES.items() if name == architecture)
     theirs = get_tensor_name_map(identifier, num_layers)
     ours = [*_OUTSIDE_LAYERS, *(f"model.layers.{i}.{name}" for i in range(num_layers) for name in _IN_A_LAYER)]
@@ -55,12 +52,12 @@ class GgufModel:
     mapping: mmap.mmap
 
     def drop_pages(self) -> None:
-        """Takes what was read out of the process's memory. It comes back from the file when it is used again."""
+        """Drops the pages that were read from the process's memory. The file is read again on access."""
         self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def read_gguf(path: Path) -> GgufModel:
-    """Maps the file, and reads all but its tensors. Raises ConfigError, with the file and the reason, if it can't."""
+    """Maps the file and reads all but its tensors. Raises ConfigError, with the file and the reason, if it can't."""
     with _naming(path):
         mapping, header, config = _read_beginning(path)
         # One thread for the digest, meanwhile the tokenizer is read. Hashing the mapping in one call needs
@@ -74,7 +71,7 @@ def read_gguf(path: Path) -> GgufModel:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors inside say which file could not be read."""
+    """Names the file in errors raised inside."""
     try:
         yield
     except (ConfigError, OSError) as error:
@@ -82,7 +79,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _read_beginning(path: Path) -> tuple[mmap.mmap, Header, PreTrainedConfig]:
-    """The file's mapping, which stays when the file is closed, and what comes before its tensors."""
+    """Returns the file's mapping, which outlives the open file, and its header."""
     with path.open("rb") as opened:
         if not path.stat().st_size:
             raise ConfigError("it is empty")
@@ -97,7 +94,7 @@ def _read_beginning(path: Path) -> tuple[mmap.mmap, Header, PreTrainedConfig]:
 
 
 def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> dict[str, FileTensor]:
-    """Under Hugging Face's names. Raises ConfigError if there is one that we would not use."""
+    """Returns tensors by Hugging Face's names. Raises ConfigError if we would not use one."""
     if config.num_hidden_layers > len(header.places):  # a damaged number may be billions
         raise ConfigError(f"it has {len(header.places)} tensors for {config.num_hidden_layers} layers")
     names = tensor_names(header.architecture, config.num_hidden_layers)
@@ -114,7 +111,7 @@ def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> di
 
 
 def _heads(name: str, config: PreTrainedConfig) -> int | None:
-    """How many heads a projection of queries or keys has; None for other tensors."""
+    """Returns the number of heads of a query or key projection; None for other tensors."""
     if ".self_attn.q_proj." in name:
         return int(config.num_attention_heads)
     return int(config.num_key_value_heads) if ".self_attn.k_proj." in name else None

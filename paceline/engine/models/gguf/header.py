@@ -1,7 +1,7 @@
 """The header of a GGUF file: metadata and tensor offsets.
 
-A start waits for it, and `gguf.GGUFReader` takes seconds for a large vocabulary.
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Servers wait for it at startup, and `gguf.GGUFReader` takes seconds for a large vocabulary. The format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import mmap
@@ -46,12 +46,12 @@ class Header:
 
     @property
     def architecture(self) -> str:
-        """llama.cpp's name of the model's architecture; empty if the file does not say it."""
+        """llama.cpp's name of the architecture; empty if the file has none."""
         return str(self.metadata.get("general.architecture", ""))
 
 
 def read_header(file: mmap.mmap) -> Header:
-    """Reads the metadata and the places of the tensors. Raises ConfigError if the file is not GGUF, or truncated."""
+    """Reads the header. Raises ConfigError if the file is not GGUF, or truncated."""
     if file[:4] != MAGIC:
         raise ConfigError("it is not a GGUF file; models in other formats are folders")
     cursor = _Cursor(file, len(MAGIC))
@@ -79,8 +79,6 @@ def read_header(file: mmap.mmap) -> Header:
 
 
 class _Cursor:
-    """Reads a file's values one after the other."""
-
     def __init__(self, file: mmap.mmap, position: int) -> None:
         self._file = file
         self.position = position
@@ -94,7 +92,7 @@ class _Cursor:
         return self._texts(1)[0]
 
     def value(self, kind: int) -> Any:
-        """A number, a text or a list of either. Raises ValueError for an unknown kind."""
+        """Reads a number, a string or a list of either. Raises ValueError for an unknown type."""
         kind = GGUFValueType(kind)
         if kind == GGUFValueType.STRING:
             return self.text()
@@ -108,7 +106,7 @@ class _Cursor:
         return list(self.numbers(f"{length}{_NUMBERS[GGUFValueType(kind)]}"))
 
     def place(self) -> tuple[str, tuple[int, ...], int, int]:
-        """A tensor's name, shape and format, and its offset from the first tensor."""
+        """Reads a tensor's name, shape, format and offset from the first tensor."""
         name = self.text()
         (dimensions,) = self.numbers("I")
         shape = self.numbers(f"{dimensions}Q")[::-1]  # the file begins with in_features

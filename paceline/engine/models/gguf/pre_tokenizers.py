@@ -1,8 +1,8 @@
-r"""How a byte-level vocabulary splits text before merging: `tokenizer.ggml.pre` -> a pre-tokenizer.
+"""Pre-tokenizers of byte-level vocabularies by `tokenizer.ggml.pre`.
 
-A vocabulary's merges were learned within the pieces of one split. Another split spells the same text with tokens that
-the model saw rarely or never, so an unknown name is refused rather than guessed. The patterns are those of each model's
-own tokenizer.json. Names are llama.cpp's (`llama-vocab.cpp`); listed are those that models of our architectures have.
+Merges were learned within the pieces of one split. Another split would yield tokens that the model rarely saw, so an
+unknown name is rejected. The patterns are from each model's tokenizer.json, the names llama.cpp's (`llama-vocab.cpp`),
+limited to our architectures.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ _DEEPSEEK_V3 = (
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """The split of one kind of byte-level vocabulary."""
+    """How one kind of byte-level vocabulary splits text."""
 
     # Each pattern splits the pieces that the one before left.
     patterns: tuple[str, ...]
@@ -58,13 +58,12 @@ class Splitting:
 
     @property
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """The split, and bytes as the characters that stand for them in the vocabulary."""
+        """Splits text, and maps bytes to the vocabulary's characters."""
         splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns]
         return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
     @property
     def normalizer(self) -> normalizers.Normalizer | None:
-        """What happens to text before the split."""
         return normalizers.NFC() if self.composes else None
 
 
@@ -93,7 +92,7 @@ SPLITTINGS = {name: splitting for names, splitting in _SPLITTINGS.items() for na
 
 
 def find_splitting(name: str) -> Splitting:
-    """Finds the split by the file's `tokenizer.ggml.pre`. Raises ConfigError if the name is unknown."""
+    """Returns the split named `tokenizer.ggml.pre`. Raises ConfigError if the name is unknown."""
     if name not in SPLITTINGS:
         raise ConfigError(
             f"its tokenizer.ggml.pre {name!r} is not supported; supported: {', '.join(sorted(SPLITTINGS))}"

@@ -1,5 +1,3 @@
-"""A GGUF file's tensors: mapped, and read when they are used."""
-
 import math
 import mmap
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ FORMATS = (*FLOATS, *(GGMLQuantizationType[name] for name in BLOCKS))
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor in its file: mapped, and read when it is used."""
+    """A tensor in its mapped file, read on access."""
 
     # One of FORMATS.
     format: GGMLQuantizationType
@@ -32,24 +30,23 @@ class FileTensor:
 
     @property
     def is_in_blocks(self) -> bool:
-        """Whether its numbers are whole numbers in blocks with a scale."""
+        """Whether its values are quantized in blocks with a scale."""
         return self.format not in FLOATS
 
     def dequantised(self) -> Array:
-        """All of it, in our order of rows: `shape` float32, in memory of its own."""
+        """Returns all of it, in our order of rows: `shape` float32."""
         values = _numbers(self.data, self.format).reshape(self.shape)
         return values if self.row_order is None else values[self.row_order]
 
     def rows(self, ids: Array) -> Array:
-        """Only these rows of a matrix, read and dequantised: ids [n] int64 -> [n, in_features] float32."""
+        """Returns these rows of a matrix, dequantized: ids [n] int64 -> [n, in_features] float32."""
         return _numbers(self.data[ids if self.row_order is None else self.row_order[ids]], self.format)
 
 
 def file_tensor(file: mmap.mmap, place: TensorPlace, reordered_heads: int | None = None) -> FileTensor:
-    """The tensor at a place of the file.
+    """Maps a tensor. `reordered_heads`: the number of heads whose rows llama.cpp's converter has reordered (see below).
 
-    `reordered_heads`: how many heads it has, if llama.cpp's converter has reordered the rows of each (see below).
-    Raises ConfigError if its format is not supported, if its shape can't be, or if the file ends in it.
+    Raises ConfigError for an unsupported format, an impossible shape, or a truncated file.
     """
     if place.format not in FORMATS:
         raise ConfigError(
@@ -74,8 +71,8 @@ def file_tensor(file: mmap.mmap, place: TensorPlace, reordered_heads: int | None
 def _rotary_row_order(num_rows: int, num_heads: int) -> Array:
     """Returns the file's row for each of our rows of a projection that llama.cpp's converter has reordered.
 
-    It makes neighbours of the two features of a head that rotate together; ours are half a head apart.
-    Example with one head of 6 rows: the file has ours as 0 3 1 4 2 5, so the result is 0 2 4 1 3 5.
+    It interleaves the two halves of a head that rotate together. Example with one head of 6 rows: the file has ours as
+    0 3 1 4 2 5, so the result is 0 2 4 1 3 5.
     """
     return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
