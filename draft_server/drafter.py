@@ -38,9 +38,9 @@ class ProposeSpec:
     num_draft_tokens: int
     draft_mode: DraftMode
     support: Support
-    # Stops early when the model is unsure; None: never stop early.
+    # The entropy rule; None: never stop early.
     entropy: EntropyStop | None = None
-    # Stops after the token at which the product of all drafts' confidences falls below this; 0: never stop early.
+    # Stops once the product of the drafts' confidences falls below this; 0: never stop early.
     least_confidence: float = 0.0
 
 

@@ -22,7 +22,7 @@ class EntropyStop:
     def see(self, entropy: float) -> None:
         """Adds the entropy at the next position, in [0, 1]."""
         beta = self._rule.ema_beta
-        # To float32, as messages hold it: so k is the same wherever it is computed from what was reported.
+        # Round to float32, as messages do, so that k can be recomputed from what was reported.
         self._ema = float(np.float32(beta * self._ema + (1 - beta) * entropy))
         self.entropies.append(entropy)
         self.emas.append(self._ema)

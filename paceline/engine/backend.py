@@ -16,16 +16,15 @@ class Backend:
     """A model on its device."""
 
     runner: StepRunner
-    # `copy_blocks(sources, destinations)` copies the blocks' keys and values.
+    # `copy_blocks(sources, destinations)`
     copy_blocks: Callable[[list[int], list[int]], None]
     num_blocks: int
     # Tokens in a block.
     block_size: int
-    # Parts of the model whose results depend on the rest of the batch; empty if the model is batch invariant.
+    # Names of the parts that are not batch invariant.
     batch_variant_parts: list[str]
 
 
 Progress = Callable[[str], None]
-# Takes the settings, the model's role, the weights, the most tokens in a sequence, and a function that reports
-# progress. Raises ConfigError if the model or its cache does not fit into memory.
+# `build(config, role, loaded, max_model_len, progress)` raises ConfigError if the model or its cache does not fit.
 BuildBackend = Callable[[EngineConfig, ModelRole, LoadedModel, int, Progress], Backend]

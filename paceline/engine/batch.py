@@ -13,9 +13,9 @@ class TokenSpan:
 
     first_token: int
     num_tokens: int
-    # Position of the first row in its sequence: the number of tokens in the cache.
+    # Position of the first token: the number of tokens in the cache.
     position: int
-    # The sequence's block table.
+    # The block table.
     blocks: list[int]
 
 
@@ -25,7 +25,7 @@ class Batch:
 
     tokens: Array  # [num_tokens] int64
     spans: list[TokenSpan]
-    wanted: Array  # [num_wanted] int64: rows whose logits matter
+    wanted: Array  # [num_wanted] int64: tokens whose logits matter
 
     @property
     def num_tokens(self) -> int:

@@ -15,10 +15,9 @@ class ModelRole:
     """What a model needs of its engine as a draft or as a target, whatever the settings are."""
 
     name: str
-    # Whether a row's bits must depend on its own sequence alone. Without that some products are faster; what a draft
-    # proposes changes no output, so a draft can do without.
+    # A draft needs no batch invariance, which slows some products: what it proposes changes no output.
     batch_invariant: bool = True
-    # On a GPU: most steps of a job that run in one go (see `Job.multi_step_specs`).
+    # On a GPU: maximum steps of a job in one program (see `Job.multi_step_specs`).
     multi_steps: int = 0
 
 
@@ -49,34 +48,41 @@ class EngineConfig(BaseModel):
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="data type of weights and activations")
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
         "auto",
-        description="auto keeps what a GGUF file has quantised (on a CPU, with bfloat16); none makes it numbers of the dtype; int8 or int4 also quantises everything else",
+        description="auto: keep GGUF quantization (on a CPU with bfloat16); none: dequantize to --dtype; "
+        "int8 or int4: quantize the other weights too",
     )
-    device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="device that runs the model")
     max_model_len: int | None = Field(
-        None, ge=2, description="most tokens in a sequence; default: the model's own limit"
+        None, ge=2, description="maximum tokens in a sequence; default: the model's limit"
     )
     kv_cache_memory: ByteSize | None = Field(
-        None, description="memory for keys and values, e.g. 2GiB or 500MB; default: 2GiB, or what a GPU's share leaves"
+        None,
+        description="KV cache memory, e.g. 2GiB or 500MB; default: 2GiB, on a GPU what --gpu-memory-utilization leaves",
     )
     kv_cache_dtype: Literal["auto", "bfloat16", "int8"] = Field(
-        "auto", description="data type of keys and values, on a CPU; auto: the model's"
+        "auto", description="data type of the KV cache, on a CPU; auto: --dtype"
     )
     block_size: int | None = Field(
-        None, ge=8, description="tokens in a KV cache block, a multiple of 8; default: 64, on a GPU 16"
+        None, ge=8, description="tokens per KV cache block, a multiple of 8; default: 64, on a GPU 16"
     )
-    prefix_caching: bool = Field(True, description="keep keys and values for prompts that begin alike")
-    max_num_batched_tokens: int = Field(512, ge=32, description="most rows (tokens) in one forward")
+    prefix_caching: bool = Field(True, description="reuse the KV cache for prompts with a common prefix")
+    max_num_batched_tokens: int = Field(512, ge=32, description="maximum tokens in one forward")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: all cores this process may use")
     compute_lock_file: Annotated[str, AfterValidator(os.path.expanduser)] | None = Field(
-        None, description="lock file of model servers on the same cores: one computes at a time; default: no lock"
+        None, description="lock file that lets model servers on the same cores compute one at a time; default: no lock"
     )
-    waiting: bool = Field(True, description="wait for a fuller batch where that pays")
-    gpu_memory_utilization: float = Field(0.45, gt=0, le=1, description="share of a GPU's memory this server may take")
+    waiting: bool = Field(True, description="wait for a fuller batch if that shortens the total wait")
+    gpu_memory_utilization: float = Field(
+        0.45, gt=0, le=1, description="fraction of the GPU's memory that this server may use"
+    )
     cuda_graph_max_tokens: int = Field(
-        256, ge=1, le=256, description="on a GPU: most rows of a step that runs as one graph; fewer start sooner"
+        256,
+        ge=1,
+        le=256,
+        description="on a GPU: maximum tokens in a step that runs as a CUDA graph; fewer start up faster",
     )
     deterministic: bool = Field(
-        False, description="on a GPU: the same bits in any batch, as a CPU always has, at some cost in speed"
+        False, description="on a GPU: batch-invariant results, as on a CPU, at some cost in speed"
     )
 
     @field_validator("block_size")

@@ -34,9 +34,9 @@ class Engine:
     tokenizer_files: dict[str, bytes]
     tokenizer_fingerprint: str
     weights_fingerprint: str
-    # Masks that the model has learned to fill (see `models.shapes`).
+    # Masks that the model can fill (see `models.shapes`).
     num_masks: int
-    # Parts of the model whose results depend on the rest of the batch; empty if the model is batch invariant.
+    # Names of the parts that are not batch invariant.
     batch_variant_parts: list[str]
 
 
@@ -61,7 +61,7 @@ def build_engine(
         raise ConfigError(
             f"max_model_len is {max_model_len}; {config.model} holds at most {loaded.config.max_model_len}"
         )
-    # Read the tokenizer before the weights go to the device, which takes long: a bad tokenizer fails early.
+    # Read before the slow move to the device, so that an invalid tokenizer fails early.
     fingerprint = loaded.tokenizer_fingerprint
     known_masks = num_masks(loaded.tensors)
     backend = backend_builder(config, role, loaded, max_model_len, progress)
@@ -93,7 +93,7 @@ def _backend_builder(config: EngineConfig) -> BuildBackend:
                 f"kv_cache_dtype is {config.kv_cache_dtype!r}; on a GPU keys and values have the model's dtype (auto)"
             )
         if not torch.cuda.is_available():
-            raise ConfigError("device is 'cuda'; torch finds no such device here")
+            raise ConfigError("device is 'cuda', but torch finds no CUDA device")
         from paceline.engine.cuda.backend import build_cuda
 
         return build_cuda

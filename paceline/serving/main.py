@@ -26,7 +26,7 @@ SPIN_COUNT = "10000"
 def prepare_process() -> None:
     """Sets what torch and transformers read from the environment when they are imported."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    # Progress bars are noise in a log.
+    # No progress bars in the log.
     os.environ.setdefault("TQDM_DISABLE", "1")
 
 
@@ -73,7 +73,7 @@ async def _serve(
         await _wait_for_end(engine.worker.wait_stopped())
         log.info("%s: draining for up to %.0f s", name, DRAIN_S)
         await server.set_serving(False)
-        # The process would wait for a device thread that hangs.
+        # Otherwise a hung device thread would keep the process alive.
         last_resort = end_after(DRAIN_S + 5.0)
         await servicer.drain(DRAIN_S)
         await server.stop(1.0)

@@ -147,11 +147,11 @@ class ModelServicer(ABC):
     async def _read(self, requests: AsyncIterator[Any], session: EngineSession, outbox: asyncio.Queue[Any]) -> None:
         try:
             async for request in requests:
-                # Ends the stream: answers to millions of commands would take all memory.
+                # Ends the stream: answers to millions of commands would exhaust memory.
                 require_at_most(MAX_COMMANDS, len(request.commands), "commands", "commands in a message")
                 self._engine.worker.submit(session, [self._parse(command) for command in request.commands])
         except asyncio.CancelledError:
-            # Drained: answers are still to come, and `drain` sends the end.
+            # Drained: answers may follow, and `drain` ends the stream.
             raise
         except BaseException:
             outbox.put_nowait(None)

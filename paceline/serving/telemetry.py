@@ -25,10 +25,10 @@ class StepMetrics:
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
             return Histogram(f"paceline_engine_step_{name}", text, buckets=bounds, registry=registry)
 
-        self._seconds = histogram("seconds", "Seconds of an engine step.", SHORT_S)
-        self._rows = histogram("rows", "Tokens of a step.", COUNTS)
+        self._seconds = histogram("seconds", "Engine step duration in seconds.", SHORT_S)
+        self._rows = histogram("rows", "Tokens per engine step.", COUNTS)
         self._jobs = histogram("jobs", "Jobs of a step, its batch size.", COUNTS)
-        self._failed = Counter("paceline_engine_failed_jobs", "Jobs that the engine failed on.", registry=registry)
+        self._failed = Counter("paceline_engine_failed_jobs", "Jobs that failed in the engine.", registry=registry)
 
     def on_step(self, duration_s: float, num_jobs: int, num_rows: int, num_failed: int) -> None:
         self._seconds.observe(duration_s)
@@ -79,19 +79,23 @@ class EngineState(Collector):
         blocks.add_metric(["held"], pool.num_blocks - num_free)
         yield blocks
         yield GaugeMetricFamily(
-            "paceline_kv_cache_used_ratio", "Part of the KV cache that sequences hold.", 1 - num_free / pool.num_blocks
+            "paceline_kv_cache_used_ratio",
+            "Fraction of the KV cache in use by sequences.",
+            1 - num_free / pool.num_blocks,
         )
-        yield GaugeMetricFamily("paceline_kv_cache_block_tokens", "Tokens of a block.", pool.block_size)
+        yield GaugeMetricFamily("paceline_kv_cache_block_tokens", "Tokens per KV cache block.", pool.block_size)
         yield CounterMetricFamily(
-            "paceline_prefix_cache_queried_tokens", "Tokens that empty sequences began with.", counts.queried_tokens
+            "paceline_prefix_cache_queried_tokens",
+            "Tokens looked up in the prefix cache.",
+            counts.queried_tokens,
         )
         yield CounterMetricFamily(
             "paceline_prefix_cache_hit_tokens",
-            "Tokens that empty sequences began with and the cache held.",
+            "Tokens found in the prefix cache.",
             counts.hit_tokens,
         )
         yield CounterMetricFamily(
-            "paceline_evicted_sequences", "Sequences that lost their blocks to others.", counts.evicted_sequences
+            "paceline_evicted_sequences", "Sequences evicted from the KV cache.", counts.evicted_sequences
         )
 
 

@@ -16,12 +16,12 @@ STATUS = 70
 LOOK_S = 1.0
 
 
-async def watch(worker: Worker, most_s: float) -> None:
-    """Runs until cancelled. Ends the process when a step takes longer than `most_s`."""
+async def watch(worker: Worker, timeout_s: float) -> None:
+    """Runs until cancelled. Ends the process when a step takes longer than `timeout_s`."""
     while True:
-        await asyncio.sleep(min(LOOK_S, most_s / 4))
-        if worker.step_s > most_s:
-            log.critical("an engine step has taken longer than %g s (step_timeout); the server exits", most_s)
+        await asyncio.sleep(min(LOOK_S, timeout_s / 4))
+        if worker.step_s > timeout_s:
+            log.critical("an engine step has taken longer than %g s (step_timeout); the server exits", timeout_s)
             _end()
 
 
@@ -34,5 +34,5 @@ def end_after(seconds: float) -> threading.Timer:
 
 
 def _end() -> None:
-    # Not by an exception: the device thread would be waited for.
+    # An exception would wait for the device thread.
     os._exit(STATUS)

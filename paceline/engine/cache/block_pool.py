@@ -31,8 +31,7 @@ class BlockPool:
         self.prefixes = PrefixIndex()
         # Number of sequences that hold each block.
         self._counts = [0] * num_blocks
-        # Blocks that are neither held nor cached. The last one released is given out first: then a light load touches
-        # little memory.
+        # Free blocks. The last one released is allocated first, so that a light load touches little memory.
         self._free = list(reversed(range(num_blocks)))
 
     @property

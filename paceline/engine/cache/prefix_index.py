@@ -11,8 +11,7 @@ from collections.abc import Collection
 
 def first_digest(salt: str) -> bytes:
     """Returns the digest of no tokens. Contexts with different salts share no blocks."""
-    # The person keeps salts apart from tokens: else a salt could spell a block's tokens, and its contexts would be found
-    # by those that begin with these.
+    # `person` keeps salts apart from tokens: otherwise a salt could collide with a block's tokens.
     return hashlib.blake2b(salt.encode(), digest_size=16, person=b"salt").digest() if salt else b""
 
 

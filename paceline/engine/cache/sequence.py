@@ -16,7 +16,7 @@ class SequenceOptions:
     sampling: SamplingParams
     num_prompt_tokens: int
     eos_token_ids: tuple[int, ...]
-    # Sequences with the same one share cached prefixes.
+    # Only sequences with equal salts share cached prefixes.
     cache_salt: str = ""
     # For logs.
     request_id: str = ""
@@ -30,7 +30,7 @@ class SequenceOptions:
 
     def banned_token_ids(self, position: int) -> tuple[int, ...]:
         """Returns the tokens that would end the text before min_tokens."""
-        # Without min_tokens none, even if the prompt is said to end after the position.
+        # Without min_tokens nothing is banned, even if num_prompt_tokens lies after the position.
         if self.sampling.min_tokens == 0 or position - self.num_prompt_tokens >= self.sampling.min_tokens:
             return ()
         return self.eos_token_ids + self.sampling.stop_token_ids
@@ -42,9 +42,9 @@ class Sequence:
     def __init__(self, options: SequenceOptions, pool: BlockPool) -> None:
         self.options = options
         self._pool = pool
-        # Exactly the tokens whose keys and values are in the cache.
+        # Exactly the tokens in the cache.
         self.tokens: list[int] = []
-        # The block table: blocks[i] holds the tokens from i * block_size on.
+        # The block table: blocks[i] begins at token i * block_size.
         self.blocks: list[int] = []
         # Digest i is of the context that ends with blocks[i] (see `prefix_index`). Only committed blocks have digests.
         self._digests: list[bytes] = []
@@ -103,7 +103,7 @@ class Sequence:
         taken = self._pool.allocate(self.missing_blocks(length))
         index = self._shared_index()
         if index is not None:
-            # Other sequences read this block or may find it, so this sequence writes to a copy.
+            # The block is shared or indexed, so write to a copy.
             copy = taken.pop(0)
             self._pool.copy_blocks([self.blocks[index]], [copy])
             self._pool.release([self.blocks[index]])

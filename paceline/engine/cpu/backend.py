@@ -21,7 +21,7 @@ from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
 MEMINFO = Path("/proc/meminfo")
-# Folders of a container's control groups, version 2 and version 1, each with the files of limit and usage.
+# Control groups, version 2 and version 1: folder, limit, usage.
 GROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -79,7 +79,7 @@ def build_cpu(
     cache_dtype = CACHE_DTYPES[config.kv_dtype]
     block_bytes = make_layout(loaded.config, loaded.config.num_layers, block_size, cache_dtype).block_bytes
     num_blocks = _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_bytes, weights_bytes)
-    # A sequence is never longer than the cache, and the tables of rotary angles need not be either.
+    # No sequence is longer than the cache, so the rotary tables need not be either.
     longest = min(max_model_len, num_blocks * block_size)
     model = CpuLlama(
         loaded.config, loaded.tensors, config.quantization, longest, config.is_batch_invariant(role), cache_dtype

@@ -14,7 +14,7 @@ from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.llama import CpuLlama
 
-# The last rows run again in parts of each of these sizes. Each result is compared with one run of all rows.
+# The last rows run again in parts of each of these sizes.
 SPLITS = (1, 5, 17, 40, 100)
 # At least this many of the last rows, or one part of them.
 NUM_REPEATED = 16

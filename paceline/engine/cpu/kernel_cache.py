@@ -18,7 +18,7 @@ from paceline.errors import ConfigError
 log = logging.getLogger(__name__)
 
 KERNELS = Path(__file__).parent / "kernels"
-# Sources outside of this folder from which kernels take constants or functions: they are compiled in.
+# Sources outside this folder that kernels inline.
 COMPILED_IN = (Path(noise.__file__),)
 # What the user sets (NUMBA_CACHE_DIR).
 _GIVEN = config.CACHE_DIR  # type: ignore[attr-defined]
@@ -68,9 +68,9 @@ class KernelCache(NullCache):
         try:
             self._files = self._files or _Files(self._function)
             return use(self._files)
-        except Exception as error:  # of the disk, or what pickle raises for a file that was cut off
+        except Exception as error:  # a disk error, or pickle's for a truncated file
             reason = getattr(error, "strerror", None) or error
-            return _tell(f"they can't be kept in {folder}: {reason}; NUMBA_CACHE_DIR names another folder")
+            return _tell(f"can't use the kernel cache {folder}: {reason}; set NUMBA_CACHE_DIR to another folder")
 
 
 class _Locator(UserProvidedCacheLocator):
@@ -94,4 +94,4 @@ class _Files(FunctionCache):
 
 @functools.cache
 def _tell(reason: str) -> None:
-    log.warning("each start compiles the kernels, for minutes: %s", reason)
+    log.warning("compiling the kernels at every start, which takes minutes: %s", reason)

@@ -71,7 +71,7 @@ class PackedLinear:
     # One row alone is a matrix-vector product with another order of summation. Two or three rows give the same result
     # as more, but they are slower than four when the weights come from memory.
     _MIN_ROWS = 4
-    # The row count that the layout is chosen for; any count runs.
+    # The row count that the layout is optimised for.
     _PACKED_FOR_ROWS = 4
     # Significant binary digits of a padded row count. For each count and shape of weight oneDNN makes a kernel, which
     # takes time and memory. Counts are every number up to 31, every second up to 63, and so on: 93 counts up to 512
@@ -231,7 +231,7 @@ class QuantisedLinear(KernelLinear):
         out_features = sum(part.shape[0] for part in parts)
         super().__init__(out_features)
         self._in_features = parts[0].shape[1]
-        # The kernel knows their addresses; this keeps them alive.
+        # Keeps the arrays alive whose addresses the kernel has.
         formats = [BY_NAME[part.format.name] for part in parts]
         self._packed = [
             pack(part.data, part.row_order, fmt, self._in_features) for part, fmt in zip(parts, formats, strict=True)

@@ -80,8 +80,7 @@ def make_layout(config: ModelConfig, num_layers: int, block_size: int, dtype: np
     return kind(config, num_layers, block_size, dtype)
 
 
-# Cores share tiles and KV heads. A sequence with this many rows makes two tiles: otherwise three KV heads on two cores
-# would keep one core waiting for a third of the time.
+# A sequence with this many rows makes two tiles, so that cores share the work evenly (three KV heads on two cores).
 ROWS_TO_DIVIDE = 4
 
 

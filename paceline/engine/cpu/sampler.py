@@ -47,8 +47,7 @@ class GumbelKernelSampler:
     """Supports GumbelMax and SampleComplement without top-k, top-p and min-p."""
 
     def __init__(self, ids: Array | None = None) -> None:
-        """`ids`: [num_logits], the token of each logit, of which GumbelMax returns the index; None: logit i is token
-        i."""
+        """`ids`: [num_logits], the token of each logit; None: logit i is token i. GumbelMax returns an index."""
         self._scratch = Scratch()
         self._ids = np.empty(0, np.uint32) if ids is None else ids.astype(np.uint32)
 

@@ -21,8 +21,7 @@ from paceline.errors import ConfigError
 
 # The default of `block_size`, in tokens.
 BLOCK_SIZE = 16
-# Graphs are captured for contexts up to this many tokens, and for steps of up to `cuda_graph_max_tokens`. Larger steps launch each
-# kernel.
+# Graphs are captured for contexts up to this many tokens.
 GRAPH_TOKENS = 16_384
 
 

@@ -7,7 +7,7 @@ from paceline.engine.cuda.forward_plan import ForwardShape, Staging
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 
-# The rows run in parts of each of these sizes, as in rounds and in chunks. Each result is compared with one run of all.
+# The rows run in parts of each of these sizes, as in rounds and in chunks.
 SPLITS = (1, 5, 17, 40)
 NUM_ROWS = 80
 

@@ -31,7 +31,7 @@ class MemoryBudget:
     # The part of `total` that this server may use.
     fraction: float
     weights: int
-    # The most that a forward of the largest batch takes in addition to weights and cache.
+    # Peak memory of the largest step.
     activations: int
     # Captured graphs, with their arrays of fixed shapes.
     graphs: int
@@ -52,7 +52,7 @@ class MemoryBudget:
         made = cls(total, fraction, weights, activations, graphs, block, max(0, num_blocks))
         if num_blocks < 2:
             option = "--gpu-memory-utilization" if cache is None else "--kv-cache-memory"
-            raise ConfigError(f"no room for two blocks of keys and values; raise {option}; budget: {made}")
+            raise ConfigError(f"the KV cache has fewer than two blocks; raise {option}; budget: {made}")
         if num_blocks * block > left:
             raise ConfigError(
                 f"the KV cache does not fit; lower --kv-cache-memory or raise --gpu-memory-utilization; budget: {made}"
@@ -73,7 +73,7 @@ class MemoryBudget:
         )
 
 
-# Looks at the whole vocabulary, because no token is too unlikely, and has penalties and log-probabilities.
+# Keeps the whole vocabulary, with penalties and log-probabilities.
 DEAREST = SamplingParams(temperature=1.0, min_p=1e-300, repetition_penalty=1.1)
 _COMMON: dict[str, Any] = {"before": TokensBefore([0], [0]), "num_logprobs": 1, "wants_entropy": True}
 

@@ -58,8 +58,7 @@ def _multiply(
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, IN_ONE: tl.constexpr,
     ROWS: tl.constexpr, FEATURES: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    # Programs start in the order of axis 0: those of all row tiles read a tile of weights while the GPU's own cache
-    # has it.
+    # Programs start in the order of axis 0, so all row tiles read a tile of weights while it is in the GPU's cache.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
     is_row, is_feature = row < num_rows, feature < out_features
@@ -154,7 +153,7 @@ class TiledLinear:
 
 
 class Int8Linear:
-    """int8 weights: our tiles for few rows, cuBLAS with dequantized weights for many, where it is faster.
+    """int8 weights: our tiles for few rows, faster cuBLAS with dequantized weights for many.
 
     With `batch_invariant` all products use our tiles.
     """

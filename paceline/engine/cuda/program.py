@@ -36,8 +36,7 @@ class Program:
         logits: torch.Tensor,
         device: torch.device,
     ) -> None:
-        """`num_ahead`: steps after the first; logits: [at least (1 + num_ahead) * num_wanted, vocab_size] float32,
-        working memory."""
+        """logits: [at least (1 + num_ahead) * num_wanted, vocab_size] float32, with `num_ahead` steps after the first."""
         self.shape, self.num_ahead = shape, num_ahead
         self._model, self._attention, self._device = model, attention, device
         self.staging = Staging(shape, attention.num_blocks, attention.block_size, device)

@@ -48,8 +48,7 @@ def _gate(gate_up, out, width, BLOCK: tl.constexpr):
 
 
 def silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """Returns silu(gate) * up (Shazeer 2020, equation 6): [num_rows, width]. gate_up: [num_rows, 2 * width], gate
-    first."""
+    """silu(gate) * up (Shazeer 2020, equation 6): [num_rows, width]. gate_up: [num_rows, 2 * width], gate first."""
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((num_rows, width))
     block = min(1024, triton.next_power_of_2(width))

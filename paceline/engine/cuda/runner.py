@@ -37,7 +37,7 @@ def raise_if_lost(device: torch.device, error: Exception) -> None:
         torch.cuda.synchronize(device)
     except RuntimeError as fault:
         first_line = str(fault).splitlines()[0]
-        raise DeviceLost(f"the GPU failed, and this process can't use it any more: {first_line}") from error
+        raise DeviceLost(f"the GPU failed and this process can no longer use it: {first_line}") from error
 
 
 # A progress line after this many captured graphs.
@@ -96,7 +96,7 @@ class CudaRunner:
 
     @torch.inference_mode()
     def step(self, shares: list[tuple[Job, int]]) -> None:
-        """Feeds the given number of pending tokens of each job, and the next steps of jobs with `multi_step_specs` if possible.
+        """Feeds the given number of pending tokens of each job, and next steps (`multi_step_specs`) if possible.
 
         Raises DeviceLost if the GPU will fail every later step too.
         """
@@ -138,7 +138,7 @@ class CudaRunner:
 
     def _absorb_next_steps(self, rows: Seq[_Row], program: Program, results: Results) -> None:
         """Gives each job the samples of its next steps, as if each had been an engine step."""
-        # If the kernels could not sample a row, its job's next steps are not valid: later engine steps repeat them.
+        # Next steps after a row that the kernels could not sample are invalid; later engine steps repeat them.
         active = [(index, row) for index, row in enumerate(rows) if results.is_complete[0, index]]
         for step in range(1, 1 + program.num_ahead):
             active = [(index, row) for index, row in active if len(row.next_specs) >= step and row.job.pending]

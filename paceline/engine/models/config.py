@@ -6,8 +6,7 @@ from paceline.errors import ConfigError
 SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Names of x * sigmoid(x), the activation that the kernels have.
 ACTIVATIONS = ("silu", "swish")
-# The logit of a token that a draft's head does not know. It is finite: if a request allows only such tokens, there is
-# still a distribution to sample from.
+# The logit of a token outside a draft's head; finite, so that a request that allows only such tokens can be sampled.
 UNKNOWN_LOGIT = -1e9
 
 

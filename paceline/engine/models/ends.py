@@ -1,4 +1,4 @@
-"""The tokens that end a text: the union of all places where a model names one.
+"""The tokens that end a text: the union of all that the model's files name.
 
 Chat models often end a turn with another token than `eos_token_id`.
 """

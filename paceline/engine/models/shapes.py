@@ -13,7 +13,7 @@ from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.gguf.tensors import FileTensor
 from paceline.errors import ConfigError
 
-# [num_masks, hidden_size], in the weights of a draft that has learned to fill masks.
+# [num_masks, hidden_size], in a draft that can fill masks.
 MASK_VECTORS = "mask_vectors"
 
 
@@ -22,18 +22,16 @@ def num_masks(tensors: dict[str, torch.Tensor]) -> int:
 
 
 def with_masks(embedding: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Returns the vectors of tokens and masks: [vocab_size + num_masks, hidden_size]. Takes the masks' out of
-    `tensors`."""
+    """Vectors of tokens and masks: [vocab_size + num_masks, hidden_size]. Takes the masks' out of `tensors`."""
     masks = tensors.pop(MASK_VECTORS, None)
     return embedding if masks is None else torch.cat([embedding, masks.to(embedding)])
 
 
 # By name: torch.Tensor, or FileTensor if a GGUF file is read in place.
 Tensors = dict[str, Any]
-# A linear's weights: a tensor, or parts that may have different formats, one below the other.
+# A linear layer's weights: a tensor, or stacked parts that may have different formats.
 Weight = torch.Tensor | tuple[FileTensor, ...]
-# Tensors of drafts alone, and those that change nothing: a head that is the embedding, and frequencies, which old files
-# have, and which we compute.
+# Tensors that only drafts have, and redundant ones: a tied head, and the frequencies in old files.
 HEAD_IDS = "head_ids"
 _FREE = (HEAD_IDS, MASK_VECTORS, "lm_head.weight")
 _UNUSED = "rotary_emb.inv_freq"

@@ -54,7 +54,7 @@ class LoadedModel:
     tensors: Tensors
     tokenizer_files: dict[str, bytes]
     weights_fingerprint: str
-    # Gives back the memory of the file's parts that were read.
+    # Drops the file's pages that were read.
     drop_pages: Callable[[], None] = lambda: None
 
     @property
@@ -105,8 +105,7 @@ def load_model(
 
 
 def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
-    """Returns the folder with a model's files; `dtype`: what a GGUF file is converted to. Raises ConfigError if not
-    found."""
+    """Returns a model's folder, in which a GGUF file is converted to `dtype`. Raises ConfigError if not found."""
     if (file := find_gguf(name)) is not None:
         return converted(file, dtype, progress)
     if name in EMBEDDED:
@@ -212,7 +211,7 @@ def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors,
         except SafetensorError as error:
             raise ConfigError(f"model {name!r}: {file} can't be read: {error}") from error
         with open(file, "rb") as raw:
-            # All of it, at more than a gigabyte a second: two trainings of one model differ everywhere but in the header.
+            # All of it: two trainings of one model may have equal headers.
             digest.update(hashlib.file_digest(raw, "sha256").digest())
     with _naming(name):
         return _as_numbers(tensors, dtype), digest.hexdigest()[:16]
@@ -236,7 +235,7 @@ def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Tensors
                 )
             tensor = tensor.float() * scale.unsqueeze(1)
         elif tensor.itemsize == 1:
-            # Without their scales, codes are other numbers than the model's.
+            # Codes without scales are not the model's weights.
             raise ConfigError(
                 f"tensor {key!r} has type {str(tensor.dtype).removeprefix('torch.')} and no {key + SCALE!r}; supported: "
                 "float32, bfloat16, float16, and 8 bits with a scale for each output feature"

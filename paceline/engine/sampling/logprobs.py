@@ -45,7 +45,7 @@ def compute_logprobs(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[
     """Returns None for a spec without log-probabilities. logits: [num_specs, vocab_size] float32, processed."""
     rows = [row for row, spec in enumerate(specs) if spec.wants_logprobs]
     row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
-    # Made once: made anew for each part, between results that stay, it would fragment memory.
+    # Allocated once: once per part, between results that stay, would fragment memory.
     scratch = torch.empty((2, min(len(rows), ROWS_AT_ONCE), logits.shape[1]), dtype=torch.float64, device=logits.device)
     for first in range(0, len(rows), ROWS_AT_ONCE):
         some = rows[first : first + ROWS_AT_ONCE]

@@ -23,10 +23,10 @@ class SampleSpec:
     banned: tuple[int, ...]
     # Set only if the request has penalties.
     before: TokensBefore | None = field(default=None, kw_only=True)
-    # Return log-probabilities, and those of this many likeliest tokens; None: return none.
+    # Return log-probabilities, also for this many likeliest tokens; None: return nothing.
     num_logprobs: int | None = field(default=None, kw_only=True)
     wants_entropy: bool = field(default=False, kw_only=True)
-    # Also return how likely the sampled token was, if the engine can. An int becomes a ConfidentSample.
+    # Also return how likely the sampled token was: an int becomes a ConfidentSample.
     wants_confidence: bool = field(default=False, kw_only=True)
 
     @property

@@ -34,7 +34,7 @@ def hash_ids(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.
 
     `low` and `high` are the halves of the keys: [num_keys, 1]; ids: [num_keys, num_ids] or [1, num_ids].
     """
-    # int64 products overflow, but their low 32 bits equal those of the unsigned product.
+    # int64 products overflow, but their low 32 bits are correct.
     x = ids ^ low
     x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
     x = (x + high) & MASK_32
@@ -108,7 +108,7 @@ class TorchSampler:
         keep = (rank < limit[:, :1]) & (before < limit[:, 1:]) & (top > 0)
         kept = top * keep
         kept = (kept / kept.cumsum(dim=-1)[:, -1:]).to(torch.float32)
-        # Sample from the float32 probabilities that are sent: the verdict needs exactly the q of the sample.
+        # Sample from the float32 probabilities that are sent: the verdict needs this exact q.
         token_rank, _ = _invert(kept.double(), [spec.uniform for spec in specs])
         sizes = keep.sum(dim=-1).tolist()
         tokens = ids.gather(1, token_rank.unsqueeze(1)).squeeze(1).tolist()
@@ -133,8 +133,7 @@ class TorchSampler:
 
 
 def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """Returns the distribution after temperature and truncation: [num_specs, vocab_size] float64. Greedy rows are
-    one-hot."""
+    """The distribution after temperature and truncation: [num_specs, vocab_size] float64. Greedy rows are one-hot."""
     greedy = torch.tensor([p.is_greedy for p in params], device=logits.device)
     temperature = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float64, device=logits.device)
     # Subtract the largest logit first: 0 divided by a tiny temperature stays 0 and does not overflow.

@@ -58,7 +58,7 @@ class Lease:
 
 class ComputeLock:
     def __init__(self, path: str | None) -> None:
-        """Opens or creates `path` and `path`.next. Without a path there is no lock.
+        """Opens or creates `path` and `path`.next. Does nothing without a path.
 
         Raises ConfigError if the files can't be opened.
         """
@@ -68,7 +68,7 @@ class ComputeLock:
         except OSError as error:
             raise ConfigError(f"compute_lock_file {path} can't be opened: {error.strerror}") from error
         self._holder = secrets.randbits(64)
-        # 0 after a wait that got no lock: try once without waiting, until the peer has released the lock.
+        # 0 after a timeout: don't wait again until the peer has released the lock.
         self._timeout_s = TIMEOUT_S
 
     @contextlib.contextmanager
@@ -83,7 +83,7 @@ class ComputeLock:
         finally:
             if held and self._file is not None:
                 last = LAST_LEASE.pack(self._holder, started_s, time.perf_counter(), lease.num_handed_over)
-                # A full disk has no place for the record: the peer then takes this for no lease.
+                # On a full disk the peer just misses this lease's record.
                 with contextlib.suppress(OSError):
                     os.pwrite(self._file, last, 0)
                 fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -98,7 +98,7 @@ class ComputeLock:
         return PastLease(started_s, ended_s, num_handed_over) if holder != self._holder else None
 
     def _acquire(self) -> bool:
-        """Takes the lock. Returns False if there is none, or on timeout."""
+        """Takes the lock. Returns False without a path, or on timeout."""
         if self._file is None or self._next is None:
             return False
         deadline_s = time.perf_counter() + self._timeout_s

@@ -53,7 +53,7 @@ OnClose = Callable[[SequenceOptions, Usage], None]
 class WorkerCounts:
     """Counters since startup."""
 
-    # Tokens that empty sequences began with, and how many of them the cache held.
+    # Tokens looked up in the prefix cache, and hits.
     queried_tokens: int = 0
     hit_tokens: int = 0
     # Sequences that lost their blocks to others.

@@ -97,8 +97,7 @@ class Session:
         self._advance(state)
 
     def truncate_now(self, sequence_id: int, length: int) -> int:
-        """Truncates out of order and returns the cache's length. Raises NotFound or OutOfRange, and then drops
-        nothing."""
+        """Truncates out of order and returns the cache's length. Raises NotFound or OutOfRange."""
         state = self._require(sequence_id)
         state.sequence.require_holds(length)
         self._drop_work(state, "dropped by a Truncate")
@@ -252,7 +251,7 @@ class Session:
 
     def _release(self, state: SequenceState, sequence_id: int) -> None:
         if state.job is None:
-            # So that the conversation's next request finds these blocks. With a running job some tokens may be drafts.
+            # Lets the conversation's next request find these blocks. With a running job some tokens may be drafts.
             state.sequence.commit(state.sequence.length)
         self._drop_work(state, "dropped by a Release")
         state.sequence.truncate(0)

@@ -16,11 +16,11 @@ from paceline.errors import DeviceLost, InternalError, PacelineError, Unavailabl
 from paceline.observability.logs import with_fields
 from paceline.speculation import MAX_DRAFT_TOKENS
 
-# The part in order of arrival, as a fraction of the budget. The larger one if that leaves room for all rounds of
-# drafts, else what they leave, and the smaller one in any case.
+# The part in order of arrival, as a divisor of the budget: the larger part if all rounds of drafts still fit, else what
+# they leave, but at least the smaller part.
 LARGER_PART = 4
 SMALLER_PART = 16
-# Most pending rows of a round: the last round's drafts and new ones.
+# Maximum pending tokens of a round: the last round's drafts and new ones.
 ROUND_TOKENS = 2 * MAX_DRAFT_TOKENS
 
 
@@ -80,6 +80,6 @@ def run_step(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, Pac
         if len(job.pending) == num_pending[job]:
             failed |= run_step(runner, [(job, num_tokens)])
         else:
-            # Its tokens are fed, but it may lack some samples.
+            # Its tokens are fed, but samples may be missing.
             failed[job] = Unavailable("the engine failed in the middle of this command")
     return failed

@@ -25,7 +25,7 @@ from paceline.engine.scheduling.session import Session
 from paceline.engine.scheduling.step import StepRunner, run_step, share_budget
 
 T = TypeVar("T")
-# Called on the device thread after a step: its seconds, jobs, rows and failed jobs.
+# Called on the device thread after a step: its seconds, jobs, tokens and failed jobs.
 OnStep = Callable[[float, int, int, int], None]
 # Called on the event loop with the answers of one delivery and the number of engine steps so far.
 Deliver = Callable[[list[Answer], int], None]

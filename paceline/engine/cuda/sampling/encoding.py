@@ -76,7 +76,7 @@ def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Ar
         if sampling.is_greedy or not is_codable(spec):
             continue
         own[Column.TEMPERATURE], own[Column.TOP_K] = sampling.temperature, sampling.top_k
-        # The kernel keeps tokens before which there is less than this mass: of 0 it would keep none.
+        # The kernel keeps tokens preceded by less than this mass, so 0 would keep nothing.
         own[Column.TOP_P], own[Column.MIN_P] = max(sampling.top_p, LEAST_TOP_P), sampling.min_p
         own[Column.IS_CUT] = 0 < sampling.top_k < vocab_size or sampling.top_p < 1 or sampling.min_p > 0
         match spec:

@@ -6,7 +6,7 @@ from enum import IntEnum
 import torch
 import triton.language as tl
 
-# How many of a row's likeliest tokens supports, top-k, top-p and min-p look at; also the most tokens in a support.
+# How many likeliest tokens of a row supports, top-k, top-p and min-p look at; the maximum size of a support.
 MOST = 256
 
 

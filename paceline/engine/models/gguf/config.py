@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 
 # Mistral's models are "llama" in GGUF.
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-# llama.cpp's key, behind the architecture's name -> the config's field.
+# llama.cpp's key, after the architecture's name -> the config's field.
 _NEEDED = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -23,22 +23,22 @@ _NEEDED = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-# Other keys that we use, behind the architecture's name.
+# Other keys that we use, after the architecture's name.
 _USED = (
     "vocab_size", "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.dimension_count",
     "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
 )  # fmt: skip
-# Keys that change no number of a forward, whatever they say.
+# Keys that never affect a forward.
 _IDLE = ("tensor_data_layout", "attention.layer_norm_epsilon", "rope.scaling.finetuned", "pooling_type")
-# Keys that change nothing with this value, and that we do not know with another one.
+# Keys that are supported with this value only.
 _IDLE_AT: dict[str, Any] = {
     "expert_count": 0, "expert_used_count": 0, "attention.causal": True, "attention.sliding_window": 0,
     "rope.scaling.attn_factor": 1.0,
 }  # fmt: skip
 # Fields that need not be whole numbers.
 _FRACTIONS = ("rms_norm_eps", "rope_theta", "factor", "beta_fast", "beta_slow")
-# Keys tokenizer.ggml.NAME_token_id: of tokens that end a text, and of others.
+# Keys tokenizer.ggml.NAME_token_id: end tokens, and others.
 _ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _NO_ENDS = ("bos", "padding", "unknown")
 
@@ -107,7 +107,7 @@ def _require_positive(fields: dict[str, Any]) -> None:
     for field, value in fields.items():
         kinds = (int, float) if field in _FRACTIONS else int
         if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
-            raise ConfigError(f"its metadata is not a config: {field} is {value!r}; it must be a number above 0")
+            raise ConfigError(f"its metadata is not a config: {field} is {value!r}; it must be positive")
 
 
 def _require_known(header: Header) -> None:
@@ -128,7 +128,7 @@ def _rope(header: Header, max_len: int, factors: Array | None) -> dict[str, Any]
         return header.metadata.get(f"{header.architecture}.rope.{key}", default)
 
     parameters = {"rope_type": "default", "rope_theta": given("freq_base", 10_000.0)}
-    # As llama.cpp reads it: a factor alone is linear, 0 is none, and old files have it under another key.
+    # As llama.cpp reads it: a factor alone means linear, 0 means unscaled, and old files use another key.
     kind = given("scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
         raise ConfigError(f"its rope.scaling.type {kind!r} is not supported; supported: none, linear, yarn")

@@ -34,7 +34,8 @@ def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"model {str(file)!r} can't be converted into {folder.parent}: {reason}; PACELINE_CACHE_DIR names another folder"
+            f"model {str(file)!r} can't be converted into {folder.parent}: {reason}; "
+            "set PACELINE_CACHE_DIR to another folder"
         ) from error
     return folder
 
@@ -63,7 +64,7 @@ def _digest(file: Path) -> str:
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
     """Writes config, tensors and tokenizer. Rejects the configs that `read_gguf` rejects."""
     in_place = read_gguf(file)
-    # Here, because a file that is read in place does not need them, and they take a second.
+    # Slow imports that a file read in place does not need.
     from transformers import AutoModelForCausalLM, GgufConfig
 
     try:
@@ -72,7 +73,7 @@ def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
         )
         # transformers reads neither their scaling nor the factors that divide them (Llama 3.1 and later).
         model.config.rope_parameters = in_place.config.rope_parameters
-        # It reads one of the keys that name an end of a text, and takes a default of its own if that is not there.
+        # It reads only one of the keys that name end tokens, and has a default.
         model.config.eos_token_id = model.generation_config.eos_token_id = in_place.config.eos_token_id
     except Exception as error:  # transformers and gguf raise many types for files they can't read
         raise ConfigError(f"model {str(file)!r} could not be read: {str(error).splitlines()[0]}") from error

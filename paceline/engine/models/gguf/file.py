@@ -35,7 +35,7 @@ def tensor_names(architecture: str, num_layers: int) -> dict[str, str]:
     return {their_name: name for their_name, name in pairs if their_name is not None}
 
 
-# Factors that divide the rotary frequencies (Llama 3.1 and later): a part of the config, although they are a tensor.
+# Divisors of the rotary frequencies (Llama 3.1 and later): a tensor that belongs to the config.
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -47,7 +47,7 @@ class GgufModel:
     # With Hugging Face's names.
     tensors: dict[str, FileTensor]
     tokenizer_files: dict[str, bytes]
-    # The beginning of what `sha256sum` says of the file.
+    # The beginning of the file's `sha256sum`.
     fingerprint: str
     mapping: mmap.mmap
 

@@ -53,7 +53,7 @@ class Header:
 def read_header(file: mmap.mmap) -> Header:
     """Reads the header. Raises ConfigError if the file is not GGUF, or truncated."""
     if file[:4] != MAGIC:
-        raise ConfigError("it is not a GGUF file; models in other formats are folders")
+        raise ConfigError("it is not a GGUF file; other formats are loaded from a folder")
     cursor = _Cursor(file, len(MAGIC))
     try:
         version, num_tensors, num_keys = cursor.numbers("IQQ")
@@ -72,7 +72,7 @@ def read_header(file: mmap.mmap) -> Header:
         ZeroDivisionError,
         TypeError,
     ) as error:
-        raise ConfigError(f"its header is damaged or cut short ({error})") from error
+        raise ConfigError(f"its header is corrupt or truncated ({error})") from error
     return Header(
         metadata, tuple(TensorPlace(name, shape, layout, start + offset) for name, shape, layout, offset in places)
     )

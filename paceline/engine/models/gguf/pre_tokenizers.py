@@ -51,7 +51,7 @@ class Splitting:
     patterns: tuple[str, ...]
     # A piece that is a token by itself is not built from merges.
     ignores_merges: bool = False
-    # Prompts begin with BOS if the file does not say.
+    # Whether prompts begin with BOS by default.
     adds_bos: bool = False
     # Unicode's composed form comes first.
     composes: bool = False
@@ -69,7 +69,7 @@ class Splitting:
 
 DEFAULT = "default"
 _SPLITTINGS: dict[tuple[str, ...], Splitting] = {
-    # What llama.cpp does for files that don't say: of before April 2024, or made without this key.
+    # llama.cpp's default for files without the key, e.g. from before April 2024.
     (DEFAULT,): Splitting((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     ("gpt-2", "gigachat", "a.x-4.0", "mellum", "trillion", "granite-docling"): Splitting((_GPT2,)),
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b", "mellum2"): Splitting((r"\p{N}", _GPT2)),

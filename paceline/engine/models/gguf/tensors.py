@@ -62,7 +62,7 @@ def file_tensor(file: mmap.mmap, place: TensorPlace, reordered_heads: int | None
     *rows, row_bytes = quant_shape_to_byte_shape(place.shape, layout)
     num_rows = math.prod(rows)
     if place.offset_bytes + num_rows * row_bytes > len(file):
-        raise ConfigError(f"the file is cut short: it ends before the end of tensor {place.name!r}")
+        raise ConfigError(f"the file is truncated in tensor {place.name!r}")
     data = np.frombuffer(file, np.uint8, num_rows * row_bytes, place.offset_bytes)
     row_order = _rotary_row_order(place.shape[0], reordered_heads) if reordered_heads else None
     return FileTensor(layout, place.shape, data.reshape(num_rows, row_bytes), row_order)
