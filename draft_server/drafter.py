@@ -63,10 +63,7 @@ class ProposeResult:
 
 
 class ProposeJob(Job):
-    """Feeds the tail, then one token per step. Works with every model.
-
-    k drafts need k samples but feed only k - 1: no further draft depends on the last.
-    """
+    """Feeds the tail, then one token per step. The last of k drafts is not fed: no draft depends on it."""
 
     def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec) -> None:
         super().__init__(sequence, tail)
@@ -103,7 +100,7 @@ class ProposeJob(Job):
     def _keep(self, sample: Sample) -> bool:
         """Appends a draft. Returns whether the model is confident enough to continue.
 
-        The token that ends the draft is kept: dropping it for its value would bias the output.
+        Dropping the last token for its value would bias the output, so it is kept.
         """
         self._samples.append(sample)
         self._confidence *= _confidence(sample)
@@ -148,7 +145,6 @@ def token_of(sample: Sample) -> int:
 
 
 def _confidence(sample: Sample) -> float:
-    """Returns 1, which never stops early, if the engine reports no confidence."""
     match sample:
         case ConfidentSample():
             return sample.confidence

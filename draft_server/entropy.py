@@ -1,7 +1,7 @@
 """The entropy rule: stops drafting when the draft model's entropy is high.
 
-The rule never looks at a sampled token, because dropping a token for its value would bias the output. The coordinator
-keeps the rule's state between rounds and advances it only over decided positions.
+It never looks at a sampled token, because dropping a token for its value would bias the output. The coordinator keeps
+its state and advances it over decided positions.
 """
 
 import numpy as np
@@ -10,8 +10,6 @@ from paceline.speculation import EntropyAdaptive
 
 
 class EntropyStop:
-    """Applies the rule along the positions of one round."""
-
     def __init__(self, rule: EntropyAdaptive, ema: float) -> None:
         """`ema`: the smoothed entropy so far, in [0, 1]."""
         self._rule = rule

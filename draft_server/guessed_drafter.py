@@ -6,7 +6,8 @@ A draft for the draft (Leviathan, Kalman, Matias 2211.17192, section 6). The gue
     gives     draft 0                  | draft 1 | draft 2 | …
 
 Each draft is sampled from the same distribution and with the same noise as step by step, and counts only if every draft
-before it equals the guess that was fed. The proposal is therefore the draft model's own, and no guess changes the output.
+before it equals the guess that was fed. So the proposal is the draft model's own, and no guess changes the
+output.
 """
 
 from draft_server.drafter import ProposeJob, ProposeSpec, token_of
@@ -15,13 +16,11 @@ from paceline.engine.sampling.specs import Sample, SampleSpec
 
 
 def can_check_guesses(guess: list[int], spec: ProposeSpec) -> bool:
-    """Returns False if the entropy rule is on: it decides before each draft, so drafting goes step by step."""
+    """Whether there are guesses to check, and no entropy rule, which decides draft by draft."""
     return bool(guess) and spec.num_draft_tokens > 1 and spec.entropy is None
 
 
 class GuessedProposeJob(ProposeJob):
-    """Feeds the tail and the guesses. After the first wrong guess, or the last, drafts step by step."""
-
     def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec, guess: list[int]) -> None:
         """`guess`: tokens after the tail, at most k - 1 for k drafts: no draft depends on a later one."""
         super().__init__(sequence, tail, spec)
@@ -51,7 +50,6 @@ class GuessedProposeJob(ProposeJob):
                 return
 
     def _end_check(self, pending: list[int]) -> None:
-        """Leaves the tail and all drafts but the last in the cache, as drafting step by step does."""
         self._is_checking = False
         self.sequence.rollback(self._round_start + len(self._samples) - 1)
         self.pending = pending

@@ -11,15 +11,13 @@ from paceline.sampling import SamplingParams
 
 
 def can_draft_in_parallel(num_masks: int, sampling: SamplingParams, spec: ProposeSpec) -> bool:
-    """Returns False for penalties and the entropy rule: they depend on the drafts before a draft."""
+    """Whether drafts are independent: penalties and the entropy rule depend on the drafts before."""
     return num_masks > 0 and not sampling.has_penalties and spec.entropy is None
 
 
 class ParallelProposeJob(ProposeJob):
-    """Feeds the tail and masks, then removes the masks from the cache."""
-
     def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec, mask_ids: list[int]) -> None:
-        """`mask_ids`: ids of the model's masks, in order. Limits the drafts to one more than their number."""
+        """`mask_ids`: ids of the model's masks, in order."""
         super().__init__(sequence, tail, spec)
         masks = mask_ids[: spec.num_draft_tokens - 1]
         self.pending = [*tail, *masks]

@@ -19,8 +19,6 @@ from paceline.v1 import draft_pb2
 
 
 class DraftServicer(ModelServicer):
-    """The Draft service."""
-
     response_class = draft_pb2.DraftResponse
 
     def __init__(self, engine: Engine, support: Support) -> None:

@@ -1,4 +1,4 @@
-"""The Target service: converts Verify messages to jobs and results to messages, and sends the tokenizer."""
+"""The Target service: converts Verify messages to jobs and results to messages."""
 
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
@@ -31,8 +31,6 @@ class PromptPart:
 
 
 class TargetServicer(ModelServicer):
-    """The Target service."""
-
     response_class = target_pb2.TargetResponse
 
     def parse_job(self, command: Any) -> Command:

@@ -1,4 +1,4 @@
-"""The job of a Verify command: one forward over tail and drafts, and a sample at each of k + 1 positions."""
+"""The job of a Verify command: one forward, and a sample at each of k + 1 positions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +42,6 @@ class VerifySpec:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """The target's samples and probabilities for k drafts."""
-
     # For rule `match` k + 1 tokens; for `rejection` only the bonus token.
     tokens: list[int]
     # For `rejection`, one for each draft: p on the draft's support, and a token sampled outside the support.
@@ -110,14 +108,12 @@ class VerifyJob(Job):
         )
 
     def _score(self, row: int) -> SampleSpec | None:
-        """Returns the spec of a prompt's log-probabilities: pending token `row` scores the next one."""
         options, num_logprobs = self.sequence.options, self._verify_spec.num_prompt_logprobs
         if num_logprobs is None:
             return None
         return Score(options.sampling, (), self.pending[row + 1], num_logprobs=num_logprobs)
 
     def _spec(self, index: int, row: int) -> SampleSpec:
-        """Returns the spec that verifies draft `index`, or samples the bonus token."""
         options, wanted = self.sequence.options, self._verify_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)

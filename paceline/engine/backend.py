@@ -1,7 +1,4 @@
-"""The backend: a model on its device, with its KV cache, ready to run steps.
-
-`cpu.backend` and `cuda.backend` build it.
-"""
+"""The interface of the backends, which `cpu.backend` and `cuda.backend` build."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

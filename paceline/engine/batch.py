@@ -9,8 +9,6 @@ from paceline.engine.arrays import Array
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Consecutive tokens of one sequence in a batch."""
-
     first_token: int
     num_tokens: int
     # Position of the first token: the number of tokens in the cache.

@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ModelRole:
-    """What a model needs of its engine as a draft or as a target, whatever the settings are."""
+    """Requirements of a draft or a target, whatever the settings are."""
 
     name: str
     # A draft needs no batch invariance, which slows some products: what it proposes changes no output.
@@ -38,8 +38,6 @@ def cache_folder() -> Path:
 
 
 class EngineConfig(BaseModel):
-    """Settings of one model's engine."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(

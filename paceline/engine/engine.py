@@ -1,4 +1,4 @@
-"""Builds an engine: weights, cache and worker."""
+"""Builds an engine."""
 
 import asyncio
 from collections.abc import Callable
@@ -86,7 +86,6 @@ def build_engine(
 
 
 def _backend_builder(config: EngineConfig) -> BuildBackend:
-    """Imports the GPU backend only if asked for, because it needs Triton."""
     if config.device == "cuda":
         if config.kv_cache_dtype != "auto":
             raise ConfigError(

@@ -21,6 +21,5 @@ def num_workers() -> int:
 
 
 def set_num_workers(count: int) -> None:
-    """Sets the number of threads for torch and for kernels called from this thread."""
     torch.set_num_threads(count)
     numba.set_num_threads(min(count, len(CORES)))

@@ -1,1 +1,1 @@
-"""What draft and target server share: settings, the Session stream, startup and shutdown."""
+"""Common parts of the draft and the target server."""

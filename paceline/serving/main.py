@@ -1,4 +1,4 @@
-"""Startup and shutdown of a model server."""
+"""Startup and shutdown."""
 
 import asyncio
 import logging
@@ -90,7 +90,6 @@ async def _load(
     registry: CollectorRegistry,
     spans: Spans,
 ) -> Any:
-    """Builds the engine on the device thread, with metrics and spans."""
     from paceline.engine.engine import Engine, build_engine
     from paceline.serving.telemetry import EngineState, SequenceSpans, StepMetrics
 

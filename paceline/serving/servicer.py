@@ -63,7 +63,6 @@ class ModelServicer(ABC):
         yield result
 
     async def Session(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        """Serves one ordered stream of commands until the caller ends it, then releases its sequences."""
         outbox: asyncio.Queue[tuple[list[Answer], int] | None] = asyncio.Queue()
         session = self._engine.worker.open_session(lambda answers, steps: outbox.put_nowait((answers, steps)))
         session_id = secrets.token_hex(8)
@@ -134,7 +133,6 @@ class ModelServicer(ABC):
             stream.outbox.put_nowait(None)
 
     def check_tokens(self, name: str, tokens: Iterable[int]) -> None:
-        """Raises InvalidArgument for a token id outside the vocabulary."""
         vocab_size = self._engine.model.vocab_size
         worst = max(tokens, default=0)
         require(worst < vocab_size, name, worst, f"token ids in [0, {vocab_size})")
@@ -159,7 +157,6 @@ class ModelServicer(ABC):
         outbox.put_nowait(None)
 
     async def _beat(self, outbox: asyncio.Queue[Any]) -> None:
-        """Sends heartbeats, also during a long step. The watchdog handles one that never ends."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             outbox.put_nowait(([], self._engine.worker.num_steps))
@@ -198,7 +195,6 @@ class ModelServicer(ABC):
             )
 
     def _responses(self, answers: list[Answer], steps: int) -> Iterable[Any]:
-        """Yields messages below the size limit."""
         response = self.response_class(engine_steps=steps)
         size = 0
         for answer in itertools.chain.from_iterable(map(self._parts, answers)):
@@ -228,7 +224,6 @@ class ModelServicer(ABC):
 
 
 def _log_opened(sequence_id: int, options: SequenceOptions) -> None:
-    """Logs one line per sequence: one for a generation, and one after each lost connection."""
     fields = {"request_id": options.request_id, "sequence": sequence_id, "prompt_tokens": options.num_prompt_tokens}
     log.info("sequence opened", extra=with_fields(**fields))
 

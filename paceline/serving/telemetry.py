@@ -1,6 +1,6 @@
-"""Metrics and spans of a model server: engine steps, the KV cache, and sequences.
+"""Metrics and spans of a model server.
 
-Steps are counted on the device thread; the rest is read at scrape time. A span is made when its sequence ends.
+Steps are counted on the device thread; the rest is read at scrape time.
 """
 
 from collections.abc import Iterator
@@ -39,8 +39,6 @@ class StepMetrics:
 
 
 class EngineState(Collector):
-    """Reports the model, the cache and the running step."""
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 

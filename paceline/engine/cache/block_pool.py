@@ -23,7 +23,6 @@ class BlockPool:
         copy_blocks: Callable[[list[int], list[int]], None],
         caches_prefixes: bool = True,
     ) -> None:
-        """`copy_blocks(sources, destinations)` copies the blocks' keys and values."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.copy_blocks = copy_blocks
@@ -48,14 +47,11 @@ class BlockPool:
         return sum(self._counts[block] == count for block, count in released.items())
 
     def is_private(self, block: int) -> bool:
-        """Whether the holder may write to the block: it has one holder and is not indexed."""
+        """Whether the block has one holder and is not indexed, so that the holder may write to it."""
         return self._counts[block] == 1 and block not in self.prefixes
 
     def allocate(self, count: int) -> list[int]:
-        """Returns `count` blocks, each with one holder. Evicts cached blocks only if no free ones are left.
-
-        Raises ResourceExhausted, and takes nothing, if there are fewer.
-        """
+        """Returns `count` blocks, evicting cached ones if necessary. Raises ResourceExhausted, and takes nothing."""
         if count > self.num_free:
             raise ResourceExhausted(f"{count} KV cache blocks wanted, {self.num_free} of {self.num_blocks} are free")
         blocks = [self._free.pop() if self._free else self.prefixes.evict() for _ in range(count)]
@@ -64,7 +60,6 @@ class BlockPool:
         return blocks
 
     def ref(self, blocks: list[int]) -> None:
-        """Adds one holder to each block, which must be held or cached."""
         for block in blocks:
             assert self._counts[block] or block in self.prefixes, "a free block has no content to share"
             self._counts[block] += 1

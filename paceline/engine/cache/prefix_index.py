@@ -16,7 +16,6 @@ def first_digest(salt: str) -> bytes:
 
 
 def extend_digest(before: bytes, tokens: list[int]) -> bytes:
-    """Returns the digest of `tokens` after the tokens that have the digest `before`."""
     return hashlib.blake2b(before + array("Q", tokens).tobytes(), digest_size=16).digest()
 
 
@@ -46,11 +45,9 @@ class PrefixIndex:
         return self._blocks.get(digest)
 
     def use(self, block: int) -> None:
-        """Marks a block as held."""
         self._idle.pop(block, None)
 
     def release(self, block: int) -> None:
-        """Marks a block as idle if it is indexed."""
         if block in self._digests:
             self._idle[block] = None
 

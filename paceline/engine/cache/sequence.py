@@ -1,4 +1,4 @@
-"""A sequence: the tokens in its cache, and the blocks that hold them."""
+"""A sequence's tokens and blocks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,8 +11,6 @@ from paceline.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SequenceOptions:
-    """Options from a sequence's Open command."""
-
     sampling: SamplingParams
     num_prompt_tokens: int
     eos_token_ids: tuple[int, ...]
@@ -54,10 +52,7 @@ class Sequence:
         return len(self.tokens)
 
     def match_prefix(self, tokens: list[int]) -> int:
-        """Takes the cached blocks that hold the beginning of `tokens`. Returns the number of tokens they hold.
-
-        The sequence must be empty.
-        """
+        """Takes the cached blocks of a prefix of `tokens` into the empty sequence. Returns the prefix's length."""
         assert not self.blocks, "prefixes are matched before a sequence is fed"
         found: list[int] = []
         for digest in self._digests_of(tokens):
@@ -74,7 +69,7 @@ class Sequence:
     def fork(self, parent: "Sequence", length: int) -> None:
         """Shares the blocks of the parent's first `length` tokens; `reserve` copies a partly filled one before a write.
 
-        The sequence must be empty. Raises OutOfRange, and changes nothing, if the parent's cache holds fewer tokens.
+        Raises OutOfRange, and changes nothing, if the parent's cache holds fewer tokens.
         """
         assert not self.blocks, "a sequence is forked before it is fed"
         if length > parent.length:
@@ -94,7 +89,6 @@ class Sequence:
             self._digests.append(digest)
 
     def missing_blocks(self, length: int) -> int:
-        """Returns the number of blocks that `reserve` would take."""
         more = max(0, self._pool.blocks_for(length) - len(self.blocks))
         return more + (self._shared_index() is not None)
 
@@ -129,12 +123,11 @@ class Sequence:
         del self.tokens[length:]
 
     def _shared_index(self) -> int | None:
-        """Index of the next token's block if that block is shared and must be copied first; else None."""
+        """Index of the next token's block if `reserve` must copy it; else None."""
         index = self.length // self._pool.block_size
         return index if index < len(self.blocks) and not self._pool.is_private(self.blocks[index]) else None
 
     def _digests_of(self, tokens: list[int]) -> Iterator[bytes]:
-        """Yields the digests of the full blocks of `tokens` that are not in `_digests` yet."""
         size = self._pool.block_size
         digest = self._digests[-1] if self._digests else first_digest(self.options.cache_salt)
         for start in range(len(self._digests) * size, len(tokens) - size + 1, size):

@@ -1,1 +1,1 @@
-"""The CPU backend: forward, cache and samplers, with kernels that Numba compiles from Python."""
+"""The CPU backend, with kernels that Numba compiles."""

@@ -1,6 +1,6 @@
-"""Builds the CPU backend, with a cache that fits into the memory of the machine and its container.
+"""Builds the CPU backend, with a cache that fits into memory.
 
-The kernel kills a process that exceeds its control group's limit without any message.
+A process that exceeds its container's limit is killed without any message.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ GROUPS = (
 
 
 def available_bytes() -> int:
-    """Returns the bytes that can be taken without swapping or reaching the control group's limit."""
+    """Returns the bytes available without swapping or reaching a container's limit."""
     return min([_of_machine(), *_of_groups()])
 
 
@@ -45,7 +45,7 @@ def _of_machine() -> int:
 
 
 def _of_groups() -> list[int]:
-    """Returns the bytes left in each control group with a limit. Cached files count as usage but can be reclaimed."""
+    """Returns the bytes left in each control group. Cached files count as usage but can be reclaimed."""
     left = []
     for folder, limit_name, usage_name in GROUPS:
         try:
@@ -99,7 +99,7 @@ def build_cpu(
 
 
 def _fit_cache(cache_bytes: int, block_bytes: int, weights_bytes: int) -> int:
-    """Returns the number of blocks. Raises ConfigError with the budget if they do not fit."""
+    """Returns the number of blocks. Raises ConfigError if they do not fit."""
     num_blocks = cache_bytes // block_bytes
     available = available_bytes()
     budget = (

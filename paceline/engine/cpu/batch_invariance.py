@@ -1,7 +1,6 @@
-"""Checks whether a token's result depends on the rest of the batch.
+"""Checks that a token's result does not depend on the rest of the batch.
 
-Without batch invariance greedy output differs with and without speculation. It depends on the processor and on torch's
-version, so it is checked at load.
+Otherwise greedy output differs with speculation. It depends on processor and torch version, so it is checked at load.
 """
 
 from collections.abc import Callable
@@ -28,7 +27,7 @@ NUM_BLOCKS = 9
 def find_batch_variant_parts(model: CpuLlama, block_size: int) -> list[str]:
     """Returns the names of the parts that are not batch invariant.
 
-    Runs the first layer and the head on random rows, together and in parts. All layers have the same shapes.
+    Runs the first layer and the head on random rows, together and in parts.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     num_rows = min(max(NUM_ROWS, NUM_BLOCKS * block_size), model.max_model_len)
@@ -43,7 +42,6 @@ def find_batch_variant_parts(model: CpuLlama, block_size: int) -> list[str]:
 
 
 def _depends_on_batch(run: Callable[[Array, int], Array], x: Array) -> bool:
-    """Whether rows of x: [num_rows, hidden_size] change in smaller parts. `run` takes a part and its first index."""
     whole = run(x, 0)
     return not all(
         np.array_equal(run(x[first : first + split], first), whole[first : first + split])
@@ -58,15 +56,13 @@ def _firsts(num_rows: int, split: int) -> range:
 
 
 class _OneLayer:
-    """The model's first layer with a cache of its own, for one sequence."""
-
     def __init__(self, model: CpuLlama, num_blocks: int, block_size: int) -> None:
         self._model = model
         self._blocks = list(range(num_blocks))
         self._attention = model.make_cache(num_blocks, block_size, num_layers=1)
 
     def run(self, x: Array, position: int) -> Array:
-        """Returns the layer's output for x: [num_rows, hidden_size], which begins at `position`."""
+        """x: [num_rows, hidden_size], from `position` on."""
         builder, num_rows = BatchBuilder(), x.shape[0]
         builder.add([0] * num_rows, position, self._blocks, [False] * num_rows)
         batch = builder.build(self._model.padded(builder.num_tokens))

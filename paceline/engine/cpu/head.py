@@ -1,7 +1,4 @@
-"""Embedding and head: token ids -> vectors, hidden states -> logits.
-
-Tied embeddings read their vectors from the head's weights. A draft's head may cover only the most frequent tokens.
-"""
+"""Embedding and head. A draft's head may cover only the most frequent tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,8 +21,6 @@ class EmbeddingRows(Protocol):
 
 
 class DenseRows:
-    """An unquantized matrix."""
-
     def __init__(self, weight: Array) -> None:
         self._weight = weight  # [vocab_size, hidden_size]
 
@@ -56,8 +51,6 @@ class Embedding:
 
 
 class Head:
-    """Computes the logits of the head's tokens."""
-
     def __init__(self, linear: CpuLinear, ids: Array | None, vocab_size: int) -> None:
         """`linear` has weights [head_size, hidden_size].
 

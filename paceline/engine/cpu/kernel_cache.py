@@ -25,17 +25,16 @@ _GIVEN = config.CACHE_DIR  # type: ignore[attr-defined]
 
 
 def keep(kernel: Any) -> Any:
-    """Caches a kernel on disk. Returns the kernel."""
     kernel._cache = KernelCache(kernel.py_func)
     return kernel
 
 
 @functools.cache
 def kernel_folder() -> Path:
-    """Returns the cache folder for these kernel sources: in NUMBA_CACHE_DIR, next to the sources, or in `cache_folder`.
+    """Returns a folder in NUMBA_CACHE_DIR, next to the sources, or in `cache_folder`.
 
-    Numba only watches a function's own file, so the folder's name has a digest of all files that it may inline. Raises
-    ConfigError for a user without a home.
+    Numba only watches a function's own file, so the name has a digest of all files that it may
+    inline. Raises ConfigError for a user without a home.
     """
     digest = hashlib.blake2b(digest_size=8)
     for source in (*sorted(KERNELS.rglob("*.py")), *COMPILED_IN):
@@ -74,8 +73,6 @@ class KernelCache(NullCache):
 
 
 class _Locator(UserProvidedCacheLocator):
-    """Locates a function's cache in `kernel_folder`, which may be read-only."""
-
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> "_Locator":
         return cls(py_func, py_file)

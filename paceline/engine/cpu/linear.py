@@ -1,7 +1,4 @@
-"""Linear layers on a CPU: torch's own, packed for oneDNN, and our bfloat16 and int8 kernels.
-
-Each class says how many rows to run, with padding, so that its results are batch invariant (`batch_invariance`).
-"""
+"""Linear layers on a CPU. Each class pads the number of rows as its batch invariance needs."""
 
 import platform
 from abc import ABC, abstractmethod
@@ -101,7 +98,7 @@ class PackedLinear:
 
 
 class KernelLinear(ABC):
-    """A linear layer with one of our kernels, which can also run inside `kernels.decoder`."""
+    """A linear layer that can run inside `kernels.decoder`."""
 
     def __init__(self, out_features: int) -> None:
         self._out_features = out_features
@@ -122,8 +119,6 @@ class KernelLinear(ABC):
 
 
 class MatrixUnitLinear(KernelLinear):
-    """bfloat16 weights on the matrix unit (AMX)."""
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight.shape[0])
         bias_row = pad_features(_float_bias(weight, bias))
@@ -146,8 +141,6 @@ class MatrixUnitLinear(KernelLinear):
 
 
 class Bfloat16Linear(KernelLinear):
-    """bfloat16 weights with AVX512-BF16."""
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight.shape[0])
         bias_row = pad_features(_float_bias(weight, bias))
@@ -188,10 +181,7 @@ class Int8Linear(KernelLinear):
 
 
 class DraftInt8Linear(KernelLinear):
-    """A draft's weights twice: int8 for few rows, bfloat16 on the matrix unit for many.
-
-    For few rows reading the weights dominates, and int8 halves it. Not batch invariant.
-    """
+    """int8 weights for few rows, which are bound by memory, and bfloat16 for many. Not batch invariant."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight.shape[0])

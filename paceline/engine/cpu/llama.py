@@ -37,7 +37,6 @@ ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 
 
 def _take_vector(tensors: Tensors, name: str) -> Array:
-    """Pops a norm's weights as a float32 copy."""
     return as_tensor(tensors.pop(name), torch.float32).clone().numpy()
 
 
@@ -85,7 +84,6 @@ def _make_head(head: torch.Tensor | FileTensor, ids: Any, make: MakeLinear, voca
 
 
 def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make: MakeLinear) -> EmbeddingRows:
-    """The embedding's rows; `head`: the linear layer with the same weights, if tied."""
     if isinstance(embedding, FileTensor):
         linear = head if head is not None else make((embedding,), None)
         assert isinstance(linear, QuantisedLinear), "a matrix alone begins at a tile"
@@ -96,8 +94,6 @@ def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make:
 
 
 class CpuLlama:
-    """Embedding, decoder layers, head."""
-
     def __init__(
         self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool = True,
         cache_dtype: np.dtype[Any] | None = None,
@@ -138,12 +134,12 @@ class CpuLlama:
         return max(linear.padded(num_rows) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down))
 
     def forward(self, batch: Batch, attention: CpuPagedAttention, plan: AttentionPlan) -> torch.Tensor:
-        """Writes the batch to the cache. Returns the wanted tokens' logits: [num_wanted, head_size] float32."""
+        """Returns the wanted tokens' logits: [num_wanted, head_size] float32."""
         x = self.run_layers(self._embedding(batch.tokens), attention, plan)  # [num_rows, hidden_size]
         return self.run_head(x[batch.wanted])
 
     def run_layers(self, x: Array, attention: CpuPagedAttention, plan: AttentionPlan) -> Array:
-        """Runs the layers that `attention` has a cache for on x: [num_rows, hidden_size]. Returns the same shape."""
+        """Runs the layers that `attention` has a cache for. x: [num_rows, hidden_size]."""
         if (decoder := self._decoder(attention, x.dtype)) is not None:
             return run_layers(x, *decoder, plan, self.config.norm_eps)
         for layer, cache in zip(self.layers, attention.cache, strict=False):
@@ -151,7 +147,6 @@ class CpuLlama:
         return x
 
     def _decoder(self, attention: CpuPagedAttention, dtype: np.dtype[Any]) -> tuple[LayerArrays, Array] | None:
-        """Arguments of `kernels.decoder` for these caches; None if a layer uses a library's products."""
         if self._decoder_of is not attention:
             pairs = zip(self.layers, attention.cache, strict=False)
             arrays = [layer.arrays(dtype, cache) for layer, cache in pairs]
@@ -162,7 +157,6 @@ class CpuLlama:
         return self._decoder_arguments
 
     def _run_layer(self, layer: CpuLayer, x: Array, cache: Cache, plan: AttentionPlan) -> Array:
-        """Runs a layer as `kernels.decoder` does, but with a library's products."""
         eps = self.config.norm_eps
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]
         x = layer.output(attend(qkv, plan, layer.rotation, eps, cache), residual=x)

@@ -40,7 +40,6 @@ class CacheLayout:
 
     @property
     def num_parts(self) -> int:
-        """Number of parts in a block."""
         return 2 * self._num_layers
 
     @property
@@ -56,10 +55,7 @@ class CacheLayout:
 
 
 class Int8CacheLayout(CacheLayout):
-    """Blocks of int8 with a scale for each token, KV head and matrix.
-
-    head_dim / 4 matrices' scales fill a part. They take whole parts, so that a place leads to the scales too.
-    """
+    """Blocks of int8 with a scale for each token, KV head and matrix, in whole parts so that a place leads to them."""
 
     @property
     def num_parts(self) -> int:
@@ -85,14 +81,11 @@ ROWS_TO_DIVIDE = 4
 
 
 def _tile_rows(num_rows: int) -> int:
-    """Returns the rows of a sequence's tiles: equal parts, at least two if one would leave a core idle."""
     num_tiles = max(-(-num_rows // TILE_ROWS), 2 if num_rows >= ROWS_TO_DIVIDE else 1)
     return -(-num_rows // num_tiles)
 
 
 class CpuPagedAttention:
-    """The KV cache's arrays, and attention over them."""
-
     def __init__(
         self,
         config: ModelConfig,
@@ -101,7 +94,6 @@ class CpuPagedAttention:
         dtype: np.dtype[Any],
         num_layers: int | None = None,
     ) -> None:
-        """`dtype`: one of CACHE_DTYPES; `num_layers`: None for all of the model's."""
         layout = make_layout(config, num_layers or config.num_layers, block_size, dtype)
         self._heads = config.num_heads
         self._kv_heads = config.num_kv_heads
@@ -117,7 +109,6 @@ class CpuPagedAttention:
         self._blocks[destinations] = self._blocks[sources]
 
     def plan(self, spans: list[TokenSpan]) -> AttentionPlan:
-        """Plans which slots the tokens are written to, and which rows form a tile of attention."""
         positions, tiles, products = [], [], 0
         blocks: list[int] = []
         for span in spans:

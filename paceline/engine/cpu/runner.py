@@ -28,10 +28,7 @@ class CpuRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Runs forwards of the usual sizes, so that the first request does not wait for kernels.
-
-        Writes to the first block, which no sequence holds yet.
-        """
+        """Prepares kernels for the usual sizes. Writes to the first block, which no sequence holds yet."""
         for num_rows in range(1, min(WARM_UP_ROWS, self._model.max_model_len) + 1):
             builder = BatchBuilder()
             builder.add([0] * num_rows, 0, [0], [False] * (num_rows - 1) + [True])

@@ -1,7 +1,6 @@
 """The CPU's sampler: kernels for the specs they support, torch for the rest.
 
-Specs without truncation use Gumbel-max or the inverse CDF. SampleTruncated and specs with top-k, top-p or min-p sample
-from the MOST likeliest tokens; torch samples rows that need more.
+Truncated specs sample from the MOST likeliest tokens; torch samples rows that need more.
 """
 
 from collections.abc import Sequence as Seq
@@ -30,7 +29,7 @@ from paceline.sampling import SamplingParams
 
 
 class Scratch:
-    """Reused working memory for kernels: mapping new pages would take longer than the kernels. Not thread-safe."""
+    """Reused working memory: mapping new pages would take longer than the kernels. Not thread-safe."""
 
     def __init__(self) -> None:
         self._kept = np.empty((0, 0), np.float32)
@@ -44,8 +43,6 @@ class Scratch:
 
 
 class GumbelKernelSampler:
-    """Supports GumbelMax and SampleComplement without top-k, top-p and min-p."""
-
     def __init__(self, ids: Array | None = None) -> None:
         """`ids`: [num_logits], the token of each logit; None: logit i is token i. GumbelMax returns an index."""
         self._scratch = Scratch()
@@ -135,8 +132,6 @@ class Ranking:
 
 
 class TopKKernelSampler:
-    """Ranks each row's tokens with a kernel and samples from the likeliest."""
-
     def __init__(self) -> None:
         self._scratch = Scratch()
 
@@ -202,8 +197,6 @@ def _invert(probs: Floats, uniform: float) -> int:
 
 
 class CpuSampler(Sampler):
-    """Samples with the kernels, else with torch. Not thread-safe."""
-
     def __init__(self, ids: Array | None = None) -> None:
         """`ids`: [num_logits], the token of each logit; None: logit i is token i.
 

@@ -1,4 +1,1 @@
-"""The CUDA backend: torch operations and Triton kernels for the same jobs and specs as on a CPU.
-
-Triton's interpreter (TRITON_INTERPRET=1) runs the kernels on a CPU; only CUDA graphs (`program`) need a GPU.
-"""
+"""The CUDA backend: torch operations and Triton kernels, which Triton's interpreter also runs on a CPU."""

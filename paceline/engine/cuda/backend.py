@@ -1,4 +1,4 @@
-"""Builds the CUDA backend: memory budget, cache and graphs."""
+"""Builds the CUDA backend."""
 
 import time
 from collections.abc import Callable
@@ -26,8 +26,6 @@ GRAPH_TOKENS = 16_384
 
 
 class Memory(Protocol):
-    """Reads a device's memory, in bytes."""
-
     total: int
 
     def used(self) -> int:
@@ -77,7 +75,6 @@ def build_on(
     device: torch.device,
     memory: Memory,
 ) -> Backend:
-    """Builds the backend on any device, for tests."""
     head_dim = loaded.config.head_dim
     if head_dim & (head_dim - 1):
         raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")

@@ -16,10 +16,7 @@ NUM_ROWS = 80
 def find_batch_variant_parts(
     model: CudaLlama, attention: CudaPagedAttention, batch_invariant: bool, device: torch.device
 ) -> list[str]:
-    """Returns ["forward"] if the logits change when the tokens run in parts, else [].
-
-    Overwrites the cache's first blocks.
-    """
+    """Returns ["forward"] if the logits change in parts, else []. Overwrites the cache's first blocks."""
     num_rows = min(NUM_ROWS, model.max_model_len, (attention.num_blocks - 1) * attention.block_size)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.config.vocab_size, (num_rows,), generator=generator).tolist()

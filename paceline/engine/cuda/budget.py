@@ -1,4 +1,4 @@
-"""The GPU memory budget: weights, KV cache, activations of the largest step, graphs and a reserve."""
+"""The GPU memory budget."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ class MemoryBudget:
     def fit(
         cls, total: int, fraction: float, weights: int, activations: int, graphs: int, block: int, cache: int | None
     ) -> "MemoryBudget":
-        """Computes the number of blocks. `cache`: bytes for keys and values; None takes all that is left.
+        """Computes the number of blocks. `cache`: bytes; None takes all that is left.
 
         Raises ConfigError with the budget if two blocks, or `cache` bytes, do not fit.
         """
@@ -83,7 +83,7 @@ def run_largest_step(
 ) -> None:
     """Runs a step of `num_rows` tokens at the end of the longest context, all with logits.
 
-    `trial`: a cache with at least `num_rows` positions and one more block; the block table repeats its blocks.
+    `trial`: a cache with at least `num_rows` positions and one more block.
     """
     num_blocks = trial.num_blocks - 1
     blocks = [index % num_blocks for index in range(-(-model.max_model_len // trial.block_size))]

@@ -1,7 +1,7 @@
-"""The forward plan: a batch's arrays on the GPU, moved in one copy as 32-bit integers.
+"""The forward plan: a batch's arrays on the GPU, moved in one copy.
 
-A captured graph reads fixed addresses, so the arrays have fixed shapes, with padding. Padding rows have position -1,
-attend to nothing, and are written to the last block, which no sequence holds.
+A captured graph needs fixed addresses and shapes. Padding rows have position -1, attend to nothing, and are written to
+the last block, which no sequence holds.
 """
 
 import math
@@ -22,8 +22,6 @@ FEW_ROWS, MANY_ROWS = 8, 16
 
 @dataclass(frozen=True, slots=True)
 class ForwardShape:
-    """Sizes of a forward's arrays."""
-
     num_rows: int
     num_wanted: int
     num_tiles: int
@@ -50,8 +48,6 @@ class ForwardShape:
 
 @dataclass(frozen=True, slots=True)
 class ForwardPlan:
-    """Views of one int32 array on the GPU."""
-
     tokens: torch.Tensor  # [num_rows]
     positions: torch.Tensor  # [num_rows]
     slots: torch.Tensor  # [num_rows]: block * block_size + offset in the block
@@ -70,8 +66,6 @@ PADDING_POSITION = -1
 
 
 class Staging:
-    """The arrays of one shape, on the host and on the GPU."""
-
     def __init__(self, shape: ForwardShape, num_blocks: int, block_size: int, device: torch.device) -> None:
         self.shape = shape
         self._block_size = block_size
@@ -109,7 +103,6 @@ class Staging:
             slots[own] = np.asarray(span.blocks)[at // self._block_size] * self._block_size + at % self._block_size
 
     def _tile(self, spans: Seq[TokenSpan], tiles: Array, tables: Array) -> int:
-        """Writes tiles and block tables. Returns the number of tiles."""
         num_tiles, tile_rows = 0, self.shape.tile_rows
         for sequence_index, span in enumerate(spans):
             # Includes the blocks that are reserved for the next steps.

@@ -25,7 +25,7 @@ TAIL_ROWS = 2
 
 @dataclass(frozen=True, slots=True)
 class GraphShapes:
-    """The largest captured shape: tokens of a single step, positions of a sequence, next steps.
+    """The largest captured shape.
 
     A program with next steps has one wanted row per sequence, and the rows of the sequences' tails.
     """
@@ -73,7 +73,7 @@ class GraphShapes:
         return _up_to(ROWS, min(self.num_rows, MULTI_STEP_SEQUENCES))
 
     def bytes(self, vocab_size: int) -> int:
-        """Estimates the bytes of all graphs: shared logits, sampling, and each graph's own memory."""
+        """Estimates the memory of all graphs."""
         most_rows = max(shape.num_wanted for shape, _ in self.shapes())
         logits = LOGIT_BYTES * self.most_logits() + SAMPLING_BYTES * most_rows
         return vocab_size * logits + GRAPH_BYTES * len(list(self.shapes()))
@@ -93,5 +93,4 @@ def _up_to(sizes: Seq[int], most: int) -> list[int]:
 
 
 def _fitting(number: int, sizes: Seq[int]) -> int | None:
-    """Returns the smallest of the increasing `sizes` that is at least `number`, or None."""
     return next((size for size in sizes if size >= number), None)

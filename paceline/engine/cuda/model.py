@@ -46,16 +46,11 @@ class CudaLayer:
 
 
 class CudaLlama:
-    """Embedding, decoder layers, head."""
-
     def __init__(
         self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool,
         device: torch.device,
     ) -> None:  # fmt: skip
-        """Moves the tensors out of `tensors` to the GPU one by one.
-
-        Raises ConfigError if a tensor is missing or has a wrong shape.
-        """
+        """Moves the tensors to the GPU one by one. Raises ConfigError if one is missing or has a wrong shape."""
         self.config = config
         self.max_model_len = max_model_len
         check_shapes(config, tensors)
@@ -76,12 +71,10 @@ class CudaLlama:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights that a forward reads."""
         return sum(each.num_bytes for each in self._products)
 
     @property
     def widened_bytes(self) -> int:
-        """Peak bytes for the dequantized copy of a weight in a product of many rows."""
         return max(each.widened_bytes for each in self._products)
 
     @property

@@ -115,8 +115,6 @@ def tiles_at_once(plan: ForwardPlan | ForwardShape, num_heads: int, head_dim: in
 
 
 class CudaPagedAttention:
-    """The KV cache's tensors, and attention over them."""
-
     def __init__(
         self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int,
         dtype: torch.dtype, device: torch.device,
@@ -133,10 +131,7 @@ class CudaPagedAttention:
             cache[:, destinations] = cache[:, sources]
 
     def attend(self, layer: int, queries: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
-        """Attends from queries: [num_rows, heads, head_dim], rotated. Returns the same shape.
-
-        The rows' keys and values must be in the cache.
-        """
+        """queries: [num_rows, heads, head_dim], rotated. Returns the same shape."""
         num_heads, head_dim = queries.shape[1:]
         kv_heads = self.keys.shape[3]
         group = num_heads // kv_heads

@@ -1,8 +1,7 @@
 """Linear layers on a GPU: torch's product, or our tiles of bfloat16 or int8 weights.
 
-For few rows reading the weights dominates, and int8 halves it. Our product is batch invariant: tiles of one size, and
-spans of input features that depend only on the weight's shape, added in order. cuBLAS selects its kernel by the number
-of rows.
+Our product is batch invariant: equal tiles, and spans that depend only on the weight's shape, added in order. cuBLAS
+selects its kernel by the number of rows.
 """
 
 from typing import Any, Protocol
@@ -29,7 +28,7 @@ FEW_ROWS = 64
 
 
 class CudaLinear(Protocol):
-    """y = x W^T + b for x: [num_rows, in_features]. Returns [num_rows, out_features]."""
+    """x: [num_rows, in_features]. Returns [num_rows, out_features]."""
 
     # Bytes of weights that a product reads.
     num_bytes: int
@@ -40,8 +39,6 @@ class CudaLinear(Protocol):
 
 
 class LibraryLinear:
-    """torch's linear layer (cuBLAS)."""
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight  # [out_features, in_features]
         self._bias = bias
@@ -108,20 +105,14 @@ def _add_spans(
 
 
 def spans_of(out_features: int, in_features: int) -> int:
-    """Returns into how many spans of input features a product of few rows is split to keep the GPU busy.
-
-    Depends only on the weight's shape, for batch invariance.
-    """
+    """Returns into how many spans of input features few rows' product is split, by the weight's shape alone."""
     programs = triton.cdiv(out_features, TILE_FEATURES)
     wanted = triton.next_power_of_2(triton.cdiv(PROGRAMS, programs))
     return max(1, min(wanted, MOST_SPANS, in_features // LEAST_SPAN))
 
 
 class TiledLinear:
-    """Our product, with tiles of one size. With scales the weights are int8.
-
-    bfloat16 represents every int8 exactly, so int8 weights lose nothing more in the product.
-    """
+    """Our product. int8 weights lose nothing more in it: bfloat16 represents every int8 exactly."""
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None) -> None:
         """weight: [out_features, in_features]; scale: [out_features] float32, only for int8 weights."""
@@ -153,10 +144,7 @@ class TiledLinear:
 
 
 class Int8Linear:
-    """int8 weights: our tiles for few rows, faster cuBLAS with dequantized weights for many.
-
-    With `batch_invariant` all products use our tiles.
-    """
+    """int8 weights: our tiles for few rows or with `batch_invariant`, dequantized with cuBLAS for many."""
 
     def __init__(
         self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, batch_invariant: bool

@@ -1,7 +1,6 @@
 """A program: a forward in fixed shapes, sampling, and further steps that feed the sampled tokens.
 
-The host does nothing between these steps. On a GPU a program can be captured as a CUDA graph and replayed in one
-launch.
+A captured program is replayed as one CUDA graph.
 """
 
 from collections.abc import Sequence as Seq
@@ -36,7 +35,7 @@ class Program:
         logits: torch.Tensor,
         device: torch.device,
     ) -> None:
-        """logits: [at least (1 + num_ahead) * num_wanted, vocab_size] float32, with `num_ahead` steps after the first."""
+        """logits: [at least (1 + num_ahead) * num_wanted, vocab_size] float32, for `num_ahead` next steps."""
         self.shape, self.num_ahead = shape, num_ahead
         self._model, self._attention, self._device = model, attention, device
         self.staging = Staging(shape, attention.num_blocks, attention.block_size, device)
@@ -58,10 +57,7 @@ class Program:
     def fill(
         self, batch: Batch, specs: Seq[SampleSpec], sequence_indices: Seq[int], next_specs: Seq[Seq[SampleSpec]]
     ) -> None:
-        """Starts the copy of a batch to the device.
-
-        For each wanted row: its sample spec, its sequence's index, and the specs of the next steps.
-        """
+        """Copies a batch. For each wanted row: its spec, its sequence's index, and the specs of the next steps."""
         vocab_size = self._model.config.vocab_size
         self.staging.fill(batch)
         for step in range(1 + self.num_ahead):
@@ -75,24 +71,19 @@ class Program:
             pair.send()
 
     def run(self) -> Results:
-        """Runs the program and waits for its samples, once per step."""
         self.launch()
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return Results(*(pair.on_host for pair in self._samples))
 
     def launch(self) -> None:
-        """Starts the program on the device."""
         if self._graph is not None:
             self._graph.replay()
         else:
             self._compute()
 
     def capture(self, pool: Any) -> None:
-        """Captures a graph. The arrays must hold a valid batch.
-
-        `pool`: memory that all graphs share, because only one runs at a time.
-        """
+        """Captures a graph of a valid batch. `pool`: memory that all graphs share."""
         for _ in range(WARM_UPS):
             self._compute()
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Row kernels between the products: norm, rotary embedding with the cache write, and gated activation."""
+"""Row kernels: norm, rotary embedding with the cache write, and gated activation."""
 
 from dataclasses import dataclass
 

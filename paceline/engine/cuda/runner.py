@@ -1,7 +1,7 @@
 """The CUDA runner: an engine step runs one program.
 
-A small batch is padded to a shape with a captured graph; a prompt's chunk launches each kernel in its exact shape. If a
-job's next steps only feed the tokens they sample (`Job.multi_step_specs`), one program runs several steps.
+A small batch is padded to a shape with a captured graph. If a job's next steps only feed the tokens they sample
+(`Job.multi_step_specs`), one program runs several steps.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,6 @@ class CudaRunner:
         graph_shapes: GraphShapes,
         device: torch.device,
     ) -> None:
-        """`graph_shapes`: the shapes that batches are padded to, also on devices without graphs."""
         self._model, self._attention = model, attention
         self._batch_invariant, self._device, self._graph_shapes = batch_invariant, device, graph_shapes
         self._sampler = Sampler(TorchSampler())
@@ -81,7 +80,6 @@ class CudaRunner:
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Captures all graphs, on devices that have graphs."""
         if self._device.type != "cuda":
             return
         shapes, pool = list(self._graph_shapes.shapes()), torch.cuda.graph_pool_handle()
@@ -131,13 +129,12 @@ class CudaRunner:
         self._absorb_next_steps(rows, program, results)
 
     def _steps_ahead(self, rows: Seq[_Row]) -> int:
-        """Returns how many next steps the program runs: the most that a job asks for, 0 if a spec can't be encoded."""
+        """Returns the most next steps that a job asks for, 0 if a spec can't be encoded."""
         if not all(map(is_codable, (spec for row in rows for spec in (row.spec, *row.next_specs)))):
             return 0
         return self._graph_shapes.multi_steps(max((len(row.next_specs) for row in rows), default=0))
 
     def _absorb_next_steps(self, rows: Seq[_Row], program: Program, results: Results) -> None:
-        """Gives each job the samples of its next steps, as if each had been an engine step."""
         # Next steps after a row that the kernels could not sample are invalid; later engine steps repeat them.
         active = [(index, row) for index, row in enumerate(rows) if results.is_complete[0, index]]
         for step in range(1, 1 + program.num_ahead):
@@ -153,7 +150,6 @@ class CudaRunner:
     def _decoded(
         self, specs: list[SampleSpec], program: Program, results: Results, step: int
     ) -> list[tuple[Sample, RowLogprobs | None]]:
-        """Yields all samples of a step. Rows that the kernels could not sample are sampled again from the logits."""
         samples = decode(specs, results.of_step(step))
         row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
         left = [row for row, spec in enumerate(specs) if samples[row] is None or spec.wants_logprobs]

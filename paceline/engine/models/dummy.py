@@ -1,4 +1,4 @@
-"""Dummy models: random weights in published shapes, for timing and tests."""
+"""Dummy models: random weights in published shapes."""
 
 import json
 import zlib
@@ -57,7 +57,7 @@ _TINY_STD = 0.25
 
 
 def dummy_config(name: str) -> PreTrainedConfig:
-    """Returns the config of a published shape. Raises ConfigError for an unknown name."""
+    """Returns a published shape's config. Raises ConfigError for an unknown name."""
     shape = name.removesuffix(MASKS_SUFFIX)
     if shape not in SHAPES:
         raise ConfigError(
@@ -71,10 +71,7 @@ def dummy_config(name: str) -> PreTrainedConfig:
 
 
 def make_dummy(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """Returns the config and random tensors of a published shape, equal in every call on one kind of device.
-
-    Generates on `device`, because a CPU's generator is slow.
-    """
+    """Returns config and random tensors, equal in every call on one kind of `device`."""
     config = ModelConfig.from_transformers(dummy_config(name))
     generator = torch.Generator(device).manual_seed(zlib.crc32(name.removesuffix(MASKS_SUFFIX).encode()))
     std = _TINY_STD if config.hidden_size < 128 else 0.02

@@ -1,7 +1,4 @@
-"""The tokens that end a text: the union of all that the model's files name.
-
-Chat models often end a turn with another token than `eos_token_id`.
-"""
+"""The tokens that end a text: all that the model's files name."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -24,10 +21,9 @@ _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def find_ends(named: Mapping[str, Any], tokenizer_files: Mapping[str, bytes], vocab_size: int) -> tuple[int, ...]:
-    """Returns the token ids that end a text.
+    """`named`: each place's `eos_token_id`: an id, a list of ids or None.
 
-    `named`: each place's `eos_token_id`: an id, a list of ids or None. Raises ConfigError, naming the place, if an id
-    is outside the vocabulary.
+    Raises ConfigError, naming the place, if an id is outside the vocabulary.
     """
     ids = [token_id for place, value in named.items() for token_id in _checked(place, value, vocab_size)]
     # A tokenizer may have more tokens than the model, which can't write them.
@@ -56,7 +52,7 @@ def _ends_of_tokenizer(files: Mapping[str, bytes]) -> Iterator[int]:
 
 
 def read_vocabulary(tokenizer_files: Mapping[str, bytes]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the ids of the vocabulary and of added tokens. Raises ConfigError if tokenizer.json can't be read."""
+    """Returns the ids of vocabulary and added tokens. Raises ConfigError if tokenizer.json can't be read."""
     tokenizer = read_object("tokenizer.json", tokenizer_files["tokenizer.json"])
     try:
         vocabulary = tokenizer["model"]["vocab"]

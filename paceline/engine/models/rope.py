@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021): cosines and sines for every position."""
+"""Rotary position embedding (Su et al. 2021)."""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
-"""Checks the shapes of a model's tensors by Hugging Face's names, and fuses weights.
+"""Checks the shapes of a model's tensors, and fuses weights.
 
-A draft may be trained to fill masks: placeholders from which one forward proposes several tokens (PARD, 2504.18583).
-Mask j has the token id vocab_size + j, follows the last known token at distance j + 1, and its row proposes the token
-after it. Messages and contexts never contain such ids.
+A draft may be trained to fill masks, from which one forward proposes several tokens (PARD, 2504.18583). Mask j has the
+token id vocab_size + j, follows the last known token at distance j + 1, and its row proposes the token after it.
 """
 
 from typing import Any
@@ -38,10 +37,9 @@ _UNUSED = "rotary_emb.inv_freq"
 
 
 def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[Weight, torch.Tensor | None]:
-    """Pops these projections from `tensors` and concatenates weights and biases.
+    """Pops and concatenates projections: [sum of out_features, in_features] and [sum of out_features] or None.
 
-    Returns [sum of out_features, in_features] and [sum of out_features] or None. Quantized parts become tensors if
-    other parts are tensors.
+    Quantized parts become tensors if other parts are tensors.
     """
     parts = [tensors.pop(f"{prefix}{name}.weight") for name in names]
     biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
@@ -57,10 +55,7 @@ def as_tensor(weight: torch.Tensor | FileTensor, dtype: torch.dtype) -> torch.Te
 
 
 def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
-    """Raises ConfigError, naming the tensor, if the weights do not match the config.
-
-    An unexpected tensor is an error: without it the model would be a different one.
-    """
+    """Raises ConfigError, naming the tensor, if one is missing, unexpected, or has a wrong shape."""
     needed, optional = _needed(config), _optional(config)
     if extra := next((name for name in tensors if name.startswith(f"model.layers.{config.num_layers}.")), None):
         raise _mismatch(f"{extra} is there, the config says {config.num_layers} layers")
@@ -82,7 +77,6 @@ def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
 
 
 def _needed(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of the required tensors."""
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
     expected = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
@@ -110,7 +104,6 @@ def _optional(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _together(config: ModelConfig) -> list[list[str]]:
-    """Biases of one product (see `fused`): all or none must exist."""
     return [
         [f"model.layers.{i}.{name}.bias" for name in names]
         for i in range(config.num_layers)
@@ -119,7 +112,6 @@ def _together(config: ModelConfig) -> list[list[str]]:
 
 
 def _check_free(config: ModelConfig, tensors: Tensors) -> None:
-    """Shapes that only drafts have: masks, and ids of the head's tokens."""
     masks, ids = tensors.get(MASK_VECTORS), tensors.get(HEAD_IDS)
     if masks is not None and tuple(masks.shape[1:]) != (config.hidden_size,):
         raise _mismatch(f"{MASK_VECTORS} has shape {tuple(masks.shape)}, the config says [any, {config.hidden_size}]")

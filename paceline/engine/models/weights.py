@@ -47,8 +47,6 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory, with Hugging Face's tensor names."""
-
     name: str
     config: ModelConfig
     tensors: Tensors
@@ -72,10 +70,10 @@ def load_model(
     device: str = "cpu",
     in_place: bool = False,
 ) -> LoadedModel:
-    """Loads a model by name. Raises ConfigError if it is not found or invalid.
+    """Loads a model. Raises ConfigError if it is not found or invalid.
 
-    `device`: where random weights are generated; all others are loaded to the CPU. `in_place`: keep the matrices of a
-    GGUF file quantized.
+    `device`: for random weights; all others are loaded to the CPU. `in_place`: keep the matrices of a GGUF file
+    quantized.
     """
     if name.startswith("dummy:"):
         config, tensors = make_dummy(name.removeprefix("dummy:"), dtype, device)
@@ -122,7 +120,7 @@ def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
 
 
 def find_gguf(name: str) -> Path | None:
-    """Returns the model's GGUF file; None for other models. Raises ConfigError if the file does not exist."""
+    """Returns the model's GGUF file, if it is one. Raises ConfigError if the file does not exist."""
     if name in ALIASES:
         package, file = ALIASES[name]
         spec = importlib.util.find_spec(package)
@@ -143,7 +141,6 @@ def find_gguf(name: str) -> Path | None:
 
 
 def _in_dtype(tensor: FileTensor, dtype: torch.dtype) -> torch.Tensor | FileTensor:
-    """Converts matrices that are not quantized. Norms and biases stay float32."""
     if tensor.is_in_blocks:
         return tensor
     return as_tensor(tensor, dtype if len(tensor.shape) > 1 else torch.float32)
@@ -171,7 +168,6 @@ def _read_config(name: str, folder: Path) -> PreTrainedConfig:
 
 
 def _named_ends(name: str, folder: Path) -> dict[str, Any]:
-    """Returns the `eos_token_id` that the folder's files name, without transformers' defaults."""
     files = [folder / file for file in ("config.json", "generation_config.json")]
     with _naming(name):
         return {
@@ -189,7 +185,6 @@ def _config_with_ends(
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Names the model in errors raised inside."""
     try:
         yield
     except ConfigError as error:
@@ -197,7 +192,6 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors, str]:
-    """Returns all tensors (see `_as_numbers`) and a hex digest of the files."""
     files = sorted(file for file in folder.glob("*.safetensors") if not file.match(UNREAD))
     if not files:
         raise ConfigError(f"model {name!r}: {folder} has no .safetensors files")
@@ -218,10 +212,7 @@ def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors,
 
 
 def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Tensors:
-    """Converts floats to `dtype` and 8-bit weights times their scales; ids stay.
-
-    Raises ConfigError unless an 8-bit weight has one scale per output feature.
-    """
+    """Converts floats to `dtype` and 8-bit weights times their scales. Raises ConfigError if scales are missing."""
     numbers: Tensors = {}
     for key, tensor in tensors.items():
         if key.endswith(SCALE) and key.removesuffix(SCALE) in tensors:

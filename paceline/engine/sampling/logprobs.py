@@ -1,7 +1,7 @@
 """Log-probabilities, entropy and confidence of a row.
 
-Log-probabilities are those after penalties, bias and token lists, but before temperature and truncation: at temperature
-0 all the mass would be on one token. Confidence is a draft token's probability at the temperature.
+Log-probabilities are those before temperature and truncation: at temperature 0 all the mass would be on one token.
+Confidence is a draft token's probability at the temperature.
 """
 
 import math
@@ -30,8 +30,6 @@ ROWS_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
-    """Entropy and log-probabilities of one row."""
-
     # Entropy in nats, divided by ln(vocab_size), in [0, 1].
     entropy: float
     # Log-probabilities of the tokens of `scored_tokens`.
@@ -42,7 +40,7 @@ class RowLogprobs:
 
 
 def compute_logprobs(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[Sample]) -> list[RowLogprobs | None]:
-    """Returns None for a spec without log-probabilities. logits: [num_specs, vocab_size] float32, processed."""
+    """logits: [num_specs, vocab_size] float32, processed."""
     rows = [row for row, spec in enumerate(specs) if spec.wants_logprobs]
     row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
     # Allocated once: once per part, between results that stay, would fragment memory.
@@ -59,7 +57,7 @@ def compute_logprobs(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[
 
 
 def scored_tokens(spec: SampleSpec, sample: Sample) -> list[int]:
-    """Returns all tokens that may be emitted at this position, or the one that the spec scores.
+    """Returns the tokens that may be emitted here, or the one that the spec scores.
 
     A complement sample: the support, then the sampled token. A lenient sample: the sampled token, then the draft.
     """
@@ -100,7 +98,7 @@ LOWEST_TEMPERATURE = 1e-6
 
 
 def with_confidence(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[Sample]) -> list[Sample]:
-    """Makes a ConfidentSample of each int whose spec wants it. logits: [num_specs, vocab_size] float32, processed."""
+    """logits: [num_specs, vocab_size] float32, processed."""
     results = list(samples)
     rows = [row for row, spec in enumerate(specs) if spec.wants_confidence and isinstance(samples[row], int)]
     if rows:

@@ -1,7 +1,4 @@
-"""The sampler and its backends: logits and sample specs -> samples, on the logits' device.
-
-Batch invariant: a row's sample and its backend depend only on that row and its spec.
-"""
+"""The sampler and its backends. A row's sample and its backend depend only on that row and its spec."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -27,7 +24,6 @@ class SamplerBackend(Protocol):
 def sample_by_kind(
     samplers: Mapping[type[SampleSpec], SampleAlike], logits: torch.Tensor, specs: Seq[SampleSpec]
 ) -> list[Sample]:
-    """Samples the rows of each kind of spec together."""
     results: list[Sample] = [None] * len(specs)
     for kind, sample_alike in samplers.items():
         rows = [row for row, spec in enumerate(specs) if type(spec) is kind]
@@ -39,8 +35,6 @@ def sample_by_kind(
 
 
 class Sampler:
-    """Samples each row with the first backend that supports its spec."""
-
     def __init__(self, *backends: SamplerBackend) -> None:
         """`backends`: fastest first; the last must support every spec."""
         self._backends = backends

@@ -10,8 +10,6 @@ from paceline.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokensBefore:
-    """The tokens before a position, including the drafts before it."""
-
     prompt: list[int]
     output: list[int]
 
@@ -35,7 +33,6 @@ class SampleSpec:
 
     @property
     def is_processed(self) -> bool:
-        """Whether a logits processor changes the row's logits."""
         sampling = self.sampling
         lists = sampling.allowed_token_ids or sampling.banned_token_ids or self.banned
         return bool(lists or sampling.logit_bias) or self.before is not None

@@ -43,7 +43,6 @@ def hash_ids(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.
 
 
 def gumbel_of(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Gumbel noise for each key and token id: [num_keys, num_ids] float64."""
     u = (hash_ids(ids, low, high).to(torch.float64) + 0.5) / 2**32
     return -torch.log(-torch.log1p(-u))
 
@@ -61,8 +60,6 @@ CANDIDATES = (256, 4096)
 
 
 class TorchSampler:
-    """Samples the rows of each kind of spec with a few tensor operations."""
-
     def __init__(self) -> None:
         self._samplers: dict[type[SampleSpec], SampleAlike] = {
             Argmax: self._argmax_specs,
@@ -93,7 +90,6 @@ class TorchSampler:
         return [LenientSample(*pair) for pair in zip(tokens.tolist(), accepts, strict=True)]
 
     def _gumbel_max(self, logits: torch.Tensor, specs: list[GumbelMax]) -> list[int]:
-        """argmax(log p + Gumbel noise) is a sample from p."""
         log_probs = probabilities(logits, [spec.sampling for spec in specs]).log()
         keys = [spec.key for spec in specs]
         return _argmax(log_probs + gumbel(keys, logits.shape[-1], logits.device)).tolist()
@@ -149,10 +145,7 @@ def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.T
 
 
 def _truncated(probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """Applies top-k, then top-p to what top-k leaves, then min-p. probs: [num_rows, vocab_size].
-
-    Rows that need more candidates look at more tokens (see CANDIDATES).
-    """
+    """Applies top-k, then top-p to what top-k leaves, then min-p. probs: [num_rows, vocab_size]."""
     vocab_size = probs.shape[-1]
     kept = torch.empty_like(probs)
     short = list(range(len(params)))
@@ -166,7 +159,7 @@ def _truncated(probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tenso
 
 
 def _keep_candidates(probs: torch.Tensor, params: list[SamplingParams], count: int) -> tuple[torch.Tensor, list[bool]]:
-    """Keeps the allowed tokens of the `count` likeliest of probs: [num_rows, vocab_size], and zeroes the rest.
+    """Zeroes all but the allowed tokens of the `count` likeliest of probs: [num_rows, vocab_size].
 
     Also returns for each row whether `count` tokens were enough.
     """
@@ -201,10 +194,9 @@ def _argmax(values: torch.Tensor) -> torch.Tensor:
 
 
 def _invert(probs: torch.Tensor, uniforms: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples an index from each row of probs: [num_rows, vocab_size] float64, unnormalised.
+    """Samples an index from each row of probs: [num_rows, vocab_size] float64, unnormalised; undefined for zeros.
 
-    Returns the indices and the rows' totals, both [num_rows]. The index is the first whose cumulative sum exceeds
-    uniform * total, so its probability is never 0; undefined for a row of zeros.
+    Also returns the rows' totals: [num_rows]. The index is the first whose cumulative sum exceeds uniform * total.
     """
     sums = probs.cumsum(dim=-1)
     wanted = torch.tensor(uniforms, dtype=torch.float64, device=probs.device).unsqueeze(1) * sums[:, -1:]

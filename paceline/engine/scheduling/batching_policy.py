@@ -58,7 +58,6 @@ class ReturnTime:
 
 class BatchingPolicy:
     def __init__(self, waits: bool) -> None:
-        """`waits`: False to never wait."""
         self._waits = waits
         self._fixed_s: float | None = None
         # Seconds that each row of a chunk adds to a step.
@@ -91,7 +90,6 @@ class BatchingPolicy:
         return best_s - now_s
 
     def peer_wait_s(self, ended_s: float) -> float:
-        """Returns the seconds left to wait for the sequences that the peer answered in its lease."""
         if not self._waits or self._fixed_s is None:
             return 0.0
         return max(0.0, ended_s + PEER_WAIT * self._fixed_s - time.perf_counter())

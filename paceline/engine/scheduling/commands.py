@@ -1,4 +1,4 @@
-"""Commands for sequences, and their answers."""
+"""Commands and their answers."""
 
 import time
 from collections.abc import Callable
@@ -27,8 +27,8 @@ class Open(Command):
 class Start(Command):
     """Starts a job at `position`, which must be the cache's length.
 
-    The job feeds `tail` and up to `num_more` tokens. If the sequence is empty, up to `num_reusable` tokens of `tail`
-    may come from cached blocks; `make_job` gets the rest.
+    The job feeds `tail` and up to `num_more` tokens. An empty sequence may take up to `num_reusable` of them from
+    cached blocks; `make_job` gets the rest.
     """
 
     position: int

@@ -34,8 +34,6 @@ LAST_LEASE = struct.Struct("=Qddq")
 
 @dataclass(frozen=True, slots=True)
 class PastLease:
-    """A lease of the peer that has ended."""
-
     started_s: float
     ended_s: float
     num_handed_over: int
@@ -89,7 +87,6 @@ class ComputeLock:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _before(self) -> PastLease | None:
-        """Returns the previous lease if the peer held it."""
         assert self._file is not None
         found = os.pread(self._file, LAST_LEASE.size, 0)
         if len(found) < LAST_LEASE.size:
@@ -98,7 +95,6 @@ class ComputeLock:
         return PastLease(started_s, ended_s, num_handed_over) if holder != self._holder else None
 
     def _acquire(self) -> bool:
-        """Takes the lock. Returns False without a path, or on timeout."""
         if self._file is None or self._next is None:
             return False
         deadline_s = time.perf_counter() + self._timeout_s
@@ -115,7 +111,7 @@ def _open(path: str) -> int:
 
 
 def _poll_lock(file: int, deadline_s: float) -> bool:
-    """Takes the lock, or returns False at the deadline. Polls, because a blocking flock has no deadline."""
+    """Polls, because a blocking flock has no deadline."""
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
 """A job: the tokens that a command feeds to the model, and their sample specs.
 
-Chunked prefill, drafting, verification and replay are all jobs. Each engine step feeds some tokens of each active job.
+Chunked prefill, drafting, verification and replay are all jobs.
 """
 
 import time
@@ -46,7 +46,7 @@ class Job(ABC):
 
     @abstractmethod
     def absorb(self, samples: list[Sample]) -> None:
-        """Takes the samples of the tokens that had a spec, after these have left `pending`."""
+        """Takes the samples of tokens that had a spec, after their log-probabilities."""
 
     @property
     @abstractmethod

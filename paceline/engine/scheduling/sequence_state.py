@@ -64,8 +64,6 @@ class WorkerCounts:
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """A sequence with its queued commands and its running job."""
-
     sequence: Sequence
     # Order of Open across all streams. The youngest sequence is evicted first.
     opened_order: int
@@ -91,7 +89,7 @@ LONG_S = 10.0
 
 
 def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]) -> int:
-    """Reserves blocks for `length` tokens, evicting sequences of `everyone` if necessary. Returns how many.
+    """Reserves blocks for `length` tokens. Returns how many sequences of `everyone` it evicted.
 
     Raises ResourceExhausted, and evicts none, if eviction can't free enough blocks.
     """

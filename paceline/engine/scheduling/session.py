@@ -27,8 +27,6 @@ from paceline.errors import (
 
 
 class Session:
-    """The sequences of one stream, released when it closes."""
-
     def __init__(
         self, pool: BlockPool, max_model_len: int,
         reserve_blocks: Callable[[SequenceState, int], None], next_order: Callable[[], int], counts: WorkerCounts,
@@ -55,7 +53,6 @@ class Session:
         return len(self._states)
 
     def execute(self, command: Command) -> None:
-        """Runs a command, or queues it if the sequence has a running job."""
         if self.is_closed:
             return
         state = self._states.get(command.sequence_id)
@@ -77,7 +74,6 @@ class Session:
             self._advance(state)
 
     def finish_job(self, state: SequenceState) -> None:
-        """Answers a finished job and runs the commands that wait for it."""
         assert state.job is not None
         self.answers.append(Answer(state.job_command_id, state.job.result))
         if state.usage is not None:
@@ -110,7 +106,6 @@ class Session:
         self._release(self._require(sequence_id), sequence_id)
 
     def close(self) -> None:
-        """Releases all sequences without answers."""
         for sequence_id, state in list(self._states.items()):
             self._release(state, sequence_id)
         self.answers.clear()
@@ -122,7 +117,6 @@ class Session:
         return self._states[sequence_id]
 
     def _advance(self, state: SequenceState) -> None:
-        """Runs waiting commands of the sequence and of sequences that a Fork unblocks."""
         # A list, for a chain of forks may be longer than a stack.
         ready = [state]
         while ready:
@@ -151,7 +145,7 @@ class Session:
         self._advance(state)
 
     def _fork(self, command: Fork, parent: SequenceState) -> list[SequenceState]:
-        """Runs a Fork. Returns the forked sequence's state, if it still exists."""
+        """Returns the forked sequence's state, if it still exists."""
         state = self._states.get(command.sequence_id)
         if state is None or state.fork is not command:
             return []
@@ -167,7 +161,6 @@ class Session:
         return [state]
 
     def _attempt(self, command: Command, state: SequenceState | None) -> None:
-        """Runs one command whose turn it is."""
         try:
             if isinstance(command, Open):
                 self._open(command)
@@ -242,7 +235,6 @@ class Session:
                 self._fail_id(waiting.command_id, Cancelled(why), state, poison=False)
 
     def _drop_fork(self, command: Fork, why: str) -> None:
-        """Cancels a waiting Fork and fails the commands that wait for it."""
         state = self._states.get(command.sequence_id)
         if state is not None and state.fork is command:
             state.fork = None

@@ -25,8 +25,6 @@ ROUND_TOKENS = 2 * MAX_DRAFT_TOKENS
 
 
 class StepRunner(Protocol):
-    """Runs engine steps for the worker."""
-
     def step(self, shares: list[tuple[Job, int]]) -> None:
         """Feeds the given number of pending tokens of each job, and gives each job its samples.
 
@@ -36,10 +34,7 @@ class StepRunner(Protocol):
 
 
 def share_budget(jobs: Sequence[Job], budget: int, step: int) -> list[tuple[Job, int]]:
-    """Returns how many tokens each job feeds, without jobs that feed none.
-
-    Jobs with equally many pending tokens rotate with `step`, the step's number.
-    """
+    """Returns how many tokens each job feeds, if any. Equal jobs rotate with `step`, the step's number."""
     first = step % len(jobs)
     shortest_first = sorted([*jobs[first:], *jobs[:first]], key=lambda job: len(job.pending))
     in_rounds = sum(len(job.pending) for job in jobs if len(job.pending) <= ROUND_TOKENS)
@@ -58,10 +53,7 @@ log = logging.getLogger(__name__)
 
 
 def run_step(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, PacelineError]:
-    """Feeds the given number of pending tokens of each job. Returns the errors of failed jobs.
-
-    Raises DeviceLost if the device will fail every later call: then no answer is right.
-    """
+    """Returns the errors of failed jobs. Raises DeviceLost if the device will fail every later call."""
     num_pending = {job: len(job.pending) for job, _ in shares}
     try:
         runner.step(shares)

@@ -60,10 +60,7 @@ class Worker:
         self._step_began_s: float | None = None
 
     def start(self, device_thread: Executor, checks_integrity: bool = False) -> None:
-        """Occupies `device_thread`, the thread that built the model, until `stop`.
-
-        With `checks_integrity` the worker checks the cache whenever it becomes idle.
-        """
+        """Occupies `device_thread`, the thread that built the model, until `stop`."""
         self._checks_integrity = checks_integrity
         self._running = device_thread.submit(self._run)
 
@@ -92,8 +89,6 @@ class Worker:
         return session
 
     def submit(self, session: Session, commands: list[Command]) -> None:
-        """Queues commands for the device thread."""
-
         def execute() -> None:
             for command in commands:
                 session.execute(command)
@@ -130,7 +125,6 @@ class Worker:
 
     @property
     def num_sequences(self) -> int:
-        """Number of open sequences. Thread-safe."""
         return sum(session.num_sequences for session in list(self._sessions))
 
     @property
@@ -159,7 +153,7 @@ class Worker:
         return [(session, state) for session in self._sessions for state in session.states if state.job is not None]
 
     def _take_inbox(self, wait_s: float | None) -> bool:
-        """Runs all items of the inbox; waits up to `wait_s` for the first (None: forever). False means stop."""
+        """Waits up to `wait_s` for the first item (None: forever). False means stop."""
         while True:
             try:
                 item = self._inbox.get(timeout=wait_s) if wait_s != 0 else self._inbox.get_nowait()
@@ -171,7 +165,7 @@ class Worker:
             wait_s = 0.0
 
     def _wait_for_batch(self) -> bool:
-        """Waits for a fuller batch while that pays off. False means stop."""
+        """False means stop."""
         ready_s = time.perf_counter()
         while active := self._active():
             return_times = [
@@ -187,7 +181,7 @@ class Worker:
         return True
 
     def _compute_under(self, lease: Lease) -> bool:
-        """Runs one step, and more while the lease lasts. False means stop."""
+        """Runs steps while the lease lasts. False means stop."""
         if not self._wait_for_peer_work(lease):
             return False
         while True:
@@ -201,7 +195,7 @@ class Worker:
                 return True
 
     def _wait_for_peer_work(self, lease: Lease) -> bool:
-        """Waits for the sequences that the peer answered in the previous lease. False means stop."""
+        """Waits for what the peer handed over in the previous lease. False means stop."""
         if (before := lease.before) is None:
             return True
         while (wait_s := self._batching_policy.peer_wait_s(before.ended_s)) > 0:
@@ -213,7 +207,7 @@ class Worker:
         return True
 
     def _step(self) -> int:
-        """Runs one forward. Returns the number of finished jobs that the peer continues."""
+        """Returns the number of finished jobs that the peer continues."""
         owners = {state.job: (session, state) for session, state in self._active() if state.job is not None}
         if not owners:
             return 0

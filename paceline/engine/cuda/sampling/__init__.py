@@ -1,1 +1,1 @@
-"""Sampling on a GPU in fixed shapes: tables of specs and samples, and kernels between them."""
+"""Sampling on a GPU in fixed shapes."""

@@ -1,7 +1,7 @@
-"""Encodes sample specs as rows of a GPU table, and decodes the table of samples.
+"""Encodes sample specs as rows of a GPU table, and decodes samples.
 
-top-k, top-p and min-p look at the MOST likeliest tokens. Rows that need more, and specs that can't be encoded, are
-sampled by torch, which also computes log-probabilities; some rows at a time, because it works on float64.
+torch samples rows that need more than the MOST likeliest tokens or can't be encoded, and computes log-probabilities;
+some rows at a time, because it works on float64.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,6 @@ class Results:
 
 
 def is_codable(spec: SampleSpec) -> bool:
-    """Whether a `SpecTable` row can hold the spec."""
     if spec.is_processed or spec.wants_logprobs:
         return False
     match spec:
@@ -65,7 +64,7 @@ def is_codable(spec: SampleSpec) -> bool:
 
 
 def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Array) -> None:
-    """Writes the specs into the first rows of a table. Specs that can't be encoded become padding.
+    """Writes specs into a table's first rows; those that can't be encoded become padding.
 
     numbers: [num_rows, len(Column)] float64; supports: [num_rows, MOST] int32.
     """
@@ -93,7 +92,7 @@ def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Ar
 
 
 def decode(specs: Seq[SampleSpec], samples: Results) -> list[Sample]:
-    """Returns the samples of one step; None for a row that `TorchSampler` must sample."""
+    """Returns samples; None for a row that `TorchSampler` must sample."""
     found: list[Sample] = []
     for row, spec in enumerate(specs):
         own, probs = samples.numbers[row], samples.probs[row]
@@ -117,10 +116,7 @@ REMAINDER_ROWS = 32
 def sample_remainder(
     sampler: Sampler, logits: torch.Tensor, specs: Seq[SampleSpec], rows: Seq[int]
 ) -> Iterator[tuple[int, Sample, RowLogprobs | None]]:
-    """Samples and scores `rows` of logits: [at least len(specs), vocab_size] float32, without changing them.
-
-    Yields each row with its sample and, if its spec asks for them, its log-probabilities.
-    """
+    """Samples and scores `rows` of logits: [at least len(specs), vocab_size] float32, without changing them."""
     for first in range(0, len(rows), REMAINDER_ROWS):
         some = rows[first : first + REMAINDER_ROWS]
         own, own_specs = logits[list(some)], [specs[row] for row in some]

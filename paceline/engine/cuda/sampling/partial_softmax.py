@@ -1,7 +1,4 @@
-"""The softmax over parts of the vocabulary: each part's largest logit, sum of weights, and best Gumbel score.
-
-One program computes one part, and exits at once if its row does not need the result.
-"""
+"""The softmax over parts of the vocabulary. A program computes one part, or exits if its row does not need it."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """Ranks a row's MOST likeliest tokens, and finds which of them top-k, top-p and min-p keep.
 
-A key is a 64-bit number made of a logit and its token, so that equal logits rank by lower token id. A bisection finds a
-limit that MOST keys of a part reach; the same search then runs over the parts' results.
+Keys combine a logit and its token, so that equal logits rank by lower token id. A bisection finds the MOST largest keys
+of each part, then of all parts.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from paceline.engine.cuda.sampling.table import (
     SpecTable,
 )
 
-# Tokens in a part. Parts are larger than those of `partial_softmax`, because each part gives MOST keys to merge.
+# Tokens in a part. Parts are larger than in `partial_softmax`, because each part gives MOST keys to merge.
 PART_TOKENS = 8192
 # Keys that a program compares in one pass of a loop.
 CHUNK = tl.constexpr(16)
@@ -58,7 +58,6 @@ def logit_of(key):
 
 @triton.jit
 def needs_ranking(spec):
-    """Whether a spec with these numbers needs the likeliest tokens."""
     return (tl.load(spec + KIND) == SUPPORT) | (tl.load(spec + IS_CUT) > 0)
 
 
@@ -102,7 +101,6 @@ def _merge(lists, numbers, merged, num_parts, PADDED: tl.constexpr):
 
 @triton.jit
 def _rank_among(keys, key, peak, temperature, whole):
-    """Returns each key's rank among the row's `keys`, and the sum of the probabilities of likelier keys."""
     rank, before = tl.zeros([FEW], tl.int32), tl.zeros([FEW], tl.float64)
     for start in range(0, FEW, CHUNK):
         other = tl.load(keys + start + tl.arange(0, CHUNK))

@@ -11,8 +11,6 @@ MOST = 256
 
 
 class Kind(IntEnum):
-    """The kind of a spec; padding is LIKELIEST."""
-
     # Argmax.
     LIKELIEST = 0
     # GumbelMax.

@@ -1,4 +1,4 @@
-"""Token selection: samples each row's token from its parts' results and its likeliest tokens."""
+"""Samples each row's token from its parts' results and its likeliest tokens."""
 
 import torch
 import triton
@@ -53,7 +53,6 @@ def _from_whole(
     logits, numbers, supports, peaks, totals, outsides, samples, sample_probs, row, vocab_size, num_parts,
     PART: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Untruncated OUTSIDE: a token outside the support, the mass outside, the probabilities inside."""
     spec, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
     peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
     whole = tl.sum(load_parts(totals, row, num_parts, 0.0, PADDED), 0)

@@ -1,1 +1,1 @@
-"""GGUF files, memory-mapped and read in place."""
+"""GGUF files, memory-mapped."""

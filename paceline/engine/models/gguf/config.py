@@ -1,7 +1,7 @@
 """Converts a GGUF file's metadata to a transformers config.
 
-transformers itself parses the whole vocabulary with `gguf.GGUFReader`, which takes seconds, and its class for an
-architecture imports torch's compiler. So the config has the common base class, and its fields are checked here.
+transformers would take seconds for the whole vocabulary, and its architectures' classes import torch's compiler. So the
+config has the base class, and its fields are checked here.
 """
 
 from typing import Any
@@ -44,9 +44,9 @@ _NO_ENDS = ("bos", "padding", "unknown")
 
 
 def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
-    """Returns the model's config. `rope_factors`: [head_dim / 2], divisors of the rotary frequencies.
+    """Reads the model's config. `rope_factors`: [head_dim / 2], divisors of the rotary frequencies.
 
-    Raises ConfigError if the architecture or a value is not supported, or a key is missing.
+    Raises ConfigError if a key is missing or unsupported.
     """
     architecture, metadata = header.architecture, header.metadata
     if architecture not in ARCHITECTURES:
@@ -90,7 +90,6 @@ def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
 
 
 def _token_ids(metadata: dict[str, Any]) -> dict[str, int]:
-    """Reads the ids of special tokens. Raises ConfigError for an id outside the vocabulary."""
     size = len(metadata.get("tokenizer.ggml.tokens", ()))
     found = {}
     for name in (*_ENDS, *_NO_ENDS):
@@ -103,7 +102,6 @@ def _token_ids(metadata: dict[str, Any]) -> dict[str, int]:
 
 
 def _require_positive(fields: dict[str, Any]) -> None:
-    """Raises ConfigError unless the field is positive, and whole if not in _FRACTIONS."""
     for field, value in fields.items():
         kinds = (int, float) if field in _FRACTIONS else int
         if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
@@ -122,8 +120,6 @@ def _require_known(header: Header) -> None:
 
 
 def _rope(header: Header, max_len: int, factors: Array | None) -> dict[str, Any]:
-    """Returns the rotary parameters. Raises ConfigError for an unsupported scaling."""
-
     def given(key: str, default: Any) -> Any:
         return header.metadata.get(f"{header.architecture}.rope.{key}", default)
 

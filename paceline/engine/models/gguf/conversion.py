@@ -18,10 +18,9 @@ FORMAT = 6
 
 
 def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> Path:
-    """Returns the folder with the file's model in `dtype`, which is made on first use, completely or not at all.
+    """Returns the folder with the file's model in `dtype`, made on first use under a digest of the file.
 
-    Its name is a digest of the file's content. Raises ConfigError if the file can't be read or the folder can't be
-    written.
+    Raises ConfigError if the file can't be read or the folder can't be written.
     """
     name = f"{file.stem}-{_digest(file)}-{str(dtype).removeprefix('torch.')}"
     folder = cache_folder() / name
@@ -41,7 +40,6 @@ def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -
 
 
 def _fill(folder: Path, file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> None:
-    """Makes the folder, unless another process has."""
     if folder.is_dir():
         return
     progress(f"converting {file.name}, once (about 20 s)")
@@ -51,7 +49,6 @@ def _fill(folder: Path, file: Path, dtype: torch.dtype, progress: Callable[[str]
 
 
 def _digest(file: Path) -> str:
-    """Hashes the whole file, about a second per gigabyte. Raises ConfigError if it can't be read."""
     try:
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256")
@@ -62,7 +59,6 @@ def _digest(file: Path) -> str:
 
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
-    """Writes config, tensors and tokenizer. Rejects the configs that `read_gguf` rejects."""
     in_place = read_gguf(file)
     # Slow imports that a file read in place does not need.
     from transformers import AutoModelForCausalLM, GgufConfig

@@ -27,7 +27,6 @@ _IN_A_LAYER = (
 
 
 def tensor_names(architecture: str, num_layers: int) -> dict[str, str]:
-    """Maps llama.cpp's names to Hugging Face's, for all tensors that we can use in this architecture."""
     identifier = next(known for known, name in MODEL_ARCH_NAMES.items() if name == architecture)
     theirs = get_tensor_name_map(identifier, num_layers)
     ours = [*_OUTSIDE_LAYERS, *(f"model.layers.{i}.{name}" for i in range(num_layers) for name in _IN_A_LAYER)]
@@ -41,8 +40,6 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """A model whose tensors stay in their file."""
-
     config: PreTrainedConfig
     # With Hugging Face's names.
     tensors: dict[str, FileTensor]
@@ -52,7 +49,7 @@ class GgufModel:
     mapping: mmap.mmap
 
     def drop_pages(self) -> None:
-        """Drops the pages that were read from the process's memory. The file is read again on access."""
+        """Drops pages from memory; the file is read again on access."""
         self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
@@ -71,7 +68,6 @@ def read_gguf(path: Path) -> GgufModel:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Names the file in errors raised inside."""
     try:
         yield
     except (ConfigError, OSError) as error:
@@ -79,7 +75,6 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _read_beginning(path: Path) -> tuple[mmap.mmap, Header, PreTrainedConfig]:
-    """Returns the file's mapping, which outlives the open file, and its header."""
     with path.open("rb") as opened:
         if not path.stat().st_size:
             raise ConfigError("it is empty")
@@ -94,7 +89,6 @@ def _read_beginning(path: Path) -> tuple[mmap.mmap, Header, PreTrainedConfig]:
 
 
 def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> dict[str, FileTensor]:
-    """Returns tensors by Hugging Face's names. Raises ConfigError if we would not use one."""
     if config.num_hidden_layers > len(header.places):  # a damaged number may be billions
         raise ConfigError(f"it has {len(header.places)} tensors for {config.num_hidden_layers} layers")
     names = tensor_names(header.architecture, config.num_hidden_layers)
@@ -111,7 +105,6 @@ def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> di
 
 
 def _heads(name: str, config: PreTrainedConfig) -> int | None:
-    """Returns the number of heads of a query or key projection; None for other tensors."""
     if ".self_attn.q_proj." in name:
         return int(config.num_attention_heads)
     return int(config.num_key_value_heads) if ".self_attn.k_proj." in name else None

@@ -1,7 +1,6 @@
-"""The header of a GGUF file: metadata and tensor offsets.
+"""The header of a GGUF file; `gguf.GGUFReader` takes seconds for a large vocabulary.
 
-Servers wait for it at startup, and `gguf.GGUFReader` takes seconds for a large vocabulary. The format:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import mmap
@@ -26,8 +25,6 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """A tensor's place in its file."""
-
     name: str
     # As Hugging Face has it: [out_features, in_features] or [features].
     shape: tuple[int, ...]
@@ -39,14 +36,12 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A GGUF file's metadata and tensors' places."""
-
     metadata: dict[str, Any]
     places: tuple[TensorPlace, ...]
 
     @property
     def architecture(self) -> str:
-        """llama.cpp's name of the architecture; empty if the file has none."""
+        """llama.cpp's name, or empty."""
         return str(self.metadata.get("general.architecture", ""))
 
 
@@ -92,7 +87,6 @@ class _Cursor:
         return self._texts(1)[0]
 
     def value(self, kind: int) -> Any:
-        """Reads a number, a string or a list of either. Raises ValueError for an unknown type."""
         kind = GGUFValueType(kind)
         if kind == GGUFValueType.STRING:
             return self.text()
@@ -106,7 +100,6 @@ class _Cursor:
         return list(self.numbers(f"{length}{_NUMBERS[GGUFValueType(kind)]}"))
 
     def place(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Reads a tensor's name, shape, format and offset from the first tensor."""
         name = self.text()
         (dimensions,) = self.numbers("I")
         shape = self.numbers(f"{dimensions}Q")[::-1]  # the file begins with in_features

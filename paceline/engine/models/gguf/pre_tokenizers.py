@@ -1,8 +1,7 @@
-"""Pre-tokenizers of byte-level vocabularies by `tokenizer.ggml.pre`.
+"""Pre-tokenizers of byte-level vocabularies by `tokenizer.ggml.pre`, as in llama.cpp's `llama-vocab.cpp`.
 
-Merges were learned within the pieces of one split. Another split would yield tokens that the model rarely saw, so an
-unknown name is rejected. The patterns are from each model's tokenizer.json, the names llama.cpp's (`llama-vocab.cpp`),
-limited to our architectures.
+Merges were learned within the pieces of one split, and another yields tokens that the model rarely saw, so an unknown
+name is rejected. The patterns are from each model's tokenizer.json.
 """
 
 from dataclasses import dataclass
@@ -45,8 +44,6 @@ _DEEPSEEK_V3 = (
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """How one kind of byte-level vocabulary splits text."""
-
     # Each pattern splits the pieces that the one before left.
     patterns: tuple[str, ...]
     # A piece that is a token by itself is not built from merges.
@@ -92,7 +89,7 @@ SPLITTINGS = {name: splitting for names, splitting in _SPLITTINGS.items() for na
 
 
 def find_splitting(name: str) -> Splitting:
-    """Returns the split named `tokenizer.ggml.pre`. Raises ConfigError if the name is unknown."""
+    """Returns the split by name. Raises ConfigError if it is unknown."""
     if name not in SPLITTINGS:
         raise ConfigError(
             f"its tokenizer.ggml.pre {name!r} is not supported; supported: {', '.join(sorted(SPLITTINGS))}"

@@ -17,8 +17,6 @@ FORMATS = (*FLOATS, *(GGMLQuantizationType[name] for name in BLOCKS))
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor in its mapped file, read on access."""
-
     # One of FORMATS.
     format: GGMLQuantizationType
     # As Hugging Face has it: [out_features, in_features] or [features].
@@ -30,7 +28,6 @@ class FileTensor:
 
     @property
     def is_in_blocks(self) -> bool:
-        """Whether its values are quantized in blocks with a scale."""
         return self.format not in FLOATS
 
     def dequantised(self) -> Array:
@@ -44,7 +41,7 @@ class FileTensor:
 
 
 def file_tensor(file: mmap.mmap, place: TensorPlace, reordered_heads: int | None = None) -> FileTensor:
-    """Maps a tensor. `reordered_heads`: the number of heads whose rows llama.cpp's converter has reordered (see below).
+    """Maps a tensor. `reordered_heads`: number of heads whose rows llama.cpp's converter has reordered (see below).
 
     Raises ConfigError for an unsupported format, an impossible shape, or a truncated file.
     """
@@ -71,8 +68,8 @@ def file_tensor(file: mmap.mmap, place: TensorPlace, reordered_heads: int | None
 def _rotary_row_order(num_rows: int, num_heads: int) -> Array:
     """Returns the file's row for each of our rows of a projection that llama.cpp's converter has reordered.
 
-    It interleaves the two halves of a head that rotate together. Example with one head of 6 rows: the file has ours as
-    0 3 1 4 2 5, so the result is 0 2 4 1 3 5.
+    It interleaves the halves of a head. Example with one head of 6 rows: the file has ours as 0 3 1 4 2 5, so the
+    result is 0 2 4 1 3 5.
     """
     return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 

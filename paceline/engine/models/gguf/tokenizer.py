@@ -28,10 +28,7 @@ _SPACE = "▁"
 
 
 def tokenizer_files(header: Header) -> dict[str, bytes]:
-    """Returns `tokenizer.json` and its companions, by name.
-
-    Raises ConfigError, naming the key, if the vocabulary is not supported or invalid.
-    """
+    """Builds the tokenizer. Raises ConfigError, naming the key, if the vocabulary is not supported or invalid."""
     _require_vocabulary(header)
     try:
         backend = _BUILDERS[header.metadata["tokenizer.ggml.model"]](header)
@@ -48,7 +45,6 @@ def tokenizer_files(header: Header) -> dict[str, bytes]:
 
 
 def _require_vocabulary(header: Header) -> None:
-    """Raises ConfigError if tokens are missing, or the vocabulary's kind or an id is invalid."""
     kind, tokens = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.tokens")
     if kind not in _BUILDERS:
         raise ConfigError(f"its tokenizer.ggml.model {kind!r} is not supported; supported: {', '.join(_BUILDERS)}")
@@ -116,7 +112,6 @@ def _vocabulary(header: Header) -> dict[str, int]:
 
 
 def _add_bos(backend: Tokenizer, header: Header, by_default: bool) -> None:
-    """Adds BOS, and EOS, to prompts if the file or the kind says so."""
     metadata = header.metadata
     around = {
         "bos": metadata.get("tokenizer.ggml.add_bos_token", by_default),
@@ -131,7 +126,6 @@ def _add_bos(backend: Tokenizer, header: Header, by_default: bool) -> None:
 
 
 def _add_tokens(backend: Tokenizer, header: Header) -> None:
-    """Makes control tokens special and keeps the user's tokens whole, under their ids."""
     pairs = list(
         zip(
             header.metadata["tokenizer.ggml.tokens"], header.metadata.get("tokenizer.ggml.token_type", ()), strict=False
