@@ -76,7 +76,7 @@ def test_activations_are_those_of_a_step_whose_rows_all_want_log_probabilities(m
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"the KV cache has fewer than two blocks .* budget: weights 3 MiB"):
+    with pytest.raises(ConfigError, match=r"the KV cache has fewer than two blocks; .* budget: weights 3 MiB"):
         build_on(CONFIG, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(6 * MIB))
 
 
