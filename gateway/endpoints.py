@@ -24,7 +24,7 @@ from paceline.client import Prompt
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
 from paceline.rpc.server import instance_of
-from paceline.speculation import Bounds, Drafter, DraftLength, DraftMode, EntropyAdaptive, SpeculationParams
+from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
 
 HEALTH_TIMEOUT_S = 1.0
 TOKENIZE = (
@@ -231,7 +231,6 @@ def _speculation_body(defaults: SpeculationParams) -> dict[str, Any]:
         "drafter": defaults.drafter.value,
         **draft_length_fields(defaults.num_speculative_tokens),
         "rule": None if defaults.rule is None else defaults.rule.value,
-        "coupled": defaults.draft_mode is DraftMode.COUPLED,
         "lenience": defaults.lenience,
         "draft_temperature": defaults.draft_temperature,
     }

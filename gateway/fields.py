@@ -143,7 +143,7 @@ PREDICTION = ("type", "content")
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 # Keys of `speculation` that together set how many tokens are drafted.
 DRAFT_LENGTH = ("num_speculative_tokens", "draft_min", "draft_max", "entropy_beta")
-SPECULATION = ("enabled", "drafter", *DRAFT_LENGTH, "rule", "coupled", "lenience", "draft_temperature")
+SPECULATION = ("enabled", "drafter", *DRAFT_LENGTH, "rule", "lenience", "draft_temperature")
 # Clients' names of fields, by the names in errors of a coordinator or of a validated parameter.
 _SPECULATION_NAMES = {name: f"speculation.{name}" for name in SPECULATION} | {
     "num_speculative_tokens": "speculation.num_speculative_tokens"

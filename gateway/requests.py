@@ -23,7 +23,7 @@ from gateway.fields import (
 from paceline.client import Prompt
 from paceline.results import Deployment
 from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
+from paceline.speculation import Drafter, Rule, SpeculationParams, parse_draft_length
 
 MAX_PROMPTS = 256
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -136,10 +136,6 @@ def _parse_speculation(
         given["num_speculative_tokens"] = parse_draft_length(text, **length)
     if asked.get("rule") is not None:
         given["rule"] = _parse_enum(asked, "rule", Rule)
-    if flag(asked, "coupled", prefix="speculation."):
-        if given.get("rule") is Rule.REJECTION:
-            raise bad_request("speculation.coupled", "speculation.coupled is true; it must be false under rejection")
-        given |= {"rule": Rule.MATCH, "draft_mode": DraftMode.COUPLED}
     return defaults.overruled_by(given, sampling)
 
 
