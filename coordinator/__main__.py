@@ -102,7 +102,7 @@ def _generations(
         tokenizer=tokenizer,
         admission=Admission(settings.max_num_seqs, settings.max_queue_size, card.total_blocks * card.block_size),
         policies=Policies(Resources(draft, custom, recent, settings.ngram_shape), Experience(active)),
-        patience_s=settings.patience,
+        target_timeout_s=settings.target_timeout,
         active=active,
         metrics=metrics,
         unread=UnreadAnswers(settings.max_unread_memory),

@@ -31,7 +31,7 @@ Answer = UnreadAnswer[Choice]
 class Generations:
     """Runs all generations of the coordinator, with what they share.
 
-    `patience_s`: how long a generation waits for a target that is down; `synthetic`: replaces the acceptance rule in
+    `target_timeout_s`: how long a generation waits for a target that is down; `synthetic`: replaces the acceptance rule in
     benchmarks.
     """
 
@@ -39,7 +39,7 @@ class Generations:
     tokenizer: Tokenizer
     admission: Admission
     policies: Policies
-    patience_s: float
+    target_timeout_s: float
     active: ActiveGenerations
     metrics: CoordinatorMetrics
     unread: UnreadAnswers
@@ -85,13 +85,13 @@ class Generations:
 
     def _generate(self, choice: Choice) -> AsyncGenerator[Emission, None]:
         request = choice.context.request
-        target = RemoteTarget(self.target, request, self.patience_s)
+        target = RemoteTarget(self.target, request, self.target_timeout_s)
         return generate(choice.context, self.policies.make(request), target, choice.stats, self.synthetic or accept)
 
     def _search(self, choice: Choice) -> AsyncGenerator[Emission, None]:
         has_read = partial(self.active.has_read, choice)
         return beam_search(
-            choice.context, self.target, self.patience_s, self.policies.resources, choice.stats, has_read
+            choice.context, self.target, self.target_timeout_s, self.policies.resources, choice.stats, has_read
         )
 
     def _hand_over(self, answer: Answer, choice: Choice, emission: Emission | None) -> None:

@@ -47,7 +47,7 @@ class Gateway:
 
     async def __aenter__(self) -> "Gateway":
         settings = self.settings
-        self.coordinators = Coordinators(settings.addresses, settings.patience, settings.servers_tls, self.metrics)
+        self.coordinators = Coordinators(settings.addresses, settings.retry_timeout, settings.servers_tls, self.metrics)
         self.texts = TokenTexts(self.coordinators)
         return self
 
