@@ -35,17 +35,17 @@ class Admission:
 
         Raises ResourceExhausted at once, saying when to try again, if the queue is full.
         """
-        await self._enter(num_tokens)
+        await self._acquire(num_tokens)
         started_s = time.monotonic()
         try:
             yield
         finally:
             self._hold_s += SMOOTHING * (time.monotonic() - started_s - self._hold_s)
-            self._leave(num_tokens)
+            self._release(num_tokens)
 
-    async def _enter(self, num_tokens: int) -> None:
+    async def _acquire(self, num_tokens: int) -> None:
         if not self._waiting and self._has_capacity(num_tokens):
-            self._take(num_tokens)
+            self._admit(num_tokens)
             return
         if len(self._waiting) >= self.max_queue_size:
             # A slot comes free every hold / running.
@@ -62,10 +62,10 @@ class Admission:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._waiting.pop(turn, None)
-                self._call_next()
+                self._admit_waiting()
             else:
                 # The slot was granted in the same turn of the event loop.
-                self._leave(num_tokens)
+                self._release(num_tokens)
             raise
 
     @property
@@ -77,16 +77,16 @@ class Admission:
         """A generation that needs more than the whole cache runs alone; the target may refuse it."""
         return self.running < self.max_num_seqs and (num_tokens <= self._free_tokens or self.running == 0)
 
-    def _take(self, num_tokens: int) -> None:
+    def _admit(self, num_tokens: int) -> None:
         self.running += 1
         self._free_tokens -= num_tokens
 
-    def _leave(self, num_tokens: int) -> None:
+    def _release(self, num_tokens: int) -> None:
         self.running -= 1
         self._free_tokens += num_tokens
-        self._call_next()
+        self._admit_waiting()
 
-    def _call_next(self) -> None:
+    def _admit_waiting(self) -> None:
         """Hands slots to the head of the queue."""
         while self._waiting:
             turn, num_tokens = next(iter(self._waiting.items()))
@@ -96,5 +96,5 @@ class Admission:
                 return
             del self._waiting[turn]
             if not gone:
-                self._take(num_tokens)
+                self._admit(num_tokens)
                 turn.set_result(None)

@@ -51,8 +51,8 @@ class Generations:
         error: BaseException | None = None
         try:
             async with self.admission.slot(self._num_cache_tokens(request)):
-                choice.stats.placed_s = time.perf_counter()
-                self.metrics.count_place(choice.stats.placed_s - choice.stats.arrived_s)
+                choice.stats.admitted_s = time.perf_counter()
+                self.metrics.observe_queue(choice.stats.admitted_s - choice.stats.arrived_s)
                 await self._rounds(choice, answer)
             recent = self.policies.resources.recent
             if recent is not None:
@@ -77,7 +77,7 @@ class Generations:
                 self.active.has_read(choice)
                 now_s = time.perf_counter()
                 if last_s is not None:
-                    self.metrics.count_gap(now_s - last_s)
+                    self.metrics.observe_gap(now_s - last_s)
                 last_s = now_s
                 if request.trace:
                     emission = replace(emission, trace=self._trace(choice, emission))

@@ -59,7 +59,7 @@ class GenerationStats:
 
     arrived_s: float = field(default_factory=time.perf_counter)
     # When it got its slot; None while it waits.
-    placed_s: float | None = None
+    admitted_s: float | None = None
     first_token_us: int = 0
     # Prompt tokens found in the target's cache.
     cached_prompt_tokens: int = 0

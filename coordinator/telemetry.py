@@ -88,10 +88,10 @@ class CoordinatorMetrics:
         """Counts a call without a valid key."""
         self._requests.labels("unauthenticated").inc()
 
-    def count_place(self, waited_s: float) -> None:
+    def observe_queue(self, waited_s: float) -> None:
         self._queued.observe(waited_s)
 
-    def count_gap(self, seconds: float) -> None:
+    def observe_gap(self, seconds: float) -> None:
         """Observes the time between two outputs of a generation."""
         self._between.observe(seconds)
 
@@ -207,20 +207,20 @@ def _phases(choice: Choice, error: BaseException | None) -> Iterator[tuple[str, 
     """Yields name, start, end and attributes of each phase that the generation reached."""
     stats, finish, now_s = choice.stats, choice.finish(), time.perf_counter()
     which = {"paceline.choice": choice.index}
-    if stats.placed_s is None:
+    if stats.admitted_s is None:
         yield "queue", stats.arrived_s, now_s, which
         return
-    yield "queue", stats.arrived_s, stats.placed_s, which
+    yield "queue", stats.arrived_s, stats.admitted_s, which
     prompt = {
         **which,
         "paceline.prompt_tokens": finish.prompt_tokens,
         "paceline.cached_tokens": finish.cached_prompt_tokens,
     }
     if finish.timing.ttft_ms == 0:
-        yield "prompt", stats.placed_s, now_s, prompt
+        yield "prompt", stats.admitted_s, now_s, prompt
         return
     first_s = stats.arrived_s + finish.timing.ttft_ms / 1e3
-    yield "prompt", stats.placed_s, first_s, prompt
+    yield "prompt", stats.admitted_s, first_s, prompt
     # The first token may have been the last.
     if stats.rounds or error is not None:
         figures = finish.speculation

@@ -137,7 +137,7 @@ class TextStream:
         """Returns what was held back at the end. Bytes that never became a character come out as U+FFFD."""
         if self.is_stopped:
             return ""
-        text = self._release(self._rest(), True)
+        text = self._release(self._flush_decoder(), True)
         if self.is_stopped:
             return text
         held, self._held = self._held, ""
@@ -165,11 +165,11 @@ class TextStream:
         except Exception:
             # tokenizers raises bare Exception if a byte that makes no character changes what those before it meant. Their
             # text is given out, and the new token is decoded by itself.
-            before = self._rest()
+            before = self._flush_decoder()
             self._begin_again()
             chunk = self._step(token)
         if self._num_pending > MAX_PENDING_TOKENS:
-            chunk += self._settle()
+            chunk += self._flush_pending()
         return before + chunk
 
     def _step(self, token: int) -> str:
@@ -182,11 +182,11 @@ class TextStream:
         self._num_decoded += len(chunk)
         return chunk
 
-    def _settle(self) -> str:
+    def _flush_pending(self) -> str:
         """Gives out the text of pending tokens, except for the bytes that may still become a character."""
         unfinished, num_surplus = self._tokenizer.unfinished(self._ids[-self._num_pending :])
         held_back = len(self._tokenizer.decode(unfinished)) - num_surplus
-        rest = self._rest()
+        rest = self._flush_decoder()
         self._begin_again()
         for token in unfinished:
             self._step(token)
@@ -194,7 +194,7 @@ class TextStream:
         self._num_decoded += num_surplus
         return rest[: len(rest) - held_back]
 
-    def _rest(self) -> str:
+    def _flush_decoder(self) -> str:
         """Returns what the decoder holds back: bytes that are not yet a character."""
         rest = self._tokenizer.decode(self._ids)[self._num_decoded :]
         self._num_decoded += len(rest)

@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 from paceline.errors import ResourceExhausted
 
 T = TypeVar("T")
-# One call may hold this fraction of the total: 1 / CALL_SHARE.
-CALL_SHARE = 4
+# One call may hold this fraction of the total: 1 / CALL_FRACTION.
+CALL_FRACTION = 4
 # Python's overhead for a message, most of a short one.
-KEEPING_BYTES = 128
+OVERHEAD_BYTES = 128
 
 
 class UnreadAnswers:
@@ -28,7 +28,7 @@ class UnreadAnswers:
 
     @property
     def max_call_bytes(self) -> int:
-        return self.max_bytes // CALL_SHARE
+        return self.max_bytes // CALL_FRACTION
 
     def count(self, answer: "UnreadAnswer[object]", num_bytes: int) -> None:
         """Counts added or removed (below 0) bytes. Beyond the total, refuses the call with the largest buffer."""
@@ -59,7 +59,7 @@ class UnreadAnswer(Generic[T]):
         """Adds a message, None when the writer is done. Never waits. Drops the message of a refused answer."""
         if self._failure is None:
             self._waiting.put_nowait((writer, message))
-            self._count(_kept_bytes(message))
+            self._count(_buffered_bytes(message))
 
     async def get(self) -> tuple[T, bytes | None]:
         """Returns the next message and its writer. Raises ResourceExhausted if the caller left too much unread."""
@@ -67,7 +67,7 @@ class UnreadAnswer(Generic[T]):
         if part is None:
             assert self._failure is not None
             raise self._failure
-        self._count(-_kept_bytes(part[1]))
+        self._count(-_buffered_bytes(part[1]))
         return part
 
     def refuse(self) -> None:
@@ -91,5 +91,5 @@ class UnreadAnswer(Generic[T]):
         self._answers.count(self, num_bytes)  # type: ignore[arg-type]  # whoever its writers are
 
 
-def _kept_bytes(message: bytes | None) -> int:
-    return KEEPING_BYTES + len(message or b"")
+def _buffered_bytes(message: bytes | None) -> int:
+    return OVERHEAD_BYTES + len(message or b"")

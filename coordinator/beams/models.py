@@ -95,18 +95,18 @@ class DraftBeams:
         self._branches = Branches(RemoteSequence(resources.draft, request, sampling), len(request.prompt))
         self._link, self._deadline, self._prompt = resources.draft, resources.deadline, request.prompt
         self._num_steps = num_steps
-        self._is_well = True
+        self._is_available = True
 
     async def draft(self, beams: Beams) -> Drafted:
         drafted, searched = Drafted(), copy.copy(beams)
-        while self._is_well and len(drafted.levels) < self._num_steps:
+        while self._is_available and len(drafted.levels) < self._num_steps:
             if not self._link.is_up or self._link.is_silent:
                 break
             try:
                 next_tokens = await self._ask([each.tokens for each in searched.live], searched.rules.num_next, drafted)
             except (PacelineError, TimeoutError) as error:
                 log.info("beam search continues without drafts: %s", error or "no draft came in time")
-                self._is_well = False
+                self._is_available = False
                 break
             searched.step(next_tokens)
             if searched.is_over:

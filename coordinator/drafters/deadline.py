@@ -8,13 +8,13 @@ import asyncio
 import time
 
 # Until a time is known: a large model may have to read a long prompt first.
-UNKNOWN_S = 30.0
+FIRST_TIMEOUT_S = 30.0
 # At least the link's SILENT_S, so that a stopped server counts as silent before it is asked again.
-LEAST_S = 2.0
+MIN_TIMEOUT_S = 2.0
 # Multiple of the usual time after which a draft is given up.
 TIMEOUT_FACTOR = 10.0
 # Weight of the newest time.
-RECENT = 0.1
+SMOOTHING = 0.1
 
 
 class DraftDeadline:
@@ -26,12 +26,12 @@ class DraftDeadline:
     def seconds(self, num_tokens: int) -> float:
         """Returns the timeout of a draft that reads or makes `num_tokens` tokens."""
         if self._token_s == 0:
-            return UNKNOWN_S
-        return LEAST_S + TIMEOUT_FACTOR * self._token_s * num_tokens
+            return FIRST_TIMEOUT_S
+        return MIN_TIMEOUT_S + TIMEOUT_FACTOR * self._token_s * num_tokens
 
     def learn(self, num_tokens: int, seconds: float) -> None:
         token_s = seconds / max(1, num_tokens)
-        self._token_s = token_s if self._token_s == 0 else self._token_s + RECENT * (token_s - self._token_s)
+        self._token_s = token_s if self._token_s == 0 else self._token_s + SMOOTHING * (token_s - self._token_s)
 
 
 class DraftWait:

@@ -158,11 +158,11 @@ def load_factory(name: DrafterName) -> Factory:
 class Rates:
     """Rates of success by kind of case. Recent cases count more."""
 
-    def __init__(self, prior: Callable[[Hashable], float], prior_weight: float, memory: float) -> None:
-        """`prior`: the rate of a kind before any case, worth `prior_weight` cases; `memory`: decay per new case."""
+    def __init__(self, prior: Callable[[Hashable], float], prior_weight: float, decay: float) -> None:
+        """`prior`: the rate of a kind before any case, worth `prior_weight` cases; `decay`: decay per new case."""
         self._prior = prior
         self._prior_weight = prior_weight
-        self._memory = memory
+        self._decay = decay
         # Kind -> weight of its cases, and of its successes.
         self._seen: dict[Hashable, tuple[float, float]] = {}
 
@@ -172,4 +172,4 @@ class Rates:
 
     def learn(self, kind: Hashable, is_success: bool) -> None:
         cases, successes = self._seen.get(kind, (0.0, 0.0))
-        self._seen[kind] = self._memory * cases + 1, self._memory * successes + is_success
+        self._seen[kind] = self._decay * cases + 1, self._decay * successes + is_success

@@ -15,11 +15,11 @@ from coordinator.drafters.ngram import NgramDrafter
 from coordinator.remote.link import Link
 
 # Prior rate of right guesses after right ones, by the length of the n-gram match. Longer matches are learned soon.
-FIRST_RATES = {3: 0.6, 2: 0.5, 1: 0.25}
+PRIOR_RATES = {3: 0.6, 2: 0.5, 1: 0.25}
 # Weight of the prior in guesses, and factor on the weight of older guesses for each new one.
-FIRST_WEIGHT, MEMORY = 4.0, 0.98
+PRIOR_WEIGHT, DECAY = 4.0, 0.98
 # Cost of one more row in a draft model's forward, in forwards of one row.
-ROW_STEPS = 0.2
+EXTRA_TOKEN_STEPS = 0.2
 
 
 class HierarchicalDrafter(RemoteDrafter):
@@ -33,14 +33,14 @@ class HierarchicalDrafter(RemoteDrafter):
     def __init__(self, link: Link, request: Request, deadline: DraftDeadline, ngram: NgramDrafter) -> None:
         super().__init__(link, request, deadline)
         self._ngram = ngram
-        self._rates = Rates(_first_rate, FIRST_WEIGHT, MEMORY)
+        self._rates = Rates(_prior_rate, PRIOR_WEIGHT, DECAY)
 
     async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
         if num_draft_tokens < 2 or self.absence(context):
             return await super().propose(context, num_draft_tokens, least_confidence)
         # The last draft need not be guessed: no other depends on it.
         kinds = await self._ngram.candidates(context, num_draft_tokens - 1)
-        guess = (await self._ngram.propose(context, num_worth_a_row([self._rates[kind] for kind in kinds]))).tokens
+        guess = (await self._ngram.propose(context, best_num_guesses([self._rates[kind] for kind in kinds]))).tokens
         proposal = await self._draft(context, num_draft_tokens, least_confidence, guess)
         self._learn(kinds, guess, proposal.tokens)
         return proposal
@@ -53,21 +53,21 @@ class HierarchicalDrafter(RemoteDrafter):
                 return
 
 
-def num_worth_a_row(rates: Sequence[float]) -> int:
+def best_num_guesses(rates: Sequence[float]) -> int:
     """Returns the number of guesses that saves most. `rates`: chance that each guess is right after right ones."""
     best, most_saved, saved, chance = 0, 0.0, 0.0, 1.0
     for num_guesses, rate in enumerate(rates, start=1):
         chance *= rate
-        saved += chance - ROW_STEPS
+        saved += chance - EXTRA_TOKEN_STEPS
         if saved > most_saved:
             best, most_saved = num_guesses, saved
     return best
 
 
-def _first_rate(kind: Hashable) -> float:
+def _prior_rate(kind: Hashable) -> float:
     assert isinstance(kind, tuple)
     match_length, _ = kind
-    return FIRST_RATES[min(match_length, max(FIRST_RATES))]
+    return PRIOR_RATES[min(match_length, max(PRIOR_RATES))]
 
 
 def _make(resources: Resources, request: Request) -> tuple[NgramDrafter, HierarchicalDrafter | None]:

@@ -28,13 +28,13 @@ class NgramDrafter(LookupDrafter):
     def __init__(self, shape: NgramShape = DEFAULT_SHAPE) -> None:
         self._window, self._longest = shape.window_tokens, shape.longest_match
         self._table = NgramTable(shape)
-        self._num_taken = 0
+        self._num_seen = 0
         # How many of the newest generated tokens in a row the table predicted.
         self._run = 0
         self._hits: list[tuple[Kind, bool]] = []
 
     async def candidates(self, context: Context, num_tokens: int) -> list[Kind]:
-        await self._take(context)
+        await self._update(context)
         chain = self._chain(context.tokens[-self._longest :], num_tokens)
         return [_kind(prediction, self._run + index) for index, prediction in enumerate(chain)]
 
@@ -44,7 +44,7 @@ class NgramDrafter(LookupDrafter):
 
     async def match(self, context: Context) -> int:
         """Returns how many of the newest tokens match an n-gram's context; 0 if none do."""
-        await self._take(context)
+        await self._update(context)
         prediction = self._table.predict(context.tokens[-self._longest :])
         return prediction.match_length if prediction is not None else 0
 
@@ -52,23 +52,23 @@ class NgramDrafter(LookupDrafter):
         if num_draft_tokens < 1:
             # Count the new tokens later, when a proposal needs them.
             return Proposal()
-        await self._take(context)
+        await self._update(context)
         chain = self._chain(context.tokens[-self._longest :], num_draft_tokens)
         return Proposal(
             [prediction.token for prediction in chain], report=DraftReport(drafter=self.name, reason="no match")
         )
 
-    async def _take(self, context: Context) -> None:
+    async def _update(self, context: Context) -> None:
         """Counts the new tokens within the window. The first call counts the prompt."""
         tokens, num_prompt_tokens = context.tokens, len(context.request.prompt)
-        self._num_taken = max(self._num_taken, len(tokens) - self._window)
-        while self._num_taken < len(tokens):
-            end = min(len(tokens), self._num_taken + CHUNK_TOKENS)
-            for index in range(self._num_taken, end):
+        self._num_seen = max(self._num_seen, len(tokens) - self._window)
+        while self._num_seen < len(tokens):
+            end = min(len(tokens), self._num_seen + CHUNK_TOKENS)
+            for index in range(self._num_seen, end):
                 if index >= num_prompt_tokens:
                     self._compare(tokens[max(0, index - self._longest) : index], tokens[index])
                 self._table.add(tokens[index])
-            self._num_taken = end
+            self._num_seen = end
             if end < len(tokens):
                 await asyncio.sleep(0)
 

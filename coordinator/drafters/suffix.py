@@ -33,11 +33,11 @@ class SuffixDrafter(LookupDrafter):
         self._texts = [self._own] if recent is None else [self._own, recent]
         # The text and the position in it of the next token, and how many tokens before it match.
         self._text, self._position, self._match_length = self._own, 0, 0
-        self._num_taken = 0
+        self._num_seen = 0
         self._hits: list[tuple[Kind, bool]] = []
 
     async def candidates(self, context: Context, num_tokens: int) -> list[Kind]:
-        await self._take(context)
+        await self._update(context)
         return [self._kind(self._match_length + index) for index in range(len(self._copy(num_tokens)))]
 
     def take_hits(self) -> list[tuple[Kind, bool]]:
@@ -45,24 +45,24 @@ class SuffixDrafter(LookupDrafter):
         return hits
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
-        await self._take(context)
+        await self._update(context)
         return Proposal(self._copy(num_draft_tokens), report=DraftReport(drafter=self.name, reason="no match"))
 
-    async def _take(self, context: Context) -> None:
+    async def _update(self, context: Context) -> None:
         """Takes the tokens that are new since the last call; in the first call the prompt."""
         tokens, num_prompt_tokens = context.tokens, len(context.request.prompt)
-        self._num_taken = max(self._num_taken, num_prompt_tokens - WINDOW_TOKENS)
-        while self._num_taken < num_prompt_tokens:
-            end = min(num_prompt_tokens, self._num_taken + CHUNK_TOKENS)
-            self._own.extend(tokens[self._num_taken : end])
-            self._num_taken = end
+        self._num_seen = max(self._num_seen, num_prompt_tokens - WINDOW_TOKENS)
+        while self._num_seen < num_prompt_tokens:
+            end = min(num_prompt_tokens, self._num_seen + CHUNK_TOKENS)
+            self._own.extend(tokens[self._num_seen : end])
+            self._num_seen = end
             if end == num_prompt_tokens:
                 self._search(tokens[max(0, end - MAX_MATCH) : end])
             else:
                 await asyncio.sleep(0)
-        while self._num_taken < len(tokens):
-            self._num_taken += 1
-            self._follow(tokens[max(0, self._num_taken - MAX_MATCH) : self._num_taken])
+        while self._num_seen < len(tokens):
+            self._num_seen += 1
+            self._follow(tokens[max(0, self._num_seen - MAX_MATCH) : self._num_seen])
 
     def _follow(self, newest: list[int]) -> None:
         predicted = self._text.token_at(self._position)

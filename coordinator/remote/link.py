@@ -36,7 +36,7 @@ PART = "prompt_logprobs"
 
 Command = TypeVar("Command", bound=target_pb2.TargetCommand | draft_pb2.DraftCommand)
 Answer = TypeVar("Answer", bound=target_pb2.Verdict | draft_pb2.Proposal)
-TakePart = Callable[[target_pb2.Logprobs], None]
+OnPart = Callable[[target_pb2.Logprobs], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Waiting(Generic[Answer]):
 
     answer: asyncio.Future[Answer]
     # Called with what precedes the answer; None if nothing may.
-    take_part: TakePart | None
+    on_part: OnPart | None
 
 
 class Pending(Generic[Answer]):
@@ -80,10 +80,10 @@ class Pending(Generic[Answer]):
     def __init__(self) -> None:
         self._waiting: dict[int, Waiting[Answer]] = {}
 
-    async def wait(self, command_id: int, take_part: TakePart | None) -> Answer:
+    async def wait(self, command_id: int, on_part: OnPart | None) -> Answer:
         """Returns the answer. Raises what the server says, CacheError if that is about the cache's length."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[command_id] = Waiting(future, take_part)
+        self._waiting[command_id] = Waiting(future, on_part)
         try:
             return await future
         finally:
@@ -98,13 +98,13 @@ class Pending(Generic[Answer]):
         kind = answer.WhichOneof("answer")
         if kind is None:
             raise Unavailable("the server sent an answer of unknown kind")
-        if kind == "opened" or (kind == PART and waiting.take_part is None):
+        if kind == "opened" or (kind == PART and waiting.on_part is None):
             raise Unavailable(f"the server sent {kind!r} in answer to another command")
         if kind == "failure":
             waiting.answer.set_exception(_error_of(answer.failure))
         elif kind == PART:
-            assert waiting.take_part is not None
-            waiting.take_part(getattr(answer, kind))
+            assert waiting.on_part is not None
+            waiting.on_part(getattr(answer, kind))
         else:
             waiting.answer.set_result(getattr(answer, kind))
 
@@ -145,7 +145,7 @@ class Link(Generic[Command, Answer]):
         self._was_refused = asyncio.Event()
         # Set if a caller waits for the server: the next attempt need not wait for the whole back-off.
         self._is_wanted = asyncio.Event()
-        self._trouble = "not reached yet"
+        self._last_error = "not reached yet"
         self._next_id = 0
         self._next_sequence_id = 0
         self._pending = Pending[Answer]()
@@ -189,7 +189,7 @@ class Link(Generic[Command, Answer]):
             await asyncio.wait_for(self._came_up.wait(), timeout_s)
         except TimeoutError:
             raise Unavailable(
-                f"the {self.kind.name} server at {self.address} is not available (away for {self.away_s:.0f} s): {self._trouble}"
+                f"the {self.kind.name} server at {self.address} is not available (away for {self.away_s:.0f} s): {self._last_error}"
             ) from None
 
     async def wait_usable(self, timeout_s: float) -> None:
@@ -199,7 +199,7 @@ class Link(Generic[Command, Answer]):
         try:
             await asyncio.wait((up, refused), return_when=asyncio.FIRST_COMPLETED)
             if not up.done():
-                raise ConfigError(self._trouble)
+                raise ConfigError(self._last_error)
             up.result()
         finally:
             up.cancel()
@@ -230,17 +230,15 @@ class Link(Generic[Command, Answer]):
             self._has_unsent.set()
         return self._next_id
 
-    async def request(
-        self, sequence_id: int, fill: Callable[[Command], None], take_part: TakePart | None = None
-    ) -> Answer:
-        """Sends a command and waits for its answer. `take_part` is called with parts that precede it.
+    async def request(self, sequence_id: int, fill: Callable[[Command], None], on_part: OnPart | None = None) -> Answer:
+        """Sends a command and waits for its answer. `on_part` is called with parts that precede it.
 
         Raises what the server says, CacheError if that is about the cache's length,
         Unavailable if the link breaks first, OutOfRange for a command that no message can hold.
         """
         if not self.is_up:
-            raise Unavailable(f"the {self.kind.name} server at {self.address} is not available: {self._trouble}")
-        return await self._pending.wait(self.send(sequence_id, fill), take_part)
+            raise Unavailable(f"the {self.kind.name} server at {self.address} is not available: {self._last_error}")
+        return await self._pending.wait(self.send(sequence_id, fill), on_part)
 
     async def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -251,25 +249,25 @@ class Link(Generic[Command, Answer]):
                     self.channel = channel
                     await self._serve(channel)
             except grpc.aio.AioRpcError as error:
-                self._trouble = f"{error.code().name}: {error.details()}"
+                self._last_error = f"{error.code().name}: {error.details()}"
             except PacelineError as error:
-                self._trouble = str(error)
+                self._last_error = str(error)
                 if isinstance(error, ConfigError):
                     self._was_refused.set()
             except Exception as error:
                 # Without this task, requests would wait forever.
                 log.exception("the link to the %s server at %s failed", self.kind.name, self.address)
-                self._trouble = f"{type(error).__name__}: {error}"
+                self._last_error = f"{type(error).__name__}: {error}"
             if self.is_up:
                 # A server that breaks as soon as it is up keeps its back-off.
                 if time.monotonic() - self._came_up_s > MAX_BACKOFF_S:
                     backoff_s = FIRST_BACKOFF_S
-                log.warning("lost the %s server at %s: %s", self.kind.name, self.address, self._trouble)
+                log.warning("lost the %s server at %s: %s", self.kind.name, self.address, self._last_error)
             self._go_down()
-            await self._rest(backoff_s)
+            await self._back_off(backoff_s)
             backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
 
-    async def _rest(self, backoff_s: float) -> None:
+    async def _back_off(self, backoff_s: float) -> None:
         """Waits between two attempts, for less time if a caller waits."""
         await asyncio.sleep(FIRST_BACKOFF_S)
         with contextlib.suppress(TimeoutError):
@@ -291,22 +289,22 @@ class Link(Generic[Command, Answer]):
         self._came_up.set()
         log.info("%s server at %s is up: %s (%s)", self.kind.name, self.address, card.name, card.dtype)
         writer = asyncio.create_task(self._write(call))
-        watch = asyncio.create_task(self._watch(call))
+        watchdog = asyncio.create_task(self._watchdog(call))
         try:
             while (response := _decoded(await call.read())) is not grpc.aio.EOF:
                 self._heard_s = time.monotonic()
                 for answer in response.answers:
                     self._pending.on_answer(answer)
-            self._trouble = "the server closed the session"
+            self._last_error = "the server closed the session"
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             # The call was cancelled by the watchdog or the writer, not this task.
-            raise Unavailable(self._trouble) from None
+            raise Unavailable(self._last_error) from None
         finally:
             writer.cancel()
-            watch.cancel()
+            watchdog.cancel()
             call.cancel()
 
     async def _write(self, call: Any) -> None:
@@ -323,15 +321,15 @@ class Link(Generic[Command, Answer]):
             return
         except Exception as error:
             log.exception("sending to the %s server at %s failed", self.kind.name, self.address)
-            self._trouble = f"{type(error).__name__}: {error}"
+            self._last_error = f"{type(error).__name__}: {error}"
             call.cancel()
 
-    async def _watch(self, call: Any) -> None:
+    async def _watchdog(self, call: Any) -> None:
         """Breaks the stream when the server is silent."""
         while True:
             await asyncio.sleep(STALL_S / 10)
             if time.monotonic() - self._heard_s > STALL_S:
-                self._trouble = f"nothing heard for {STALL_S:g} s"
+                self._last_error = f"nothing heard for {STALL_S:g} s"
                 call.cancel()
 
     def _check_version(self, card: model_pb2.ModelCard) -> None:
@@ -349,7 +347,7 @@ class Link(Generic[Command, Answer]):
         self.channel = None
         self._unsent.clear()
         self._has_unsent.clear()
-        self._pending.fail(f"lost the {self.kind.name} server at {self.address}: {self._trouble}")
+        self._pending.fail(f"lost the {self.kind.name} server at {self.address}: {self._last_error}")
 
 
 def _decoded(message: Any) -> Any:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from coordinator.context import Request
-from coordinator.remote.link import Answer, CacheError, Command, Link, TakePart, TargetLink
+from coordinator.remote.link import Answer, CacheError, Command, Link, OnPart, TargetLink
 from paceline.errors import PacelineError, ResourceExhausted, Unavailable
 from paceline.rpc.messages import open_to_message
 from paceline.sampling import SamplingParams
@@ -27,7 +27,7 @@ MAX_CORRECTIONS = 8
 FIRST_PAUSE_S = 0.02
 MAX_PAUSE_S = 1.0
 # A server that was away for long may be back: it gets one more attempt before a request fails.
-LAST_TRIAL_S = 1.0
+LAST_ATTEMPT_S = 1.0
 
 
 T = TypeVar("T")
@@ -64,12 +64,12 @@ class RemoteSequence(Generic[Command, Answer]):
         tokens: list[int],
         fill: Fill[Command],
         count_drafts: Callable[[Answer], int],
-        take_part: TakePart | None = None,
+        on_part: OnPart | None = None,
     ) -> Answer:
         """Sends one Propose or Verify, which brings tokens[length:] along, and returns its answer.
 
         `fill(command, position, tail)` writes the command; `count_drafts(answer)` says how many drafts
-        the server fed after the tail; `take_part` gets parts that precede the answer, all of them again after
+        the server fed after the tail; `on_part` gets parts that precede the answer, all of them again after
         each `fill`. Raises Unavailable if the link breaks, ResourceExhausted if the server has no
         capacity, and other errors that the server reports.
         """
@@ -78,7 +78,7 @@ class RemoteSequence(Generic[Command, Answer]):
             position, tail = self.length, tokens[self.length :]
             try:
                 filled = partial(fill, position=position, tail=tail)
-                answer = await self.link.request(self._sequence_id, filled, take_part)
+                answer = await self.link.request(self._sequence_id, filled, on_part)
             except CacheError as error:
                 # Evicted, or an earlier command failed: adopt the server's length.
                 self._correct(min(error.cache_length, self.length))
@@ -149,7 +149,7 @@ async def retry_until(link: TargetLink, timeout_s: float, attempt: Callable[[], 
     deadline_s = time.monotonic() + timeout_s - link.away_s
     pause_s = FIRST_PAUSE_S
     while True:
-        await link.wait_up(max(LAST_TRIAL_S, deadline_s - time.monotonic()))
+        await link.wait_up(max(LAST_ATTEMPT_S, deadline_s - time.monotonic()))
         try:
             return await attempt()
         except (Unavailable, ResourceExhausted):

@@ -59,7 +59,14 @@ class Deployment:
             await self._put_proxy(name, Proxy(self.services[name].address, (next(classes), next(classes))))
         servers = ("--draft", self.proxies["draft"].address, "--target", self.proxies["target"].address)
         servers = (*servers, "--target-timeout", f"{TARGET_TIMEOUT_S:g}")
-        alone = ("--draft", "none", "--target", self.services["target"].address, "--target-timeout", f"{SHORT_TIMEOUT_S:g}")
+        alone = (
+            "--draft",
+            "none",
+            "--target",
+            self.services["target"].address,
+            "--target-timeout",
+            f"{SHORT_TIMEOUT_S:g}",
+        )
         for name, flags in (("coordinator", servers), ("impatient", alone)):
             # In a thread: the proxies are here.
             self.services[name] = await asyncio.to_thread(start_service, "coordinator", self._folder(name), *flags)
