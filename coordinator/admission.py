@@ -1,6 +1,6 @@
-"""Admission control: limits running generations by slots and by the target's KV cache; the rest wait in a bounded queue.
+"""Admission control: limits running generations by slots and KV cache; the rest wait in a bounded FIFO queue.
 
-Generations beyond the cache's capacity would evict one another and prefill their contexts again instead of decoding.
+Beyond the cache's capacity, generations would evict one another and prefill again instead of decoding.
 """
 
 import asyncio
@@ -12,15 +12,15 @@ from paceline.errors import ResourceExhausted
 
 # Weight of the newest generation in the average time a slot is held.
 SMOOTHING = 0.1
-# Assumed until the first generation has ended.
+# Assumed until the first generation ends.
 FIRST_HOLD_S = 1.0
 
 
 class Admission:
-    """Slots for generations, in order of arrival."""
+    """Admits generations in order of arrival."""
 
     def __init__(self, max_num_seqs: int, max_queue_size: int, cache_tokens: int) -> None:
-        """`cache_tokens`: capacity of the target's cache."""
+        """`cache_tokens`: capacity of the target's KV cache."""
         self.max_num_seqs = max_num_seqs
         self.running = 0
         self.max_queue_size = max_queue_size
@@ -31,9 +31,9 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def slot(self, num_tokens: int) -> AsyncIterator[None]:
-        """Waits for a slot and for cache capacity of `num_tokens`, and holds both.
+        """Waits for a slot and for KV cache capacity of `num_tokens`, and holds both.
 
-        Raises ResourceExhausted at once, saying when to try again, if the queue is full.
+        Raises ResourceExhausted with a retry delay if the queue is full.
         """
         await self._acquire(num_tokens)
         started_s = time.monotonic()
@@ -48,7 +48,7 @@ class Admission:
             self._admit(num_tokens)
             return
         if len(self._waiting) >= self.max_queue_size:
-            # A slot comes free every hold / running.
+            # On average, a slot is released every hold / running seconds.
             retry_after_s = max(0.1, self._hold_s / max(1, self.running))
             raise ResourceExhausted(
                 f"{self.running} generations are running and {len(self._waiting)} waiting; "
@@ -64,17 +64,16 @@ class Admission:
                 self._waiting.pop(turn, None)
                 self._admit_waiting()
             else:
-                # The slot was granted in the same turn of the event loop.
+                # The slot was granted in the same iteration of the event loop.
                 self._release(num_tokens)
             raise
 
     @property
     def waiting(self) -> int:
-        """Returns the number of waiting generations."""
         return len(self._waiting)
 
     def _has_capacity(self, num_tokens: int) -> bool:
-        """A generation that needs more than the whole cache runs alone; the target may refuse it."""
+        """Admits a generation larger than the whole cache if it runs alone; the target may refuse it."""
         return self.running < self.max_num_seqs and (num_tokens <= self._free_tokens or self.running == 0)
 
     def _admit(self, num_tokens: int) -> None:
@@ -87,10 +86,9 @@ class Admission:
         self._admit_waiting()
 
     def _admit_waiting(self) -> None:
-        """Hands slots to the head of the queue."""
         while self._waiting:
             turn, num_tokens = next(iter(self._waiting.items()))
-            # Cancelled in this turn of the event loop; its task has not run yet.
+            # Cancelled in this iteration of the event loop; its task has not run yet.
             gone = turn.cancelled()
             if not gone and not self._has_capacity(num_tokens):
                 return

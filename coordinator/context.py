@@ -1,7 +1,4 @@
-"""A generation's context: the tokens so far, and whether and why it has ended.
-
-The context lives here and nowhere else; caches on the servers are prefixes of it.
-"""
+"""A generation's context. It lives here and nowhere else: caches on the servers are prefixes of it."""
 
 import enum
 from collections.abc import Sequence
@@ -15,15 +12,13 @@ from paceline.speculation import SpeculationParams
 
 
 class FinishReason(enum.Enum):
-    """Why a generation ended."""
-
     STOP = "stop"
     LENGTH = "length"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as accepted, with everything resolved."""
+    """A validated request with all defaults resolved."""
 
     request_id: str
     prompt: list[int]
@@ -31,23 +26,22 @@ class Request:
     sampling: SamplingParams
     speculation: SpeculationParams
     eos_token_ids: tuple[int, ...]
-    # The target's limit on prompt and completion together, and its number of token ids.
+    # The target's limits.
     max_length: int
     vocab_size: int
-    # Tokens that the client predicts the output to be; empty without a prediction.
+    # Predicted output; may be empty.
     prediction: list[int] = field(default_factory=list)
-    # Whether the completion is a chat answer, whose text starts afresh; otherwise it continues the prompt's text.
+    # A chat response's text starts afresh; other completions continue the prompt's text.
     is_chat: bool = False
-    # Requests with the same salt share cached prompts and recent answers.
+    # Requests with the same salt share cached prefixes and recent answers.
     cache_salt: str = ""
-    # Whether the client asks how each round came about.
     trace: bool = False
-    # W3C traceparent of the request's span, for the model servers' spans; empty without a trace.
+    # W3C traceparent for the model servers' spans; empty without a trace.
     traceparent: str = ""
 
     @property
     def seed(self) -> int:
-        assert self.sampling.seed is not None, "the servicer gives every request a seed"
+        assert self.sampling.seed is not None, "RequestReader gives every request a seed"
         return self.sampling.seed
 
     @property
@@ -63,18 +57,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What one round adds for the client."""
+    """What a round adds for the client."""
 
     tokens: list[int]
     origins: list[Origin]
-    # Text that each token made final.
+    # Per token: the text it completes.
     pieces: list[str]
     is_last: bool
-    # If asked for: one for each token.
+    # One per token if requested.
     logprobs: list[TokenLogprobs]
-    # If asked for, in the first emission: one for each prompt token from the second on.
+    # In the first emission if requested: one per prompt token from the second on.
     prompt_logprobs: list[TokenLogprobs]
-    # If asked for.
     trace: RoundTrace | None = None
 
 
@@ -86,7 +79,7 @@ class Context:
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self._text = text
-        # Read in every round, some for every token.
+        # Cached: read in every round or for every token.
         self._longest = len(request.prompt) + request.max_new_tokens
         self._ending_ids = request.ending_ids
         self._min_tokens = request.sampling.min_tokens
@@ -100,7 +93,6 @@ class Context:
 
     @property
     def num_remaining(self) -> int:
-        """Returns the number of tokens that may still be generated."""
         return self._longest - len(self.tokens)
 
     @property
@@ -110,7 +102,6 @@ class Context:
 
     @property
     def round_noise(self) -> RoundNoise:
-        """Returns the next round's noise, keyed by its first position."""
         return RoundNoise(self.request.seed, len(self.tokens))
 
     @property

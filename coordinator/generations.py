@@ -1,4 +1,4 @@
-"""Running generations: each waits for a slot, decodes round by round, and is counted and logged at its end."""
+"""Runs generations: queue, decoding, then metrics and a log line."""
 
 import asyncio
 import contextlib
@@ -23,16 +23,15 @@ from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswer, UnreadAnswers
 from paceline.results import RoundTrace
 
-# Encoded messages on their way from the choices' tasks to the call; None when a task is over.
+# Encoded messages of all choices; None when a choice is finished.
 Answer = UnreadAnswer[Choice]
 
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """Runs all generations of the coordinator, with what they share.
+    """Runs all generations of the coordinator.
 
-    `target_timeout_s`: how long a generation waits for a target that is down; `synthetic`: replaces the acceptance rule in
-    benchmarks.
+    `target_timeout_s`: how long to wait for an unreachable target; `synthetic`: replaces the acceptance rule in benchmarks.
     """
 
     target: TargetLink
@@ -46,7 +45,7 @@ class Generations:
     synthetic: SyntheticAcceptance | None = None
 
     async def run(self, choice: Choice, answer: Answer, span: RequestSpan) -> None:
-        """Runs one generation from the queue to its end. Raises what ended it early."""
+        """Runs one generation, including its time in the queue. Raises what ended it early."""
         request = choice.context.request
         error: BaseException | None = None
         try:
@@ -111,9 +110,9 @@ class Generations:
         return trace_round(stats.rounds, stats.last_round, emission, self.tokenizer.bytes_of)
 
     def _num_cache_tokens(self, request: Request) -> int:
-        """Returns the tokens of the target's cache that a generation may come to hold, rounded up to whole blocks."""
-        assert self.target.card is not None, "a request was read, with the card"
+        """Returns the maximum KV cache use in tokens, rounded up to whole blocks."""
+        assert self.target.card is not None, "reading the request needed the card"
         block_size, beams = self.target.card.block_size, request.sampling.beams
-        # Beams share the prompt's blocks except for the last, partly filled one.
+        # Beams share the prompt's full blocks.
         num_tokens = len(request.prompt) + beams * request.max_new_tokens + (beams - 1) * block_size
         return -(-num_tokens // block_size) * block_size

@@ -1,4 +1,4 @@
-"""A generation's rounds as encoded messages for the client, and their traces."""
+"""Encodes a generation's rounds and traces for the client."""
 
 from collections.abc import Callable, Iterator
 
@@ -22,14 +22,13 @@ class Choice:
         self.stats = GenerationStats()
 
     def finish(self, synthetic_acceptance: float | None = None) -> Finish:
-        """See `GenerationStats.finish`."""
         return self.stats.finish(self.context, synthetic_acceptance)
 
 
 def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAcceptance | None = None) -> Iterator[bytes]:
-    """Yields a round's message, preceded by messages for those log-probabilities of a long prompt that do not fit in it.
+    """Yields a round's message, after messages for those log-probabilities of a long prompt that do not fit in it.
 
-    `synthetic`: what replaced the acceptance rule.
+    `synthetic`: replaces the acceptance rule.
     """
     request, index = choice.context.request, choice.index
     of_prompt, first = emission.prompt_logprobs, 0
@@ -54,7 +53,7 @@ def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAccep
 
 
 def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Callable[[int], bytes]) -> RoundTrace:
-    """Makes the trace of a round. `number`: 0 for the prompt's round; `bytes_of`: returns a token's bytes."""
+    """Makes a round's trace. `number`: 0 for the prompt's round."""
     proposal, verdict = finished.proposal, finished.verdict
     computed_us, queued_us = (
         proposal.report.computed_us + verdict.report.computed_us,

@@ -1,6 +1,6 @@
-"""Synthetic acceptance, for benchmarks alone: the output is no real text.
+"""Synthetic acceptance for benchmarks: the output is meaningless.
 
-With random weights nothing is ever accepted, so their speed at a given acceptance rate can't be measured otherwise.
+With random weights nothing is accepted, so speed at a given acceptance rate needs it.
 """
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
@@ -9,7 +9,7 @@ from paceline.noise import Purpose
 
 
 class SyntheticAcceptance:
-    """Replaces `acceptance.accept`: accepts each draft with the same chance, up to the first rejection."""
+    """Replaces `acceptance.accept`: accepts each draft with the same probability, up to the first rejection."""
 
     def __init__(self, chance: float) -> None:
         """Raises InvalidArgument."""
@@ -19,7 +19,7 @@ class SyntheticAcceptance:
     def __call__(self, proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
         for index in range(len(proposal)):
             if noise.uniform(index, Purpose.ACCEPT) >= self.chance:
-                # A token of the target's at this position, under either rule.
+                # The target's token at this position, under either rule.
                 choices = verdict.outside_tokens or verdict.tokens
                 return Outcome([*proposal.tokens[:index], choices[index]], index, Origin.RECOVERED)
         origin = Origin.BONUS if proposal.tokens else Origin.TARGET

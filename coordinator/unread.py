@@ -1,8 +1,7 @@
-"""Backpressure: bounds the memory of answers that callers have not read, per call and in total.
+"""Bounds the memory of messages that clients have not read, per call and in total.
 
-A generation does not wait for a slow caller, since its caches cost more than its messages. Messages are buffered, and a call
-whose buffer exceeds the bound is cancelled; other calls are not affected. They are buffered as encoded bytes, which take far
-less memory than objects.
+A generation does not wait for a slow client: its caches cost more than its messages. A call that exceeds the bound is
+cancelled; others are not affected.
 """
 
 import asyncio
@@ -12,14 +11,14 @@ from typing import Generic, TypeVar
 from paceline.errors import ResourceExhausted
 
 T = TypeVar("T")
-# One call may hold this fraction of the total: 1 / CALL_FRACTION.
+# One call may hold 1 / CALL_FRACTION of the total.
 CALL_FRACTION = 4
-# Python's overhead for a message, most of a short one.
+# Python's overhead per message.
 OVERHEAD_BYTES = 128
 
 
 class UnreadAnswers:
-    """The unread answers of all calls."""
+    """Unread messages of all calls."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -31,7 +30,7 @@ class UnreadAnswers:
         return self.max_bytes // CALL_FRACTION
 
     def count(self, answer: "UnreadAnswer[object]", num_bytes: int) -> None:
-        """Counts added or removed (below 0) bytes. Beyond the total, refuses the call with the largest buffer."""
+        """Adds bytes, or removes them if negative. Beyond the total, refuses the call with the largest buffer."""
         self.num_bytes += num_bytes
         if answer.num_bytes:
             self._calls.add(answer)
@@ -44,25 +43,25 @@ class UnreadAnswers:
 
 
 class UnreadAnswer(Generic[T]):
-    """One call's messages, in order, between their writers and the call that sends them."""
+    """One call's queue of messages."""
 
     def __init__(self, answers: UnreadAnswers, on_refused: Callable[[], object]) -> None:
-        """`on_refused` ends the writers: the caller may not read for long, so `get` may not raise soon."""
+        """`on_refused` ends the writers, as `get` does not raise while the client does not read."""
         self._answers = answers
         self._on_refused = on_refused
         self._failure: ResourceExhausted | None = None
-        # None wakes a reader whose answer was refused.
+        # None wakes the reader after a refusal.
         self._waiting: asyncio.Queue[tuple[T, bytes | None] | None] = asyncio.Queue()
         self.num_bytes = 0
 
     def put(self, writer: T, message: bytes | None) -> None:
-        """Adds a message, None when the writer is done. Never waits. Drops the message of a refused answer."""
+        """Adds a message, or None when the writer is done. Never waits. Does nothing after a refusal."""
         if self._failure is None:
             self._waiting.put_nowait((writer, message))
             self._count(_buffered_bytes(message))
 
     async def get(self) -> tuple[T, bytes | None]:
-        """Returns the next message and its writer. Raises ResourceExhausted if the caller left too much unread."""
+        """Returns the next writer and message. Raises ResourceExhausted after a refusal."""
         part = await self._waiting.get()
         if part is None:
             assert self._failure is not None
@@ -71,7 +70,7 @@ class UnreadAnswer(Generic[T]):
         return part
 
     def refuse(self) -> None:
-        """Drops unread messages and ends the answer."""
+        """Drops unread messages and ends the call."""
         self._failure = ResourceExhausted(
             f"{self.num_bytes} bytes of this answer were not read; at most {self._answers.max_call_bytes} are kept for a "
             f"call, and {self._answers.max_bytes} for all calls"
@@ -88,7 +87,7 @@ class UnreadAnswer(Generic[T]):
 
     def _count(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
-        self._answers.count(self, num_bytes)  # type: ignore[arg-type]  # whoever its writers are
+        self._answers.count(self, num_bytes)  # type: ignore[arg-type]
 
 
 def _buffered_bytes(message: bytes | None) -> int:

@@ -1,8 +1,7 @@
 """The loop of beam search, plain and with drafts: draft, verify, step, emit.
 
-A round asks the target, in one batch, for the next tokens of every live hypothesis and of every draft. Then steps follow
-while the next tokens of all live hypotheses are known. Drafts change how many steps a round takes, never what they are, so
-the answer is the same without them.
+A round gets the next tokens of every live hypothesis and every draft in one batch of the target, and steps while those
+of all live hypotheses are known. Drafts change how many steps a round takes, not their result.
 """
 
 import time
@@ -27,10 +26,9 @@ def beam_search(
     stats: GenerationStats,
     has_read: Callable[[], None],
 ) -> AsyncGenerator[Emission, None]:
-    """Searches with the target; with drafts if the request asks for them.
+    """Searches with the target, and with drafts if the request asks for them.
 
-    timeout_s: how long to wait for a target that went away.
-    has_read: called when the target has read the prompt, long before there is anything to yield.
+    `has_read` is called when the target has read the prompt, long before the first emission.
     """
     request = context.request
     draft = make_draft_beams(resources, request)
@@ -59,7 +57,7 @@ async def search(
             known |= verified.next_tokens
             num_steps = take_steps(beams, known)
             known = {tokens: known[tokens] for tokens in known if len(tokens) >= num_decided + num_steps}
-            # All steps but the first were drafted.
+            # The first step needs no draft.
             report = DraftReport(drafter="model", computed_us=drafted.computed_us, queued_us=drafted.queued_us)
             stats.count_round(num_steps, len(drafted.levels), num_steps - 1, started_s, report, verified.report)
         tokens = list(beams.best.tokens)
@@ -78,13 +76,13 @@ def rules_of(request: Request) -> BeamRules:
 
 
 def paths_of(live: Sequence[Tokens], levels: Sequence[Sequence[Tokens]]) -> list[Tokens]:
-    """Returns the live hypotheses and drafts that are no prefix of another."""
+    """Returns the live hypotheses and drafts that are not a prefix of another."""
     inner = {tokens[:length] for level in levels for tokens in level for length in range(len(live[0]), len(tokens))}
     return [tokens for level in (live, *levels) for tokens in level if tokens not in inner]
 
 
 def take_steps(beams: Beams, known: dict[Tokens, NextTokens]) -> int:
-    """Steps while the next tokens of all live hypotheses are known. Returns the number of steps."""
+    """Steps while the next tokens of all live hypotheses are known; returns the number of steps."""
     num_steps = 0
     while not beams.is_over and all(each.tokens in known for each in beams.live):
         beams.step([known[each.tokens] for each in beams.live])

@@ -1,7 +1,7 @@
-"""The `Drafter` protocol, and how the coordinator makes the drafters of a request.
+"""The `Drafter` protocol and the factories of a request's drafters.
 
-A drafter serves one generation. It may propose fewer tokens than asked, or none; then the round is plain decoding.
-Proposals never change the output's distribution, provided that tokens with probabilities were drawn from them.
+A drafter serves one generation. Proposals never change the output's distribution, provided that tokens with probabilities
+were sampled from them.
 """
 
 import importlib
@@ -19,10 +19,10 @@ from paceline.speculation import Drafter as DrafterName
 
 
 class Drafter(Protocol):
-    """One generation's drafter. Subclasses need `propose` alone; the others are for drafters that keep a cache."""
+    """Proposes tokens for one generation. Only drafters with a cache need more than `propose`."""
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
-        """Proposes up to `num_draft_tokens` tokens to follow the context."""
+        """Proposes up to `num_draft_tokens` tokens to follow the context; none for plain decoding."""
         ...
 
     def truncate(self, length: int) -> None:
@@ -30,51 +30,48 @@ class Drafter(Protocol):
         return None
 
     def release(self) -> None:
-        """Frees what the drafter holds. Called once, when the generation ends."""
+        """Frees the drafter's cache at the end of the generation."""
         return None
 
 
 class LookupDrafter(Drafter, Protocol):
-    """A drafter that looks its tokens up, at no cost, and knows what kind of match each comes from.
-
-    The adaptive policy learns an acceptance rate for each kind.
-    """
+    """Looks tokens up at no cost. The adaptive policy learns an acceptance rate for each kind of match."""
 
     name: str
-    # Replaces the upper bound of an adaptive number of draft tokens.
+    # Overrides the maximum of an adaptive length.
     max_draft_tokens: int | None = None
 
     async def candidates(self, context: Context, num_tokens: int) -> Sequence[Hashable]:
-        """Returns the kinds of the next tokens, at most `num_tokens`."""
+        """Returns the kinds of up to `num_tokens` next tokens."""
         ...
 
     def take_hits(self) -> Sequence[tuple[Hashable, bool]]:
-        """Returns the kind of each prediction since the last call, and whether it was right."""
+        """Returns kind and correctness of each prediction since the last call."""
         ...
 
 
 class ModelDrafter(Drafter, Protocol):
-    """A drafter whose tokens take time: a draft model, or custom code."""
+    """Drafts at a cost: a draft model or custom code."""
 
     name: str
-    # Proposes at least one token while available, and stops when its confidence falls below `least_confidence`.
+    # Whether `propose` respects `least_confidence`; it then proposes at least one token while available.
     has_confidence: bool
 
     async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
-        """`least_confidence`: stop after the token at which the joint confidence falls below this."""
+        """Stops after the token at which the joint confidence falls below `least_confidence`."""
         ...
 
     def absence(self, context: Context) -> str:
-        """Explains to a user why the drafter is unavailable; empty if it is available."""
+        """Returns why the drafter is unavailable, for users; empty if it is available."""
         return ""
 
     def num_cached(self, context: Context) -> int:
-        """Counts the context tokens that need not be read again."""
+        """Returns the number of context tokens in the drafter's cache."""
         return len(context)
 
 
 class TimedDrafter(ModelDrafter):
-    """Presents a plain drafter to the adaptive policy, which then learns its times and acceptance rates."""
+    """Adapts a plain drafter to the adaptive policy, which learns its times and acceptance rates."""
 
     has_confidence = False
 
@@ -93,20 +90,15 @@ class TimedDrafter(ModelDrafter):
 
 
 class NoDrafter(Drafter):
-    """Never proposes: plain decoding."""
-
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         return Proposal()
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the drafters of a coordinator draw on.
+    """What a coordinator's drafters share.
 
-    draft: link to the draft server; None without one.
-    custom: factory given by --custom-drafter; None without one.
-    recent: recent answers to look up; None to look up none.
-    ngram_shape: shape of all n-gram tables.
+    draft, custom, recent: the draft server's link, --custom-drafter's factory and recent answers, or None.
     deadline: learned from all drafts of the draft server.
     """
 
@@ -119,10 +111,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class DrafterSet:
-    """The drafters among which the adaptive policy chooses in each round.
-
-    standby: propose only while the model is unavailable.
-    """
+    """Drafters for the adaptive policy. `standby` proposes only while `model` is unavailable."""
 
     lookups: Sequence[LookupDrafter] = ()
     model: ModelDrafter | None = None
@@ -135,7 +124,7 @@ class Factory:
 
     fixed: the drafter for a fixed number of draft tokens.
     adaptive: the drafters for an adaptive number; None for the same drafter.
-    missing: says what a coordinator with these resources lacks for it; empty if nothing.
+    missing: returns what the coordinator lacks; empty if nothing.
     """
 
     fixed: Callable[[Resources, Request], Drafter]
@@ -150,20 +139,19 @@ class Factory:
 
 
 def load_factory(name: DrafterName) -> Factory:
-    """Returns the FACTORY of the module with the drafter's name."""
     factory: Factory = importlib.import_module(f"coordinator.drafters.{name.value}").FACTORY
     return factory
 
 
 class Rates:
-    """Rates of success by kind of case. Recent cases count more."""
+    """Success rates by kind. Recent cases count more."""
 
     def __init__(self, prior: Callable[[Hashable], float], prior_weight: float, decay: float) -> None:
-        """`prior`: the rate of a kind before any case, worth `prior_weight` cases; `decay`: decay per new case."""
+        """`prior`: initial rate of a kind, with the weight of `prior_weight` cases; `decay`: applied per new case."""
         self._prior = prior
         self._prior_weight = prior_weight
         self._decay = decay
-        # Kind -> weight of its cases, and of its successes.
+        # Kind -> weights of its cases and successes.
         self._seen: dict[Hashable, tuple[float, float]] = {}
 
     def __getitem__(self, kind: Hashable) -> float:

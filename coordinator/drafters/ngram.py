@@ -1,7 +1,6 @@
-"""The n-gram drafter: proposes the tokens that followed the newest tokens earlier in this prompt and completion.
+"""The n-gram drafter: proposes what followed the newest tokens earlier in this prompt and completion.
 
-An n-gram of order n is n - 1 tokens of context and the token that follows them. By default the orders are 4, 3 and 2. The
-drafter needs no model and no message.
+An n-gram of order n is n - 1 tokens of context and the next token. Default orders: 4, 3, 2.
 """
 
 import asyncio
@@ -12,16 +11,16 @@ from coordinator.drafters.drafter import DrafterSet, Factory, LookupDrafter
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, NgramTable, Prediction
 from coordinator.reports import DraftReport
 
-# Tokens predicted in a row that are told apart: the next one is right more often the longer the run, up to about this.
+# Longest run of right predictions that is distinguished: longer runs predict better up to about this.
 MAX_RUN = 4
-# Tokens counted without a pause, so that other generations run in between.
+# Tokens counted before yielding to other generations.
 CHUNK_TOKENS = 512
-# Length of the match, and of the run of right predictions before.
+# Lengths of the match, and of the run of right predictions before it.
 Kind = tuple[int, int]
 
 
 class NgramDrafter(LookupDrafter):
-    """One generation's n-grams. Proposes ids without probabilities, so rule `match` verifies them."""
+    """Proposes ids without probabilities, so `match` verifies them."""
 
     name = "ngram"
 
@@ -29,7 +28,6 @@ class NgramDrafter(LookupDrafter):
         self._window, self._longest = shape.window_tokens, shape.longest_match
         self._table = NgramTable(shape)
         self._num_seen = 0
-        # How many of the newest generated tokens in a row the table predicted.
         self._run = 0
         self._hits: list[tuple[Kind, bool]] = []
 
@@ -43,14 +41,14 @@ class NgramDrafter(LookupDrafter):
         return hits
 
     async def match(self, context: Context) -> int:
-        """Returns how many of the newest tokens match an n-gram's context; 0 if none do."""
+        """Returns how many of the newest tokens match an n-gram's context; 0 for no match."""
         await self._update(context)
         prediction = self._table.predict(context.tokens[-self._longest :])
         return prediction.match_length if prediction is not None else 0
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         if num_draft_tokens < 1:
-            # Count the new tokens later, when a proposal needs them.
+            # New tokens are counted when a proposal needs them.
             return Proposal()
         await self._update(context)
         chain = self._chain(context.tokens[-self._longest :], num_draft_tokens)
@@ -59,7 +57,7 @@ class NgramDrafter(LookupDrafter):
         )
 
     async def _update(self, context: Context) -> None:
-        """Counts the new tokens within the window. The first call counts the prompt."""
+        """Counts the new tokens within the window; the first call counts the prompt."""
         tokens, num_prompt_tokens = context.tokens, len(context.request.prompt)
         self._num_seen = max(self._num_seen, len(tokens) - self._window)
         while self._num_seen < len(tokens):
@@ -80,10 +78,7 @@ class NgramDrafter(LookupDrafter):
         self._run = self._run + 1 if is_right else 0
 
     def _chain(self, tail: list[int], num_tokens: int) -> list[Prediction]:
-        """Predicts tokens one after the other, each from the tokens before it.
-
-        Returns `num_tokens` predictions or none: a predicted token was seen before, so it has a continuation itself.
-        """
+        """Returns `num_tokens` predictions or an empty list: a predicted token was seen before, so it has a continuation."""
         chain: list[Prediction] = []
         while len(chain) < num_tokens and (prediction := self._table.predict(tail)) is not None:
             chain.append(prediction)

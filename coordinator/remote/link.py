@@ -1,7 +1,6 @@
 """One ordered stream to each server: coalesced sending, answers by command id, reconnecting.
 
-A link is up or down. Each time it comes up it has a new epoch: sequences opened in an
-older epoch are gone from the server, and their owners open them again and replay.
+Each connection has a new epoch. Sequences of an older epoch are lost, and their owners reopen and replay them.
 """
 
 import asyncio
@@ -25,13 +24,12 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
-# A server sends something every second. A server that is silent for this long counts as gone.
+# Servers send something every second. After this long in silence a server counts as gone.
 STALL_S = 10.0
-# A server that is silent for this long is avoided where possible.
+# After this long in silence no drafts are requested, and metrics show the server as down.
 SILENT_S = 2.0
-# Timeout for a server's description.
 DESCRIBE_S = 10.0
-# The kind of answer that is only a part of one: more follow.
+# The kind of answer after which more follow.
 PART = "prompt_logprobs"
 
 Command = TypeVar("Command", bound=target_pb2.TargetCommand | draft_pb2.DraftCommand)
@@ -41,8 +39,6 @@ OnPart = Callable[[target_pb2.Logprobs], None]
 
 @dataclass(frozen=True, slots=True)
 class LinkKind(Generic[Command, Answer]):
-    """What a link needs to know of a service."""
-
     name: str
     # grpc generates no types for stubs.
     make_stub: Callable[[grpc.aio.Channel], Any]
@@ -58,7 +54,7 @@ DRAFT: LinkKind[draft_pb2.DraftCommand, draft_pb2.Proposal] = LinkKind(
 
 
 class CacheError(PacelineError):
-    """A command failed because the cache is not as its owner believed: `cache_length` is the truth."""
+    """A command failed because the cache has another length than its owner assumed: `cache_length`."""
 
     def __init__(self, cache_length: int, message: str) -> None:
         super().__init__(message)
@@ -67,21 +63,19 @@ class CacheError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Generic[Answer]):
-    """A command that waits for its answer."""
-
     answer: asyncio.Future[Answer]
-    # Called with what precedes the answer; None if nothing may.
+    # Called with parts that precede the answer; None if none may.
     on_part: OnPart | None
 
 
 class Pending(Generic[Answer]):
-    """The commands of one link that are not answered yet, by their ids, which answers echo."""
+    """Unanswered commands of one link by id."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Waiting[Answer]] = {}
 
     async def wait(self, command_id: int, on_part: OnPart | None) -> Answer:
-        """Returns the answer. Raises what the server says, CacheError if that is about the cache's length."""
+        """Returns the answer. Raises the server's error; CacheError if it reports the cache's length."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[command_id] = Waiting(future, on_part)
         try:
@@ -90,10 +84,10 @@ class Pending(Generic[Answer]):
             self._waiting.pop(command_id, None)
 
     def on_answer(self, answer: target_pb2.TargetAnswer | draft_pb2.DraftAnswer) -> None:
-        """Hands an answer message to the command that waits for it. Raises Unavailable for one that no server should send."""
+        """Resolves the command that waits for an answer. Raises Unavailable for a protocol violation."""
         waiting = self._waiting.get(answer.command_id)
         if waiting is None or waiting.answer.done():
-            # A Truncate that failed says so by its sequence's next command as well.
+            # A failed Truncate also fails its sequence's next command.
             return
         kind = answer.WhichOneof("answer")
         if kind is None:
@@ -123,7 +117,7 @@ def _error_of(failure: model_pb2.Failure) -> PacelineError:
 
 
 class Link(Generic[Command, Answer]):
-    """The connection to one server. Commands are sent in the order of the calls; many may share a message."""
+    """The connection to one server. Commands are sent in order; many may share a message."""
 
     def __init__(
         self,
@@ -132,28 +126,28 @@ class Link(Generic[Command, Answer]):
         check_card: Callable[[model_pb2.ModelCard], None],
         tls: Tls = NO_TLS,
     ) -> None:
-        """`check_card` raises ConfigError for a server that can't be used. The files of `tls` are read at each connection."""
+        """`check_card` raises ConfigError for an unsuitable server. The files of `tls` are read at each connection."""
         self.kind = kind
         self.address = address
         self._tls = tls
         self.card: model_pb2.ModelCard | None = None
         self.epoch = 0
         self._check_card = check_card
-        # Read several times in every round.
+        # An attribute for speed: read several times per round.
         self.is_up = False
         self._came_up = asyncio.Event()
         self._was_refused = asyncio.Event()
-        # Set if a caller waits for the server: the next attempt need not wait for the whole back-off.
+        # Set while a caller waits for the server; shortens the back-off.
         self._is_wanted = asyncio.Event()
         self._last_error = "not reached yet"
         self._next_id = 0
         self._next_sequence_id = 0
         self._pending = Pending[Answer]()
-        # Messages that will go out together, and the size of the newest.
+        # Messages to write next, and the size of the newest.
         self._unsent: list[target_pb2.TargetRequest | draft_pb2.DraftRequest] = []
         self._newest_bytes = 0
         self._has_unsent = asyncio.Event()
-        # `time.monotonic`: when the server last sent something, and when the link came up and went down.
+        # `time.monotonic` of the last message, and of the last changes of `is_up`.
         self._heard_s = 0.0
         self._came_up_s = 0.0
         self._went_down_s = time.monotonic()
@@ -171,18 +165,17 @@ class Link(Generic[Command, Answer]):
 
     @property
     def away_s(self) -> float:
-        """Returns how long the server has been away; 0 while it is up."""
+        """Returns the seconds since the server went away; 0 while it is up."""
         return 0.0 if self.is_up else time.monotonic() - self._went_down_s
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server is up but has been silent for longer than usual."""
         return self.is_up and time.monotonic() - self._heard_s > SILENT_S
 
     async def wait_up(self, timeout_s: float) -> None:
-        """Raises Unavailable, saying which server and why, if it is not up in time."""
+        """Raises Unavailable with the last error if the server is not up in time."""
         if self.is_up:
-            # The usual case, in every round: saves a task and a timer.
+            # Fast path: saves a task and a timer in every round.
             return
         self._is_wanted.set()
         try:
@@ -193,7 +186,7 @@ class Link(Generic[Command, Answer]):
             ) from None
 
     async def wait_usable(self, timeout_s: float) -> None:
-        """Like `wait_up`, but raises ConfigError at once for a server that can't be used."""
+        """Like `wait_up`, but raises ConfigError at once for an unsuitable server."""
         up = asyncio.create_task(self.wait_up(timeout_s))
         refused = asyncio.create_task(self._was_refused.wait())
         try:
@@ -210,31 +203,33 @@ class Link(Generic[Command, Answer]):
         return self._next_sequence_id
 
     def send(self, sequence_id: int, fill: Callable[[Command], None]) -> int:
-        """Sends a command without waiting; returns its id. Drops it if the link is down, as its sequence is lost too.
+        """Sends a command without waiting; returns its id. Drops it if the link is down, since its sequence is lost.
 
-        Raises OutOfRange for one that no message can hold.
+        Raises OutOfRange if it exceeds the size limit.
         """
         self._next_id += 1
         if self.is_up:
             if not self._unsent or self._newest_bytes > SPLIT_BYTES or len(self._unsent[-1].commands) >= MAX_COMMANDS:
                 self._unsent.append(self.kind.request_class())
                 self._newest_bytes = 0
-            # Filled in place: a copy would cost as much again.
+            # Filled in place to avoid a copy.
             commands = self._unsent[-1].commands
             command: Any = commands.add(command_id=self._next_id, sequence_id=sequence_id)
             fill(command)
             if (size := command.ByteSize()) > MAX_COMMAND_BYTES:
                 del commands[-1]
-                raise OutOfRange(f"a command of {size} bytes; the {self.kind.name} server takes {MAX_COMMAND_BYTES}")
+                raise OutOfRange(
+                    f"the command has {size} bytes; the {self.kind.name} server accepts at most {MAX_COMMAND_BYTES}"
+                )
             self._newest_bytes += size
             self._has_unsent.set()
         return self._next_id
 
     async def request(self, sequence_id: int, fill: Callable[[Command], None], on_part: OnPart | None = None) -> Answer:
-        """Sends a command and waits for its answer. `on_part` is called with parts that precede it.
+        """Sends a command and returns its answer. Parts that precede the answer go to `on_part`.
 
-        Raises what the server says, CacheError if that is about the cache's length,
-        Unavailable if the link breaks first, OutOfRange for a command that no message can hold.
+        Raises the server's error, CacheError if it reports the cache's length, Unavailable if the link breaks, OutOfRange if the
+        command exceeds the size limit.
         """
         if not self.is_up:
             raise Unavailable(f"the {self.kind.name} server at {self.address} is not available: {self._last_error}")
@@ -259,7 +254,7 @@ class Link(Generic[Command, Answer]):
                 log.exception("the link to the %s server at %s failed", self.kind.name, self.address)
                 self._last_error = f"{type(error).__name__}: {error}"
             if self.is_up:
-                # A server that breaks as soon as it is up keeps its back-off.
+                # A server that fails right after connecting keeps its back-off.
                 if time.monotonic() - self._came_up_s > MAX_BACKOFF_S:
                     backoff_s = FIRST_BACKOFF_S
                 log.warning("lost the %s server at %s: %s", self.kind.name, self.address, self._last_error)
@@ -268,13 +263,13 @@ class Link(Generic[Command, Answer]):
             backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
 
     async def _back_off(self, backoff_s: float) -> None:
-        """Waits between two attempts, for less time if a caller waits."""
+        """Waits between attempts, for less time if a caller waits for the server."""
         await asyncio.sleep(FIRST_BACKOFF_S)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_wanted.wait(), backoff_s - FIRST_BACKOFF_S)
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
-        """Serves one connection. Returns or raises when it is over."""
+        """Serves one connection until it ends."""
         stub = self.kind.make_stub(channel)
         card = _decoded(await stub.Describe(model_pb2.DescribeModelRequest(), timeout=DESCRIBE_S))
         self._check_version(card)
@@ -300,7 +295,7 @@ class Link(Generic[Command, Answer]):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # The call was cancelled by the watchdog or the writer, not this task.
+            # The watchdog or the writer cancelled the call.
             raise Unavailable(self._last_error) from None
         finally:
             writer.cancel()
@@ -311,13 +306,13 @@ class Link(Generic[Command, Answer]):
         try:
             while True:
                 await self._has_unsent.wait()
-                # Commands of this turn of the event loop, or of the last write, travel together.
+                # Commands of this event loop iteration, or added during the last write, share messages.
                 requests, self._unsent = self._unsent, []
                 self._has_unsent.clear()
                 for request in requests:
                     await call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # The reader reports a broken stream.
+            # Reported by the reader.
             return
         except Exception as error:
             log.exception("sending to the %s server at %s failed", self.kind.name, self.address)
@@ -325,11 +320,11 @@ class Link(Generic[Command, Answer]):
             call.cancel()
 
     async def _watchdog(self, call: Any) -> None:
-        """Breaks the stream when the server is silent."""
+        """Cancels the call when the server is silent."""
         while True:
             await asyncio.sleep(STALL_S / 10)
             if time.monotonic() - self._heard_s > STALL_S:
-                self._last_error = f"nothing heard for {STALL_S:g} s"
+                self._last_error = f"no message for {STALL_S:g} s"
                 call.cancel()
 
     def _check_version(self, card: model_pb2.ModelCard) -> None:
