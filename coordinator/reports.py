@@ -10,7 +10,7 @@ class DraftReport:
     """How a proposal came about."""
 
     drafter: str = "custom"
-    # Why there are no tokens; shown to users.
+    # Shown to users when no tokens are proposed.
     reason: str = ""
     # Number of draft tokens requested.
     num_asked: int = 0

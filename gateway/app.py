@@ -38,7 +38,7 @@ PAGE_HEADERS = {"content-security-policy": "default-src 'self'", "x-content-type
 
 
 def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
-    """Makes the application. Raises ConfigError if the file of keys cannot be read."""
+    """Raises ConfigError if the API keys can't be read."""
     gateway = Gateway(settings)
     endpoints = Endpoints(gateway)
 
@@ -110,7 +110,7 @@ async def on_paceline_error(request: Request, error: Exception) -> Response:
 
 
 async def on_framework_error(request: Request, error: Exception) -> Response:
-    """Answers an unknown path or method."""
+    """Responds to an unknown path or method."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:100]}: {error.detail}"
     response = error_response(HttpError(error.status_code, message, "invalid_request_error"))

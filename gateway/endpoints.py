@@ -1,4 +1,4 @@
-"""The HTTP endpoints, and the gateway's state that they share."""
+"""The HTTP endpoints and their shared state."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ DETOKENIZE = ("model", "tokens")
 
 
 class Gateway:
-    """State shared by all endpoints. An asynchronous context manager that holds connections to coordinators."""
+    """State shared by all endpoints; an asynchronous context manager."""
 
     coordinators: Coordinators
     texts: TokenTexts
@@ -55,7 +55,7 @@ class Gateway:
         await self.coordinators.close()
 
     def model_name(self, deployment: Deployment) -> str:
-        """Returns the name that clients use for the model."""
+        """Returns the model name for clients."""
         return self.settings.model_name or deployment.target.name
 
     def check_model(self, body: Mapping[str, Any], deployment: Deployment) -> None:
@@ -66,7 +66,7 @@ class Gateway:
 
 
 class GenerateEndpoint:
-    """Serves the generations of a dialect. An ASGI application."""
+    """Serves a dialect as an ASGI application."""
 
     def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
         self._gateway = gateway
@@ -94,7 +94,7 @@ class GenerateEndpoint:
             await response(request.scope, request.receive, send)
 
     async def _with_token_ids(self, asked: HttpRequest, key: str | None) -> HttpRequest:
-        """Tokenizes prompts: log-probabilities of an echo are per token, and usage counts prompts not yet begun."""
+        """Tokenizes prompts: an echo has log-probabilities per token, and usage counts prompts not yet begun."""
 
         async def tokenize(text: str) -> list[int]:
             return await self._gateway.coordinators.ask(key, lambda client: client.tokenize(text, raw=True))
@@ -104,19 +104,18 @@ class GenerateEndpoint:
 
 
 class Endpoints:
-    """Handlers of all other paths: models, deployment, tokenizer, health and metrics."""
+    """Handlers of all other paths."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     async def health(self, request: Request) -> Response:
-        """Reports that the process is alive, and which instance it is under `paceline up`."""
+        """Reports that the process is alive, and its instance under `paceline up`."""
         instance = instance_of(os.environ)
         more = {} if instance is None else {"instance": instance.removeprefix("instance.")}
         return JsonResponse({"status": "ok", **more})
 
     async def ready(self, request: Request) -> Response:
-        """Reports whether a coordinator is serving."""
         settings = self._gateway.settings
         checks = [
             asyncio.to_thread(is_serving, each, HEALTH_TIMEOUT_S, tls=settings.servers_tls)
@@ -127,7 +126,6 @@ class Endpoints:
         raise unavailable("no coordinator is serving")
 
     async def metrics(self, request: Request) -> Response:
-        """Exposes metrics in the format that the scraper accepts."""
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self._gateway.exposition), headers={"content-type": kind})
 
@@ -141,7 +139,6 @@ class Endpoints:
         return JsonResponse(self._card(deployment))
 
     async def deployment(self, request: Request) -> Response:
-        """Returns models, limits, speculation defaults and the number of running generations."""
         found = await self._gateway.coordinators.describe(key_of(request), as_it_is_now=True)
         return JsonResponse(
             {
@@ -217,7 +214,7 @@ class Endpoints:
         return whole_numbers(body)
 
     def _card(self, deployment: Deployment) -> dict[str, Any]:
-        """Returns OpenAI's model object, extended by vLLM's `max_model_len`."""
+        """Returns OpenAI's model object with vLLM's `max_model_len`."""
         return {
             "id": self._gateway.model_name(deployment), "object": "model", "created": 0, "owned_by": "paceline",
             "root": deployment.target.name, "parent": None, "max_model_len": deployment.target.max_model_len,
@@ -225,7 +222,6 @@ class Endpoints:
 
 
 def _speculation_body(defaults: SpeculationParams) -> dict[str, Any]:
-    """Formats the defaults as a request's `speculation`."""
     return {
         "enabled": defaults.enabled,
         "drafter": defaults.drafter.value,
@@ -237,7 +233,7 @@ def _speculation_body(defaults: SpeculationParams) -> dict[str, Any]:
 
 
 def draft_length_fields(length: DraftLength) -> dict[str, Any]:
-    """Returns the fields from which `parse_draft_length` makes this length. None: left out."""
+    """Inverts `parse_draft_length`; None for fields left out."""
     match length:
         case Bounds() as bounds:
             text, beta = "adaptive", None

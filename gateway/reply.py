@@ -1,4 +1,4 @@
-"""Turns rounds into chunks or a whole response, with usage, speculation figures and traces."""
+"""Builds chunks or a whole response from rounds, with usage, speculation figures and traces."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -15,42 +15,39 @@ ORIGINS = {"A": "accepted", "R": "recovered", "B": "bonus", "T": "target"}
 
 
 class ScoredToken(NamedTuple):
-    """A token with its log-probabilities, or None for a prompt's first token."""
+    """A token with its log-probabilities; None for a prompt's first token."""
 
     token: int
     logprobs: TokenLogprobs | None
-    # Where its text begins in the choice's text, in characters.
+    # In characters of the choice's text.
     text_offset: int
 
 
 class Form(Protocol):
-    """How an endpoint writes a choice. `logprobs` is None if the request does not ask for them."""
+    """How an endpoint writes a choice. `logprobs` is None unless requested."""
 
     id_prefix: str
     chunk_object: str
     whole_object: str
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Returns a choice's first chunk, before any text, or None if there is none."""
+        """Returns a choice's first chunk, before any text, if the endpoint has one."""
 
     def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]: ...
 
     def whole(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str) -> dict[str, Any]: ...
 
     def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
-        """Formats tokens whose texts are loaded."""
+        """`texts` must be loaded."""
 
-    def join_logprobs(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        """Merges the log-probabilities of all rounds."""
+    def join_logprobs(self, parts: list[dict[str, Any]]) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True)
 class ReplyChoice:
-    """One choice of a response while it is generated."""
-
     index: int
     text: str = ""
-    # Characters of the text so far, and of the echoed prompt at its beginning.
+    # Characters of the text, and of the echoed prompt at its beginning.
     num_characters: int = 0
     num_echoed: int = 0
     # Tokens whose text is held back because it may become part of a stop string.
@@ -60,7 +57,7 @@ class ReplyChoice:
 
 
 class ChoicesReply:
-    """A response with choices, as /v1/chat/completions and /v1/completions have it."""
+    """A response with choices."""
 
     def __init__(self, form: Form, generation: Generation) -> None:
         self._form = form
@@ -74,7 +71,7 @@ class ChoicesReply:
         }  # fmt: skip
 
     async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """Yields the chunks of each round. Raises what a coordinator raises."""
+        """Yields each round's chunks. Raises a coordinator's errors."""
         async with aclosing(self._generation.rounds()) as rounds:
             async for prompt, piece in rounds:
                 choice, is_first = self._choice_of(prompt, piece)
@@ -130,7 +127,7 @@ class ChoicesReply:
     async def _append(
         self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool
     ) -> tuple[str, dict[str, Any] | None]:
-        """Appends a round to its choice. Returns its text and the log-probabilities that are due."""
+        """Appends a round. Returns its text and the log-probabilities that are due."""
         text, tokens = piece.text, choice.held
         has_logprobs = self._request.sampling.logprobs is not None
         self._usage.count(len(piece.token_ids))
@@ -155,7 +152,7 @@ class ChoicesReply:
         return text, self._form.logprobs(ready, self._generation.texts)
 
     def _pop_ready(self, choice: ReplyChoice, piece: Piece) -> list[ScoredToken]:
-        """Removes and returns the held tokens whose text is out. Their offsets are at most the text's length."""
+        """Pops held tokens whose text is out. Their offsets are at most the text's length."""
         end, tokens = choice.num_characters, choice.held
         if piece.finish is not None or not self._request.sampling.stop:
             choice.held = []
@@ -166,13 +163,13 @@ class ChoicesReply:
 
 
 class Usage:
-    """Counts tokens over all choices of a request."""
+    """Counts a request's tokens."""
 
     def __init__(self, prompts: Sequence[Prompt], has_prediction: bool) -> None:
-        """`has_prediction`: the client sent a prediction. Accepted tokens of the gateway's own are not reported."""
+        """`has_prediction`: the client sent one; the gateway's own predictions are not reported."""
         self._has_prediction = has_prediction
         self._finished: dict[int, Finish] = {}
-        # By the prompt's index, since its n choices share it. Prompts of token ids are counted before they are read.
+        # By prompt index, as n choices share a prompt. Prompts of token ids count from the start.
         self._prompt_tokens = {
             index: len(each) for index, each in enumerate(prompts) if all(isinstance(one, int) for one in each[:1])
         }
@@ -180,7 +177,6 @@ class Usage:
         self._completion_tokens = 0
 
     def begin(self, prompt: int, piece: Piece) -> None:
-        """Adds a choice's first piece, which has the prompt's length."""
         self._prompt_tokens[prompt] = piece.prompt_tokens
         self._cached_tokens.setdefault(prompt, piece.cached_prompt_tokens)
 
@@ -222,7 +218,7 @@ def _metrics(figures: Speculation) -> dict[str, Any]:
         "num_spec_steps": figures.rounds,
         "num_accepted_draft_tokens": figures.accepted,
         "num_draft_tokens": figures.proposed,
-        # The largest number of tokens proposed in a round.
+        # Maximum per round.
         "num_spec_tokens": len(figures.proposed_per_position),
     }
 
@@ -245,7 +241,7 @@ def _paceline(finish: Finish) -> dict[str, Any]:
 
 
 def trace_body(piece: Piece, texts: TokenTexts) -> dict[str, Any] | None:
-    """Formats a round's trace (docs/speculation.md). Its texts must be loaded."""
+    """Formats a round's trace (docs/speculation.md). `texts` must be loaded."""
     trace = piece.trace
     if trace is None:
         return None

@@ -1,4 +1,4 @@
-"""What a client asked for, and the parts of a body that every dialect parses alike."""
+"""Parses the parts of a body that all dialects share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +37,6 @@ class HttpRequest:
     prompts: list[Prompt]
     sampling: SamplingParams
     speculation: SpeculationParams | None
-    # Predicted output.
     prediction: str | None
     is_traced: bool
     is_stream: bool
@@ -45,7 +44,7 @@ class HttpRequest:
     has_usage_in_every_chunk: bool
     request_id: str
     cache_salt: str
-    # Prompts are used without a chat template.
+    # Without a chat template.
     is_raw: bool = False
     echo: bool = False
     template_options: dict[str, Any] | None = None
@@ -55,10 +54,7 @@ class HttpRequest:
 def parse_request(
     body: Mapping[str, Any], deployment: Deployment, prompts: list[Prompt], sampling: SamplingParams, **more: Any
 ) -> HttpRequest:
-    """Parses the fields that do not depend on the dialect. `more`: fields of HttpRequest that do.
-
-    Raises HttpError and InvalidArgument, both naming the field.
-    """
+    """Parses the fields common to all dialects. `more`: fields of HttpRequest. Raises HttpError and InvalidArgument."""
     options = get(body, "stream_options", dict, "an object", {})
     check_keys(options, STREAM_OPTIONS, "stream_options")
     is_stream = flag(body, "stream")
@@ -85,7 +81,7 @@ def parse_request(
 
 
 def parse_sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
-    """Translates OpenAI's sampling fields. `more`: other parameters. Raises HttpError and InvalidArgument."""
+    """Parses sampling fields. `more`: other parameters. Raises HttpError and InvalidArgument."""
     given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
     given.setdefault("temperature", 1.0)
     if given.get("top_k") == -1:
@@ -116,7 +112,7 @@ def _parse_token_id(name: str) -> int:
 def _parse_speculation(
     body: Mapping[str, Any], defaults: SpeculationParams, sampling: SamplingParams
 ) -> SpeculationParams | None:
-    """Returns the coordinator's defaults, overridden by the request, or None if the request leaves all to them."""
+    """Returns the defaults overridden by the request, or None if it overrides none."""
     asked = body.get("speculation")
     if asked is None:
         return None
@@ -150,7 +146,7 @@ def _parse_enum(asked: Mapping[str, Any], name: str, kind: type[E]) -> E:
 
 
 def _parse_prediction(body: Mapping[str, Any]) -> str | None:
-    """Accepts OpenAI's form, {"type": "content", "content": text or parts}, or the text itself."""
+    """Accepts OpenAI's {"type": "content", "content": text or parts}, or the text itself."""
     asked = body.get("prediction")
     if isinstance(asked, dict):
         check_keys(asked, PREDICTION, "prediction")
@@ -181,7 +177,7 @@ def _parse_message(message: Any, name: str) -> dict[str, str]:
 
 
 def parse_text_parts(content: Any, name: str) -> str:
-    """Joins text parts without separators: clients may split a text anywhere. Raises HttpError."""
+    """Joins text parts without separators: clients may split text anywhere. Raises HttpError."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -198,7 +194,7 @@ def parse_text_parts(content: Any, name: str) -> str:
 
 
 def parse_prompts(body: Mapping[str, Any]) -> list[Prompt]:
-    """Returns the prompts of `prompt`, each a text or token ids. Raises HttpError."""
+    """Returns texts and lists of token ids. Raises HttpError."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return [prompt]
