@@ -1,1 +1,1 @@
-"""Holds every generation's context and runs the speculation loop."""
+"""The coordinator: runs the speculation loop."""

@@ -86,7 +86,6 @@ def _generations(
     settings: CoordinatorSettings, target: TargetLink, draft: DraftLink | None, tokenizer: Tokenizer, card: model_pb2.ModelCard,
     metrics: CoordinatorMetrics,
 ) -> Generations:  # fmt: skip
-    """Raises ConfigError if the custom drafter can't be loaded."""
     active = ActiveGenerations()
     custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
     recent = RecentAnswers(settings.recent_tokens) if settings.recent_tokens else None
@@ -116,7 +115,7 @@ async def _follow(target: TargetLink, server: Server) -> None:
 
 
 def check_same_tokenizer(draft: model_pb2.ModelCard, target: model_pb2.ModelCard) -> None:
-    """Raises ConfigError if the draft and target models have different tokenizers."""
+    """Raises ConfigError if the tokenizers differ."""
     if draft.tokenizer_fingerprint == target.tokenizer_fingerprint:
         return
     if draft.vocab_size != target.vocab_size:

@@ -1,15 +1,14 @@
-"""Accepts or rejects drafts: pure arithmetic, no I/O. Defines the terms that all other files use.
+"""Accepts or rejects drafts: pure arithmetic, no I/O. Defines the terms of all other files.
 
     proposal    k draft tokens, with q on a support for each if they were sampled
     verdict     the target's own tokens (`match`), or p on those supports (`rejection`)
     outcome     the accepted tokens and one more
-    accepted    a draft token that is kept
     recovered   drawn in place of the first rejected draft
     bonus       drawn after all drafts were accepted
     target      drawn in a round without drafts
 
-p and q are the distributions after the request's sampling transforms. The output follows p exactly, whatever the drafter:
-Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", Algorithm 1 and appendix A.1.
+p and q are the distributions after sampling transforms. The output follows p exactly, whatever the drafter: Leviathan,
+Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", Algorithm 1 and appendix A.1.
 """
 
 import enum
@@ -27,10 +26,7 @@ from paceline.speculation import Rule
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """Log-probabilities of the tokens that a position may emit, and of its top tokens.
-
-    Under `rejection` the candidates are the support and the token drawn outside it.
-    """
+    """Log-probabilities at a position. Under `rejection` the candidates are the support and the token drawn outside it."""
 
     candidates: dict[int, float]
     top_token_ids: list[int]
@@ -44,7 +40,7 @@ Floats = NDArray[np.floating[Any]]
 
 
 class Origin(enum.StrEnum):
-    """Where a token comes from. A `StrEnum` because its table lookup, once per token, is faster than that of an `Enum`."""
+    """A `StrEnum`: its table lookup, once per token, is faster than that of an `Enum`."""
 
     ACCEPTED = "A"
     RECOVERED = "R"
@@ -54,7 +50,7 @@ class Origin(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """k draft tokens. `supports` and `support_probs` are empty unless the tokens were sampled."""
+    """k draft tokens; supports only if they were sampled."""
 
     tokens: list[int] = field(default_factory=list)
     supports: list[NDArray[np.int64]] = field(default_factory=list)
@@ -65,7 +61,7 @@ class Proposal:
         return len(self.tokens)
 
     def checked_by(self, rule: Rule) -> Rule:
-        """Returns the rule to verify by. Under `match`, tokens without q follow p as under `rejection` with a one-hot q."""
+        """Returns the rule to verify by: `match` without q, which equals `rejection` with a one-hot q."""
         return Rule.MATCH if self.tokens and not self.supports else rule
 
 
@@ -73,7 +69,7 @@ class Proposal:
 class Verdict:
     """k + 1 tokens under `match`.
 
-    Under `rejection`, the bonus token and for each draft p on its support, p's mass outside it, and a token drawn outside it.
+    Under `rejection`, the bonus token; per draft, p on its support, the mass outside, and a token drawn there.
     """
 
     tokens: list[int]
@@ -91,7 +87,7 @@ class Verdict:
 
 
 class Comparison(NamedTuple):
-    """Probabilities of a draft under `rejection`: it is accepted if r * lenience * q < p, with uniform r."""
+    """A draft under `rejection`: accepted if r * lenience * q < p, with uniform r."""
 
     q: float
     p: float
@@ -100,8 +96,6 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A round's tokens: `num_accepted` drafts and one more."""
-
     tokens: list[int]
     num_accepted: int
     last_origin: Origin
@@ -117,18 +111,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RoundNoise:
-    """Uniforms of a round under `rejection`, keyed by its first position (`paceline.noise`)."""
+    """Uniforms of a round, keyed by its first position (`paceline.noise`)."""
 
     seed: int
     round_start: int
 
     def uniform(self, index: int, purpose: Purpose) -> float:
-        """Returns draft `index`'s uniform, in (0, 1)."""
+        """In (0, 1)."""
         return uniform(make_key(self.seed, self.round_start, self.round_start + index, purpose))
 
 
 def accept(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
-    """Decides a round. With lenience below 1 no token's probability exceeds p / lenience (appendix A.5)."""
+    """With lenience below 1 no token's probability exceeds p / lenience (appendix A.5)."""
     if verdict.rule is Rule.MATCH:
         outcome = _accept_matching(proposal, verdict)
     else:
@@ -149,7 +143,7 @@ def _accept_matching(proposal: Proposal, verdict: Verdict) -> Outcome:
 
 
 def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
-    """Accepts with probability min(1, p/(lenience q)); draws from norm(max(0, p - q)) at the first rejection."""
+    """Accepts with probability min(1, p/(lenience q)), or draws from norm(max(0, p - q))."""
     comparisons: list[Comparison] = []
     for index, token in enumerate(proposal.tokens):
         support = proposal.supports[index]

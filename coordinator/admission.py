@@ -1,6 +1,6 @@
 """Admission control: limits running generations by slots and KV cache; the rest wait in a bounded FIFO queue.
 
-Beyond the cache's capacity, generations would evict one another and prefill again instead of decoding.
+Beyond the cache's capacity, generations would evict one another instead of decoding.
 """
 
 import asyncio
@@ -17,10 +17,8 @@ FIRST_HOLD_S = 1.0
 
 
 class Admission:
-    """Admits generations in order of arrival."""
-
     def __init__(self, max_num_seqs: int, max_queue_size: int, cache_tokens: int) -> None:
-        """`cache_tokens`: capacity of the target's KV cache."""
+        """`cache_tokens`: the target's capacity."""
         self.max_num_seqs = max_num_seqs
         self.running = 0
         self.max_queue_size = max_queue_size
@@ -31,10 +29,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def slot(self, num_tokens: int) -> AsyncIterator[None]:
-        """Waits for a slot and for KV cache capacity of `num_tokens`, and holds both.
-
-        Raises ResourceExhausted with a retry delay if the queue is full.
-        """
+        """Holds a slot and cache capacity. Raises ResourceExhausted with a retry delay if the queue is full."""
         await self._acquire(num_tokens)
         started_s = time.monotonic()
         try:
@@ -73,7 +68,7 @@ class Admission:
         return len(self._waiting)
 
     def _has_capacity(self, num_tokens: int) -> bool:
-        """Admits a generation larger than the whole cache if it runs alone; the target may refuse it."""
+        """A generation larger than the whole cache runs alone; the target may refuse it."""
         return self.running < self.max_num_seqs and (num_tokens <= self._free_tokens or self.running == 0)
 
     def _admit(self, num_tokens: int) -> None:

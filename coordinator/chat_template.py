@@ -1,7 +1,6 @@
-"""Renders and tokenizes conversations through the model's chat template.
+"""Tokenizes conversations through the model's chat template.
 
-Control tokens spelled in a message, such as `<|im_end|>`, could forge a turn, so they become plain text unless the request
-asks for them.
+Control tokens spelled in a message, such as `<|im_end|>`, could forge a turn, so they become plain text.
 """
 
 import inspect
@@ -25,8 +24,6 @@ Messages = list[dict[str, str]]
 
 
 class ChatTemplate:
-    """A tokenizer's chat template."""
-
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
 
@@ -39,11 +36,7 @@ class ChatTemplate:
     def encode(
         self, messages: Messages, options: dict[str, Any], add_generation_prompt: bool, parse_special_tokens: bool
     ) -> list[int]:
-        """Renders and tokenizes a conversation.
-
-        `parse_special_tokens`: control tokens spelled in messages and options become tokens.
-        Raises InvalidArgument for reserved options, and if the template refuses the messages.
-        """
+        """`parse_special_tokens`: messages and options may spell control tokens. Raises InvalidArgument."""
         reserved = sorted(RESERVED_OPTIONS.intersection(options))
         require(not reserved, "chat.template_options", ", ".join(reserved), "options that the model's template reads")
         if self._tokenizer.chat_template is None:
@@ -75,10 +68,7 @@ class ChatTemplate:
 
     @cached_property
     def _control_tokens(self) -> ControlTokens | None:
-        """Special tokens, and other added tokens that the template writes around messages: some models mark turns with them.
-
-        The rest, such as `<tool_call>`, may be part of a message.
-        """
+        """Special tokens, and added tokens that mark turns. The rest, such as `<tool_call>`, may be part of a message."""
         added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
         written = "\n".join(map(self._try_to_render, _PLAIN))
         ids = [

@@ -1,4 +1,4 @@
-"""A generation's context. It lives here and nowhere else: caches on the servers are prefixes of it."""
+"""A generation's context. It lives only here: caches on the servers are prefixes of it."""
 
 import enum
 from collections.abc import Sequence
@@ -18,8 +18,6 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A validated request with all defaults resolved."""
-
     request_id: str
     prompt: list[int]
     # Always has a seed.
@@ -50,15 +48,13 @@ class Request:
 
     @property
     def ending_ids(self) -> frozenset[int]:
-        """Returns the tokens that end the text. Both servers ban them below min_tokens."""
+        """Both servers ban these below min_tokens."""
         eos = () if self.sampling.ignore_eos else self.eos_token_ids
         return frozenset((*eos, *self.sampling.stop_token_ids))
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What a round adds for the client."""
-
     tokens: list[int]
     origins: list[Origin]
     # Per token: the text it completes.
@@ -72,8 +68,6 @@ class Emission:
 
 
 class Context:
-    """Prompt and completion of one generation."""
-
     def __init__(self, request: Request, text: TextStream) -> None:
         self.request = request
         self.tokens = list(request.prompt)
@@ -97,7 +91,7 @@ class Context:
 
     @property
     def draft_room(self) -> int:
-        """Returns how many drafts the next round can use: it emits one more token than it accepts."""
+        """A round emits one more token than it accepts."""
         return self.num_remaining - 1
 
     @property
@@ -109,7 +103,7 @@ class Context:
         return self.finish_reason is not None
 
     def extend(self, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> Emission:
-        """Appends a round's tokens up to the first that ends the text; drops the rest."""
+        """Appends a round's tokens up to the first that ends the text."""
         if self.num_remaining == 0:
             # max_tokens is 0: the prompt is only read.
             self.finish_reason = FinishReason.LENGTH

@@ -1,9 +1,7 @@
 """Tells control tokens that a chat template writes from those spelled in a message.
 
-1. `mark` inserts a mark into each control token that a message spells.
-2. After rendering, control tokens without a mark are the template's own.
-3. `encode` gives the template's own tokens secret names and tokenizes the text with a tokenizer that knows control tokens
-   only by those names.
+1. `mark` inserts a mark into each control token that a message spells; after rendering, the unmarked are the template's.
+2. `encode` gives these secret names, and tokenizes with a tokenizer that knows control tokens only by them.
 """
 
 import json
@@ -18,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 class ControlTokens:
     def __init__(self, backend: Tokenizer, ids: Iterable[int]) -> None:
-        """`ids`: added tokens, at least one, each with a name of two or more characters."""
+        """`ids`: added tokens, at least one, with names of two or more characters."""
         self._backend = backend
         self._added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
         self._names: dict[int, str] = {token_id: str(self._added[token_id]) for token_id in ids}
@@ -32,7 +30,7 @@ class ControlTokens:
         self._secret_names = {name: f"\ue000{secrets.token_hex(16)}\ue000" for name in names}
 
     def mark(self, value: Any) -> Any:
-        """Marks all strings in `value`, so that they spell no control token, alone or with adjacent text."""
+        """Marks all strings in `value`, also against control tokens formed with adjacent text."""
         if isinstance(value, str):
             return self._marked(value)
         if isinstance(value, list):
@@ -45,16 +43,14 @@ class ControlTokens:
         return text.replace(self._mark, "")
 
     def spelled(self, text: str) -> list[str]:
-        """Returns the unmarked control tokens in a text, in order."""
+        """Returns the unmarked control tokens in a text."""
         found: list[str] = self._pattern.findall(text)
         return found
 
     def among(self, ids: Iterable[int]) -> list[str]:
-        """Returns the control tokens among token ids, in order."""
         return [self._names[token_id] for token_id in ids if token_id in self._names]
 
     def encode(self, text: str) -> list[int]:
-        """Tokenizes a text; marked control tokens become plain text."""
         named = self.unmark(self._pattern.sub(lambda found: self._secret_names[found[0]], text))
         ids = self._sharing.encode(named)
         if ids is None:
@@ -75,7 +71,7 @@ class ControlTokens:
 
     @cached_property
     def _sharing(self) -> "_SecretNames":
-        """Shares the backend's model, so it costs nothing."""
+        """Costs nothing."""
         tokenizer = Tokenizer(self._backend.model)
         if self._backend.normalizer is not None:
             tokenizer.normalizer = self._backend.normalizer
@@ -85,10 +81,7 @@ class ControlTokens:
 
     @cached_property
     def _renamed(self) -> "_SecretNames":
-        """Renames control tokens in a copy of the vocabulary, for models that make them of plain text (unigram, or by merges).
-
-        Lazy: it takes about a second for 100,000 tokens.
-        """
+        """For models that make control tokens of plain text (unigram, or by merges). Takes a second for 100,000 tokens."""
         content, secret = json.loads(self._backend.to_str()), self._secret_names
         content["added_tokens"], model = [], content["model"]
         if isinstance(model["vocab"], dict):
@@ -103,7 +96,7 @@ class ControlTokens:
 
 
 class _SecretNames:
-    """A tokenizer that knows control tokens by other names."""
+    """Knows control tokens by other names."""
 
     def __init__(self, tokenizer: Tokenizer, added: dict[int, AddedToken], secret_names: dict[str, str]) -> None:
         """`tokenizer`: without added tokens."""
@@ -117,7 +110,7 @@ class _SecretNames:
         self._originals = {tokenizer.token_to_id(str(token)): token_id for token_id, token in renamed.items()}
 
     def encode(self, text: str) -> list[int] | None:
-        """Returns None if the model itself makes a control token of plain text."""
+        """Returns None if the model makes a control token of plain text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         if self._in_model.intersection(ids):
             return None
@@ -132,7 +125,7 @@ def _renamed(token: AddedToken, secret_names: dict[str, str]) -> AddedToken:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """Returns a regex for the longest of the names, built as a trie so that time does not grow with their number."""
+    """Returns a regex for the longest of the names: a trie, so its time does not grow with their number."""
     trie: dict[str, Any] = {}
     for name in names:
         node = trie

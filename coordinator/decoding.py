@@ -1,8 +1,7 @@
 """The loop. Read this file first: propose, verify, accept, truncate, emit.
 
-After a round that leaves n tokens in the context, both caches are cut to at most n - 1: neither model has been fed the
-newest token. The next command brings what a cache lacks, so prefill, full acceptance and a restarted server need no
-special case.
+After a round that leaves n tokens, both caches are cut to at most n - 1: the newest has not been fed. The next command
+brings what a cache lacks, so prefill, full acceptance and a restarted server are not special cases.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -20,7 +19,7 @@ Decide = Callable[[Proposal, Verdict, RoundNoise], Outcome]
 async def generate(
     context: Context, policy: Policy, target: RemoteTarget, stats: GenerationStats, decide: Decide = accept
 ) -> AsyncGenerator[Emission, None]:
-    """Yields each round's emission until the context is finished. Closing it early frees both caches."""
+    """Yields each round's emission. Closing it early frees both caches."""
     try:
         while not context.is_finished:
             timer = RoundTimer()

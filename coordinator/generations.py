@@ -1,5 +1,3 @@
-"""Runs generations: queue, decoding, then metrics and a log line."""
-
 import asyncio
 import contextlib
 import time
@@ -29,10 +27,7 @@ Answer = UnreadAnswer[Choice]
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """Runs all generations of the coordinator.
-
-    `target_timeout_s`: how long to wait for an unreachable target; `synthetic`: replaces the acceptance rule in benchmarks.
-    """
+    """Runs generations. `target_timeout_s`: how long to wait for an unreachable target."""
 
     target: TargetLink
     tokenizer: Tokenizer
@@ -45,7 +40,7 @@ class Generations:
     synthetic: SyntheticAcceptance | None = None
 
     async def run(self, choice: Choice, answer: Answer, span: RequestSpan) -> None:
-        """Runs one generation, including its time in the queue. Raises what ended it early."""
+        """Raises what ended the generation early."""
         request = choice.context.request
         error: BaseException | None = None
         try:
@@ -110,7 +105,7 @@ class Generations:
         return trace_round(stats.rounds, stats.last_round, emission, self.tokenizer.bytes_of)
 
     def _num_cache_tokens(self, request: Request) -> int:
-        """Returns the maximum KV cache use in tokens, rounded up to whole blocks."""
+        """Returns the maximum use of the KV cache, in whole blocks."""
         assert self.target.card is not None, "reading the request needed the card"
         block_size, beams = self.target.card.block_size, request.sampling.beams
         # Beams share the prompt's full blocks.

@@ -1,4 +1,4 @@
-"""Details of a proposal or verdict for statistics, traces and the speculation policy. Acceptance does not read them."""
+"""Details of proposals and verdicts for statistics, traces and the policy. Acceptance does not read them."""
 
 from dataclasses import dataclass, field
 
@@ -7,8 +7,6 @@ from paceline.results import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """How a proposal came about."""
-
     drafter: str = "custom"
     # Shown to users when no tokens are proposed.
     reason: str = ""
@@ -28,8 +26,6 @@ class DraftReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """How a verdict came about."""
-
     # Prefix tokens found in the target's cache.
     cached_tokens: int = 0
     computed_us: int = 0

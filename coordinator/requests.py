@@ -1,5 +1,3 @@
-"""Parses and validates requests of the Generation service."""
-
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,7 +22,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 class RequestReader:
-    """Fills in defaults and tokenizes. Raises InvalidArgument naming the field and its allowed range."""
+    """Validates and tokenizes requests. Raises InvalidArgument naming the field and its range."""
 
     def __init__(self, tokenizer: Tokenizer, policies: Policies, defaults: SpeculationParams) -> None:
         self._tokenizer = tokenizer
@@ -67,7 +65,7 @@ class RequestReader:
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Tokenizes `text` or `chat`, or checks `token_ids`. Refuses text that is far too long without tokenizing it."""
+        """Refuses text that is far too long without tokenizing it."""
         match message.WhichOneof("prompt"):
             case "text":
                 return await self._encode("text", message.text, card, add_special_tokens)
@@ -114,7 +112,7 @@ class RequestReader:
 
 
 def requests_of_choices(request: Request) -> list[Request]:
-    """Returns a request for each of n samples, each with its own seed; only the first scores the prompt."""
+    """Gives each sample its own seed; only the first scores the prompt."""
     rest = replace(request.sampling, prompt_logprobs=None)
     return [request] + [
         replace(request, sampling=replace(rest, seed=derive_seed(request.seed, index)))
@@ -150,7 +148,6 @@ def _checked_ids(name: str, ids: Iterable[int], card: model_pb2.ModelCard) -> li
 
 
 def _check_prompt_length(name: str, num_tokens: int, card: model_pb2.ModelCard, reserved: int = 1) -> None:
-    """`reserved`: tokens that must still fit after these."""
     longest = card.max_model_len - reserved
     reason = CONTEXT_LENGTH_EXCEEDED if name == "prompt" else INVALID_FIELD
     require(num_tokens <= longest, name, f"{num_tokens} tokens", f"at most {longest} tokens for this model", reason)

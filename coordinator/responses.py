@@ -1,5 +1,3 @@
-"""Encodes a generation's rounds and traces for the client."""
-
 from collections.abc import Callable, Iterator
 
 from coordinator.context import Context, Emission, Request
@@ -26,10 +24,7 @@ class Choice:
 
 
 def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAcceptance | None = None) -> Iterator[bytes]:
-    """Yields a round's message, after messages for those log-probabilities of a long prompt that do not fit in it.
-
-    `synthetic`: replaces the acceptance rule.
-    """
+    """Yields a round's message, after those with log-probabilities of a long prompt that do not fit in it."""
     request, index = choice.context.request, choice.index
     of_prompt, first = emission.prompt_logprobs, 0
     while len(of_prompt) - first > SPLIT_POSITIONS:
@@ -53,7 +48,7 @@ def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAccep
 
 
 def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Callable[[int], bytes]) -> RoundTrace:
-    """Makes a round's trace. `number`: 0 for the prompt's round."""
+    """`number`: 0 for the prompt's round."""
     proposal, verdict = finished.proposal, finished.verdict
     computed_us, queued_us = (
         proposal.report.computed_us + verdict.report.computed_us,

@@ -1,5 +1,3 @@
-"""The public Generation service."""
-
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
@@ -26,7 +24,7 @@ from paceline.v1 import generation_pb2, model_pb2
 
 
 class GenerationServicer:
-    """Runs each generation in a task and buffers its messages, so a slow reader does not hold the caches (see `unread`)."""
+    """Buffers each generation's messages, so that a slow reader does not hold the caches (see `unread`)."""
 
     def __init__(
         self,

@@ -1,5 +1,3 @@
-"""Statistics of rounds and generations."""
-
 import time
 from dataclasses import dataclass, field
 
@@ -11,7 +9,7 @@ from paceline.results import Finish, Speculation, Timing
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A finished round. Times are `time.perf_counter` seconds."""
+    """Times are `time.perf_counter` seconds."""
 
     proposal: Proposal
     verdict: Verdict
@@ -22,7 +20,7 @@ class Round:
 
     @property
     def num_decided(self) -> int:
-        """Counts accepted or rejected drafts; drafts after the first rejection are not counted."""
+        """Drafts after the first rejection are not counted."""
         return min(len(self.proposal), self.outcome.num_accepted + 1)
 
     @property
@@ -52,7 +50,7 @@ class RoundTimer:
 
 @dataclass(slots=True)
 class GenerationStats:
-    """Figures of one generation. Times in microseconds unless the name says otherwise."""
+    """Times in microseconds unless the name says otherwise."""
 
     arrived_s: float = field(default_factory=time.perf_counter)
     # None while it waits for a slot.
@@ -96,7 +94,7 @@ class GenerationStats:
         self, num_tokens: int, num_proposed: int, num_accepted: int, started_s: float, draft: DraftReport,
         verify: VerifyReport,
     ) -> None:  # fmt: skip
-        """Counts a round that began at `started_s` (`time.perf_counter`) and ends now."""
+        """`started_s`: `time.perf_counter`; the round ends now."""
         if self.rounds_us == 0:
             # The prompt's round does not count as speculation.
             self.cached_prompt_tokens = verify.cached_tokens
@@ -118,7 +116,7 @@ class GenerationStats:
         self.first_token_us = self.total_us
 
     def finish(self, context: Context, synthetic_acceptance: float | None = None) -> Finish:
-        """Returns the figures for the client; the reason is empty while the generation runs."""
+        """The reason is empty while the generation runs."""
         lenience = context.request.speculation.lenience
         return Finish(
             reason="" if context.finish_reason is None else context.finish_reason.value,
@@ -167,7 +165,7 @@ class GenerationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Returns the tokens emitted per target forward."""
+        """Tokens per target forward."""
         return self.round_tokens / self.rounds if self.rounds else 0.0
 
     @property
@@ -176,5 +174,5 @@ class GenerationStats:
 
     @property
     def wire_us(self) -> int:
-        """Returns the rounds' time outside both servers: messages and event loops."""
+        """Time outside both servers: messages and event loops."""
         return max(0, self.rounds_us - self.draft_us - self.target_us - self.queued_us)

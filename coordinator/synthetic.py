@@ -1,15 +1,13 @@
-"""Synthetic acceptance for benchmarks: the output is meaningless.
-
-With random weights nothing is accepted, so speed at a given acceptance rate needs it.
-"""
-
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
 from paceline.checks import require
 from paceline.noise import Purpose
 
 
 class SyntheticAcceptance:
-    """Replaces `acceptance.accept`: accepts each draft with the same probability, up to the first rejection."""
+    """Replaces `acceptance.accept` in benchmarks: accepts each draft with the same probability.
+
+    With random weights nothing is accepted, so speed at a given acceptance rate needs it. The output is meaningless.
+    """
 
     def __init__(self, chance: float) -> None:
         """Raises InvalidArgument."""

@@ -1,11 +1,6 @@
-"""Prometheus metrics, spans, and a log line per generation. They never contain prompts or output.
+"""Metrics, spans, and a log line per generation. They never contain prompts or output.
 
-Spans of a request:
-
-    generate            the call
-      queue             until admission
-      prompt            until the first token
-      decode            until the end
+Spans: `generate` (the call) with `queue` (until admission), `prompt` (until the first token) and `decode`.
 """
 
 import asyncio
@@ -37,7 +32,7 @@ Attributes = Mapping[str, Value]
 
 
 class CoordinatorMetrics:
-    """Counts a generation when it ends; only the time between outputs is observed in each round."""
+    """Counts a generation when it ends; rounds observe only the time between outputs."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -67,7 +62,7 @@ class CoordinatorMetrics:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """Counts a request by the status code it ends with."""
+        """Counts a request by status code."""
         code = "ok"
         try:
             yield
@@ -148,10 +143,8 @@ class CoordinatorState(Collector):
 
 
 class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):
-    """The span of one call; a context manager."""
-
     def __init__(self, spans: Spans, parent: str, request_id: str) -> None:
-        """`parent`: the caller's traceparent; empty to begin a trace."""
+        """`parent`: the caller's traceparent, if any."""
         self._spans = spans
         self._span = spans.start("generate", parent, "server")
         self._span.set({"paceline.request_id": request_id, "paceline.caller": caller.get() or "-"})
@@ -168,7 +161,7 @@ class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):
             self._span.set({"gen_ai.operation.name": operation, "gen_ai.request.model": model, **_asked(request)})
 
     def add(self, choice: Choice, error: BaseException | None) -> None:
-        """Adds the phases of a finished generation. `error`: what ended it early."""
+        """Adds a finished generation's phases. `error`: what ended it early."""
         if not self._span.is_kept:
             return
         self._choices.append(choice)
@@ -196,7 +189,7 @@ class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):
 
 
 def _phases(choice: Choice, error: BaseException | None) -> Iterator[tuple[str, float, float, Attributes]]:
-    """Yields name, start, end and attributes of each phase that the generation reached."""
+    """Yields name, start, end and attributes of each phase reached."""
     stats, finish, now_s = choice.stats, choice.finish(), time.perf_counter()
     which = {"paceline.choice": choice.index}
     if stats.admitted_s is None:
@@ -247,7 +240,7 @@ def _asked(request: Request) -> Attributes:
 
 
 def _outcome(choices: list[Choice]) -> Attributes:
-    """Sums up all choices, which share the prompt."""
+    """Sums all choices, which share the prompt."""
     finishes = [choice.finish() for choice in choices]
     times = {
         f"paceline.{stage}_ms": sum(getattr(finish.timing, f"{stage}_ms") for finish in finishes) for stage in STAGES
@@ -262,17 +255,16 @@ def _outcome(choices: list[Choice]) -> Attributes:
 
 
 def _code(error: BaseException) -> str:
-    """Returns the gRPC status."""
     return code_of(error).name if isinstance(error, Exception) else "CANCELLED"
 
 
 def log_refusal(error: Exception) -> None:
-    """Logs the code of a refused request, but not the message, which may quote the request."""
+    """Omits the message, which may quote the request."""
     log.info("request refused", extra=with_fields(caller=caller.get() or "-", code=code_of(error).name.lower()))
 
 
 def log_generation(choice: Choice, error: BaseException | None) -> None:
-    """Logs a finished generation. `error`: what ended it early."""
+    """`error`: what ended it early."""
     finish = choice.finish()
     figures, timing = finish.speculation, finish.timing
     first_token = {"first_token_ms": int(timing.ttft_ms)} if timing.ttft_ms else {}

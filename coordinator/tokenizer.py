@@ -1,5 +1,3 @@
-"""The target's tokenizer, incremental decoding, stop strings, and the bytes of a token."""
-
 import asyncio
 import codecs
 import json
@@ -31,10 +29,10 @@ LONG_CHARACTERS = 10_000
 
 
 class Tokenizer:
-    """The tokenizer that the target server serves. Does not import torch."""
+    """The target's tokenizer. Does not import torch."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
-        """`files`: name -> content. Raises ConfigError if they are not a tokenizer."""
+        """`files`: name -> content. Raises ConfigError."""
         with tempfile.TemporaryDirectory() as folder:
             for name, data in files.items():
                 (Path(folder) / Path(name).name).write_bytes(data)
@@ -51,14 +49,14 @@ class Tokenizer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
 
     async def run(self, encode: Callable[[], T], num_characters: int) -> T:
-        """Runs `encode`, in a thread if the text is long."""
+        """Uses a thread if the text is long."""
         if num_characters < LONG_CHARACTERS:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
 
     @property
     def special_tokens(self) -> dict[str, str | None]:
-        """Returns special tokens by the names that chat templates use."""
+        """Keys are the names that chat templates use."""
         return {name: getattr(self._tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
 
     @property
@@ -66,7 +64,7 @@ class Tokenizer:
         return self._chat_template.source
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """`add_special_tokens`: add what the tokenizer's post-processor adds, such as a BOS token."""
+        """`add_special_tokens`: add a BOS token and the like."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
@@ -77,7 +75,6 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         parse_special_tokens: bool = False,
     ) -> list[int]:
-        """See `ChatTemplate.encode`."""
         return self._chat_template.encode(messages, options or {}, add_generation_prompt, parse_special_tokens)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
@@ -85,7 +82,7 @@ class Tokenizer:
         return text
 
     def decode_with_offsets(self, ids: list[int], skip_special_tokens: bool = True) -> tuple[str, list[int]]:
-        """Returns the text of `ids` and the offset of each, in characters."""
+        """Offsets are in characters."""
         text = self.decode(ids, skip_special_tokens)
         *offsets, end = self._token_bytes.offsets_of(ids, skip_special_tokens)
         # Some tokenizers strip the space before a text's first word.
@@ -93,7 +90,7 @@ class Tokenizer:
         return text, [min(max(0, at - surplus), len(text)) for at in offsets]
 
     def bytes_of(self, token: int) -> bytes:
-        """Returns the token's own bytes, possibly part of a character; a special token's name."""
+        """May be part of a character; a special token's name."""
         return self._token_bytes.of(token)
 
     def has_text(self, token: int) -> bool:
@@ -103,12 +100,11 @@ class Tokenizer:
         return self._token_bytes.unfinished(ids)
 
     def stream(self, stop: tuple[str, ...], before: Sequence[int] = ()) -> "TextStream":
-        """`before`: tokens whose text the stream continues."""
         return TextStream(self, stop, before)
 
 
 class TextStream:
-    """Decodes one generation's tokens. Holds back incomplete characters and text that may become a stop string."""
+    """Decodes one generation's tokens; holds back incomplete characters and text that may become a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -121,13 +117,13 @@ class TextStream:
         self._begin(list(before[-CONTEXT_TOKENS:]))
 
     def push(self, token: int, is_end: bool = False, may_stop: bool = True) -> str:
-        """Returns the text that `token` completes. A token that ends the text adds no text."""
+        """Returns the text that `token` completes; none if it ends the text."""
         if is_end:
             return ""
         return self._release(self._decode(token), may_stop)
 
     def finish(self) -> str:
-        """Returns the text held back at the end. Incomplete characters become U+FFFD."""
+        """Returns held text; incomplete characters become U+FFFD."""
         if self.is_stopped:
             return ""
         text = self._release(self._flush_decoder(), True)
@@ -137,7 +133,7 @@ class TextStream:
         return text + held
 
     def _begin(self, context: list[int]) -> None:
-        """Decodes what follows in the context of these tokens: some tokenizers strip the space before the first word."""
+        """Gives the decoder context: some tokenizers strip the space before the first word."""
         text = self._tokenizer.decode(context)
         if text.endswith(BROKEN):
             context, text = [], ""
@@ -175,7 +171,7 @@ class TextStream:
         return chunk
 
     def _flush_pending(self) -> str:
-        """Returns the text of pending tokens, except for bytes that may still become a character."""
+        """Returns pending text, except bytes that may still become a character."""
         unfinished, num_surplus = self._tokenizer.unfinished(self._ids[-self._num_pending :])
         held_back = len(self._tokenizer.decode(unfinished)) - num_surplus
         rest = self._flush_decoder()
@@ -187,7 +183,6 @@ class TextStream:
         return rest[: len(rest) - held_back]
 
     def _flush_decoder(self) -> str:
-        """Returns the bytes held back by the decoder, decoded with U+FFFD."""
         rest = self._tokenizer.decode(self._ids)[self._num_decoded :]
         self._num_decoded += len(rest)
         return rest
@@ -219,17 +214,17 @@ _BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Maps GPT-2's characters to bytes: printable bytes are themselves, the others follow from U+0100 on."""
+    """GPT-2's: printable bytes are themselves, the others follow from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 class TokenBytes:
-    """The bytes of each token of one tokenizer.
+    """The bytes of each token.
 
-    A byte-level vocabulary writes each byte as a printable character. Others write text, with their own sign for a space, and
-    names such as <0x0A> for single bytes.
+    Byte-level vocabularies write a byte as a printable character. Others write text, with a sign for a space, and names such as
+    <0x0A> for bytes.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
@@ -250,7 +245,7 @@ class TokenBytes:
         ]
 
     def of(self, token: int) -> bytes:
-        """Returns the token's bytes; empty for an unknown id, as in a padded vocabulary."""
+        """Empty for an unknown id, as in a padded vocabulary."""
         if token in self._added:
             return self._added[token]
         written = self._tokenizer.id_to_token(token)
@@ -265,7 +260,7 @@ class TokenBytes:
         return str(written).encode()
 
     def offsets_of(self, ids: list[int], skip_special_tokens: bool) -> list[int]:
-        """Returns the number of characters before each token, and the total."""
+        """Returns the characters before each token, and the total."""
         skipped = self._special if skip_special_tokens else frozenset()
         pieces = [b"" if token in skipped else self.of(token) for token in ids]
         if not self._has_decoder:
@@ -277,9 +272,7 @@ class TokenBytes:
         return [*offsets, end + len(decoder.decode(b"", final=True))]
 
     def unfinished(self, ids: list[int]) -> tuple[list[int], int]:
-        """Returns the last tokens of `ids` if they end with an incomplete character, and the number of characters before it
-        in them. Skips special tokens.
-        """
+        """Returns the last tokens if they end with an incomplete character, and the number of characters before it in them."""
         kept: list[int] = []
         data = b""
         for token in reversed(ids):
@@ -299,7 +292,7 @@ class TokenBytes:
         return kept, len(data[:-num_unfinished].decode(errors="replace"))
 
     def has_text(self, token: int) -> bool:
-        """Returns whether the token adds text on its own: not special, not a byte name."""
+        """False for special tokens and byte names."""
         return token not in self._special and not self.is_byte(token) and bool(self.of(token))
 
     def is_byte(self, token: int) -> bool:

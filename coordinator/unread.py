@@ -1,7 +1,6 @@
 """Bounds the memory of messages that clients have not read, per call and in total.
 
-A generation does not wait for a slow client: its caches cost more than its messages. A call that exceeds the bound is
-cancelled; others are not affected.
+A generation does not wait for a slow client: its caches cost more than its messages. A call beyond the bound is cancelled.
 """
 
 import asyncio
@@ -18,8 +17,6 @@ OVERHEAD_BYTES = 128
 
 
 class UnreadAnswers:
-    """Unread messages of all calls."""
-
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
@@ -30,7 +27,7 @@ class UnreadAnswers:
         return self.max_bytes // CALL_FRACTION
 
     def count(self, answer: "UnreadAnswer[object]", num_bytes: int) -> None:
-        """Adds bytes, or removes them if negative. Beyond the total, refuses the call with the largest buffer."""
+        """Beyond the total, refuses the call with the largest buffer."""
         self.num_bytes += num_bytes
         if answer.num_bytes:
             self._calls.add(answer)
@@ -46,7 +43,7 @@ class UnreadAnswer(Generic[T]):
     """One call's queue of messages."""
 
     def __init__(self, answers: UnreadAnswers, on_refused: Callable[[], object]) -> None:
-        """`on_refused` ends the writers, as `get` does not raise while the client does not read."""
+        """`on_refused` ends the writers: `get` may not be called for long."""
         self._answers = answers
         self._on_refused = on_refused
         self._failure: ResourceExhausted | None = None
@@ -55,13 +52,13 @@ class UnreadAnswer(Generic[T]):
         self.num_bytes = 0
 
     def put(self, writer: T, message: bytes | None) -> None:
-        """Adds a message, or None when the writer is done. Never waits. Does nothing after a refusal."""
+        """`message`: None when the writer is done. Does nothing after a refusal."""
         if self._failure is None:
             self._waiting.put_nowait((writer, message))
             self._count(_buffered_bytes(message))
 
     async def get(self) -> tuple[T, bytes | None]:
-        """Returns the next writer and message. Raises ResourceExhausted after a refusal."""
+        """Raises ResourceExhausted after a refusal."""
         part = await self._waiting.get()
         if part is None:
             assert self._failure is not None
@@ -70,7 +67,7 @@ class UnreadAnswer(Generic[T]):
         return part
 
     def refuse(self) -> None:
-        """Drops unread messages and ends the call."""
+        """Ends the call."""
         self._failure = ResourceExhausted(
             f"{self.num_bytes} bytes of this answer were not read; at most {self._answers.max_call_bytes} are kept for a "
             f"call, and {self._answers.max_bytes} for all calls"

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible HTTP API for coordinators."""
+"""The gateway: an OpenAI-compatible HTTP API."""

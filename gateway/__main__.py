@@ -27,7 +27,7 @@ KEEP_ALIVE_S = 75
 
 
 class GatewayServer(uvicorn.Server):
-    """Leaves signals to `serve`: uvicorn would raise them again at the end."""
+    """Leaves signals to `serve`: uvicorn would raise them again."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -77,7 +77,7 @@ async def _serve(settings: GatewaySettings, app: Starlette) -> None:
 
 
 def reloading_context(tls: Tls) -> ssl.SSLContext:
-    """Returns a context that serves the files' current certificates. Raises ConfigError."""
+    """Serves the files' current certificates. Raises ConfigError."""
     contexts = Reloaded(tls, tls.server_context)
     first = contexts.value
 
@@ -91,7 +91,7 @@ def reloading_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _bind(listen: str) -> socket.socket:
-    """Binds here and not in uvicorn, to learn the port chosen for port 0."""
+    """Binds here, not in uvicorn, to learn the port chosen for 0."""
     host, _, port = listen.rpartition(":")
     family, *_, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
     bound = socket.socket(family, socket.SOCK_STREAM)

@@ -1,5 +1,3 @@
-"""The HTTP endpoints and their shared state."""
-
 import asyncio
 import os
 from collections.abc import Mapping
@@ -35,7 +33,7 @@ DETOKENIZE = ("model", "tokens")
 
 
 class Gateway:
-    """State shared by all endpoints; an asynchronous context manager."""
+    """State shared by all endpoints."""
 
     coordinators: Coordinators
     texts: TokenTexts
@@ -55,18 +53,18 @@ class Gateway:
         await self.coordinators.close()
 
     def model_name(self, deployment: Deployment) -> str:
-        """Returns the model name for clients."""
+        """Returns the name for clients."""
         return self.settings.model_name or deployment.target.name
 
     def check_model(self, body: Mapping[str, Any], deployment: Deployment) -> None:
-        """Raises HttpError (404) if the request names another model."""
+        """Raises HttpError (404)."""
         model, known = get(body, "model", str, "a string"), self.model_name(deployment)
         if model not in (None, known, deployment.target.name):
             raise no_such_model(model, known)
 
 
 class GenerateEndpoint:
-    """Serves a dialect as an ASGI application."""
+    """Serves a dialect."""
 
     def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
         self._gateway = gateway
@@ -94,7 +92,7 @@ class GenerateEndpoint:
             await response(request.scope, request.receive, send)
 
     async def _with_token_ids(self, asked: HttpRequest, key: str | None) -> HttpRequest:
-        """Tokenizes prompts: an echo has log-probabilities per token, and usage counts prompts not yet begun."""
+        """An echo has log-probabilities per token, and usage counts prompts not yet begun."""
 
         async def tokenize(text: str) -> list[int]:
             return await self._gateway.coordinators.ask(key, lambda client: client.tokenize(text, raw=True))
@@ -110,7 +108,7 @@ class Endpoints:
         self._gateway = gateway
 
     async def health(self, request: Request) -> Response:
-        """Reports that the process is alive, and its instance under `paceline up`."""
+        """Reports the instance under `paceline up`."""
         instance = instance_of(os.environ)
         more = {} if instance is None else {"instance": instance.removeprefix("instance.")}
         return JsonResponse({"status": "ok", **more})
@@ -164,7 +162,6 @@ class Endpoints:
         )
 
     async def tokenize(self, request: Request) -> Response:
-        """Tokenizes `prompt`, or `messages` through the chat template."""
         gateway, body = self._gateway, await self._read_body(request, TOKENIZE)
         deployment, key = await self._describe(request), key_of(request)
         gateway.check_model(body, deployment)
@@ -214,7 +211,7 @@ class Endpoints:
         return whole_numbers(body)
 
     def _card(self, deployment: Deployment) -> dict[str, Any]:
-        """Returns OpenAI's model object with vLLM's `max_model_len`."""
+        """OpenAI's model object with vLLM's `max_model_len`."""
         return {
             "id": self._gateway.model_name(deployment), "object": "model", "created": 0, "owned_by": "paceline",
             "root": deployment.target.name, "parent": None, "max_model_len": deployment.target.max_model_len,
@@ -233,7 +230,7 @@ def _speculation_body(defaults: SpeculationParams) -> dict[str, Any]:
 
 
 def draft_length_fields(length: DraftLength) -> dict[str, Any]:
-    """Inverts `parse_draft_length`; None for fields left out."""
+    """Inverts `parse_draft_length`."""
     match length:
         case Bounds() as bounds:
             text, beta = "adaptive", None

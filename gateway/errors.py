@@ -49,7 +49,7 @@ def error_response(error: HttpError) -> JsonResponse:
 
 
 def bad_request(name: str | None, message: str, code: str | None = None) -> HttpError:
-    """`name`: the field at fault, if any."""
+    """`name`: the field at fault."""
     return HttpError(400, message, "invalid_request_error", name, code)
 
 
@@ -103,7 +103,7 @@ def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -
 
 
 def from_exception(error: BaseException, names: FieldNames = NO_RENAMES) -> HttpError:
-    """Translates any exception; unexpected ones reveal no details."""
+    """Unexpected exceptions reveal no details."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, errors.PacelineError):

@@ -160,18 +160,16 @@ DETOKENIZE_NAMES: FieldNames = {"token_ids": "tokens"}
 
 
 def check_fields(body: Mapping[str, Any], own: Mapping[str, str]) -> None:
-    """Raises HttpError naming the first unsupported field. `own`: CHAT or TEXT."""
+    """Raises HttpError naming the first unsupported field."""
     unused = [name for name, (switch, off) in UNUSED.items() if body.get(switch) == off]
     _check("", body, (*own, *COMMON, *SAMPLING), (*IGNORED, *unused), REFUSED)
 
 
 def check_message(message: Mapping[str, Any], name: str) -> None:
-    """Raises HttpError naming the message's first unsupported key."""
     _check(f"{name}.", message, MESSAGE, MESSAGE_IGNORED, MESSAGE_REFUSED)
 
 
 def check_keys(given: Mapping[str, Any], taken: Collection[str], name: str, ignored: Collection[str] = ()) -> None:
-    """Raises HttpError naming the object's first unknown key."""
     _check(f"{name}.", given, taken, ignored, {})
 
 
@@ -195,12 +193,12 @@ def _check(
 
 
 def whole_numbers(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts whole floats to integers, also in lists: JSON does not distinguish 1.0 from 1."""
+    """Converts whole floats to integers: JSON does not distinguish 1.0 from 1."""
     return {name: _whole(value) for name, value in body.items()}
 
 
 def _whole(value: Any, depth: int = 2) -> Any:
-    """`depth`: nested lists; `prompt` may be a list of lists of token ids."""
+    """`depth`: `prompt` may be a list of lists of token ids."""
     # No field takes integers above 64 bits.
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**64:
         return int(value)
@@ -210,7 +208,7 @@ def _whole(value: Any, depth: int = 2) -> Any:
 
 
 def get(body: Mapping[str, Any], name: str, kind: type, allowed: str, default: Any = None) -> Any:
-    """Returns a field's value, or `default` for null. Raises HttpError for another type."""
+    """Raises HttpError if the value is not a `kind`."""
     value = body.get(name)
     if value is None:
         return default
@@ -220,7 +218,7 @@ def get(body: Mapping[str, Any], name: str, kind: type, allowed: str, default: A
 
 
 def flag(body: Mapping[str, Any], name: str, default: bool = False, prefix: str = "") -> bool:
-    """Returns a boolean field's value. `prefix`: precedes the name in errors."""
+    """`prefix`: precedes the name in errors."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise bad_request(prefix + name, f"{prefix}{name} is {value!r:.80}; it must be true or false")

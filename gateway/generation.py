@@ -1,4 +1,4 @@
-"""Runs a request's generations at the coordinators and streams their rounds."""
+"""Runs generations at the coordinators and streams their rounds."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ class Generation:
     def __init__(
         self, request: HttpRequest, model: str, coordinators: Coordinators, texts: TokenTexts, key: str | None
     ) -> None:
-        """`model`: the name for clients; `key`: the caller's, passed to the coordinator."""
+        """`model`: the name for clients; `key`: the caller's."""
         self.request = request
         self.model = model
         self.texts = texts
@@ -53,7 +53,7 @@ class Generation:
         return await self._coordinators.detokenize(ids, self._key)
 
     async def rounds(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Yields rounds with their prompt's index. Raises the first generation's error. Closing it cancels all."""
+        """Yields rounds with their prompt's index. Closing it cancels all."""
         prompts = self.request.prompts
         if len(prompts) == 1:
             async with aclosing(self._rounds_of(prompts[0])) as pieces:
@@ -119,9 +119,9 @@ def routing_prefix(prompt: Prompt) -> str:
 
 
 async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) -> AsyncGenerator[Piece, None]:
-    """Yields rounds; with `scores_prompt`, each choice's first round has the prompt's log-probabilities.
+    """Yields rounds; with `scores_prompt`, each choice's first has the prompt's log-probabilities.
 
-    Coordinators send these only with choice 0, in several pieces for a long prompt. Rounds of other choices wait for them.
+    Coordinators send these only with choice 0, in several pieces for a long prompt. Other choices wait for them.
     """
     prompt_logprobs: list[TokenLogprobs] = []
     is_scored, waiting = not scores_prompt, list[Piece]()
@@ -149,16 +149,14 @@ async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) ->
 
 
 class Reply(Protocol):
-    """A response in a dialect."""
-
     def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """Yields each round's events. Raises a coordinator's errors."""
+        """Yields each round's events."""
 
     async def whole(self) -> dict[str, Any]: ...
 
 
 class Dialect(Protocol):
-    """An API that generates: reads requests and writes responses. Registered in app.py."""
+    """An API that generates. Registered in app.py."""
 
     path: str
     # Field names in errors.
@@ -167,7 +165,7 @@ class Dialect(Protocol):
     stream_end: bytes
 
     def parse(self, body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
-        """Raises HttpError and InvalidArgument naming the field."""
+        """Raises HttpError and InvalidArgument."""
 
     def reply(self, generation: Generation) -> Reply: ...
 
@@ -175,11 +173,11 @@ class Dialect(Protocol):
         """Encodes a server-sent event."""
 
     def error_body(self, error: HttpError) -> dict[str, Any]:
-        """Returns the body of an event that ends a stream early."""
+        """The event that ends a stream early."""
 
 
 async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: Send, dialect: Dialect) -> None:
-    """Sends each round at once. Raises errors before the first chunk; sends later ones as an event."""
+    """Raises errors before the first chunk; sends later ones as an event."""
 
     async def send_all(bodies: list[dict[str, Any]]) -> None:
         await send({"type": "http.response.body", "body": b"".join(map(dialect.event, bodies)), "more_body": True})
@@ -200,7 +198,7 @@ async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: 
 
 
 async def until_disconnect(receive: Receive, work: Awaitable[None]) -> None:
-    """Awaits `work`; cancels it if the client disconnects. The request's body must have been read."""
+    """Cancels `work` if the client disconnects. The request's body must have been read."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))
     try:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 and 1.0 connections and request bodies, with limits on size and time."""
+"""HTTP connections and request bodies, with limits on size and time."""
 
 import asyncio
 import zlib
@@ -25,7 +25,7 @@ _GZIP_PIECE = 4096
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Closes if headers are too large or too slow; uvicorn does not limit them."""
+    """Limits the size and time of headers; uvicorn does not."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -131,7 +131,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """Serves a client without chunks or 100 (Continue): the body ends with the connection."""
+    """No chunks and no 100 (Continue): the body ends with the connection."""
     cycle.keep_alive = cycle.waiting_for_100_continue = False
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,10 +149,7 @@ def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
 
 async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Reads, decompresses and parses a JSON object.
-
-    Raises HttpError: 413 (too large), 415 (content type or encoding), 408 (too slow), or 400.
-    """
+    """Raises HttpError: 413 (too large), 415 (content type or encoding), 408 (too slow), or 400."""
     # Browsers send other types across origins without a preflight request.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HttpError(415, "content-type must be application/json", "invalid_request_error")
@@ -182,7 +179,7 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
 
 
 def _is_gzip(headers: Headers) -> bool:
-    """Raises HttpError for encodings other than gzip."""
+    """Raises HttpError for other encodings."""
     transfer = headers.get("transfer-encoding", "chunked")
     if transfer.lower() != "chunked":
         raise HttpError(501, f"transfer-encoding is {transfer!r:.80}; it must be chunked", "invalid_request_error")
@@ -205,7 +202,7 @@ class Gunzip:
         self._member = zlib.decompressobj(_GZIP_WBITS)
 
     def feed(self, data: bytes, max_bytes: int) -> bytearray:
-        """Returns up to `max_bytes` of output. Raises HttpError for corrupt data."""
+        """Returns up to `max_bytes`. Raises HttpError for corrupt data."""
         found = bytearray()
         for start in range(0, len(data), _GZIP_PIECE):
             piece = data[start : start + _GZIP_PIECE]

@@ -1,5 +1,3 @@
-"""ASGI middleware: trailing slashes, admission, request ids."""
-
 import base64
 import binascii
 import logging
@@ -52,7 +50,7 @@ class SlashIgnored:
 class Guard:
     """Admits requests by key, host and number of open requests; turns all exceptions into responses.
 
-    Puts the caller's key and the request id into the request's state.
+    Sets `key` and `request_id` in the request's state.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class Guard:
         metrics: GatewayMetrics,
     ) -> None:
         """keys: None admits everyone.
-        loopback_only: refuse requests for other hosts, against DNS rebinding.
+        loopback_only: refuse other hosts, against DNS rebinding.
         counted_paths: other paths share one metric label.
         """
         self._app = app
@@ -149,7 +147,7 @@ def key_of(request: Request) -> str | None:
 
 
 def take_request_id_from_body(request: Request, given: str) -> str:
-    """Returns the id in the body, or else the header's. Not truncated: the coordinator refuses one that is too long."""
+    """Falls back to the header's. Not truncated: the coordinator refuses one that is too long."""
     state: MutableMapping[str, Any] = request.scope["state"]
     _set_request_id(state, given[:MAX_ID_CHARACTERS] or state["request_id"])
     return given or str(state["request_id"])
@@ -175,7 +173,7 @@ def _request_id_header(state: MutableMapping[str, Any]) -> tuple[bytes, bytes]:
 
 
 def _read_host(scope: Scope, headers: Headers) -> str:
-    """Returns the Host header without its port. Raises HttpError (RFC 9112, 3.2)."""
+    """Returns the host without its port. Raises HttpError (RFC 9112, 3.2)."""
     named = headers.getlist("host") or (["localhost"] if scope["http_version"] == "1.0" else [])
     if len(named) == 1 and (found := _HOST.fullmatch(named[0])):
         return found[1]

@@ -132,7 +132,7 @@ class Completions(_OpenAi):
         return self.delta(index, text, logprobs, reason)
 
     def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
-        """Includes the chosen token in `top_logprobs` with the same float, so that clients can compare them."""
+        """Includes the chosen token in `top_logprobs`, with the same float."""
         likeliest: list[dict[str, float] | None] = []
         for token, each, _ in tokens:
             if each is None:

@@ -1,4 +1,4 @@
-"""Builds chunks or a whole response from rounds, with usage, speculation figures and traces."""
+"""Builds chunks or a whole response from rounds."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -15,7 +15,7 @@ ORIGINS = {"A": "accepted", "R": "recovered", "B": "bonus", "T": "target"}
 
 
 class ScoredToken(NamedTuple):
-    """A token with its log-probabilities; None for a prompt's first token."""
+    """A prompt's first token has no log-probabilities."""
 
     token: int
     logprobs: TokenLogprobs | None
@@ -31,7 +31,7 @@ class Form(Protocol):
     whole_object: str
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Returns a choice's first chunk, before any text, if the endpoint has one."""
+        """Returns a choice's first chunk, if the endpoint has one."""
 
     def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]: ...
 
@@ -57,8 +57,6 @@ class ReplyChoice:
 
 
 class ChoicesReply:
-    """A response with choices."""
-
     def __init__(self, form: Form, generation: Generation) -> None:
         self._form = form
         self._generation = generation
@@ -71,7 +69,6 @@ class ChoicesReply:
         }  # fmt: skip
 
     async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """Yields each round's chunks. Raises a coordinator's errors."""
         async with aclosing(self._generation.rounds()) as rounds:
             async for prompt, piece in rounds:
                 choice, is_first = self._choice_of(prompt, piece)
@@ -97,7 +94,7 @@ class ChoicesReply:
         return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
 
     def _choice_of(self, prompt: int, piece: Piece) -> tuple[ReplyChoice, bool]:
-        """Returns the piece's choice, and whether this is its first piece."""
+        """Also returns whether this is the choice's first piece."""
         index = prompt * self._request.sampling.n + piece.index
         is_first = index not in self._choices
         if is_first:
@@ -127,7 +124,7 @@ class ChoicesReply:
     async def _append(
         self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool
     ) -> tuple[str, dict[str, Any] | None]:
-        """Appends a round. Returns its text and the log-probabilities that are due."""
+        """Returns the text and the log-probabilities that are due."""
         text, tokens = piece.text, choice.held
         has_logprobs = self._request.sampling.logprobs is not None
         self._usage.count(len(piece.token_ids))
@@ -152,7 +149,7 @@ class ChoicesReply:
         return text, self._form.logprobs(ready, self._generation.texts)
 
     def _pop_ready(self, choice: ReplyChoice, piece: Piece) -> list[ScoredToken]:
-        """Pops held tokens whose text is out. Their offsets are at most the text's length."""
+        """Pops tokens whose text is out. Offsets are at most the text's length."""
         end, tokens = choice.num_characters, choice.held
         if piece.finish is not None or not self._request.sampling.stop:
             choice.held = []
@@ -163,10 +160,8 @@ class ChoicesReply:
 
 
 class Usage:
-    """Counts a request's tokens."""
-
     def __init__(self, prompts: Sequence[Prompt], has_prediction: bool) -> None:
-        """`has_prediction`: the client sent one; the gateway's own predictions are not reported."""
+        """`has_prediction`: the client sent one; the gateway's own are not reported."""
         self._has_prediction = has_prediction
         self._finished: dict[int, Finish] = {}
         # By prompt index, as n choices share a prompt. Prompts of token ids count from the start.
@@ -187,7 +182,7 @@ class Usage:
         self._finished[choice] = finish
 
     def body(self) -> dict[str, Any]:
-        """Returns OpenAI's `usage` so far."""
+        """OpenAI's `usage` so far."""
         figures = [each.speculation for each in self._finished.values()] if self._has_prediction else []
         num_prompt_tokens = sum(self._prompt_tokens.values())
         return {
@@ -202,7 +197,7 @@ class Usage:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Returns root fields of the last chunk or the whole response, null for more than one choice."""
+        """Root fields of the last chunk or whole response; null for more than one choice."""
         if len(self._finished) != 1:
             return {"metrics": {"speculative_decoding": None}, "paceline": None}
         [finish] = self._finished.values()
@@ -210,7 +205,7 @@ class Usage:
 
 
 def _metrics(figures: Speculation) -> dict[str, Any]:
-    """Names the figures as aiperf reads them."""
+    """Named as aiperf reads them."""
     return {
         "mean_acceptance_length": figures.mean_acceptance_length,
         "draft_acceptance_rate": figures.accepted / figures.proposed if figures.proposed else 0.0,
@@ -241,7 +236,7 @@ def _paceline(finish: Finish) -> dict[str, Any]:
 
 
 def trace_body(piece: Piece, texts: TokenTexts) -> dict[str, Any] | None:
-    """Formats a round's trace (docs/speculation.md). `texts` must be loaded."""
+    """`texts` must be loaded."""
     trace = piece.trace
     if trace is None:
         return None

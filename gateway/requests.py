@@ -32,7 +32,7 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A parsed request. Each prompt gives `sampling.n` choices."""
+    """Each prompt gives `sampling.n` choices."""
 
     prompts: list[Prompt]
     sampling: SamplingParams
@@ -54,7 +54,7 @@ class HttpRequest:
 def parse_request(
     body: Mapping[str, Any], deployment: Deployment, prompts: list[Prompt], sampling: SamplingParams, **more: Any
 ) -> HttpRequest:
-    """Parses the fields common to all dialects. `more`: fields of HttpRequest. Raises HttpError and InvalidArgument."""
+    """`more`: fields of HttpRequest. Raises HttpError and InvalidArgument."""
     options = get(body, "stream_options", dict, "an object", {})
     check_keys(options, STREAM_OPTIONS, "stream_options")
     is_stream = flag(body, "stream")
@@ -81,7 +81,7 @@ def parse_request(
 
 
 def parse_sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
-    """Parses sampling fields. `more`: other parameters. Raises HttpError and InvalidArgument."""
+    """`more`: other parameters. Raises HttpError and InvalidArgument."""
     given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
     given.setdefault("temperature", 1.0)
     if given.get("top_k") == -1:
@@ -112,7 +112,6 @@ def _parse_token_id(name: str) -> int:
 def _parse_speculation(
     body: Mapping[str, Any], defaults: SpeculationParams, sampling: SamplingParams
 ) -> SpeculationParams | None:
-    """Returns the defaults overridden by the request, or None if it overrides none."""
     asked = body.get("speculation")
     if asked is None:
         return None
@@ -146,7 +145,7 @@ def _parse_enum(asked: Mapping[str, Any], name: str, kind: type[E]) -> E:
 
 
 def _parse_prediction(body: Mapping[str, Any]) -> str | None:
-    """Accepts OpenAI's {"type": "content", "content": text or parts}, or the text itself."""
+    """Accepts OpenAI's object or the text itself."""
     asked = body.get("prediction")
     if isinstance(asked, dict):
         check_keys(asked, PREDICTION, "prediction")
@@ -157,7 +156,7 @@ def _parse_prediction(body: Mapping[str, Any]) -> str | None:
 
 
 def parse_messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Returns role and content of each message. Raises HttpError."""
+    """Raises HttpError."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise bad_request("messages", "messages must be a list with at least one message")
@@ -177,7 +176,7 @@ def _parse_message(message: Any, name: str) -> dict[str, str]:
 
 
 def parse_text_parts(content: Any, name: str) -> str:
-    """Joins text parts without separators: clients may split text anywhere. Raises HttpError."""
+    """Joins without separators: clients may split text anywhere. Raises HttpError."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -194,7 +193,7 @@ def parse_text_parts(content: Any, name: str) -> str:
 
 
 def parse_prompts(body: Mapping[str, Any]) -> list[Prompt]:
-    """Returns texts and lists of token ids. Raises HttpError."""
+    """Raises HttpError."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return [prompt]

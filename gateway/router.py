@@ -1,7 +1,7 @@
 """Routes requests to coordinators by prompt prefix and load; retries them and resumes broken streams.
 
-The seed determines the output, so if a coordinator goes away in mid-stream, another one repeats the response. Tokens that
-the client has are compared and dropped.
+The seed determines the output, so another coordinator can repeat a response. Tokens that the client has are compared and
+dropped.
 """
 
 import asyncio
@@ -32,8 +32,6 @@ MAX_CACHED_TOKENS = 1_000_000
 
 @dataclass(slots=True)
 class BufferedChoice:
-    """Tokens that the client has of one choice."""
-
     token_ids: list[int] = field(default_factory=list)
     is_finished: bool = False
 
@@ -58,21 +56,19 @@ class ReplayBuffer:
 
     @property
     def prediction(self) -> list[int] | None:
-        """The longest unfinished choice's tokens: correct drafts for a resumption."""
+        """The longest unfinished choice: correct drafts for a resumption."""
         unfinished = [each.token_ids for each in self._choices.values() if not each.is_finished]
         return max(unfinished, key=len, default=None) or None
 
 
 class Resumption:
-    """Removes what the client has from a repeated response."""
-
     def __init__(self, replay_buffer: ReplayBuffer) -> None:
         self._sent = replay_buffer.snapshot()
         # Tokens received, by choice.
         self._num_tokens: dict[int, int] = {}
 
     def new_part(self, piece: Piece) -> Piece | None:
-        """Returns the part of `piece` that the client lacks, if any. Raises Aborted if tokens differ."""
+        """Returns what the client lacks of `piece`. Raises Aborted if tokens differ."""
         choice = self._sent.get(piece.index)
         if choice is None:
             return piece
@@ -88,7 +84,7 @@ class Resumption:
 
 
 def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:
-    """Drops the first tokens, prompt log-probabilities, and a partial round's trace."""
+    """Also drops prompt log-probabilities and a partial round's trace."""
     return replace(
         piece,
         text=piece.text[sum(piece.text_lengths[:num_tokens]) :],
@@ -102,7 +98,7 @@ def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:
 
 
 class RetryDeadline:
-    """Limits retries from the first failure since the last progress."""
+    """Counts from the first failure since the last progress."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -134,7 +130,7 @@ class Coordinator:
     deployment_until_s: float = 0.0
 
     def client_for(self, key: str | None) -> AsyncClient:
-        """Returns a client with the caller's key; by default, the gateway's own."""
+        """Uses the caller's key, or by default the gateway's own."""
         return self.client if key is None else self.client.with_key(key)
 
     @property
@@ -143,7 +139,7 @@ class Coordinator:
 
     @contextmanager
     def track_request(self) -> Iterator[None]:
-        """Counts an open request; starts the cooldown if the coordinator is unavailable."""
+        """Starts the cooldown if the coordinator is unavailable."""
         self.num_open += 1
         try:
             yield
@@ -159,7 +155,7 @@ class Coordinators:
     """Sends prompts with the same prefix to the same coordinator, for its prefix cache."""
 
     def __init__(self, addresses: list[str], timeout_s: float, tls: Tls, metrics: GatewayMetrics) -> None:
-        """Needs a running event loop. Raises InvalidArgument for a malformed address, ConfigError for bad `tls` files."""
+        """Needs a running event loop. Raises InvalidArgument and ConfigError."""
         self._all = [Coordinator(address, AsyncClient(address, tls=tls)) for address in addresses]
         self._timeout_s = timeout_s
         self.metrics = metrics
@@ -169,7 +165,7 @@ class Coordinators:
             await each.client.close()
 
     def ranked(self, prefix: str) -> list[Coordinator]:
-        """Ranks coordinators by rendezvous hashing with bounded loads, unavailable ones last."""
+        """Rendezvous hashing with bounded loads; unavailable coordinators last."""
 
         def rank(each: Coordinator) -> bytes:
             return hashlib.blake2b(f"{each.address} {prefix}".encode(errors="replace"), digest_size=8).digest()
@@ -178,7 +174,7 @@ class Coordinators:
         return sorted(self._all, key=lambda each: (each.is_away, each.num_open >= max_open, rank(each)))
 
     async def describe(self, key: str | None, as_it_is_now: bool = False) -> Deployment:
-        """Cached, except with a key, which the coordinator must check, or `as_it_is_now`. Raises Unavailable."""
+        """Not cached with a key, which the coordinator must check. Raises Unavailable."""
 
         async def ask(each: Coordinator) -> Deployment:
             may_be_cached = key is None and not as_it_is_now
@@ -192,7 +188,7 @@ class Coordinators:
         return await self._ask(ask)
 
     async def ask(self, key: str | None, call: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Raises Unavailable if no coordinator answers."""
+        """Raises Unavailable."""
         return await self._ask(lambda each: call(each.client_for(key)))
 
     async def detokenize(self, ids: list[int], key: str | None) -> Detokenized:
@@ -203,8 +199,7 @@ class Coordinators:
     ) -> AsyncGenerator[Piece, None]:
         """Yields a response's rounds; if its coordinator goes away, resumes at any that is available.
 
-        `start` requests the whole response, given what the client has. Raises Unavailable if no coordinator answers, Aborted if
-        one repeats other tokens.
+        `start` requests the whole response. Raises Unavailable, or Aborted if the repeated tokens differ.
         """
         replay_buffer, deadline = ReplayBuffer(), RetryDeadline(self._timeout_s)
         async with aclosing(self._attempts(prefix, deadline)) as attempts:
@@ -241,7 +236,7 @@ class Coordinators:
         raise deadline.failure
 
     async def _attempts(self, prefix: str, deadline: RetryDeadline) -> AsyncGenerator[Coordinator, None]:
-        """Yields coordinators by rank: once, or until the deadline if any has answered before."""
+        """Ranks once, or until the deadline if any coordinator has answered before."""
         while True:
             for coordinator in self.ranked(prefix):
                 yield coordinator
@@ -252,14 +247,14 @@ class Coordinators:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token's bytes, and a text that distinguishes it from other tokens."""
+    """`text` distinguishes the token from others."""
 
     text: str
     utf8: bytes
 
 
 class TokenTexts:
-    """Caches token texts by id. All coordinators of a gateway serve the same model."""
+    """Caches token texts. All coordinators serve the same model."""
 
     def __init__(self, coordinators: Coordinators) -> None:
         self._coordinators = coordinators
@@ -269,7 +264,6 @@ class TokenTexts:
         return self._by_id[token]
 
     async def load(self, ids: set[int], key: str | None) -> None:
-        """Raises a coordinator's errors."""
         missing = sorted(ids - self._by_id.keys())
         if not missing:
             return
@@ -286,7 +280,7 @@ class TokenTexts:
 
 
 def _readable(utf8: bytes) -> str:
-    """Decodes a token; an incomplete character becomes "bytes:\\xe2\\x80", as at OpenAI."""
+    """An incomplete character becomes "bytes:\\xe2\\x80", as at OpenAI."""
     try:
         return utf8.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Prometheus metrics, also under vLLM's names, and spans of HTTP requests."""
+"""Metrics, also under vLLM's names, and spans of HTTP requests."""
 
 import contextlib
 import time
@@ -79,7 +79,7 @@ class GatewayMetrics:
         self._open.inc(change)
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
-        """`path`: a known path or "other", so that clients can't create labels."""
+        """`path`: "other" if unknown, so that clients can't create labels."""
         self._requests.labels(path, status).inc()
         self._request_s.observe(seconds)
 
@@ -116,7 +116,7 @@ class GatewayMetrics:
 
 
 class GenerationTimer(contextlib.AbstractContextManager["GenerationTimer"]):
-    """Measures the time to a generation's first token and between its outputs."""
+    """Times the first token and the gaps between outputs."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
@@ -149,7 +149,7 @@ class GenerationTimer(contextlib.AbstractContextManager["GenerationTimer"]):
 
 
 class VllmNames(Collector):
-    """Exposes the same metrics under vLLM's names and labels."""
+    """The same metrics under vLLM's names."""
 
     def __init__(self, metrics: GatewayMetrics, model_name: str | None) -> None:
         """`model_name`: defaults to the target's."""
@@ -169,7 +169,7 @@ class VllmNames(Collector):
 
 
 def exposition(metrics: GatewayMetrics, model_name: str | None) -> CollectorRegistry:
-    """Returns the registry for /metrics, with both sets of names."""
+    """Returns the registry for /metrics."""
     registry = CollectorRegistry()
     registry.register(metrics.registry)
     registry.register(VllmNames(metrics, model_name))
@@ -181,7 +181,7 @@ current: ContextVar[Span] = ContextVar("current", default=NO_SPAN)
 
 
 class RequestSpans:
-    """Records a span for each request that generates, as a child of the client's `traceparent`."""
+    """Records a span per request that generates, as a child of its `traceparent`."""
 
     def __init__(self, app: ASGIApp, spans: Spans, paths: Collection[str]) -> None:
         self._app = app
@@ -221,6 +221,6 @@ class RequestSpans:
 
 
 def record_failure(error: Exception) -> None:
-    """Marks the current span as failed: a response that has begun keeps its HTTP status."""
+    """Marks the span as failed: a response that has begun keeps its HTTP status."""
     if isinstance(error, PacelineError):
         current.get().fail(code_of(error).name)

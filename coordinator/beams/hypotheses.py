@@ -1,11 +1,7 @@
 """The arithmetic of beam search: pure, no I/O.
 
-    live         up to `width` best unfinished hypotheses, all of the same length
-    finished     up to `width` best hypotheses that ended or reached the maximum length
-    score        log-probability of a finished hypothesis / num_tokens ^ length_penalty
-    step         extends each live hypothesis by its top next tokens and keeps the best
-
-Follows transformers' `generate(num_beams=width, do_sample=False, early_stopping=False)`.
+Follows transformers' `generate(num_beams=width, do_sample=False, early_stopping=False)`: the score of a finished hypothesis
+is its log-probability / num_tokens ^ length_penalty.
 """
 
 from collections.abc import Sequence
@@ -20,8 +16,6 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Completion tokens and the sum of their log-probabilities."""
-
     tokens: Tokens = ()
     logprob: float = 0.0
 
@@ -41,7 +35,7 @@ class BeamRules:
 
     @property
     def num_next(self) -> int:
-        """Returns how many next tokens a step needs per live hypothesis, even if all ending tokens are among them."""
+        """Next tokens that a step needs per live hypothesis, even if all ending tokens are among them."""
         return self.width + len(self.ending_ids)
 
     def score(self, hypothesis: Hypothesis, length: int) -> float:
@@ -50,7 +44,7 @@ class BeamRules:
 
 @dataclass(slots=True)
 class Beams:
-    """Live and finished hypotheses. Its lists are replaced, not mutated, so a shallow copy is independent."""
+    """Up to `width` live and finished hypotheses. Lists are replaced, not mutated, so a shallow copy is independent."""
 
     rules: BeamRules
     live: list[Hypothesis] = field(default_factory=lambda: [Hypothesis()])
@@ -63,7 +57,7 @@ class Beams:
         return self.finished[0][1]
 
     def step(self, next_tokens: Sequence[NextTokens]) -> None:
-        """Takes one step. `next_tokens`: per live hypothesis, at least `rules.num_next`, or the whole vocabulary."""
+        """`next_tokens`: per live hypothesis, at least `rules.num_next`, or the whole vocabulary."""
         rules, length = self.rules, len(self.live[0].tokens) + 1
         candidates = [
             hypothesis.extended(token, logprob)

@@ -1,7 +1,7 @@
-"""Gets next tokens of hypotheses from both models. Hypotheses are forks of one sequence on each server.
+"""Gets next tokens of hypotheses, which are forks of one sequence on each server.
 
-Drafts follow Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", appendix A.4, with
-u = w: the draft model searches gamma steps ahead, and the target verifies all candidates at once.
+Drafting follows Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", appendix A.4, with
+u = w: the target verifies all candidates of gamma steps at once.
 """
 
 import asyncio
@@ -29,15 +29,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Next tokens by hypothesis. Times are of the slowest command, as all share a batch."""
+    """Times are of the slowest command: all share a batch."""
 
     next_tokens: dict[Tokens, NextTokens]
     report: VerifyReport = NO_VERIFY_REPORT
 
 
 class TargetBeams:
-    """One search's sequences on the target."""
-
     def __init__(self, link: Link, request: Request, timeout_s: float) -> None:
         self._link = link
         self._prompt = request.prompt
@@ -49,7 +47,7 @@ class TargetBeams:
     ) -> Verified:
         """Returns the top `num_next` tokens after each prefix of the wanted paths, from `num_decided` tokens on.
 
-        `paths`: all paths that keep a sequence. Raises Unavailable if the target is away for longer than the timeout.
+        `paths`: all paths that keep a sequence. Raises Unavailable after the timeout.
         """
         sequences = dict(zip(paths, self._branches.take(paths), strict=True))
         asked = [path for path in paths if path in wanted]
@@ -77,15 +75,13 @@ class TargetBeams:
 
 @dataclass(slots=True)
 class Drafted:
-    """Drafted hypotheses by step, and the time that drafting took."""
-
     levels: list[list[Tokens]] = field(default_factory=list)
     computed_us: int = 0
     queued_us: int = 0
 
 
 class DraftBeams:
-    """One search's sequences on the draft server. After an error the search continues without drafts."""
+    """After an error the search continues without drafts."""
 
     def __init__(self, resources: Resources, request: Request, num_steps: int) -> None:
         assert resources.draft is not None, "beams are drafted only with a draft server"
@@ -132,7 +128,7 @@ class DraftBeams:
 def make_draft_beams(resources: Resources, request: Request) -> DraftBeams | None:
     """Returns None unless the request asks for a fixed number of a draft model's tokens.
 
-    Adaptive lengths draft no beams: with the default draft they cost more than they save (docs/speculation.md).
+    Adaptive lengths draft no beams, which cost more than they save with the default draft (docs/speculation.md).
     """
     speculation = request.speculation
     length = speculation.num_speculative_tokens
@@ -143,11 +139,11 @@ def make_draft_beams(resources: Resources, request: Request) -> DraftBeams | Non
 
 
 async def _gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Gathers all results in order. If one fails, cancels the others and waits for them."""
     tasks = [asyncio.create_task(each) for each in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:
+        # Unlike gather, leaves no task running if one fails.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

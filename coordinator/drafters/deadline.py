@@ -1,4 +1,4 @@
-"""Timeouts for drafts, so that a hanging draft server delays no one for long. Learned per token over all generations."""
+"""Draft timeouts, learned per token: a hanging draft server delays no one for long."""
 
 import asyncio
 import time
@@ -14,13 +14,11 @@ SMOOTHING = 0.1
 
 
 class DraftDeadline:
-    """Timeouts of one draft server."""
-
     def __init__(self) -> None:
         self._token_s = 0.0
 
     def seconds(self, num_tokens: int) -> float:
-        """Returns the timeout of a draft that reads and proposes `num_tokens` tokens in all."""
+        """`num_tokens`: read and proposed."""
         if self._token_s == 0:
             return FIRST_TIMEOUT_S
         return MIN_TIMEOUT_S + TIMEOUT_FACTOR * self._token_s * num_tokens
@@ -31,7 +29,7 @@ class DraftDeadline:
 
 
 class DraftWait:
-    """The wait for one draft. Restarts whenever the command is sent again with a longer tail."""
+    """Restarts when the command is sent again with a longer tail."""
 
     def __init__(self, deadline: DraftDeadline) -> None:
         self._deadline = deadline
@@ -42,7 +40,7 @@ class DraftWait:
         self.limit = asyncio.timeout(deadline.seconds(0))
 
     def begin(self, num_tail_tokens: int, num_draft_tokens: int) -> None:
-        """Restarts the timeout when a command is sent. Call inside `limit`."""
+        """Call inside `limit`."""
         self.num_tail_tokens, self._num_draft_tokens = num_tail_tokens, num_draft_tokens
         self._sent_s = time.monotonic()
         seconds = self._deadline.seconds(num_tail_tokens + num_draft_tokens)

@@ -1,7 +1,6 @@
-"""The `Drafter` protocol and the factories of a request's drafters.
+"""The `Drafter` protocol and the factories of drafters.
 
-A drafter serves one generation. Proposals never change the output's distribution, provided that tokens with probabilities
-were sampled from them.
+Proposals never change the output's distribution if tokens with probabilities were sampled from them.
 """
 
 import importlib
@@ -19,59 +18,57 @@ from paceline.speculation import Drafter as DrafterName
 
 
 class Drafter(Protocol):
-    """Proposes tokens for one generation. Only drafters with a cache need more than `propose`."""
+    """One generation's drafter. Only one with a cache needs more than `propose`."""
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
-        """Proposes up to `num_draft_tokens` tokens to follow the context; none for plain decoding."""
+        """Proposes up to `num_draft_tokens` tokens."""
         ...
 
     def truncate(self, length: int) -> None:
-        """Drops cached tokens from position `length` on. Called after every round."""
+        """Drops cached tokens from position `length` on, after every round."""
         return None
 
     def release(self) -> None:
-        """Frees the drafter's cache at the end of the generation."""
         return None
 
 
 class LookupDrafter(Drafter, Protocol):
-    """Looks tokens up at no cost. The adaptive policy learns an acceptance rate for each kind of match."""
+    """Drafts at no cost. The adaptive policy learns an acceptance rate per kind of match."""
 
     name: str
     # Overrides the maximum of an adaptive length.
     max_draft_tokens: int | None = None
 
     async def candidates(self, context: Context, num_tokens: int) -> Sequence[Hashable]:
-        """Returns the kinds of up to `num_tokens` next tokens."""
+        """Returns the kinds of the next tokens."""
         ...
 
     def take_hits(self) -> Sequence[tuple[Hashable, bool]]:
-        """Returns kind and correctness of each prediction since the last call."""
+        """Returns kind and correctness of predictions since the last call."""
         ...
 
 
 class ModelDrafter(Drafter, Protocol):
-    """Drafts at a cost: a draft model or custom code."""
+    """Drafts at a cost."""
 
     name: str
     # Whether `propose` respects `least_confidence`; it then proposes at least one token while available.
     has_confidence: bool
 
     async def propose(self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0) -> Proposal:
-        """Stops after the token at which the joint confidence falls below `least_confidence`."""
+        """Stops after the token at which joint confidence falls below `least_confidence`."""
         ...
 
     def absence(self, context: Context) -> str:
-        """Returns why the drafter is unavailable, for users; empty if it is available."""
+        """Returns a reason for users; empty if available."""
         return ""
 
     def num_cached(self, context: Context) -> int:
-        """Returns the number of context tokens in the drafter's cache."""
         return len(context)
 
 
 class TimedDrafter(ModelDrafter):
-    """Adapts a plain drafter to the adaptive policy, which learns its times and acceptance rates."""
+    """Adapts a plain drafter to the adaptive policy."""
 
     has_confidence = False
 
@@ -96,12 +93,6 @@ class NoDrafter(Drafter):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a coordinator's drafters share.
-
-    draft, custom, recent: the draft server's link, --custom-drafter's factory and recent answers, or None.
-    deadline: learned from all drafts of the draft server.
-    """
-
     draft: Link | None = None
     custom: Callable[[Request], Drafter] | None = None
     recent: RecentAnswers | None = None
@@ -111,7 +102,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class DrafterSet:
-    """Drafters for the adaptive policy. `standby` proposes only while `model` is unavailable."""
+    """`standby` proposes only while `model` is unavailable."""
 
     lookups: Sequence[LookupDrafter] = ()
     model: ModelDrafter | None = None
@@ -122,9 +113,8 @@ class DrafterSet:
 class Factory:
     """Makes a request's drafters.
 
-    fixed: the drafter for a fixed number of draft tokens.
-    adaptive: the drafters for an adaptive number; None for the same drafter.
-    missing: returns what the coordinator lacks; empty if nothing.
+    fixed, adaptive: by kind of draft length; adaptive defaults to the fixed drafter.
+    missing: returns what the coordinator lacks, if anything.
     """
 
     fixed: Callable[[Resources, Request], Drafter]
@@ -144,10 +134,10 @@ def load_factory(name: DrafterName) -> Factory:
 
 
 class Rates:
-    """Success rates by kind. Recent cases count more."""
+    """Success rates by kind; recent cases count more."""
 
     def __init__(self, prior: Callable[[Hashable], float], prior_weight: float, decay: float) -> None:
-        """`prior`: initial rate of a kind, with the weight of `prior_weight` cases; `decay`: applied per new case."""
+        """`prior_weight`: in cases; `decay`: per new case."""
         self._prior = prior
         self._prior_weight = prior_weight
         self._decay = decay

@@ -1,7 +1,7 @@
 """The hierarchical drafter: n-grams guess the draft model's tokens, which it checks in one forward.
 
-A draft for the draft (Leviathan, Kalman, Matias 2211.17192, section 6). Guesses do not change the proposal: a right guess
-saves the model a step, a wrong one costs an extra token in its forward (`paceline.theory.guessed_draft_steps`).
+A draft for the draft (Leviathan, Kalman, Matias 2211.17192, section 6). A right guess saves a step, a wrong one costs an
+extra token; neither changes the proposal.
 """
 
 from collections.abc import Hashable, Sequence
@@ -23,7 +23,7 @@ EXTRA_TOKEN_STEPS = 0.2
 
 
 class HierarchicalDrafter(RemoteDrafter):
-    """Guesses depend only on decided tokens and this generation's drafts, so a seed repeats them."""
+    """Guesses use only decided tokens and own drafts, so a seed repeats them."""
 
     name = "hierarchical"
 
@@ -43,7 +43,7 @@ class HierarchicalDrafter(RemoteDrafter):
         return proposal
 
     def _learn(self, kinds: Sequence[Hashable], guess: list[int], drafts: list[int]) -> None:
-        """Learns up to the first wrong guess, after which guesses continue another text."""
+        """After the first wrong guess, the rest continue another text."""
         for kind, guessed, drafted in zip(kinds, guess, drafts, strict=False):
             self._rates.learn(kind, guessed == drafted)
             if guessed != drafted:
@@ -51,7 +51,7 @@ class HierarchicalDrafter(RemoteDrafter):
 
 
 def best_num_guesses(rates: Sequence[float]) -> int:
-    """Returns the number of guesses that saves most. `rates`: probability of each guess if those before it are right."""
+    """`rates`: probability of each guess if those before it are right."""
     best, most_saved, saved, chance = 0, 0.0, 0.0, 1.0
     for num_guesses, rate in enumerate(rates, start=1):
         chance *= rate

@@ -1,7 +1,4 @@
-"""The hybrid drafter: n-grams after a long match, otherwise the draft model.
-
-With an adaptive length the policy chooses among all drafters.
-"""
+"""The hybrid drafter: n-grams after a long match, otherwise the draft model. With an adaptive length the policy chooses."""
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
@@ -15,7 +12,7 @@ LONG_MATCH = 2
 
 
 class HybridDrafter(Drafter):
-    """Chooses by decided tokens alone, so a seed repeats its text under `rejection` too."""
+    """Chooses by decided tokens, so a seed repeats its text under `rejection` too."""
 
     def __init__(self, ngram: NgramDrafter, model: Drafter) -> None:
         self._ngram, self._model = ngram, model

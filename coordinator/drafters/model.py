@@ -1,7 +1,6 @@
-"""The draft model: proposes what the draft server generates.
+"""The draft model.
 
-A draft server's failure never fails a request: n-grams propose while it is unavailable, too slow or out of cache, or the
-context exceeds the draft model's maximum length.
+A draft server's failure never fails a request: while it is unavailable, too slow or out of cache, n-grams propose.
 """
 
 import logging
@@ -31,8 +30,6 @@ MAX_PAUSE_S = 8.0
 
 
 class RemoteDrafter(ModelDrafter):
-    """One generation's sequence on the draft server."""
-
     name = "model"
     has_confidence = True
 
@@ -66,7 +63,7 @@ class RemoteDrafter(ModelDrafter):
     async def _draft(
         self, context: Context, num_draft_tokens: int, least_confidence: float, guess: Sequence[int] = ()
     ) -> Proposal:
-        """`guess`: guesses of the next tokens, fewer than `num_draft_tokens`, to check in one forward."""
+        """`guess`: fewer than `num_draft_tokens` tokens to check in one forward."""
         if num_draft_tokens < 1:
             return Proposal()
         if absence := self.absence(context):
@@ -119,12 +116,12 @@ class RemoteDrafter(ModelDrafter):
         self._sequence.release()
 
     def _capacity(self, context: Context) -> int:
-        """Returns how many draft tokens the draft model's maximum length leaves: k of them feed n + k - 1 tokens."""
+        """Returns how many draft tokens fit: k of them feed n + k - 1 tokens."""
         card = self._link.card
         return card.max_model_len - len(context) + 1 if card is not None else 0
 
     def _check(self, proposal: Proposal, num_asked: int) -> None:
-        """Raises InvalidArgument for excess tokens and ids outside the target's vocabulary."""
+        """Raises InvalidArgument for excess tokens and unknown ids."""
         assert self._link.card is not None, "the server answered"
         require_at_most(num_asked, len(proposal.tokens), "tokens", "tokens")
         # Vocabularies with the same tokens may be padded to different sizes.
@@ -136,7 +133,7 @@ class RemoteDrafter(ModelDrafter):
 def _proposal(
     answer: draft_pb2.Proposal, num_tail_tokens: int, name: str, entropy_rule: EntropyAdaptive | None
 ) -> Proposal:
-    """Unpacks an answer. Raises InvalidArgument if its sizes do not match."""
+    """Raises InvalidArgument if sizes do not match."""
     supports, probs = [], []
     if answer.support_sizes:
         sizes, num_drafts, num_ids = list(answer.support_sizes), len(answer.tokens), len(answer.support_token_ids)
@@ -168,7 +165,7 @@ def _proposal(
 
 
 def _entropies(answer: draft_pb2.Proposal) -> tuple[list[float], list[float]]:
-    """Unpacks entropies and their moving averages. Raises InvalidArgument for bad values or sizes."""
+    """Raises InvalidArgument for bad values or sizes."""
     found: list[list[float]] = []
     for name in ("entropies", "entropy_emas"):
         packed: bytes = getattr(answer, name)
@@ -183,7 +180,7 @@ def _entropies(answer: draft_pb2.Proposal) -> tuple[list[float], list[float]]:
 
 
 class StandbyDrafter(Drafter):
-    """Proposes from `model` while it is available, otherwise from `ngram`."""
+    """Proposes from `ngram` while `model` is unavailable."""
 
     def __init__(self, model: RemoteDrafter, ngram: NgramDrafter) -> None:
         self._model = model
@@ -204,7 +201,6 @@ class StandbyDrafter(Drafter):
 
 
 def make_model(resources: Resources, request: Request) -> RemoteDrafter | None:
-    """Returns None without a draft server."""
     return None if resources.draft is None else RemoteDrafter(resources.draft, request, resources.deadline)
 
 

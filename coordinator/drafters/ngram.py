@@ -1,6 +1,6 @@
-"""The n-gram drafter: proposes what followed the newest tokens earlier in this prompt and completion.
+"""The n-gram drafter: proposes what followed the newest tokens earlier in this context.
 
-An n-gram of order n is n - 1 tokens of context and the next token. Default orders: 4, 3, 2.
+An n-gram of order n is n - 1 tokens of context and the next token.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ Kind = tuple[int, int]
 
 
 class NgramDrafter(LookupDrafter):
-    """Proposes ids without probabilities, so `match` verifies them."""
+    """Proposes ids only, so `match` verifies them."""
 
     name = "ngram"
 
@@ -41,7 +41,7 @@ class NgramDrafter(LookupDrafter):
         return hits
 
     async def match(self, context: Context) -> int:
-        """Returns how many of the newest tokens match an n-gram's context; 0 for no match."""
+        """Returns the length of the newest tokens' match; 0 for no match."""
         await self._update(context)
         prediction = self._table.predict(context.tokens[-self._longest :])
         return prediction.match_length if prediction is not None else 0
@@ -57,7 +57,7 @@ class NgramDrafter(LookupDrafter):
         )
 
     async def _update(self, context: Context) -> None:
-        """Counts the new tokens within the window; the first call counts the prompt."""
+        """Counts new tokens; the first call counts the prompt."""
         tokens, num_prompt_tokens = context.tokens, len(context.request.prompt)
         self._num_seen = max(self._num_seen, len(tokens) - self._window)
         while self._num_seen < len(tokens):
@@ -78,7 +78,7 @@ class NgramDrafter(LookupDrafter):
         self._run = self._run + 1 if is_right else 0
 
     def _chain(self, tail: list[int], num_tokens: int) -> list[Prediction]:
-        """Returns `num_tokens` predictions or an empty list: a predicted token was seen before, so it has a continuation."""
+        """All or nothing: a predicted token was seen before, so it has a continuation."""
         chain: list[Prediction] = []
         while len(chain) < num_tokens and (prediction := self._table.predict(tail)) is not None:
             chain.append(prediction)

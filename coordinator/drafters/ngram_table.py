@@ -1,7 +1,6 @@
-"""Counts n-grams in a sliding window and predicts from them.
+"""Counts n-grams in a sliding window and predicts the longest known context's most frequent continuation.
 
-The longest context seen before decides: its most frequent continuation, or the most recent on a tie. Imports no drafters,
-since the settings need the shape.
+Imports no drafters, as the settings need the shape.
 """
 
 from collections import deque
@@ -21,8 +20,8 @@ ORDERS_ALLOWED = f"distinct whole numbers in [{MIN_ORDER}, {MAX_ORDER}], separat
 class NgramShape:
     """The shape of an n-gram table. Raises InvalidArgument on construction.
 
-    window_tokens: newest tokens of prompt and completion that are counted, from the longest order to 2^17.
-    orders: distinct n-gram lengths from 2 to 8, including the predicted token; kept longest first.
+    window_tokens: newest tokens counted, from the longest order to 2^17.
+    orders: distinct lengths from 2 to 8, including the predicted token; kept longest first.
     """
 
     window_tokens: int = 4096
@@ -60,9 +59,8 @@ def parse_orders(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A token that followed the last `match_length` tokens `times_seen` times."""
-
     token: int
+    # How many tokens of context matched, and how often they were followed by this token.
     match_length: int
     times_seen: int
 
@@ -79,7 +77,7 @@ class NgramTable:
         return len(self._continuations)
 
     def add(self, token: int) -> None:
-        """Adds the next token; drops the oldest if the window is full."""
+        """Drops the oldest token if the window is full."""
         if len(self._tokens) == self._window:
             self._forget_oldest()
         recent = tuple(islice(reversed(self._tokens), self._longest))[::-1]
@@ -93,7 +91,6 @@ class NgramTable:
         self._num_added += 1
 
     def predict(self, tail: Sequence[int]) -> Prediction | None:
-        """Predicts from the longest suffix of `tail` that was seen before, if any."""
         for length in self._lengths:
             if length <= len(tail) and (seen := self._continuations.get(tuple(tail[-length:]))) is not None:
                 token, times_seen = seen.best()
@@ -133,7 +130,6 @@ class _Continuations:
             self._best = token
 
     def forget_oldest(self, token: int) -> None:
-        """Removes the token's oldest occurrence."""
         times, position = self._seen[token]
         if times > 1:
             self._seen[token] = (times - 1, position)
@@ -144,7 +140,7 @@ class _Continuations:
             self._best = None
 
     def best(self) -> tuple[int, int]:
-        """Returns the most frequent token, or the most recent on a tie, and its count."""
+        """Returns the most frequent token (on a tie, the most recent) and its count."""
         if self._best is None:
             self._best = max(self._seen, key=self._seen.__getitem__)
         return self._best, self._seen[self._best][0]

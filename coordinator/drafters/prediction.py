@@ -1,7 +1,7 @@
 """The prediction drafter: copies from the output that the client predicts.
 
-A position in the prediction advances with the output. After a mismatch it moves to the longest match of the newest tokens,
-the nearest on a tie. It depends on decided tokens alone.
+After a mismatch the position moves to the longest match of the newest tokens, the nearest on a tie. It depends on decided
+tokens alone.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ FIRST_MATCH = LONG_MATCH
 
 
 class PredictionDrafter(LookupDrafter):
-    """Proposes ids without probabilities, so `match` verifies them."""
+    """Proposes ids only, so `match` verifies them."""
 
     name = "prediction"
     # Matches are likely to be long.
@@ -44,12 +44,12 @@ class PredictionDrafter(LookupDrafter):
         self._hits: list[tuple[int, bool]] = []
 
     async def match(self, context: Context) -> int:
-        """Returns how many of the newest tokens match the prediction; 0 at its end."""
+        """Returns the length of the newest tokens' match; 0 at the prediction's end."""
         await self._follow(context)
         return self._match_length if self._position < len(self._prediction) else 0
 
     async def candidates(self, context: Context, num_tokens: int) -> list[int]:
-        """Returns the bit lengths of the matches before the next tokens."""
+        """Kinds are bit lengths of matches."""
         match_length = await self.match(context)
         num_candidates = min(num_tokens, DRAFTS_PER_MATCH * match_length, len(self._prediction) - self._position)
         return [(match_length + index).bit_length() for index in range(num_candidates)]
@@ -82,7 +82,7 @@ class PredictionDrafter(LookupDrafter):
         self._num_followed = len(tokens) - begin
 
     def _find(self, newest: list[int]) -> None:
-        """Moves to the best match, or assumes that one token was replaced."""
+        """Without a match, assumes that one token was replaced."""
         assert self._positions is not None, "built on the first mismatch"
         expected = self._position + 1
         positions = self._positions.get(newest[-1], [])

@@ -1,7 +1,6 @@
 """The suffix drafter: copies what followed the longest match of the newest tokens, in this context or in recent answers.
 
-Copies as LZ77 does: a position advances while tokens match, and a mismatch starts a new search. Suffix decoding:
-2411.04975.
+A position advances while tokens match, as in LZ77; a mismatch starts a new search. Suffix decoding: 2411.04975.
 """
 
 import asyncio
@@ -21,14 +20,14 @@ Kind = tuple[bool, int]
 
 
 class SuffixDrafter(LookupDrafter):
-    """Proposes ids without probabilities, so `match` verifies them."""
+    """Proposes ids only, so `match` verifies them."""
 
     name = "suffix"
     # Long matches are likely to continue.
     max_draft_tokens = MAX_DRAFT_TOKENS
 
     def __init__(self, recent: TokenIndex | None) -> None:
-        """`recent`: answers to other requests; None to search only this generation's text."""
+        """`recent`: answers to other requests, if they may be searched."""
         self._own = TokenIndex(WINDOW_TOKENS)
         self._texts = [self._own] if recent is None else [self._own, recent]
         # Text and position of the next token, and the length of the match before it.
@@ -49,7 +48,7 @@ class SuffixDrafter(LookupDrafter):
         return Proposal(self._copy(num_draft_tokens), report=DraftReport(drafter=self.name, reason="no match"))
 
     async def _update(self, context: Context) -> None:
-        """Adds tokens that are new since the last call; the first call adds the prompt."""
+        """Adds new tokens; the first call adds the prompt."""
         tokens, num_prompt_tokens = context.tokens, len(context.request.prompt)
         self._num_seen = max(self._num_seen, num_prompt_tokens - WINDOW_TOKENS)
         while self._num_seen < num_prompt_tokens:
@@ -83,7 +82,7 @@ class SuffixDrafter(LookupDrafter):
                 self._text, self._position, self._match_length = text, position, length
 
     def _copy(self, num_tokens: int) -> list[int]:
-        """Copies up to the text's end; at the end of its own text, continues with the copy itself."""
+        """At the end of its own text, continues with the copy itself."""
         copied: list[int] = []
         own_end = len(self._own)
         for position in range(self._position, self._position + num_tokens if self._match_length else 0):

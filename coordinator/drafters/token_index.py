@@ -1,7 +1,6 @@
-"""An index of earlier occurrences of the newest tokens, and the recent answers to search with it.
+"""An index of token sequences, and the recent answers to search with it.
 
-Hash chains (RFC 1951, section 4) link positions after the same few tokens, newest first. Tokens and chains are ring
-buffers, so memory is bounded.
+Hash chains (RFC 1951, section 4) link positions after the same tokens, newest first. Ring buffers bound memory.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ PART_TOKENS = 4096
 
 
 class TokenIndex:
-    """Indexes the newest `capacity` tokens by position. Takes 20 to 28 bytes per token."""
+    """The newest `capacity` tokens by position. Takes 20 to 28 bytes per token."""
 
     def __init__(self, capacity: int) -> None:
         assert capacity >= KEY_TOKENS, "an index holds at least a key"
@@ -39,7 +38,7 @@ class TokenIndex:
         self._newest = array("q", bytes(8 << (capacity - 1).bit_length()))
 
     def __len__(self) -> int:
-        """Counts all tokens ever added: the position after the newest."""
+        """Returns the position after the newest token."""
         return self._length
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -57,12 +56,12 @@ class TokenIndex:
                 self._older[at], self._newest[slot] = self._newest[slot], self._length
 
     def token_at(self, position: int) -> int:
-        """Returns END after a text and for overwritten tokens."""
+        """Returns END for overwritten tokens."""
         is_known = max(0, self._length - self._capacity) <= position < self._length
         return self._tokens[position % self._capacity] if is_known else END
 
     def find(self, newest: Sequence[int]) -> tuple[int, int]:
-        """Returns the length of the longest, most recent match of `newest`'s end and the position after it, or (0, NOWHERE)."""
+        """Returns the longest, most recent match's length and the position after it, or (0, NOWHERE)."""
         best = KEY_TOKENS - 1, NOWHERE
         if len(newest) >= KEY_TOKENS:
             position = self._newest[self._slot(*newest[-KEY_TOKENS:])]
@@ -89,10 +88,7 @@ class TokenIndex:
 
 
 class RecentAnswers:
-    """Recent complete answers by `cache_salt`, in memory only.
-
-    Requests with different salts share nothing, not even timing.
-    """
+    """In memory only. Requests with different salts share nothing, not even timing."""
 
     def __init__(self, capacity: int) -> None:
         """`capacity`: tokens kept per salt."""
@@ -108,7 +104,7 @@ class RecentAnswers:
         return self._by_salt[salt]
 
     async def add(self, salt: str, answer: Sequence[int]) -> None:
-        """Adds an answer, or its end if it exceeds the capacity."""
+        """Keeps the end of an answer that exceeds the capacity."""
         index = self.of(salt)
         for begin in range(max(0, len(answer) - self._capacity), len(answer), PART_TOKENS):
             if begin:

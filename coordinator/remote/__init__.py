@@ -1,1 +1,1 @@
-"""Links to the model servers, and a generation's caches there."""
+"""Links to the model servers, and caches there."""

@@ -1,4 +1,4 @@
-"""Beam hypotheses on a model server: a sequence each, sharing the prefix's blocks, and their top next tokens."""
+"""Beam hypotheses on a model server: a sequence each, sharing the prefix's blocks."""
 
 import math
 from bisect import bisect_left
@@ -17,30 +17,26 @@ Tokens = tuple[int, ...]
 
 
 class Branch(Generic[Command, Answer]):
-    """A hypothesis's sequence, and the completion tokens it was fed."""
-
     def __init__(self, sequence: RemoteSequence[Command, Answer], tokens: Tokens, num_prompt_tokens: int) -> None:
         self.sequence = sequence
         self.tokens = tokens
         self._num_prompt_tokens = num_prompt_tokens
 
     def common(self, tokens: Tokens) -> int:
-        """Returns the length of the cached prefix of prompt and `tokens`."""
+        """Returns the length of the cached prefix."""
         return min(self.sequence.length, self._num_prompt_tokens + common_length(self.tokens, tokens))
 
 
 class Branches(Generic[Command, Answer]):
-    """All branches of one search on one server."""
-
     def __init__(self, root: RemoteSequence[Command, Answer], num_prompt_tokens: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
         self._branches = [Branch(root, (), num_prompt_tokens)]
 
     def take(self, paths: Sequence[Tokens]) -> list[RemoteSequence[Command, Answer]]:
-        """Returns a sequence for each path of completion tokens, which holds a prefix of prompt and path.
+        """Returns a sequence for each path, which holds a prefix of prompt and path.
 
-        A path continues the branch with the longest common prefix. If several paths do so, the one with the longest prefix keeps
-        the branch and the others fork it. Unused branches are released.
+        A path continues the branch with the longest common prefix. If several do, the longest keeps the branch and the others
+        fork it. Unused branches are released.
         """
         chosen: dict[Branch[Command, Answer], list[int]] = {branch: [] for branch in self._branches}
         common = []
@@ -74,8 +70,6 @@ def common_length(one: Tokens, other: Tokens) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Top next tokens with log-probabilities at each position, and their cost."""
-
     next_tokens: list[list[tuple[int, float]]]
     # Prefix tokens found in the server's cache.
     cached_tokens: int
@@ -93,7 +87,7 @@ async def score(
 ) -> Scored:
     """Returns the top `num_next` tokens at the last `num_drafts` + 1 positions of `tokens`.
 
-    Leaves all of `tokens` in the cache. Raises Unavailable if the target is away for longer than the timeout.
+    Leaves all of `tokens` in the cache. Raises Unavailable after the timeout.
     """
     context, drafts = tokens[: len(tokens) - num_drafts], tokens[len(tokens) - num_drafts :]
     # The newest token is fed again for its logits.
@@ -118,7 +112,7 @@ async def score(
 async def guess(
     sequence: RemoteSequence[draft_pb2.DraftCommand, draft_pb2.Proposal], tokens: list[int], num_next: int
 ) -> Scored:
-    """Returns a draft model's top tokens after `tokens`, from its support at temperature 1. Raises PacelineError."""
+    """Returns a draft model's top tokens at temperature 1. Raises PacelineError."""
     sequence.truncate(len(tokens) - 1)
 
     def fill(command: draft_pb2.DraftCommand, position: int, tail: list[int]) -> None:

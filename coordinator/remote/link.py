@@ -1,6 +1,6 @@
 """One ordered stream to each server: coalesced sending, answers by command id, reconnecting.
 
-Each connection has a new epoch. Sequences of an older epoch are lost, and their owners reopen and replay them.
+Each connection has a new epoch. Sequences of an older epoch are lost; their owners reopen and replay them.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ DRAFT: LinkKind[draft_pb2.DraftCommand, draft_pb2.Proposal] = LinkKind(
 
 
 class CacheError(PacelineError):
-    """A command failed because the cache has another length than its owner assumed: `cache_length`."""
+    """The cache has another length than its owner assumed."""
 
     def __init__(self, cache_length: int, message: str) -> None:
         super().__init__(message)
@@ -69,13 +69,13 @@ class Waiting(Generic[Answer]):
 
 
 class Pending(Generic[Answer]):
-    """Unanswered commands of one link by id."""
+    """Unanswered commands by id."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Waiting[Answer]] = {}
 
     async def wait(self, command_id: int, on_part: OnPart | None) -> Answer:
-        """Returns the answer. Raises the server's error; CacheError if it reports the cache's length."""
+        """Raises the server's error; CacheError if it reports the cache's length."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[command_id] = Waiting(future, on_part)
         try:
@@ -84,7 +84,7 @@ class Pending(Generic[Answer]):
             self._waiting.pop(command_id, None)
 
     def on_answer(self, answer: target_pb2.TargetAnswer | draft_pb2.DraftAnswer) -> None:
-        """Resolves the command that waits for an answer. Raises Unavailable for a protocol violation."""
+        """Raises Unavailable for a protocol violation."""
         waiting = self._waiting.get(answer.command_id)
         if waiting is None or waiting.answer.done():
             # A failed Truncate also fails its sequence's next command.
@@ -103,7 +103,6 @@ class Pending(Generic[Answer]):
             waiting.answer.set_result(getattr(answer, kind))
 
     def fail(self, text: str) -> None:
-        """Raises Unavailable in every waiting command."""
         for waiting in self._waiting.values():
             if not waiting.answer.done():
                 waiting.answer.set_exception(Unavailable(text))
@@ -117,7 +116,7 @@ def _error_of(failure: model_pb2.Failure) -> PacelineError:
 
 
 class Link(Generic[Command, Answer]):
-    """The connection to one server. Commands are sent in order; many may share a message."""
+    """The connection to one server. Commands are sent in order."""
 
     def __init__(
         self,
@@ -126,7 +125,7 @@ class Link(Generic[Command, Answer]):
         check_card: Callable[[model_pb2.ModelCard], None],
         tls: Tls = NO_TLS,
     ) -> None:
-        """`check_card` raises ConfigError for an unsuitable server. The files of `tls` are read at each connection."""
+        """`check_card` raises ConfigError for an unsuitable server. `tls` files are read at each connection."""
         self.kind = kind
         self.address = address
         self._tls = tls
@@ -165,7 +164,7 @@ class Link(Generic[Command, Answer]):
 
     @property
     def away_s(self) -> float:
-        """Returns the seconds since the server went away; 0 while it is up."""
+        """0 while the server is up."""
         return 0.0 if self.is_up else time.monotonic() - self._went_down_s
 
     @property
@@ -173,7 +172,7 @@ class Link(Generic[Command, Answer]):
         return self.is_up and time.monotonic() - self._heard_s > SILENT_S
 
     async def wait_up(self, timeout_s: float) -> None:
-        """Raises Unavailable with the last error if the server is not up in time."""
+        """Raises Unavailable with the last error."""
         if self.is_up:
             # Fast path: saves a task and a timer in every round.
             return
@@ -186,7 +185,7 @@ class Link(Generic[Command, Answer]):
             ) from None
 
     async def wait_usable(self, timeout_s: float) -> None:
-        """Like `wait_up`, but raises ConfigError at once for an unsuitable server."""
+        """Raises ConfigError at once for an unsuitable server."""
         up = asyncio.create_task(self.wait_up(timeout_s))
         refused = asyncio.create_task(self._was_refused.wait())
         try:
@@ -203,10 +202,7 @@ class Link(Generic[Command, Answer]):
         return self._next_sequence_id
 
     def send(self, sequence_id: int, fill: Callable[[Command], None]) -> int:
-        """Sends a command without waiting; returns its id. Drops it if the link is down, since its sequence is lost.
-
-        Raises OutOfRange if it exceeds the size limit.
-        """
+        """Returns the command's id. Drops it if the link is down: its sequence is lost. Raises OutOfRange if too large."""
         self._next_id += 1
         if self.is_up:
             if not self._unsent or self._newest_bytes > SPLIT_BYTES or len(self._unsent[-1].commands) >= MAX_COMMANDS:
@@ -228,8 +224,7 @@ class Link(Generic[Command, Answer]):
     async def request(self, sequence_id: int, fill: Callable[[Command], None], on_part: OnPart | None = None) -> Answer:
         """Sends a command and returns its answer. Parts that precede the answer go to `on_part`.
 
-        Raises the server's error, CacheError if it reports the cache's length, Unavailable if the link breaks, OutOfRange if the
-        command exceeds the size limit.
+        Raises what `Pending.wait` and `send` raise, and Unavailable if the link breaks.
         """
         if not self.is_up:
             raise Unavailable(f"the {self.kind.name} server at {self.address} is not available: {self._last_error}")
@@ -263,13 +258,11 @@ class Link(Generic[Command, Answer]):
             backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
 
     async def _back_off(self, backoff_s: float) -> None:
-        """Waits between attempts, for less time if a caller waits for the server."""
         await asyncio.sleep(FIRST_BACKOFF_S)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_wanted.wait(), backoff_s - FIRST_BACKOFF_S)
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
-        """Serves one connection until it ends."""
         stub = self.kind.make_stub(channel)
         card = _decoded(await stub.Describe(model_pb2.DescribeModelRequest(), timeout=DESCRIBE_S))
         self._check_version(card)
@@ -346,7 +339,7 @@ class Link(Generic[Command, Answer]):
 
 
 def _decoded(message: Any) -> Any:
-    """Raises Unavailable for None, which grpc returns for bytes that it can't decode."""
+    """Raises Unavailable for None, grpc's result for malformed bytes."""
     if message is None:
         raise Unavailable("the server sent a message that is not valid protobuf of the expected type")
     return message

@@ -3,8 +3,8 @@
     tokens[:length]   in the server's cache
     tokens[length:]   the tail (uncached tokens), sent with the next command
 
-Prefill, catching up and replay on a restarted server differ only in the tail's length. After a cache error the length is
-corrected and the command sent again.
+Prefill, catching up and replay differ only in the tail's length. After a cache error the length is corrected and the
+command sent again.
 """
 
 import asyncio
@@ -34,16 +34,11 @@ SomeCommand = TypeVar("SomeCommand", contravariant=True)
 
 
 class Fill(Protocol[SomeCommand]):
-    """Writes a Propose or Verify."""
-
     def __call__(self, command: SomeCommand, position: int, tail: list[int]) -> None: ...
 
 
 class RemoteSequence(Generic[Command, Answer]):
-    """Mirrors a sequence's length; the server holds all other state."""
-
     def __init__(self, link: Link[Command, Answer], request: Request, sampling: SamplingParams | None = None) -> None:
-        """`sampling`: defaults to the request's."""
         self.link = link
         self._open = open_to_message(
             sampling or request.sampling, len(request.prompt), _ending_ids(request), request.cache_salt, request.request_id,
@@ -55,7 +50,7 @@ class RemoteSequence(Generic[Command, Answer]):
 
     @property
     def length(self) -> int:
-        """Returns the number of tokens in the server's cache; 0 after a reconnect."""
+        """Returns the cached tokens; 0 after a reconnect."""
         return self._length if self._is_open else 0
 
     async def feed(
@@ -67,11 +62,10 @@ class RemoteSequence(Generic[Command, Answer]):
     ) -> Answer:
         """Sends one Propose or Verify with the tail and returns its answer.
 
-        fill(command, position, tail): writes the command.
-        count_drafts(answer): returns how many drafts the server fed after the tail.
+        count_drafts: returns how many drafts the server fed after the tail.
         on_part: gets parts that precede the answer, all of them again after each `fill`.
 
-        Raises Unavailable if the link breaks, ResourceExhausted if the server has no capacity, and other errors of the server.
+        Raises Unavailable if the link breaks, and the server's errors.
         """
         for _ in range(MAX_CORRECTIONS):
             self._ensure_open()
@@ -96,15 +90,12 @@ class RemoteSequence(Generic[Command, Answer]):
         raise Unavailable(f"the {self.link.kind.name} server's cache stayed inconsistent: {last_error}")
 
     def truncate(self, length: int) -> None:
-        """Keeps at most `length` tokens. Does not wait: the stream is ordered."""
+        """Does not wait: the stream is ordered."""
         if length < self._length:
             self._correct(length)
 
     def fork(self, length: int) -> "RemoteSequence[Command, Answer]":
-        """Returns a new sequence that shares the first `length` cached tokens.
-
-        Does not wait: if the server can't fork, the new sequence's first command fails and is sent again with a longer tail.
-        """
+        """Shares the first `length` tokens. Does not wait: after a failure, its first command sends more."""
         forked = copy.copy(self)
         forked._epoch, forked._length = 0, 0
         if min(length, self.length) > 0:
@@ -114,7 +105,7 @@ class RemoteSequence(Generic[Command, Answer]):
         return forked
 
     def release(self) -> None:
-        """Frees the server's blocks and cancels running commands."""
+        """Frees the server's blocks and cancels commands."""
         if self._is_open:
             self.link.send(self._sequence_id, lambda command: command.release.SetInParent())
         self._epoch, self._length = 0, 0
@@ -138,10 +129,9 @@ class RemoteSequence(Generic[Command, Answer]):
 
 
 async def retry_until(link: TargetLink, timeout_s: float, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Repeats `attempt` while the server is away or has no capacity, for up to `timeout_s`.
+    """Repeats `attempt` while the server is away or has no capacity, until `timeout_s` after it went away.
 
-    The time counts from when the server went away, or queued requests would wait for a dead server one after the other. After
-    it a caller gets one attempt.
+    A timeout per caller would make queued requests wait for a dead server one after the other. Later callers get one attempt.
     """
     deadline_s = time.monotonic() + timeout_s - link.away_s
     pause_s = FIRST_PAUSE_S

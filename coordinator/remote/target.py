@@ -1,5 +1,3 @@
-"""Verdicts from the target server."""
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +31,7 @@ class RemoteTarget:
         self._timeout_s = timeout_s
 
     async def verify(self, context: Context, proposal: Proposal) -> Verdict:
-        """Returns the target's verdict. Raises Unavailable if the target is away for longer than the timeout."""
+        """Raises Unavailable after the timeout."""
         rule = proposal.checked_by(self._rule)
         num_prompt_logprobs = self._sampling.prompt_logprobs if context.num_generated == 0 else None
         # Log-probabilities of a long prompt that precede the verdict.
@@ -74,7 +72,7 @@ class RemoteTarget:
         return replace(verdict, logprobs=logprobs, report=replace(verdict.report, prompt_logprobs=of_prompt))
 
     async def _score(self, tokens: list[int], parts: list[target_pb2.Logprobs]) -> list[TokenLogprobs]:
-        """Unpacks the log-probabilities of `tokens` from parts. Raises InvalidArgument if their sizes do not match."""
+        """Unpacks log-probabilities from parts. Raises InvalidArgument if sizes do not match."""
         assert self._sampling.prompt_logprobs is not None
         scored: list[TokenLogprobs] = []
         for part in parts:
@@ -93,7 +91,7 @@ class RemoteTarget:
 
 
 def verdict_from_answer(answer: target_pb2.Verdict, proposal: Proposal, rule: Rule, lenience: float) -> Verdict:
-    """Unpacks a verdict. Raises InvalidArgument if its sizes do not match."""
+    """Raises InvalidArgument if sizes do not match."""
     tokens, num_drafts = list(answer.tokens), len(proposal.tokens)
     report = VerifyReport(answer.cached_tokens, answer.computed_us, answer.queued_us)
     if rule is Rule.MATCH or num_drafts == 0:
@@ -122,7 +120,7 @@ def _require_count(name: str, values: Sequence[Any], count: int) -> None:
 
 
 def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[int]]:
-    """Returns, per position, the tokens whose log-probabilities the target sends (see Verdict.logprobs in target.proto)."""
+    """Returns the ids whose log-probabilities the target sends (Verdict.logprobs in target.proto)."""
     if rule is Rule.MATCH and verdict.lenient_accepts:
         judged = [list(pair) for pair in zip(verdict.tokens, proposal.tokens, strict=False)]
         return [*judged, verdict.tokens[-1:]]
@@ -133,7 +131,7 @@ def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[i
 
 
 def _unpack_logprobs(message: target_pb2.Logprobs, candidates: list[list[int]], num_top: int) -> list[PositionLogprobs]:
-    """`candidates`: per position, the ids of `message.chosen`. Raises InvalidArgument if sizes do not match."""
+    """`candidates`: ids of `message.chosen` by position. Raises InvalidArgument if sizes do not match."""
     sizes = [len(ids) for ids in candidates]
     values = floats_from_bytes(message.chosen, "logprobs.chosen", sum(sizes))
     chosen = np.split(values, np.cumsum(sizes)[:-1]) if sizes else []
@@ -160,17 +158,14 @@ IDENTITY = {
 
 
 class SameModel:
-    """Refuses a target that reconnects with another model.
-
-    A generation would continue with another model's tokens, and the tokenizer is the first model's. The draft may change.
-    """
+    """Refuses a target that reconnects with another model: the tokenizer and running generations are the first model's."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._first: model_pb2.ModelCard | None = None
 
     def check(self, card: model_pb2.ModelCard) -> None:
-        """Raises ConfigError naming the difference to the first card."""
+        """Raises ConfigError naming the difference."""
         first = self._first = self._first or card
         for field, name in IDENTITY.items():
             before, now = getattr(first, field), getattr(card, field)
