@@ -117,12 +117,12 @@ class RoundNoise:
     round_start: int
 
     def uniform(self, index: int, purpose: Purpose) -> float:
-        """In (0, 1)."""
+        """Returns a uniform in (0, 1)."""
         return uniform(make_key(self.seed, self.round_start, self.round_start + index, purpose))
 
 
 def accept(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
-    """With lenience below 1 no token's probability exceeds p / lenience (appendix A.5)."""
+    """Decides a round. Lenience below 1 bounds each token's probability by p / lenience (appendix A.5)."""
     if verdict.rule is Rule.MATCH:
         outcome = _accept_matching(proposal, verdict)
     else:

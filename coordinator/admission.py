@@ -68,7 +68,7 @@ class Admission:
         return len(self._waiting)
 
     def _has_capacity(self, num_tokens: int) -> bool:
-        """A generation larger than the whole cache runs alone; the target may refuse it."""
+        """Lets a generation larger than the whole cache run alone; the target may refuse it."""
         return self.running < self.max_num_seqs and (num_tokens <= self._free_tokens or self.running == 0)
 
     def _admit(self, num_tokens: int) -> None:

@@ -29,14 +29,14 @@ class ChatTemplate:
 
     @property
     def source(self) -> str | None:
-        """The template, or the default one of several."""
+        """Returns the template, or the default one of several."""
         template = self._tokenizer.chat_template
         return template.get("default") if isinstance(template, dict) else template
 
     def encode(
         self, messages: Messages, options: dict[str, Any], add_generation_prompt: bool, parse_special_tokens: bool
     ) -> list[int]:
-        """`parse_special_tokens`: messages and options may spell control tokens. Raises InvalidArgument."""
+        """Tokenizes a conversation. `parse_special_tokens`: it may spell control tokens. Raises InvalidArgument."""
         reserved = sorted(RESERVED_OPTIONS.intersection(options))
         require(not reserved, "chat.template_options", ", ".join(reserved), "options that the model's template reads")
         if self._tokenizer.chat_template is None:
@@ -68,7 +68,7 @@ class ChatTemplate:
 
     @cached_property
     def _control_tokens(self) -> ControlTokens | None:
-        """Special tokens, and added tokens that mark turns. The rest, such as `<tool_call>`, may be part of a message."""
+        """Includes added tokens that mark turns. Others, such as `<tool_call>`, may be part of a message."""
         added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
         written = "\n".join(map(self._try_to_render, _PLAIN))
         ids = [

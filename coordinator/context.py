@@ -48,7 +48,7 @@ class Request:
 
     @property
     def ending_ids(self) -> frozenset[int]:
-        """Both servers ban these below min_tokens."""
+        """Returns the ids that both servers ban below min_tokens."""
         eos = () if self.sampling.ignore_eos else self.eos_token_ids
         return frozenset((*eos, *self.sampling.stop_token_ids))
 
@@ -91,7 +91,7 @@ class Context:
 
     @property
     def draft_room(self) -> int:
-        """A round emits one more token than it accepts."""
+        """Returns the next round's limit: it emits one more token than it accepts."""
         return self.num_remaining - 1
 
     @property

@@ -71,7 +71,6 @@ class ControlTokens:
 
     @cached_property
     def _sharing(self) -> "_SecretNames":
-        """Costs nothing."""
         tokenizer = Tokenizer(self._backend.model)
         if self._backend.normalizer is not None:
             tokenizer.normalizer = self._backend.normalizer
@@ -81,7 +80,7 @@ class ControlTokens:
 
     @cached_property
     def _renamed(self) -> "_SecretNames":
-        """For models that make control tokens of plain text (unigram, or by merges). Takes a second for 100,000 tokens."""
+        """Serves models that make control tokens of plain text (unigram, or by merges). Takes a second for 100,000 tokens."""
         content, secret = json.loads(self._backend.to_str()), self._secret_names
         content["added_tokens"], model = [], content["model"]
         if isinstance(model["vocab"], dict):

@@ -48,7 +48,6 @@ def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAccep
 
 
 def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Callable[[int], bytes]) -> RoundTrace:
-    """`number`: 0 for the prompt's round."""
     proposal, verdict = finished.proposal, finished.verdict
     computed_us, queued_us = (
         proposal.report.computed_us + verdict.report.computed_us,

@@ -94,7 +94,7 @@ class GenerationStats:
         self, num_tokens: int, num_proposed: int, num_accepted: int, started_s: float, draft: DraftReport,
         verify: VerifyReport,
     ) -> None:  # fmt: skip
-        """`started_s`: `time.perf_counter`; the round ends now."""
+        """Counts a round that ends now. `started_s`: `time.perf_counter`."""
         if self.rounds_us == 0:
             # The prompt's round does not count as speculation.
             self.cached_prompt_tokens = verify.cached_tokens
@@ -116,7 +116,7 @@ class GenerationStats:
         self.first_token_us = self.total_us
 
     def finish(self, context: Context, synthetic_acceptance: float | None = None) -> Finish:
-        """The reason is empty while the generation runs."""
+        """Leaves the reason empty while the generation runs."""
         lenience = context.request.speculation.lenience
         return Finish(
             reason="" if context.finish_reason is None else context.finish_reason.value,
@@ -165,7 +165,7 @@ class GenerationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per target forward."""
+        """Returns tokens per target forward."""
         return self.round_tokens / self.rounds if self.rounds else 0.0
 
     @property
@@ -174,5 +174,5 @@ class GenerationStats:
 
     @property
     def wire_us(self) -> int:
-        """Time outside both servers: messages and event loops."""
+        """Returns the time outside both servers: messages and event loops."""
         return max(0, self.rounds_us - self.draft_us - self.target_us - self.queued_us)

@@ -144,7 +144,6 @@ class CoordinatorState(Collector):
 
 class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):
     def __init__(self, spans: Spans, parent: str, request_id: str) -> None:
-        """`parent`: the caller's traceparent, if any."""
         self._spans = spans
         self._span = spans.start("generate", parent, "server")
         self._span.set({"paceline.request_id": request_id, "paceline.caller": caller.get() or "-"})
@@ -161,7 +160,7 @@ class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):
             self._span.set({"gen_ai.operation.name": operation, "gen_ai.request.model": model, **_asked(request)})
 
     def add(self, choice: Choice, error: BaseException | None) -> None:
-        """Adds a finished generation's phases. `error`: what ended it early."""
+        """Adds a finished generation's phases."""
         if not self._span.is_kept:
             return
         self._choices.append(choice)
@@ -259,12 +258,11 @@ def _code(error: BaseException) -> str:
 
 
 def log_refusal(error: Exception) -> None:
-    """Omits the message, which may quote the request."""
+    """Logs only the code: the message may quote the request."""
     log.info("request refused", extra=with_fields(caller=caller.get() or "-", code=code_of(error).name.lower()))
 
 
 def log_generation(choice: Choice, error: BaseException | None) -> None:
-    """`error`: what ended it early."""
     finish = choice.finish()
     figures, timing = finish.speculation, finish.timing
     first_token = {"first_token_ms": int(timing.ttft_ms)} if timing.ttft_ms else {}

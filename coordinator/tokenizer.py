@@ -32,7 +32,7 @@ class Tokenizer:
     """The target's tokenizer. Does not import torch."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
-        """`files`: name -> content. Raises ConfigError."""
+        """Raises ConfigError. `files`: name -> content."""
         with tempfile.TemporaryDirectory() as folder:
             for name, data in files.items():
                 (Path(folder) / Path(name).name).write_bytes(data)
@@ -56,7 +56,6 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, str | None]:
-        """Keys are the names that chat templates use."""
         return {name: getattr(self._tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
 
     @property
@@ -64,7 +63,6 @@ class Tokenizer:
         return self._chat_template.source
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """`add_special_tokens`: add a BOS token and the like."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
@@ -90,7 +88,7 @@ class Tokenizer:
         return text, [min(max(0, at - surplus), len(text)) for at in offsets]
 
     def bytes_of(self, token: int) -> bytes:
-        """May be part of a character; a special token's name."""
+        """Returns bytes that may be part of a character; a special token's name."""
         return self._token_bytes.of(token)
 
     def has_text(self, token: int) -> bool:
@@ -214,7 +212,7 @@ _BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's: printable bytes are themselves, the others follow from U+0100 on."""
+    """Returns GPT-2's: printable bytes are themselves, the others follow from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
@@ -245,7 +243,7 @@ class TokenBytes:
         ]
 
     def of(self, token: int) -> bytes:
-        """Empty for an unknown id, as in a padded vocabulary."""
+        """Returns no bytes for an unknown id, as in a padded vocabulary."""
         if token in self._added:
             return self._added[token]
         written = self._tokenizer.id_to_token(token)
@@ -292,7 +290,7 @@ class TokenBytes:
         return kept, len(data[:-num_unfinished].decode(errors="replace"))
 
     def has_text(self, token: int) -> bool:
-        """False for special tokens and byte names."""
+        """Returns False for special tokens and byte names."""
         return token not in self._special and not self.is_byte(token) and bool(self.of(token))
 
     def is_byte(self, token: int) -> bool:

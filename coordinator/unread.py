@@ -1,6 +1,7 @@
 """Bounds the memory of messages that clients have not read, per call and in total.
 
 A generation does not wait for a slow client: its caches cost more than its messages. A call beyond the bound is cancelled.
+Messages are buffered as encoded bytes, which take far less memory than objects.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ class UnreadAnswers:
         return self.max_bytes // CALL_FRACTION
 
     def count(self, answer: "UnreadAnswer[object]", num_bytes: int) -> None:
-        """Beyond the total, refuses the call with the largest buffer."""
+        """Refuses the call with the largest buffer if the total exceeds its bound."""
         self.num_bytes += num_bytes
         if answer.num_bytes:
             self._calls.add(answer)
@@ -67,7 +68,6 @@ class UnreadAnswer(Generic[T]):
         return part
 
     def refuse(self) -> None:
-        """Ends the call."""
         self._failure = ResourceExhausted(
             f"{self.num_bytes} bytes of this answer were not read; at most {self._answers.max_call_bytes} are kept for a "
             f"call, and {self._answers.max_bytes} for all calls"
@@ -77,7 +77,6 @@ class UnreadAnswer(Generic[T]):
         self._on_refused()
 
     def close(self) -> None:
-        """Drops unread messages."""
         while not self._waiting.empty():
             self._waiting.get_nowait()
         self._count(-self.num_bytes)

@@ -73,7 +73,7 @@ def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
 def make_middleware(
     settings: GatewaySettings, paths: Collection[str], metrics: GatewayMetrics, spans: Spans
 ) -> list[Middleware]:
-    """Order: from the outside in."""
+    """Orders middleware from the outside in."""
     keys = KeyRing(settings.api_keys) if settings.api_keys else None
     loopback_only = keys is None and not settings.listen.startswith("unix:") and is_of_this_machine(settings.listen)
     middleware = [Middleware(SlashIgnored)]
@@ -108,7 +108,6 @@ async def on_paceline_error(request: Request, error: Exception) -> Response:
 
 
 async def on_framework_error(request: Request, error: Exception) -> Response:
-    """Unknown path or method."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:100]}: {error.detail}"
     response = error_response(HttpError(error.status_code, message, "invalid_request_error"))

@@ -92,7 +92,7 @@ class GenerateEndpoint:
             await response(request.scope, request.receive, send)
 
     async def _with_token_ids(self, asked: HttpRequest, key: str | None) -> HttpRequest:
-        """An echo has log-probabilities per token, and usage counts prompts not yet begun."""
+        """Tokenizes prompts for an echo's log-probabilities, and for usage before they begin."""
 
         async def tokenize(text: str) -> list[int]:
             return await self._gateway.coordinators.ask(key, lambda client: client.tokenize(text, raw=True))
@@ -211,7 +211,7 @@ class Endpoints:
         return whole_numbers(body)
 
     def _card(self, deployment: Deployment) -> dict[str, Any]:
-        """OpenAI's model object with vLLM's `max_model_len`."""
+        """Returns OpenAI's model object with vLLM's `max_model_len`."""
         return {
             "id": self._gateway.model_name(deployment), "object": "model", "created": 0, "owned_by": "paceline",
             "root": deployment.target.name, "parent": None, "max_model_len": deployment.target.max_model_len,

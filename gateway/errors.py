@@ -49,7 +49,6 @@ def error_response(error: HttpError) -> JsonResponse:
 
 
 def bad_request(name: str | None, message: str, code: str | None = None) -> HttpError:
-    """`name`: the field at fault."""
     return HttpError(400, message, "invalid_request_error", name, code)
 
 
@@ -103,7 +102,7 @@ def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -
 
 
 def from_exception(error: BaseException, names: FieldNames = NO_RENAMES) -> HttpError:
-    """Unexpected exceptions reveal no details."""
+    """Hides the details of unexpected exceptions."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, errors.PacelineError):

@@ -39,11 +39,11 @@ class Generation:
     def __init__(
         self, request: HttpRequest, model: str, coordinators: Coordinators, texts: TokenTexts, key: str | None
     ) -> None:
-        """`model`: the name for clients; `key`: the caller's."""
         self.request = request
         self.model = model
         self.texts = texts
         self._coordinators = coordinators
+        # The caller's.
         self._key = key
 
     async def load_texts(self, ids: Iterable[int]) -> None:
@@ -173,7 +173,7 @@ class Dialect(Protocol):
         """Encodes a server-sent event."""
 
     def error_body(self, error: HttpError) -> dict[str, Any]:
-        """The event that ends a stream early."""
+        """Returns the event that ends a stream early."""
 
 
 async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: Send, dialect: Dialect) -> None:

@@ -81,7 +81,7 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _is_upgrade(self) -> bool:
-        """Whether the client offers another protocol, such as h2c."""
+        # The client offers another protocol, such as h2c.
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _parse(self, data: bytes) -> None:
@@ -131,7 +131,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """No chunks and no 100 (Continue): the body ends with the connection."""
+    """Sends no chunks and no 100 (Continue): the body ends with the connection."""
     cycle.keep_alive = cycle.waiting_for_100_continue = False
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

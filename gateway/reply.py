@@ -38,7 +38,7 @@ class Form(Protocol):
     def whole(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str) -> dict[str, Any]: ...
 
     def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
-        """`texts` must be loaded."""
+        """Needs loaded `texts`."""
 
     def join_logprobs(self, parts: list[dict[str, Any]]) -> dict[str, Any]: ...
 
@@ -94,7 +94,7 @@ class ChoicesReply:
         return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
 
     def _choice_of(self, prompt: int, piece: Piece) -> tuple[ReplyChoice, bool]:
-        """Also returns whether this is the choice's first piece."""
+        """Returns the choice, and whether this is its first piece."""
         index = prompt * self._request.sampling.n + piece.index
         is_first = index not in self._choices
         if is_first:
@@ -182,7 +182,7 @@ class Usage:
         self._finished[choice] = finish
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's `usage` so far."""
+        """Returns OpenAI's `usage` so far."""
         figures = [each.speculation for each in self._finished.values()] if self._has_prediction else []
         num_prompt_tokens = sum(self._prompt_tokens.values())
         return {
@@ -197,7 +197,7 @@ class Usage:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Root fields of the last chunk or whole response; null for more than one choice."""
+        """Returns root fields of the last chunk or whole response; null for more than one choice."""
         if len(self._finished) != 1:
             return {"metrics": {"speculative_decoding": None}, "paceline": None}
         [finish] = self._finished.values()
@@ -205,7 +205,7 @@ class Usage:
 
 
 def _metrics(figures: Speculation) -> dict[str, Any]:
-    """Named as aiperf reads them."""
+    """Names figures as aiperf reads them."""
     return {
         "mean_acceptance_length": figures.mean_acceptance_length,
         "draft_acceptance_rate": figures.accepted / figures.proposed if figures.proposed else 0.0,
@@ -236,7 +236,7 @@ def _paceline(finish: Finish) -> dict[str, Any]:
 
 
 def trace_body(piece: Piece, texts: TokenTexts) -> dict[str, Any] | None:
-    """`texts` must be loaded."""
+    """Needs loaded `texts`."""
     trace = piece.trace
     if trace is None:
         return None

@@ -56,7 +56,7 @@ class ReplayBuffer:
 
     @property
     def prediction(self) -> list[int] | None:
-        """The longest unfinished choice: correct drafts for a resumption."""
+        """Returns the longest unfinished choice: correct drafts for a resumption."""
         unfinished = [each.token_ids for each in self._choices.values() if not each.is_finished]
         return max(unfinished, key=len, default=None) or None
 
@@ -84,7 +84,7 @@ class Resumption:
 
 
 def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:
-    """Also drops prompt log-probabilities and a partial round's trace."""
+    """Drops prompt log-probabilities and a partial round's trace as well."""
     return replace(
         piece,
         text=piece.text[sum(piece.text_lengths[:num_tokens]) :],
@@ -165,7 +165,7 @@ class Coordinators:
             await each.client.close()
 
     def ranked(self, prefix: str) -> list[Coordinator]:
-        """Rendezvous hashing with bounded loads; unavailable coordinators last."""
+        """Ranks by rendezvous hashing with bounded loads; unavailable coordinators last."""
 
         def rank(each: Coordinator) -> bytes:
             return hashlib.blake2b(f"{each.address} {prefix}".encode(errors="replace"), digest_size=8).digest()
@@ -174,7 +174,7 @@ class Coordinators:
         return sorted(self._all, key=lambda each: (each.is_away, each.num_open >= max_open, rank(each)))
 
     async def describe(self, key: str | None, as_it_is_now: bool = False) -> Deployment:
-        """Not cached with a key, which the coordinator must check. Raises Unavailable."""
+        """Caches only without a key, which the coordinator must check. Raises Unavailable."""
 
         async def ask(each: Coordinator) -> Deployment:
             may_be_cached = key is None and not as_it_is_now
@@ -236,7 +236,7 @@ class Coordinators:
         raise deadline.failure
 
     async def _attempts(self, prefix: str, deadline: RetryDeadline) -> AsyncGenerator[Coordinator, None]:
-        """Ranks once, or until the deadline if any coordinator has answered before."""
+        """Yields coordinators by rank: once, or until the deadline if any has answered before."""
         while True:
             for coordinator in self.ranked(prefix):
                 yield coordinator
@@ -280,7 +280,7 @@ class TokenTexts:
 
 
 def _readable(utf8: bytes) -> str:
-    """An incomplete character becomes "bytes:\\xe2\\x80", as at OpenAI."""
+    """Writes an incomplete character as "bytes:\\xe2\\x80", as OpenAI does."""
     try:
         return utf8.decode()
     except UnicodeDecodeError:

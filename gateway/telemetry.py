@@ -152,7 +152,6 @@ class VllmNames(Collector):
     """The same metrics under vLLM's names."""
 
     def __init__(self, metrics: GatewayMetrics, model_name: str | None) -> None:
-        """`model_name`: defaults to the target's."""
         self._metrics = metrics
         self._model_name = model_name
 

@@ -35,7 +35,7 @@ class BeamRules:
 
     @property
     def num_next(self) -> int:
-        """Next tokens that a step needs per live hypothesis, even if all ending tokens are among them."""
+        """Returns the next tokens a step needs per live hypothesis, even if all ending tokens are among them."""
         return self.width + len(self.ending_ids)
 
     def score(self, hypothesis: Hypothesis, length: int) -> float:

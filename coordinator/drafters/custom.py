@@ -9,7 +9,7 @@ from paceline.errors import ConfigError
 
 
 def load_drafter(path: str) -> Callable[[Request], Drafter]:
-    """`path`: "package.module:factory". Raises ConfigError."""
+    """Loads "package.module:factory". Raises ConfigError."""
     module_name, colon, factory_name = path.partition(":")
     if not (module_name and colon and factory_name):
         raise _error(path, "it must be PACKAGE.MODULE:FACTORY")

@@ -18,7 +18,6 @@ class DraftDeadline:
         self._token_s = 0.0
 
     def seconds(self, num_tokens: int) -> float:
-        """`num_tokens`: read and proposed."""
         if self._token_s == 0:
             return FIRST_TIMEOUT_S
         return MIN_TIMEOUT_S + TIMEOUT_FACTOR * self._token_s * num_tokens

@@ -137,9 +137,10 @@ class Rates:
     """Success rates by kind; recent cases count more."""
 
     def __init__(self, prior: Callable[[Hashable], float], prior_weight: float, decay: float) -> None:
-        """`prior_weight`: in cases; `decay`: per new case."""
         self._prior = prior
+        # In cases.
         self._prior_weight = prior_weight
+        # Per new case.
         self._decay = decay
         # Kind -> weights of its cases and successes.
         self._seen: dict[Hashable, tuple[float, float]] = {}

@@ -43,7 +43,7 @@ class HierarchicalDrafter(RemoteDrafter):
         return proposal
 
     def _learn(self, kinds: Sequence[Hashable], guess: list[int], drafts: list[int]) -> None:
-        """After the first wrong guess, the rest continue another text."""
+        """Stops at the first wrong guess: the rest continue another text."""
         for kind, guessed, drafted in zip(kinds, guess, drafts, strict=False):
             self._rates.learn(kind, guessed == drafted)
             if guessed != drafted:
@@ -51,7 +51,7 @@ class HierarchicalDrafter(RemoteDrafter):
 
 
 def best_num_guesses(rates: Sequence[float]) -> int:
-    """`rates`: probability of each guess if those before it are right."""
+    """Returns how many guesses save most. `rates`: probability of each if those before it are right."""
     best, most_saved, saved, chance = 0, 0.0, 0.0, 1.0
     for num_guesses, rate in enumerate(rates, start=1):
         chance *= rate

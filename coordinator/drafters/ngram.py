@@ -57,7 +57,6 @@ class NgramDrafter(LookupDrafter):
         )
 
     async def _update(self, context: Context) -> None:
-        """Counts new tokens; the first call counts the prompt."""
         tokens, num_prompt_tokens = context.tokens, len(context.request.prompt)
         self._num_seen = max(self._num_seen, len(tokens) - self._window)
         while self._num_seen < len(tokens):
@@ -78,7 +77,7 @@ class NgramDrafter(LookupDrafter):
         self._run = self._run + 1 if is_right else 0
 
     def _chain(self, tail: list[int], num_tokens: int) -> list[Prediction]:
-        """All or nothing: a predicted token was seen before, so it has a continuation."""
+        """Returns all tokens or none: a predicted token was seen before, so it has a continuation."""
         chain: list[Prediction] = []
         while len(chain) < num_tokens and (prediction := self._table.predict(tail)) is not None:
             chain.append(prediction)

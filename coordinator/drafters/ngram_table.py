@@ -1,7 +1,4 @@
-"""Counts n-grams in a sliding window and predicts the longest known context's most frequent continuation.
-
-Imports no drafters, as the settings need the shape.
-"""
+"""Counts n-grams in a sliding window and predicts the longest known context's most frequent continuation."""
 
 from collections import deque
 from collections.abc import Sequence

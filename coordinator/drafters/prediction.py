@@ -82,7 +82,7 @@ class PredictionDrafter(LookupDrafter):
         self._num_followed = len(tokens) - begin
 
     def _find(self, newest: list[int]) -> None:
-        """Without a match, assumes that one token was replaced."""
+        """Assumes that one token was replaced if nothing matches."""
         assert self._positions is not None, "built on the first mismatch"
         expected = self._position + 1
         positions = self._positions.get(newest[-1], [])

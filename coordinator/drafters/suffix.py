@@ -27,7 +27,6 @@ class SuffixDrafter(LookupDrafter):
     max_draft_tokens = MAX_DRAFT_TOKENS
 
     def __init__(self, recent: TokenIndex | None) -> None:
-        """`recent`: answers to other requests, if they may be searched."""
         self._own = TokenIndex(WINDOW_TOKENS)
         self._texts = [self._own] if recent is None else [self._own, recent]
         # Text and position of the next token, and the length of the match before it.
@@ -48,7 +47,6 @@ class SuffixDrafter(LookupDrafter):
         return Proposal(self._copy(num_draft_tokens), report=DraftReport(drafter=self.name, reason="no match"))
 
     async def _update(self, context: Context) -> None:
-        """Adds new tokens; the first call adds the prompt."""
         tokens, num_prompt_tokens = context.tokens, len(context.request.prompt)
         self._num_seen = max(self._num_seen, num_prompt_tokens - WINDOW_TOKENS)
         while self._num_seen < num_prompt_tokens:
@@ -82,7 +80,7 @@ class SuffixDrafter(LookupDrafter):
                 self._text, self._position, self._match_length = text, position, length
 
     def _copy(self, num_tokens: int) -> list[int]:
-        """At the end of its own text, continues with the copy itself."""
+        """Continues with the copy itself at the end of its own text."""
         copied: list[int] = []
         own_end = len(self._own)
         for position in range(self._position, self._position + num_tokens if self._match_length else 0):

@@ -91,7 +91,7 @@ class RecentAnswers:
     """In memory only. Requests with different salts share nothing, not even timing."""
 
     def __init__(self, capacity: int) -> None:
-        """`capacity`: tokens kept per salt."""
+        # Tokens per salt.
         self._capacity = capacity
         self._by_salt: OrderedDict[str, TokenIndex] = OrderedDict()
 

@@ -36,7 +36,7 @@ class Branches(Generic[Command, Answer]):
         """Returns a sequence for each path, which holds a prefix of prompt and path.
 
         A path continues the branch with the longest common prefix. If several do, the longest keeps the branch and the others
-        fork it. Unused branches are released.
+        fork it.
         """
         chosen: dict[Branch[Command, Answer], list[int]] = {branch: [] for branch in self._branches}
         common = []

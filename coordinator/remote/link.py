@@ -164,7 +164,7 @@ class Link(Generic[Command, Answer]):
 
     @property
     def away_s(self) -> float:
-        """0 while the server is up."""
+        """Returns 0 while the server is up."""
         return 0.0 if self.is_up else time.monotonic() - self._went_down_s
 
     @property

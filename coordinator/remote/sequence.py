@@ -90,12 +90,12 @@ class RemoteSequence(Generic[Command, Answer]):
         raise Unavailable(f"the {self.link.kind.name} server's cache stayed inconsistent: {last_error}")
 
     def truncate(self, length: int) -> None:
-        """Does not wait: the stream is ordered."""
+        """Keeps at most `length` tokens. Does not wait: the stream is ordered."""
         if length < self._length:
             self._correct(length)
 
     def fork(self, length: int) -> "RemoteSequence[Command, Answer]":
-        """Shares the first `length` tokens. Does not wait: after a failure, its first command sends more."""
+        """Returns a sequence that shares the first `length` tokens. Does not wait: after a failure it sends a longer tail."""
         forked = copy.copy(self)
         forked._epoch, forked._length = 0, 0
         if min(length, self.length) > 0:
@@ -129,9 +129,10 @@ class RemoteSequence(Generic[Command, Answer]):
 
 
 async def retry_until(link: TargetLink, timeout_s: float, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Repeats `attempt` while the server is away or has no capacity, until `timeout_s` after it went away.
+    """Repeats `attempt` while the server is away or has no capacity, for up to `timeout_s`.
 
-    A timeout per caller would make queued requests wait for a dead server one after the other. Later callers get one attempt.
+    The time counts from when the server went away, or queued requests would wait for it one after the other. Later callers
+    get one attempt.
     """
     deadline_s = time.monotonic() + timeout_s - link.away_s
     pause_s = FIRST_PAUSE_S
