@@ -1,5 +1,3 @@
-"""`paceline distill`: trains a small draft model for a target on text that the target writes."""
-
 import math
 from pathlib import Path
 from typing import Annotated
