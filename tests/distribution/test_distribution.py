@@ -197,7 +197,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("services", "speculation"), CASES)
-async def test_output_follows_the_targets_law(
+async def test_output_follows_the_targets_distribution(
     request: pytest.FixtureRequest, services: str, speculation: SpeculationParams
 ) -> None:
     await check_distribution(request.getfixturevalue(services), speculation, 1000, wrong_temperature=1.5)
@@ -208,7 +208,7 @@ async def test_output_follows_the_targets_law(
 @pytest.mark.parametrize(
     ("services", "speculation"), [*CASES[:3], pytest.param("full", REJECTION, id="rejection, full support")]
 )
-async def test_output_follows_the_targets_law_in_10000_generations(
+async def test_output_follows_the_targets_distribution_in_10000_generations(
     request: pytest.FixtureRequest, services: str, speculation: SpeculationParams
 ) -> None:
     await check_distribution(request.getfixturevalue(services), speculation, 10_000, wrong_temperature=1.2)

@@ -139,7 +139,7 @@ def least_p_value(toy: Toy, tokens: NDArray[np.int64]) -> float:
 
 @pytest.mark.parametrize("num_sets", [2, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TOYS)
-def test_output_follows_the_targets_law_with_many_sets_of_seeds(name: str, num_sets: int) -> None:
+def test_output_follows_the_targets_distribution_with_many_sets_of_seeds(name: str, num_sets: int) -> None:
     toy = TOYS[name]
     sets = [Rounds(toy).play(range(start, start + SET_SIZE)) for start in range(0, num_sets * SET_SIZE, SET_SIZE)]
     values = [least_p_value(toy, tokens) for tokens in [*sets, np.concatenate(sets)]]
@@ -154,13 +154,13 @@ def play_patched(monkeypatch: pytest.MonkeyPatch, case: tuple[str, type[Rounds],
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bug_shows_in_the_law_of_the_output(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_shows_in_the_distribution_of_the_output(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert play_patched(monkeypatch, BUGS[bug]) < LIMIT
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", HARMLESS)
-def test_harmless_variant_leaves_the_law_of_the_output(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harmless_variant_leaves_the_distribution_of_the_output(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert play_patched(monkeypatch, HARMLESS[variant]) > LIMIT
 
 
