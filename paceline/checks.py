@@ -11,7 +11,6 @@ def require(ok: bool, name: str, value: object, allowed: str, reason: str = INVA
 
 
 def require_at_most(most: int, count: int, name: str, unit: str, reason: str = INVALID_FIELD) -> None:
-    """Raises InvalidArgument, which says how many entries there are."""
     require(count <= most, name, f"{count} {unit}", f"at most {most} {unit}", reason)
 
 
@@ -23,7 +22,6 @@ def require_type(params: object, kind: type, allowed: str, *names: str) -> None:
 
 
 def is_token_id(value: object) -> bool:
-    """Whether a message can hold `value` as a token id."""
     # The cheap test first: a list may hold thousands. A bool is not a number.
     is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
     return is_whole and 0 <= int(value) < 2**31  # type: ignore[call-overload]

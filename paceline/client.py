@@ -61,7 +61,7 @@ class AsyncClient:
     """Calls a coordinator. Raises the errors of `paceline.errors`."""
 
     def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None, tls: Tls | None = None) -> None:
-        """Raises InvalidArgument, and ConfigError for missing or bad files of `tls`.
+        """Raises InvalidArgument and ConfigError.
 
         address: HOST:PORT or unix:PATH.
         key: API key; defaults to $PACELINE_API_KEY.
@@ -172,7 +172,7 @@ class AsyncClient:
         return list((await self._answer(self._stub.Tokenize(request))).ids)
 
     async def detokenize(self, ids: list[int], *, skip_special_tokens: bool = True) -> Detokenized:
-        """Returns the text of `ids`, and the bytes of each. `skip_special_tokens` affects the text only."""
+        """Returns the text and the bytes of each id. `skip_special_tokens` affects the text only."""
         request = make_detokenize_request(ids, skip_special_tokens)
         return detokenized_from_message(await self._answer(self._stub.Detokenize(request)))
 

@@ -1,9 +1,8 @@
 """Random numbers as a pure function of a key.
 
 Every draw names its key, so a retried command repeats its answer and a seed repeats its text. Under `match` the key is
-(seed, position): the draft may use the target's own noise. Under `rejection` it is (seed, first position of the round,
-position, purpose): a position drafted again in a later round must not reuse the noise of the discarded attempt, or the
-output is biased.
+(seed, position), so the draft may use the target's noise. Under `rejection` it is (seed, the round's first position,
+position, purpose): reusing the noise of a discarded attempt in a later round would bias the output.
 
 `paceline.engine.sampling.torch_sampler` makes the same integers in torch.
 """
@@ -82,5 +81,4 @@ def fresh_seed() -> int:
 
 
 def derive_seed(seed: int, sample: int) -> int:
-    """Returns the seed of one of n samples; the first keeps it."""
     return seed if sample == 0 else _splitmix(_splitmix(seed) ^ sample)

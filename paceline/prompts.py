@@ -1,5 +1,3 @@
-"""Prompt files of commands, benchmarks and tests."""
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -27,8 +27,6 @@ class TracedDraft:
 
 @dataclass(frozen=True, slots=True)
 class RoundTrace:
-    """The making of a round. Times in microseconds."""
-
     # 0 for the round of the prompt.
     round: int
     # "model", "ngram", "suffix", "prediction" or "custom"; "none" if nothing was proposed, and the reason.
@@ -55,8 +53,6 @@ class RoundTrace:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Counts of one generation."""
-
     rounds: int
     proposed: int
     accepted: int
@@ -137,7 +133,6 @@ class Piece:
 
     @property
     def parts(self) -> Iterator[tuple[str, str]]:
-        """Yields each token's text and letter of origin."""
         start = 0
         for length, origin in zip(self.text_lengths, self.origins, strict=True):
             yield self.text[start : start + length], origin

@@ -1,5 +1,3 @@
-"""Sampling parameters, validated."""
-
 import math
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -110,12 +108,10 @@ class SamplingParams:
 
     @property
     def is_untruncated(self) -> bool:
-        """Whether no token is left out for being unlikely."""
         return not (self.is_greedy or self.top_k or self.top_p < 1 or self.min_p)
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the distribution depends on earlier tokens beyond what the model does."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     def check_token_ids(self, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:

@@ -102,8 +102,6 @@ class ServiceSettings(Settings):
 
 
 class TlsSettings(Settings):
-    """TLS for clients."""
-
     tls_cert: LocalPath | None = Field(
         None, description="serve over TLS with the certificate in this file (docs/server.md); default: no TLS"
     )
@@ -128,7 +126,7 @@ class GrpcSettings(TlsSettings):
 
 
 class FrontSettings(TlsSettings):
-    """Settings of a service that users call: authentication, and TLS to the servers it calls."""
+    """Settings of a service that users call."""
 
     servers_tls_ca: LocalPath | None = Field(
         None, description="call servers over TLS, trusting the authority in this file; default: no TLS"

@@ -1,5 +1,3 @@
-"""Speculation parameters, validated."""
-
 import enum
 import math
 from collections.abc import Mapping
@@ -68,8 +66,6 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class EntropyAdaptive:
-    """Proposes fewer tokens if the draft model is unsure."""
-
     bounds: Bounds = field(default_factory=Bounds)
     # Weight of the past in the smoothed entropy.
     ema_beta: float = 0.5
@@ -229,7 +225,7 @@ class SpeculationParams:
         return sampling if self.draft_temperature is None else replace(sampling, temperature=self.draft_temperature)
 
     def _matches_draws(self, sampling: SamplingParams) -> bool:
-        """Whether drafts must equal the target's draws, so that their probabilities do not matter."""
+        """Whether drafts must equal the target's draws."""
         return not sampling.is_greedy and self.resolved_rule(sampling) is Rule.MATCH
 
     def resolved_rule(self, sampling: SamplingParams) -> Rule:

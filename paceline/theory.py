@@ -28,7 +28,6 @@ def tokens_per_round(alpha: float, k: int) -> float:
 
 
 def accepted_per_round(alpha: float, k: int) -> float:
-    """Returns 0 to k."""
     return tokens_per_round(alpha, k) - 1
 
 
@@ -71,12 +70,11 @@ def best_k(alpha: float, c: float, wire: float = 0.0, longest: int = 16, verify:
 
 
 def oracle_tokens(alpha: float) -> float:
-    """Returns the tokens of a round that drafts exactly what will be accepted: 1 / (1 - alpha) (section 3.5)."""
     return math.inf if alpha == 1 else 1 / (1 - alpha)
 
 
 def oracle_speedup(alpha: float, c: float, wire: float = 0.0, verify: float = 0.0) -> float:
-    """Returns the speed of such rounds relative to plain decoding (section 3.5); may be infinite.
+    """Returns the speed of an oracle, which drafts exactly what will be accepted (section 3.5); may be infinite.
 
     An accepted token costs a draft step and its verification, a round's last token a target forward and the wire. No
     token costs more than that: without drafts, every token does.
@@ -88,8 +86,6 @@ def oracle_speedup(alpha: float, c: float, wire: float = 0.0, verify: float = 0.
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The theory at one alpha and one set of costs, for k = 0 to `longest`."""
-
     alpha: float
     draft_cost: float
     wire: float
@@ -133,7 +129,6 @@ class Forecast:
         ]
 
     def oracle(self) -> dict[str, float | None]:
-        """Returns the oracle's figures; None for infinity."""
         figures = {
             "tokens_per_round": oracle_tokens(self.alpha),
             "speedup": self.oracle_speed,

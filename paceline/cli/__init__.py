@@ -116,7 +116,6 @@ def default_map(group: Any, tables: dict[str, dict[str, Any]]) -> dict[str, dict
 
 
 def name_variables(group: Any) -> None:
-    """Names environment variables after flags rather than parameters."""
     for name, command in group.commands.items():
         for parameter in command.params:
             fields = [field_of(option) for option in parameter.opts if option.startswith("--")]
@@ -164,13 +163,11 @@ def main() -> None:
 
 
 def help_command(commands: Collection[str]) -> str:
-    """Returns the command whose help was asked for."""
     words = ["paceline", *(word for word in sys.argv[1:2] if word in commands), "--help"]
     return " ".join(words)
 
 
 def _said(error: TyperException, group: Any) -> str:
-    """Describes a usage error, with suggestions for an unknown option."""
     said: str = error.format_message().rstrip(".")
     command = group.commands.get("".join(sys.argv[1:2]))
     if command is None or not hasattr(error, "option_name"):

@@ -206,7 +206,7 @@ def _deployment(card: Deployment) -> dict[str, str]:
 
 
 def _prompts_of(plan: BenchPlan, cards: list[Deployment]) -> Callable[[int, str], Prompt]:
-    """Returns a function from request and variant to prompt. Raises InvalidArgument if lengths don't fit the model."""
+    """Raises InvalidArgument if lengths don't fit the model."""
     if plan.prompts is not None:
         listed = plan.prompts
         return lambda index, name: listed[index % len(listed)]

@@ -112,7 +112,6 @@ class ChatSession:
             self._messages.pop()
 
     def _mark(self, answer: Completion) -> str:
-        """Notes that an answer was cut off."""
         assert answer.finish is not None
         if answer.finish.reason != "length":
             return ""

@@ -46,5 +46,4 @@ class Command(typer.core.TyperCommand):
 
 
 def field_of(flag: str) -> str:
-    """Returns the name in paceline.toml: `max_tokens` for `--max-tokens`."""
     return flag.lstrip("-").replace("-", "_")

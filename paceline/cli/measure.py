@@ -1,5 +1,3 @@
-"""Measures alpha and costs on running services, for `paceline plan --measure`."""
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -51,14 +49,11 @@ class Measured:
 
     @property
     def row_cost(self) -> float:
-        """What each draft adds to a target forward."""
         return max(0.0, (self.verify_cost - 1) / self.k)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over generations. Times in milliseconds."""
-
     rounds: int = 0
     tokens: int = 0
     proposed: int = 0

@@ -112,7 +112,6 @@ DraftTemperature = Annotated[float | None, typer.Option(hidden=True)]
 def given_length(
     num_speculative_tokens: str | None, draft_min: int | None, draft_max: int | None, entropy_beta: float | None
 ) -> DraftLength | None:
-    """Returns None if no option was given. Raises InvalidArgument."""
     if all(each is None for each in (num_speculative_tokens, draft_min, draft_max, entropy_beta)):
         return None
     return parse_draft_length(
@@ -128,7 +127,6 @@ def given_speculation(
     lenience: float | None = None,
     draft_temperature: float | None = None,
 ) -> dict[str, Any]:
-    """Returns the given fields of SpeculationParams. Raises InvalidArgument."""
     given: dict[str, Any] = {}
     if speculation is not None:
         given["enabled"] = _choice("speculation", speculation, {"on": True, "off": False})
@@ -148,7 +146,7 @@ def given_speculation(
 async def resolve_speculation(
     client: AsyncClient, given: dict[str, Any], sampling: SamplingParams
 ) -> SpeculationParams | None:
-    """Merges the given fields into the coordinator's defaults; None if none was given. Raises InvalidArgument."""
+    """Merges the given fields into the coordinator's defaults. Raises InvalidArgument."""
     return (await client.describe()).defaults.overruled_by(given, sampling) if given else None
 
 
@@ -200,7 +198,7 @@ def read_tls(ca: Path | None, cert: Path | None, key: Path | None) -> Tls:
 
 
 def connector(address: str, api_key_file: Path | None, tls: Tls) -> Callable[[], AsyncClient]:
-    """Returns a function that makes a client inside an event loop. Raises InvalidArgument at once for a bad key."""
+    """Returns a function that makes a client. Raises InvalidArgument at once for a bad key."""
     key = read_key(api_key_file)
     return lambda: AsyncClient(address, key, tls)
 

@@ -40,12 +40,10 @@ def terminal_plot(values: list[float], best: int) -> Text:
 
 
 def eighths(height: float) -> int:
-    """Returns how many eighths of a cell to fill, `height` cells above its foot."""
     return round(8 * min(1.0, max(0.0, height)))
 
 
 def write_png(path: Path, made: Forecast) -> None:
-    """Plots speed-up against k for nearby alphas, and the best k against alpha. Raises OSError."""
     # Takes a second to import.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -124,7 +122,6 @@ def panels(made: Forecast) -> dict[str, list[Panel]]:
 
 
 def write_figures(folder: Path, made: Forecast) -> None:
-    """Writes each figure as .png, .svg and .csv. Raises OSError."""
     folder.mkdir(exist_ok=True)
     for name, shown in panels(made).items():
         _write_table(folder / f"{name}.csv", shown)
@@ -136,7 +133,6 @@ def write_figures(folder: Path, made: Forecast) -> None:
 
 
 def _by_gamma(value: Any) -> dict[str, list[float]]:
-    """Returns curves of `value(alpha, gamma)`, one per gamma."""
     return {f"gamma = {gamma}": [value(alpha, gamma) for alpha in ALPHAS] for gamma in GAMMAS}
 
 

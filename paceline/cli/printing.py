@@ -17,7 +17,6 @@ from paceline.prompts import PromptRecord
 
 
 def tokens_per_second(completions: list[Completion]) -> float:
-    """Returns generated tokens over the sum of generation times, prefill included."""
     finishes = _finishes(completions)
     total_ms = sum(finish.timing.total_ms for finish in finishes)
     return 1e3 * sum(finish.completion_tokens for finish in finishes) / total_ms if total_ms else 0.0
@@ -212,7 +211,6 @@ def write_record(file: TextIO, answer: Answer, piece: Piece) -> None:
 
 
 def _tokens(piece: Piece, trace: RoundTrace) -> list[Text]:
-    """Formats accepted drafts, the target's own token if any, and the other drafts."""
     accepted, rest = trace.proposed[: trace.num_accepted], trace.proposed[trace.num_accepted :]
     found = [_token(ACCEPTED, draft.text) for draft in accepted]
     if len(piece.token_ids) == trace.num_accepted:
@@ -226,7 +224,6 @@ def _tokens(piece: Piece, trace: RoundTrace) -> list[Text]:
 
 
 def _own_text(piece: Piece, trace: RoundTrace) -> str:
-    """Returns the target's own token as text, or its id if it has added no text yet."""
     rejected: TracedDraft | None = next(iter(trace.proposed[trace.num_accepted :]), None)
     if rejected is not None and rejected.target_text is not None:
         return rejected.target_text
@@ -234,7 +231,6 @@ def _own_text(piece: Piece, trace: RoundTrace) -> str:
 
 
 def _token(kind: tuple[str, str], text: str) -> Text:
-    """Makes spaces and line ends visible."""
     shown = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
     return Text(kind[0] + shown.replace(" ", "·"), kind[1])
 

@@ -26,13 +26,10 @@ _REASON = re.compile(r"error: |paceline\.errors\.\w+: ")
 
 
 class LastWords:
-    """Finds in a process's output why it ended."""
-
     def __init__(self) -> None:
         self._line, self._reason = "", ""
 
     def hear(self, line: str) -> None:
-        """A library's traceback may follow the reason."""
         self._line = line or self._line
         if begin := _REASON.match(line):
             self._reason = line[begin.end() :]
@@ -57,7 +54,6 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 def _parts(line: bytes) -> list[bytes]:
-    """Splits a line into parts of at most MAX_LINE_BYTES, at least one."""
     return [line[start : start + MAX_LINE_BYTES] for start in range(0, max(1, len(line)), MAX_LINE_BYTES)]
 
 
@@ -126,7 +122,6 @@ class Services:
         self.url = url_of(stack.http_listen, bool(stack.http_tls)) if stack.gateway is not None else None
 
     async def __aenter__(self) -> "Services":
-        """Raises ConfigError with the reason if a service does not start."""
         try:
             models = [each for each in self._processes if each.name in ("target", "draft")]
             async with asyncio.TaskGroup() as starting:
@@ -181,7 +176,6 @@ class Services:
             yield HttpProcess("gateway", ["gateway", *flags], called_at(stack.http_listen), stack.http_tls)
 
     async def _start(self, service: Process) -> None:
-        """Waits for health checks. Raises ConfigError if the service exits or is not ready in time."""
         service.last_words = LastWords()
         service.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *service.arguments,
@@ -222,7 +216,6 @@ class Services:
 
 
 def url_of(listen: str, has_tls: bool) -> str:
-    """Returns http(s)://HOST:PORT, or a unix socket's address unchanged."""
     return listen if listen.startswith("unix:") else f"http{'s' if has_tls else ''}://{listen}"
 
 

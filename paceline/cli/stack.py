@@ -25,8 +25,6 @@ _GATEWAY_FLAGS = {"listen": "--http"}
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Flags of each service, without the addresses at which they call one another."""
-
     target: list[str]
     # None: no draft server.
     draft: list[str] | None

@@ -25,7 +25,6 @@ COLOURS = {"target": "cyan", "draft": "magenta", "coordinator": "green", "gatewa
 
 
 def _setting(settings: type[Settings], field: str, more: str = "", panel: str | None = None) -> Any:
-    """Declares an option with the help of a service's setting."""
     declared = settings.model_fields[field]
     default = declared.default
     shown = "" if default is None or "default:" in (declared.description or "") else f"; default: {default}"

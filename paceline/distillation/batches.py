@@ -73,16 +73,12 @@ def shuffled(records: Sequence[Record], batch_tokens: int, seed: int) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Mask tokens per anchor, and the share of the target's tokens that are anchors."""
-
     per_anchor: int
     anchor_share: float
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedBatch:
-    """Conversations followed by their mask tokens, right-padded."""
-
     # Mask token j has the id vocab_size + j.
     tokens: torch.Tensor  # [num_conversations, longest] int64
     positions: torch.Tensor  # [num_conversations, longest] int64
@@ -119,7 +115,6 @@ class _Laid:
 
 
 def anchors_of(record: Record, masks: Masks, random: np.random.Generator) -> NDArray[np.int64]:
-    """Returns random positions before tokens that the target wrote, sorted."""
     # An anchor needs a token for at least one mask token to learn.
     places = record.written[record.written < len(record.tokens) - 1].astype(np.int64) - 1
     return np.sort(random.choice(places, max(1, round(masks.anchor_share * len(places))), replace=False))

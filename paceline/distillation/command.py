@@ -67,7 +67,6 @@ def _markdown(rows: list[tuple[str, ...]]) -> list[str]:
 def run(
     folder: Path, config: DistillConfig, prompts: list[PromptRecord], held_out: list[PromptRecord], threads: int | None
 ) -> None:
-    """Distils and evaluates. Progress goes to stderr, results to stdout."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda'; torch finds no such device here")
     num_threads = threads or len(CORES)

@@ -77,8 +77,6 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A user message, or its beginning if `is_whole` is False."""
-
     tokens: list[int]
     is_whole: bool
 
@@ -89,7 +87,6 @@ class Conversation:
     def __init__(
         self, number: int, frame: ChatFrame, num_cached: int, user: Style, answer: Style, question: Question
     ) -> None:
-        """`num_cached`: tokens of the frame in the cache."""
         self.number = number
         self._frame = frame
         self._answer = answer
@@ -181,7 +178,6 @@ class Corpus:
 
 
 def read_shard(path: Path) -> Iterator[Record]:
-    """Raises ConfigError if the shard can't be read."""
     try:
         arrays = tensors_on_disk.load_file(path)
     except Exception as error:  # safetensors raises several types for files it can't read

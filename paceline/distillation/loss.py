@@ -36,8 +36,6 @@ def frequent_ids(records: Sequence[Record], vocab_size: int, size: int) -> NDArr
 
 
 class HeadIndex:
-    """Maps token ids to indices in the head, or to `absent`."""
-
     def __init__(self, ids: NDArray[np.int64], vocab_size: int) -> None:
         self.absent = len(ids)
         self._indices = torch.full((vocab_size,), self.absent)
@@ -58,8 +56,6 @@ class Divergence(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """p on the target's likeliest tokens, for some rows."""
-
     indices: torch.Tensor  # [num_rows, top]: indices in the head, or head_size
     probs: torch.Tensor  # [num_rows, top] float32
 
@@ -72,8 +68,6 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Agreement of draft and target, summed over rows."""
-
     # Lower bound of sum min(p, q).
     alpha: float
     # Rows with the same likeliest token.
@@ -107,7 +101,6 @@ class FrozenHead:
 
     @torch.no_grad()
     def agreement(self, hidden: torch.Tensor, goal: Goal) -> Agreement:
-        """hidden: [num_rows, hidden_size]."""
         alpha, top_1 = 0.0, 0
         for rows in range(0, hidden.shape[0], CHUNK_ROWS):
             part = slice(rows, rows + CHUNK_ROWS)

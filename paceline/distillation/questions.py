@@ -29,8 +29,6 @@ OWN = Question([], is_whole=False)
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The beginning of a user message, or words around a text."""
-
     before: list[int]
     after: list[int]
     is_about_text: bool
@@ -57,7 +55,6 @@ class Questions:
     def __init__(
         self, prompts: Sequence[list[int]], openings: Sequence[Opening], ends: Sequence[int], seed: int
     ) -> None:
-        """`ends`: EOS tokens, to remove from texts."""
         self._prompts = prompts
         self._plain = [each for each in openings if not each.is_about_text]
         self._about_text = [each for each in openings if each.is_about_text]

@@ -135,8 +135,6 @@ class DistillConfig:
 
 @dataclass(slots=True)
 class Pause:
-    """When a recurring task last ran, and for how long."""
-
     since_s: float = field(default_factory=time.monotonic)
     took_s: float = 1.0
 
@@ -256,7 +254,6 @@ class Distillation:
     def evaluate(
         self, trained: Trained, questions: Sequence[str], categories: Sequence[str]
     ) -> dict[str, list[Agreement]]:
-        """Returns agreement by category and depth on the target's greedy answers."""
         asked = self._tokens_of(questions)
         answers = answer_greedily(self._model(), self._frame(), asked, self.config.at_once, self.config.top)
         return by_category(trained.trainer, answers, categories)

@@ -23,7 +23,6 @@ class Budget:
     seconds: float = math.inf
 
     def share(self, tokens: int, seconds: float) -> float:
-        """Returns the used share, in [0, 1]."""
         return min(1.0, max(tokens / self.tokens, seconds / self.seconds))
 
 
@@ -111,7 +110,6 @@ class Trainer:
 
     @torch.no_grad()
     def agreement(self, records: Sequence[Record]) -> list[Agreement]:
-        """Returns agreement by depth over the tokens that the target wrote."""
         totals = [Agreement(0.0, 0, 0)] * self.objective.num_depths
         for number, part in enumerate(shuffled(records, self._plan.batch_tokens, 0)):
             learning = self.objective.read(self.backbone, part, number)

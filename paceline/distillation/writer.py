@@ -45,7 +45,6 @@ class Writer:
         self._conversations = {index: begun for index in range(at_once) if (begun := self._begin(index)) is not None}
 
     def records(self) -> Iterator[tuple[int, Record]]:
-        """Yields conversations as they end, with their questions' numbers."""
         while self._conversations:
             for index in self._step():
                 done = self._conversations.pop(index)
@@ -79,7 +78,6 @@ class Writer:
 
     @torch.inference_mode()
     def _step(self) -> list[int]:
-        """Writes a token of each conversation. Returns the indices of finished ones."""
         builder, budget = BatchBuilder(), MAX_PROMPT_TOKENS
         fed: list[int] = []
         for index, conversation in self._conversations.items():

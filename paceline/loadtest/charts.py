@@ -59,7 +59,6 @@ class Axes:
 
 
 def ticks(top: float, about: int = 5) -> list[float]:
-    """Returns round numbers from 0 to at least `top`."""
     if not 0 < top < math.inf:
         return [0.0, 1.0]
     rough = top / about
@@ -70,7 +69,6 @@ def ticks(top: float, about: int = 5) -> list[float]:
 
 
 def line_chart(axes: Axes, series: list[Series]) -> str:
-    """Draws lines over a grid, or a note without points."""
     points = [point for each in series for point in each.points]
     if not points:
         return empty_chart(axes.title)
@@ -117,7 +115,6 @@ def empty_chart(title: str) -> str:
 
 
 def legend(names: list[str], kind: str = "c") -> str:
-    """`kind`: c for variants, phase for the parts of a round."""
     items = (
         f'<span class="key"><i class="{kind}{index % NUM_COLOURS}"></i>{escape(name)}</span>'
         for index, name in enumerate(names)
@@ -221,7 +218,6 @@ dd { margin: 0; overflow-wrap: anywhere; }
 
 
 def stylesheet() -> str:
-    """Returns CSS in which a class sets the color of its name."""
     light, dark = ("".join(f"--{name}: {pair[theme]}; " for name, pair in COLOURS.items()) for theme in (0, 1))
     classes = "".join(f".{name} {{ color: var(--{name}); }}\n" for name in COLOURS)
     return (

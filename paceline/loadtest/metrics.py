@@ -95,7 +95,6 @@ class Slo:
 
     @property
     def label(self) -> str:
-        """The limits as `parse_slo` reads them."""
         limits = ((field.name, getattr(self, field.name)) for field in fields(self))
         return ",".join(f"{name}={limit:g}" for name, limit in limits if limit is not None)
 
@@ -123,8 +122,6 @@ def parse_slo(text: str) -> Slo:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A latency's distribution, in milliseconds."""
-
     count: int
     mean: float
     p50: float
@@ -243,7 +240,6 @@ def mean_acceptance_length(finishes: list[Finish]) -> float | None:
 
 
 def round_parts_ms(records: Iterable[Record]) -> dict[str, float]:
-    """Returns milliseconds per target forward by part."""
     sums = dict.fromkeys(PARTS, 0.0)
     forwards = 0
     for record in records:

@@ -1,5 +1,3 @@
-"""A load test's report as JSON and terminal tables."""
-
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,8 +15,6 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Runs and metrics under one load, by variant."""
-
     load: Load
     runs: dict[str, Run]
     metrics: dict[str, Metrics]
@@ -93,7 +89,6 @@ class Group:
 
 
 def groups_of(point: Point, slo: Slo | None) -> list[Group]:
-    """Formats a point for the terminal and the HTML page."""
     all_ = list(point.metrics.values())
     groups = [
         _throughput(next(iter(point.metrics)), all_, slo),
@@ -119,7 +114,6 @@ def groups_of(point: Point, slo: Slo | None) -> list[Group]:
 
 
 def number(value: float | None) -> str:
-    """Formats with three significant digits."""
     if value is None:
         return NOTHING
     if abs(value) >= 100:
@@ -132,7 +126,6 @@ def percent(share: float | None) -> str:
 
 
 def of_spread(spread: Spread | None, name: str) -> str:
-    """Formats mean or percentile; nothing for a 99th percentile of too few values."""
     if spread is None or (name == "p99" and spread.count < VALUES_FOR_P99):
         return NOTHING
     return number(getattr(spread, name))
@@ -257,7 +250,6 @@ def sweep_table(report: Report, with_bars: bool) -> Table:
 
 
 def first_failures(report: Report) -> list[str]:
-    """Returns the first message of each status code."""
     said: dict[str, str] = {}
     for record in report.records:
         if record.failure is not None:

@@ -26,8 +26,6 @@ PAUSE_AFTER_FAILURE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The requests that variants and loads share."""
-
     # Maps a request's index and a variant's name to the prompt.
     prompt_of: Callable[[int, str], Prompt]
     sampling: SamplingParams
@@ -41,8 +39,6 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much of a load each variant gets."""
-
     # Measured requests.
     requests: int
     # No request starts later; with several variants, no block.

@@ -123,8 +123,6 @@ def blocks(num_variants: int, requests: range, requests_per_slice: int) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of a synthetic request."""
-
     prompt: int
     output: int
 

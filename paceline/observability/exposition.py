@@ -25,7 +25,6 @@ LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 12
 
 
 def new_registry(service: str) -> CollectorRegistry:
-    """Returns a registry with version, memory, files and CPU time."""
     # Creation times would double the number of series.
     disable_created_metrics()
     registry = CollectorRegistry()

@@ -17,7 +17,6 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def with_fields(**fields: Any) -> dict[str, Any]:
-    """Returns `extra` for a log call: fields after the message."""
     return {"fields": fields}
 
 

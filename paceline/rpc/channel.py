@@ -78,7 +78,6 @@ NO_TLS = Tls()
 
 
 def open_channel(address: str, tls: Tls = NO_TLS) -> grpc.aio.Channel:
-    """Opens a channel with the current files of `tls`. Raises ConfigError."""
     if not tls:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
     return grpc.aio.secure_channel(address, tls.channel_credentials(), options=tls_options(address))

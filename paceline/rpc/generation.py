@@ -123,7 +123,6 @@ def _fill_prompt(
     raw: bool,
     parse_special_tokens: bool,
 ) -> None:
-    """Fills `text`, `chat` or `token_ids`. A list's first element decides which."""
     if isinstance(prompt, str) and raw:
         request.text = _encodable("prompt", prompt)
     elif isinstance(prompt, str):
@@ -147,7 +146,6 @@ def _fill_prompt(
 
 
 def _check_size(name: str, request: Message) -> None:
-    """Raises InvalidArgument if the request, filled up to the field `name`, exceeds the message limit."""
     size = request.ByteSize()
     if size > MAX_MESSAGE_BYTES:
         raise InvalidArgument(
@@ -156,7 +154,6 @@ def _check_size(name: str, request: Message) -> None:
 
 
 def _encodable(name: str, text: Any) -> str:
-    """Raises InvalidArgument unless `text` is a string that UTF-8 can encode."""
     require(isinstance(text, str), name, text, "a text in UTF-8")
     try:
         text.encode()
@@ -166,7 +163,6 @@ def _encodable(name: str, text: Any) -> str:
 
 
 def _is_list(value: object) -> bool:
-    """Whether it is a list, tuple or one-dimensional array, not bytes."""
     if isinstance(value, np.ndarray):
         return value.ndim == 1
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)

@@ -18,7 +18,6 @@ from paceline.rpc.tls import Tls, find_tls
 
 
 def is_serving(address: str, timeout_s: float = 5.0, service: str = "", tls: Tls = NO_TLS) -> bool:
-    """Whether grpc.health.v1 at `address` answers SERVING within `timeout_s`."""
     try:
         with _open(address, tls) as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(
@@ -53,7 +52,6 @@ def _open(address: str, tls: Tls) -> grpc.Channel:
 
 
 def _connect(listen: str, timeout_s: float, tls: Tls) -> http.client.HTTPConnection:
-    """Raises ConfigError for bad files, OSError if no gateway speaks TLS there."""
     context = tls.client_context() if tls else None
     if not listen.startswith("unix:"):
         if context is not None:

@@ -50,7 +50,6 @@ def sampling_to_message(params: SamplingParams) -> sampling_pb2.SamplingParams:
 
 
 def speculation_from_message(message: sampling_pb2.SpeculationParams) -> dict[str, Any]:
-    """Returns the fields of SpeculationParams that are set."""
     plain = ("enabled", "lenience", "draft_temperature")
     fields: dict[str, Any] = {name: getattr(message, name) for name in plain if message.HasField(name)}
     for name, known in (("rule", _RULES), ("draft_mode", _DRAFT_MODES)):
@@ -139,7 +138,6 @@ def open_to_message(
 
 
 def floats_to_bytes(values: NDArray[np.floating[Any]], dtype: str = "<f4") -> bytes:
-    """Packs little-endian floats."""
     return values.astype(dtype, copy=False).tobytes()
 
 

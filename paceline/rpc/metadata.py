@@ -53,7 +53,6 @@ def key_of(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
 
 
 def _refusal(text: str) -> grpc.RpcMethodHandler:
-    """Ends calls of any kind without reading a message."""
     error = Unauthenticated(text)
 
     async def refuse(messages: Any, context: grpc.aio.ServicerContext) -> None:
@@ -93,7 +92,6 @@ _TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def trace_metadata(traceparent: str) -> tuple[str, str]:
-    """Raises InvalidArgument for a bad traceparent."""
     is_one = _TRACEPARENT.fullmatch(traceparent) is not None
     require(is_one, TRACEPARENT, traceparent, "VERSION-TRACE-PARENT-FLAGS, as in W3C Trace Context")
     return TRACEPARENT, traceparent

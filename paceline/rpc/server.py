@@ -60,7 +60,6 @@ class Server:
         self._instance = instance_of(os.environ)
 
     def add_service(self, descriptor: ServiceDescriptor, servicer: Any) -> None:
-        """Adds `servicer`, whose methods may raise PacelineError."""
         handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in descriptor.methods}
         generic = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
         self._server.add_generic_rpc_handlers((generic,))
@@ -113,7 +112,6 @@ def require_free_address(listen: str, flag: str = "--listen") -> None:
 
 
 def _is_bound(host: str, port: int) -> bool:
-    """Raises ConfigError for a host that is not this machine's."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0
@@ -198,7 +196,6 @@ def _handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> grpc.Rp
 
 
 def _checked(request: Any) -> Any:
-    """Returns the request, or a stream that raises at the first undecodable message."""
     if request is None:
         raise InvalidArgument("message", "is not valid protobuf of the expected type")
     if not hasattr(request, "__aiter__"):
@@ -269,7 +266,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def supervised_environment(instance: str) -> dict[str, str]:
-    """Returns the environment of a service that this process supervises."""
     return {**os.environ, SUPERVISOR_VARIABLE: f"{os.getpid()} {instance}"}
 
 

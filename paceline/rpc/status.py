@@ -37,7 +37,6 @@ MAX_TEXT_BYTES = 1000
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
-    """Returns INTERNAL for foreign exceptions."""
     return _kind_of(error)[0]
 
 
@@ -69,7 +68,6 @@ async def abort_with(context: grpc.aio.ServicerContext, error: Exception) -> Non
 
 
 def error_of(status: status_pb2.Status) -> errors.PacelineError:
-    """Returns the exception of any server's status."""
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     for detail in status.details:
         for each in (info, bad, retry):
@@ -87,7 +85,6 @@ def error_of(status: status_pb2.Status) -> errors.PacelineError:
 
 
 def error_of_call(error: grpc.aio.AioRpcError, address: str) -> errors.PacelineError:
-    """Returns the exception of a failed call to the coordinator at `address`."""
     status = rpc_status.from_call(error)
     if status is not None:
         return error_of(status)

@@ -26,8 +26,6 @@ Signature = tuple[tuple[int, int, int], ...]
 
 
 class Names(NamedTuple):
-    """The files' names in errors: flags, variables or arguments."""
-
     cert: str = "cert"
     key: str = "key"
     ca: str = "ca"
@@ -77,7 +75,6 @@ class Tls:
         return grpc.dynamic_ssl_server_credentials(configuration.value, configuration.newer, self.ca is not None)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Credentials with the files' current content."""
         self.client_context()
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
 
