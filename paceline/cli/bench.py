@@ -72,7 +72,10 @@ def bench(
     warmup: Annotated[int, typer.Option(help="unmeasured requests before each load and variant")] = 2,
     prompts: Annotated[Path | None, typer.Option(help=f"a file of prompts: {options.PROMPT_FORMS}")] = None,
     synthetic: Annotated[
-        str | None, typer.Option(help=f"IN:OUT tokens, IN of them random; default without --prompts: {DEFAULT_LENGTHS}")
+        str | None,
+        typer.Option(
+            help=f"IN:OUT: random prompts of IN tokens, outputs of OUT tokens; default without --prompts: {DEFAULT_LENGTHS}"
+        ),
     ] = None,
     max_tokens: Annotated[
         int | None,

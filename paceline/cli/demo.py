@@ -21,7 +21,7 @@ DRAFTERS = ", ".join(each.value for each in Drafter if each is not Drafter.CUSTO
 
 
 def demo(
-    prompt: Annotated[str, typer.Argument(help="prompt")] = PROMPT,
+    prompt: Annotated[str, typer.Argument(help="prompt to answer")] = PROMPT,
     max_tokens: options.MaxTokens = 96,
     num_speculative_tokens: Annotated[
         str, typer.Option(help="draft tokens per round: 1 to 16, adaptive or entropy")

@@ -33,7 +33,7 @@ def plan(
     alpha: Annotated[float | None, typer.Option(help="chance that a draft token is accepted, in [0, 1]")] = None,
     draft_cost: Annotated[float | None, typer.Option(help="time of a draft step, in target forwards")] = None,
     wire: Annotated[
-        float | None, typer.Option(help="time for a round's messages, in target forwards; default: 0, or as measured")
+        float | None, typer.Option(help="time of a round's messages, in target forwards; default: 0, or as measured")
     ] = None,
     verify_cost: Annotated[
         float | None,
@@ -42,7 +42,8 @@ def plan(
         ),
     ] = None,
     operations_cost: Annotated[
-        float | None, typer.Option(help="arithmetic of a draft step, in target tokens; default: --draft-cost")
+        float | None,
+        typer.Option(help="arithmetic of a draft step, relative to the target's for one token; default: --draft-cost"),
     ] = None,
     max_draft_tokens: Annotated[int, typer.Option(help=f"largest k, in [1, {MAX_DRAFT_TOKENS}]")] = MAX_DRAFT_TOKENS,
     png: Annotated[Path | None, typer.Option(help="write the plot to this .png file")] = None,
@@ -54,7 +55,7 @@ def plan(
         ),
     ] = None,
     measured: Annotated[
-        bool, typer.Option("--measure", help="measure alpha and costs that are not given on running services")
+        bool, typer.Option("--measure", help="measure alpha and the costs that are not given, on running services")
     ] = False,
     address: options.Address = options.DEFAULT_ADDRESS,
     api_key_file: options.ApiKeyFile = None,
@@ -65,8 +66,8 @@ def plan(
         Path | None, typer.Option(help=f"with --measure, a file of prompts: {options.PROMPT_FORMS}")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help=f"with --measure: tokens per prompt, at least {MIN_TOKENS}")] = 64,
-    temperature: Annotated[float, typer.Option(help="with --measure: 0 is greedy")] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    temperature: Annotated[float, typer.Option(help="with --measure: sampling temperature; 0 is greedy")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Says whether to speculate, how many tokens to draft, and what speed to expect."""
     check_costs(alpha, draft_cost, wire, verify_cost, operations_cost)
