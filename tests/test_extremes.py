@@ -1,4 +1,4 @@
-"""Parameters at the ends of their ranges, through the real services: their generations end, and nobody beside them notices."""
+"""Parameters at the ends of their ranges, through real services: their generations end, and others are not affected."""
 
 import asyncio
 
