@@ -1,1 +1,1 @@
-"""Measurements. Run by hand; each compares its variants in turns within one run."""
+"""Measurements, run by hand. Each compares its variants in turns within one run."""

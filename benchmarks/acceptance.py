@@ -3,8 +3,8 @@
 python -m benchmarks.acceptance [--prompts FILE.jsonl] [--count 60] [--tokens 80] [--k 4] [--temperature 0]
                                 [--draft MODEL] [--json]
 
-Through the three services, eight prompts at once. A position counts where all before it were accepted: first of a
-draft, the next after a first that was accepted, and so on; `all` is accepted of all proposed.
+Runs eight prompts at once through the three services. A position counts if all earlier ones were accepted; `all` is
+accepted / proposed.
 """
 
 import argparse
@@ -25,7 +25,6 @@ AT_ONCE = 8
 
 
 async def complete_all(prompts: list[PromptRecord], sampling: SamplingParams, k: int, draft: str) -> list[Completion]:
-    """One completion a prompt."""
     async with embedded_pair(draft=draft) as (_, client):
         places = asyncio.Semaphore(AT_ONCE)
 
@@ -39,7 +38,9 @@ async def complete_all(prompts: list[PromptRecord], sampling: SamplingParams, k:
 
 
 def tabulate(prompts: list[PromptRecord], completions: list[Completion], k: int) -> dict[str, list[float]]:
-    """Category -> accepted of all proposed, tokens a round, then accepted at each position, given those before."""
+    """Returns by category: accepted / proposed, tokens per round, and acceptance at each position, given the earlier
+    ones.
+    """
     groups: dict[str, list[Completion]] = defaultdict(list)
     for prompt, completion in zip(prompts, completions, strict=True):
         groups[prompt.category].append(completion)
@@ -48,7 +49,7 @@ def tabulate(prompts: list[PromptRecord], completions: list[Completion], k: int)
     for category, done in groups.items():
         finishes = [each.finish.speculation for each in done if each.finish is not None]
         accepted = [sum(each.accepted_per_position[at] for each in finishes) for at in range(k)]
-        # What was proposed behind a rejected draft was never decided.
+        # Drafts after a rejected one are undecided.
         reached = [sum(each.proposed_per_position[0] for each in finishes), *accepted[:-1]]
         rounds = sum(each.rounds for each in finishes)
         rates = [a / n if n else 0.0 for a, n in zip(accepted, reached, strict=True)]

@@ -2,10 +2,9 @@
 
 python -m benchmarks.adaptive [--tokens 96] [--drafters model,ngram] [--longest 8] [--repeats 5]
 
-Greedy, so that every variant gives the same tokens and only the time differs. The variants
-take turns on each prompt, in another order each time: what the machine does meanwhile hits
-all of them alike. A prompt's time is the median of its repeats. With few prompts the best fixed k is
-the one whose rounds happen to end where the answers do: hence eight of each kind.
+Greedy, so that every variant gives the same tokens and only the time differs. Variants take turns on each prompt, in a
+new order each time, so that disturbances affect all alike. A prompt's time is the median of its repeats. There are
+eight prompts of each kind: with fewer, the best fixed k is the one whose rounds happen to end with the answers.
 """
 
 import argparse

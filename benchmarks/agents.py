@@ -1,14 +1,13 @@
-"""Agents that edit and quote one another's text: suffix look-ups across requests against n-grams, in turns.
+"""Agents that edit and quote one another's text: suffix lookups across requests against n-grams, in turns.
 
 python -m benchmarks.agents [--drafters ngram,suffix,hybrid] [--tokens 150] [--turns 8]
 
-Five conversations go on side by side, one request of each after the other. In each turn an agent gets a document, as it
-stands after what was changed so far, and gives it back with a change of its own: so each of five documents is written
-again and again, by one agent after the other. The prompt has what the agent itself has seen and written before. Its
-answer begins with the document's first lines, so that a small model goes on with them.
+Five conversations alternate. In each turn an agent gets the current version of one of five documents and returns it
+with a change, so one agent after the other rewrites each document. The prompt includes what the agent has seen and
+written before. Its answer begins with the document's first lines, so that a small model continues them.
 
-Drafters take turns, and each has a salt of its own: it copies from its own agents' answers, not from another drafter's
-answer to the same request. Times are those behind the first token. The output is compared each time.
+Drafters take turns, each with its own salt, so that it copies only from its own agents' answers. Times start at the
+first token. The output is compared each time.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from paceline.speculation import Drafter, SpeculationParams
 
 DOCUMENTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "documents").glob("*.txt"))}
 SHOWN_LINES = 5
-# What agents change, in this order: where a text has no such word, it stays as it is.
+# The agents' changes, in this order. A text without the word does not change.
 CHANGES = (
     ("customer", "client"),
     ("carrier", "delivery company"),
@@ -41,7 +40,7 @@ CHANGES = (
 
 @dataclass(slots=True)
 class Agents:
-    """The agents whose answers one drafter drafts, and what they took so far."""
+    """Agents whose answers one drafter drafts, and their times."""
 
     speculation: SpeculationParams
     # What is cached and answered for them is under this.
@@ -75,7 +74,7 @@ class Agents:
 
 
 def conversation_turn(agent: int, turn: int) -> tuple[str, str]:
-    """What is said to an agent, and how its answer begins."""
+    """Returns the message to an agent, and the beginning of its answer."""
     names = list(DOCUMENTS)
     name = names[(agent + turn) % len(names)]
     text = DOCUMENTS[name]

@@ -1,12 +1,11 @@
-"""alpha: the mean of sum min(p, q) from the models' distributions, beside the observed chance of acceptance.
+"""alpha: the mean of sum min(p, q) from the models' distributions, and the observed acceptance rate.
 
 python -m benchmarks.alpha [--prompts FILE.jsonl] [--count 24] [--tokens 96] [--draft-temperatures 0.7 1.0 1.3]
 
-Texts are generated through the three services. Each draft that was decided was decided in a
-context that is a prefix of the text, so both models read the text again, here, and give p and q
-in just these contexts. Observed minus expected is then a sum of independent coins less their
-chances: its standard error is known. With --draft-temperatures the draft model draws at each of them, sampled and
-coupled, in place of the request's.
+Texts are generated through the three services. Each decided draft's context is a prefix of the text, so both models
+read the text again here and give p and q in exactly these contexts. Observed minus expected is then a sum of
+independent coins minus their probabilities, with a known standard error. With --draft-temperatures the draft model
+draws at each of them, sampled and coupled, instead of at the request's.
 """
 
 import argparse
@@ -48,8 +47,6 @@ SUPPORT_SIZE, SUPPORT_MASS = 256, 0.995
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over decided drafts."""
-
     decided: int = 0
     accepted: int = 0
     full: float = 0.0  # of sum min(p, q)
@@ -59,8 +56,6 @@ class Tally:
 
 
 class Judge:
-    """Both models, as the servers run them."""
-
     def __init__(self) -> None:
         torch.set_num_threads(2)
         self._target = Feeder(load_llama(MODEL, torch.bfloat16, max_model_len=2048))
@@ -77,7 +72,7 @@ class Judge:
         speculation: SpeculationParams,
         into: Tally,
     ) -> None:
-        """Adds each decided draft of a completion: those accepted, and those replaced by a recovered token."""
+        """Adds each decided draft of a completion: accepted, or replaced by a recovered token."""
         tokens = prompt + completion.token_ids
         p_logits, known = (feeder.feed_split(tokens, [len(tokens)]) for feeder in (self._target, self._draft))
         q_logits = self._draft_head.to_full_vocab(known)
@@ -104,7 +99,6 @@ class Judge:
 async def generate_all(
     prompts: list[list[int]], sampling: dict[float, list[SamplingParams]], kinds: dict[str, SpeculationParams]
 ) -> dict[tuple[float, str], list[Completion]]:
-    """Completions by temperature and kind."""
     async with embedded_pair() as (_, client):
         places = asyncio.Semaphore(8)
 
@@ -122,7 +116,7 @@ async def generate_all(
 
 
 def kinds_at(draft_temperatures: list[float]) -> dict[str, SpeculationParams]:
-    """The ways to draft in which a draft model draws, at each of these temperatures; all ways where there are none."""
+    """Returns the kinds in which a draft model draws, at each of these temperatures; all kinds without any."""
     if not draft_temperatures:
         return KINDS
     return {
@@ -134,7 +128,7 @@ def kinds_at(draft_temperatures: list[float]) -> dict[str, SpeculationParams]:
 
 
 def read_chats(path: Path, count: int) -> list[list[int]]:
-    """First turns through the chat template."""
+    """Returns first turns through the chat template."""
     from transformers import AutoTokenizer
 
     from paceline.engine.models.weights import find_folder
@@ -178,7 +172,7 @@ def main() -> None:
 
 
 def describe(kind: SpeculationParams, tally: Tally) -> str:
-    """Observed and expected chance of acceptance, and alpha with the whole q and with q on its support."""
+    """Reports observed and expected acceptance, and alpha with all of q and with q on its support."""
     n = tally.decided
     alphas = f"{tally.full / n:13.4f}  {tally.truncated / n:14.4f}"
     observed = f"{n:7d}  {tally.accepted / n:8.4f}"

@@ -1,10 +1,10 @@
-"""Beam search beside transformers, token by token, and plain beams against drafted ones in tokens/s.
+"""Beam search against transformers' token by token, and plain beams against drafted ones in tokens/s.
 
 python -m benchmarks.beams [--count 40] [--widths 2,4,8] [--tokens 48] [--prompts FILE]
 python -m benchmarks.beams --speed [--count 8] [--widths 4] [--tokens 48] [--lengths 1,2,4] [--draft MODEL]
 
-The first compares at float32 with `generate(num_beams=N, do_sample=False)` on the same weights; drafts come from the same
-model. The second times the default pair, one request at a time, plain and drafted in turns.
+The first compares with `generate(num_beams=N, do_sample=False)` on the same weights in float32; the same model drafts.
+The second times the default pair, one request at a time, plain and drafted in turns.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def drafted(length: str) -> SpeculationParams:
 
 @torch.inference_mode()
 def expected(model: object, prompt: list[int], sampling: SamplingParams) -> list[int]:
-    """transformers' best hypothesis."""
+    """Returns transformers' best hypothesis."""
     out = model.generate(  # type: ignore[attr-defined]
         torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), num_beams=sampling.beams,
         do_sample=False, max_new_tokens=sampling.max_tokens,

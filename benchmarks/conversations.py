@@ -1,9 +1,9 @@
-"""What prefix caching is worth: time to the first token of a conversation's second turn, and acceptance.
+"""The gain of prefix caching: time to first token of a conversation's second turn, and acceptance.
 
 python -m benchmarks.conversations [--count 4] [--prompt-tokens 2000] [--tokens 48]
 
-Each conversation begins with a text of its own. Two deployments, one without prefix caching, take turns;
-plain conversations use the target's cache, speculative ones both.
+Each conversation begins with its own text. Two deployments take turns, one without prefix caching; plain conversations
+use the target's cache, speculative ones both caches.
 """
 
 import argparse
@@ -20,14 +20,12 @@ from paceline.client import AsyncClient, Completion, Prompt
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 
-# Of the project's prompts: characters a token.
+# Characters per token of the project's prompts.
 CHARACTERS_PER_TOKEN = 3.6
 
 
 @dataclass(slots=True)
 class Turns:
-    """First and second turns of all conversations of a kind."""
-
     first_ms: list[float] = field(default_factory=list)
     second_ms: list[float] = field(default_factory=list)
     cached_tokens: list[int] = field(default_factory=list)
@@ -42,7 +40,7 @@ class Turns:
 async def timed_turn(
     client: AsyncClient, messages: Prompt, tokens: int, speculation: SpeculationParams
 ) -> tuple[Completion, float]:
-    """The answer, and milliseconds to its first token."""
+    """Returns the answer, and milliseconds to its first token."""
     completion, first_ms = Completion(), 0.0
     started_s = time.perf_counter()
     async for piece in client.stream(messages, SamplingParams(max_tokens=tokens, ignore_eos=True), speculation):

@@ -1,10 +1,9 @@
-"""What the coordinator itself costs: CPU time and messages per sequence-round.
+"""The coordinator's own cost: CPU time and messages per sequence and round.
 
 python -m benchmarks.coordinator [--at-once 1,16,64] [--tokens 400]
 
-The draft and target servers are fakes that answer at once (real ones would hide the coordinator's cost
-behind a forward): every draft is accepted, a round is a proposal of 4 and a verdict of 5 tokens. The coordinator,
-its processes and its streams are the real ones.
+The model servers are fakes that answer at once, since forwards would hide the coordinator's cost: every draft is
+accepted, a round is a proposal of 4 and a verdict of 5 tokens. The coordinator, its processes and its streams are real.
 """
 
 import argparse
@@ -76,7 +75,7 @@ class InstantServer:
 
 
 def serve_fakes(folder: str, files: dict[str, bytes], messages: Any) -> None:
-    """Both fakes, until SIGTERM. In a process of its own, which the coordinator's figures leave out."""
+    """Serves both fakes until SIGTERM, in a process that the coordinator's figures exclude."""
 
     async def serve() -> None:
         servers = []
@@ -94,7 +93,7 @@ def serve_fakes(folder: str, files: dict[str, bytes], messages: Any) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Returns user and system time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -2,8 +2,8 @@
 
 python -m benchmarks.coordinators [--clients 8,8 2,14] [--seconds 10]
 
-For each group of numbers: so many clients at each coordinator, all decoding; prints tokens per second and
-client by coordinator, and the smallest share over the largest.
+Each group of numbers is a run with that many decoding clients per coordinator. Prints tokens per second and client by
+coordinator, and the smallest share over the largest.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tests.services import running, start_service
 
 
 async def count_tokens(client: AsyncClient, number: int, speculation: SpeculationParams, until_s: float) -> int:
-    """Tokens that one client gets, asking again whenever it is answered."""
+    """Returns the tokens that one client gets; it sends one request after the other."""
     params = SamplingParams(max_tokens=1000, ignore_eos=True)
     num_tokens = 0
     async with contextlib.aclosing(client.stream(f"Tell me story number {number}.", params, speculation)) as pieces:
@@ -36,7 +36,7 @@ async def count_tokens(client: AsyncClient, number: int, speculation: Speculatio
 async def shares(
     clients: list[AsyncClient], counts: list[int], speculation: SpeculationParams, seconds: float
 ) -> list[float]:
-    """Tokens per second and client, by coordinator."""
+    """Returns tokens per second and client, by coordinator."""
     until_s = time.perf_counter() + seconds
     groups = [
         asyncio.gather(*(count_tokens(client, number, speculation, until_s) for number in range(count)))

@@ -1,4 +1,4 @@
-"""The embedded pair as three processes, for as long as a benchmark needs it."""
+"""The embedded pair as three processes."""
 
 import contextlib
 import tempfile
@@ -23,11 +23,10 @@ async def embedded_pair(
     target: Mapping[str, Any] | None = None,
     **servers: Any,
 ) -> AsyncIterator[tuple[Services, AsyncClient]]:
-    """The default target, and `draft`, which may be "none".
+    """Runs the default target, and `draft`, which may be "none".
 
-    `front`: settings of the coordinator; `target`: of the target server alone; `servers`: of both model servers.
-
-    `remembers`: drafts may come from recent answers. Where a prompt comes again, that is not what is to be measured.
+    `front`: settings of the coordinator; `target`: of the target server; `servers`: of both model servers; `remembers`:
+    draft from recent answers, which would distort benchmarks that repeat prompts.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         coordinator: dict[str, Any] = {**(front or {}), "listen": f"unix:{folder}/coordinator.sock"}

@@ -1,9 +1,9 @@
-"""k drafts of the default draft, step by step and in one forward with masks, in parts of the target's row, in turns.
+"""k drafts of the default draft, step by step and in one forward with masks, in target forwards of one token, in turns.
 
 python -m benchmarks.draft_step [--context 256] [--draft NAME]
 
-Any token may stand where a mask would: its row takes the same time. So the default draft, which has learned no masks, is
-timed in both ways.
+The time does not depend on which tokens are fed, so the default draft, which has learned no masks, is timed in both
+ways.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MASK = 8
 
 
 def draft_step(draft: str, context: int, num_drafts: int, in_one_forward: bool) -> Callable[[], None]:
-    """A greedy Propose of `num_drafts` tokens at `context`, as the draft server's worker runs it."""
+    """Returns a greedy Propose of `num_drafts` tokens at `context`, as the draft server's worker runs it."""
     engine = build_engine(EngineConfig(model=draft, quantization="int8"), DRAFT_ROLE, asyncio.new_event_loop())
     runner = engine.worker._runner
     sequence = Sequence(SequenceOptions(SamplingParams(seed=0), context, ()), engine.pool)

@@ -1,10 +1,10 @@
-"""Coordinator and model servers 20 ms apart, on a line that loses packets: the same tokens, and how fast.
+"""Coordinator and model servers 20 ms apart, with packet loss: the same tokens, and how fast.
 
 python -m benchmarks.far_away [--delay-ms 20] [--loss 0.01] [--count 10] [--tokens 48]
 
-Both model servers run on one host, the coordinator on another (`slow_network`). Every prompt is answered over a line
-without delay and loss first, then over the slow one, plainly and by default, greedy and with a seed at temperature 0.8.
-Exits with 1 if a token differs.
+Both model servers run on one host, the coordinator on another (`slow_network`). Every prompt is answered first without
+delay and loss, then with them: plain and by default, greedy and seeded at temperature 0.8. Exits with 1 if a token
+differs.
 """
 
 import argparse
@@ -32,7 +32,7 @@ START_S = 300.0
 
 @contextlib.asynccontextmanager
 async def services(network: SlowNetwork, folder: Path) -> AsyncIterator[AsyncClient]:
-    """All three, each on its host; a client of the coordinator, through a socket in the file system."""
+    """Runs all three on their hosts; yields a client of the coordinator over a unix socket."""
     far = network.addresses["far"]
     draft, target, front = f"{far}:50051", f"{far}:50052", f"unix:{folder}/coordinator.sock"
     commands = [
@@ -72,7 +72,7 @@ async def _wait_for(client: AsyncClient) -> None:
 async def answers(
     client: AsyncClient, texts: list[str], speculation: SpeculationParams, tokens: int
 ) -> tuple[list[list[int]], float]:
-    """Of all prompts, one after the other, greedy and with a seed; and tokens per second."""
+    """Answers all prompts in order, greedy and seeded. Also returns tokens per second."""
     found = []
     started_s = time.perf_counter()
     for number, text in enumerate(texts):

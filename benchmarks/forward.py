@@ -1,4 +1,4 @@
-"""One target forward against transformers', by rows, in turns within one run.
+"""One target forward against transformers', by number of tokens, in turns within one run.
 
 python -m benchmarks.forward [--context 256]
 """
@@ -29,7 +29,7 @@ ROUNDS = 40
 
 
 def our_step(quantization: str, context: int, rows: int) -> Callable[[], None]:
-    """A greedy Verify of `rows` rows at `context`, as the target server's worker runs it."""
+    """Returns a greedy Verify of `rows` tokens at `context`, as the target server's worker runs it."""
     loop = asyncio.new_event_loop()
     engine = build_engine(EngineConfig(quantization=quantization), TARGET_ROLE, loop)
     runner = engine.worker._runner
@@ -47,7 +47,7 @@ def our_step(quantization: str, context: int, rows: int) -> Callable[[], None]:
 
 
 def their_step(model: Any, context: int, rows: int) -> Callable[[], None]:
-    """The same rows through transformers, with its cache and an argmax."""
+    """Returns the same through transformers, with its cache and an argmax."""
     with torch.inference_mode():
         cache = model(torch.arange(100, 100 + context)[None], use_cache=True).past_key_values
     tokens = torch.tensor([[7] + [8] * (rows - 1)])

@@ -1,9 +1,9 @@
-"""What the gateway costs: HTTP against gRPC in turns, CPU a chunk, memory of open streams, and clients that vanish.
+"""The gateway's cost: HTTP against gRPC in turns, CPU per chunk, memory of open streams, and clients that vanish.
 
 python -m benchmarks.gateway [--at-once 1,8,64] [--rounds 6] [--tokens 64] [--streams 500] [--vanishing 1000]
 
-The HTTP client is a bare socket that reads events and keeps its connections, as gRPC does: what a client library adds
-is its own.
+The HTTP client is a bare socket that reads events and keeps its connections, like gRPC, so that no client library's
+cost is included.
 """
 
 import argparse
@@ -31,8 +31,6 @@ from paceline.v1 import draft_pb2_grpc, model_pb2, target_pb2_grpc
 
 @dataclass(slots=True)
 class Timed:
-    """One generation as its client saw it."""
-
     ttft_s: float
     total_s: float
     chunks: int
@@ -47,14 +45,13 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True, slots=True)
 class HttpAsker:
-    """Asks by HTTP, over connections that are kept."""
+    """Sends requests over HTTP, on kept connections."""
 
     port: int
     num_tokens: int
     idle: list[Connection] = field(default_factory=list)
 
     async def open(self, prompt: str) -> Connection:
-        """Sends a request."""
         reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
         body = orjson.dumps(
             {
@@ -88,7 +85,7 @@ class HttpAsker:
 
 @dataclass(frozen=True, slots=True)
 class GrpcAsker:
-    """Asks by gRPC, over one connection."""
+    """Sends requests over one gRPC connection."""
 
     client: AsyncClient
     num_tokens: int
@@ -104,7 +101,7 @@ class GrpcAsker:
 
 
 async def compare(askers: dict[str, Ask], prompts: list[str], at_once: int, rounds: int) -> None:
-    """Both ways in turns: each group of prompts goes through both, in another order each time."""
+    """Sends each group of prompts both ways, in alternating order."""
     found: dict[str, list[Timed]] = {name: [] for name in askers}
     walls_s: dict[str, list[float]] = {name: [] for name in askers}
     for number in range(-1, rounds):
@@ -147,7 +144,7 @@ async def hold_streams(ask: HttpAsker, prompts: list[str], count: int, process: 
 
 
 async def vanish(ask: HttpAsker, prompts: list[str], count: int, client: AsyncClient, services: Services) -> None:
-    """Each reads its first event and is gone."""
+    """Disconnects each client after its first event."""
 
     async def one(number: int) -> None:
         async with gate:
@@ -177,7 +174,7 @@ async def vanish(ask: HttpAsker, prompts: list[str], count: int, client: AsyncCl
 
 
 async def used_blocks(services: Services) -> int:
-    """Of both servers' caches, those that sequences hold; a server frees them in its next step."""
+    """Returns the blocks that sequences hold in both caches; a server frees them in its next step."""
     await asyncio.sleep(1.0)
     used = 0
     for name, stub in (("target", target_pb2_grpc.TargetStub), ("draft", draft_pb2_grpc.DraftStub)):

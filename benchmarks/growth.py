@@ -1,10 +1,10 @@
-"""How time per token grows with the context and with the number of clients.
+"""Time per token by context and by number of clients.
 
 python -m benchmarks.growth [--contexts 128,512,1024,2048,4096,8000] [--at-once 1,2,4,8,16,32,64] [--tokens 32]
                             [--png FILE]
 
-Prompts are random tokens. Time per token: from a generation's first token to its last, over the tokens
-after the first; of several clients, their mean.
+Prompts are random tokens. Time per token: from a generation's first token to its last, divided by the tokens after the
+first; the mean over clients.
 """
 
 import argparse
@@ -28,7 +28,6 @@ Curve = dict[int, float]
 
 
 async def token_ms(client: AsyncClient, prompt: list[int], tokens: int, speculation: SpeculationParams) -> float:
-    """Milliseconds a token after the first response."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     first_s, first_tokens, num_tokens = 0.0, 0, 0
     async for piece in client.stream(prompt, params, speculation):

@@ -1,10 +1,10 @@
-"""What a long prompt does to others: inter-token latency beside it, and health checks all the while.
+"""The effect of a long prompt on other requests: inter-token latency and health checks.
 
 python -m benchmarks.long_prompt [--clients 4] [--prompt-tokens 6000] [--quiet-s 8]
 
-Clients decode without end; then a prompt of random tokens arrives. A gap is the time between two
-responses to one client, whatever they bring. A chunk's time is that of the same prompt alone, divided by
-its number of chunks. Health of all three services is asked for every 20 ms.
+Clients decode endlessly; then a prompt of random tokens arrives. A gap is the time between two responses to one client.
+A chunk's time is that of the same prompt alone, divided by its number of chunks. All three services' health is checked
+every 20 ms.
 """
 
 import argparse
@@ -32,7 +32,7 @@ HEALTH_EVERY_S = 0.02
 
 
 class Clients:
-    """Decode without end, and note when responses come."""
+    """Clients that decode endlessly and record when responses arrive."""
 
     def __init__(self, client: AsyncClient, speculation: SpeculationParams) -> None:
         self._client = client
@@ -65,7 +65,6 @@ async def ask_health(address: str, answers_ms: list[float]) -> None:
 
 @contextlib.asynccontextmanager
 async def background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs them until the block ends."""
     tasks = [asyncio.ensure_future(each) for each in coroutines]
     try:
         yield
@@ -80,7 +79,6 @@ def shown(name: str, values: list[float]) -> str:
 
 
 async def time_prompt(client: AsyncClient, prompt: list[int], speculation: SpeculationParams) -> float:
-    """Seconds to the first token."""
     started_s = time.perf_counter()
     await client.complete(prompt, SamplingParams(max_tokens=1, ignore_eos=True), speculation)
     return time.perf_counter() - started_s
@@ -113,7 +111,7 @@ async def main() -> None:
                     quiet = clients.between(quiet_s, sent_s)
                     pressed = clients.between(sent_s, sent_s + took_s)
                 raised_ms = np.percentile(pressed, 99) - np.percentile(quiet, 99)
-                print(f"{name}: {shown('gaps without', quiet)}; {shown('beside', pressed)} ({len(pressed)} gaps)")
+                print(f"{name}: {shown('gaps without', quiet)}; {shown('during', pressed)} ({len(pressed)} gaps)")
                 print(
                     f"{name}: p99 raised by {raised_ms:.0f} ms = {raised_ms / chunk_ms:.2f} chunks of {chunk_ms:.0f} ms; "
                     f"first token of the long prompt after {took_s:.1f} s",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory of a process. Raises OSError or ValueError for one that has ended."""
+    """Raises OSError or ValueError for a process that has ended."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024

@@ -1,9 +1,9 @@
-"""Memory bandwidth as a program gets it: all threads read, then copy, arrays that no cache holds.
+"""Memory bandwidth: all threads read, then copy, arrays larger than any cache.
 
 python -m benchmarks.memory_bandwidth [--gib 1] [--threads N]
 
-A decode step reads all weights once, so no engine decodes faster than `read` allows. A copy counts
-the bytes read and those written. Each figure is the best of some passes: others on the machine only slow it.
+A decode step reads all weights once, so no engine decodes faster than `read` allows. A copy counts bytes read and
+written. Each figure is the best of several passes, since other load only slows them.
 """
 
 import argparse
@@ -21,7 +21,7 @@ PASSES = 8
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bytes per second, in GB/s."""
+    """In GB/s."""
 
     read: float
     copy: float
@@ -31,7 +31,7 @@ class Bandwidth:
 
 
 def measure_bandwidth(threads: int, gib: float = 1.0) -> Bandwidth:
-    """`gib`: size of the array that is read; a copy needs as much again."""
+    """`gib`: size of the array to read; a copy needs twice as much."""
     source = np.ones(int(gib * 2**30) // 4, np.float32)
     copy = np.zeros_like(source)
     _sum(source[:1])  # compiles it
@@ -49,7 +49,7 @@ def measure_bandwidth(threads: int, gib: float = 1.0) -> Bandwidth:
 
 @njit(nogil=True, fastmath=True)
 def _sum(values: np.ndarray) -> np.float32:
-    """A pass that reads faster than any of numpy's own."""
+    """Reads faster than any of numpy's functions."""
     total = np.float32(0)
     for i in range(len(values)):
         total += values[i]

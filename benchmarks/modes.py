@@ -1,12 +1,12 @@
-"""Ways to speculate against plain decoding, in turns, one at a time or several at once.
+"""Speculation modes against plain decoding, in turns, one request at a time or several at once.
 
 python -m benchmarks.modes [--modes model:4,adaptive,hybrid:adaptive] [--at-once 8] [--prompts FILE --count 32] [--tokens 80]
                            [--temperature 0.7] [--rule rejection] [--draft smollm2-135m] [--unread]
 
-Every group of prompts goes through all modes, in another order each time; before that, unmeasured, both models read
-it. With --unread nothing is kept: each time all prompts are read anew. Each mode has a salt of its own: drafts may come
-from its answers to earlier prompts, never from another mode's answer to the same one. Where each group has prompts of one
-kind, the kinds' own ratios follow, the worst first.
+Every group of prompts goes through all modes, in a new order each time. Both models read it once before, unmeasured;
+with --unread, caches are not reused and every run reads its prompts. Each mode has its own salt, so that it may draft
+from its answers to earlier prompts but never from another mode's. If the prompts of each group have one kind, ratios by
+kind follow, lowest first.
 """
 
 import argparse
@@ -36,7 +36,7 @@ READING_TOKENS = 3
 async def answer(
     client: AsyncClient, prompts: Sequence[str], sampling: SamplingParams, speculation: SpeculationParams, salt: str
 ) -> float:
-    """All at once; returns seconds. Another salt: nothing that was cached or answered with this one is known."""
+    """Answers all at once; returns seconds. With a new salt, no prompt or answer is known."""
     started_s = time.perf_counter()
     await asyncio.gather(*(client.complete(prompt, sampling, speculation, cache_salt=salt) for prompt in prompts))
     return time.perf_counter() - started_s
@@ -50,7 +50,7 @@ async def compare(
     reads: bool,
     kinds: Sequence[str],
 ) -> None:
-    """`kinds`: what each group's prompts are of."""
+    """`kinds`: the kind of each group's prompts."""
     order = random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in modes}
     # Costs are learned once in a coordinator's life, and the first forwards are slow: not part of what is measured.
@@ -76,7 +76,7 @@ async def compare(
 
 
 def by_kind(kinds: Sequence[str], plain: Sequence[float], taken: Sequence[float]) -> list[tuple[float, str]]:
-    """Each kind's ratio of total times, the lowest first."""
+    """Returns each kind's ratio of total times, lowest first."""
     totals: dict[str, list[float]] = {}
     for kind, before, after in zip(kinds, plain, taken, strict=True):
         total = totals.setdefault(kind, [0.0, 0.0])

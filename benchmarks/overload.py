@@ -1,16 +1,16 @@
-"""Five times as many generations as the services can make, some of them for bad clients: what the accepted ones feel.
+"""Five times as many requests as the services can serve, some from bad clients: the latency of accepted ones.
 
 python -m benchmarks.overload [--minutes 2] [--times 5] [--at-once 8] [--waiting 128] [--max-tokens 48]
                               [--unread-mib 1]
 
-What they can do is measured first, by a closed loop with as many clients as there are places. Then requests come at a
-fixed rate, whoever waits. Of ten, one asks for 64 samples with log-probabilities, one for four long ones that it leaves
-unread for a while, and one goes away after its first token. A request counts as many times as it asks for samples, for a
-place holds one: so where twice 64 may wait, some of the 64 are taken in throughout, and not at the beginning alone.
+A closed loop with one client per slot first measures the capacity. Then requests arrive at a fixed rate. One of ten
+asks for 64 samples with log-probabilities, one for four long samples that it does not read for a while, and one
+disconnects after its first token. A request counts as many times as it has samples, since each takes a slot. The queue
+holds two requests of 64, so that some are accepted throughout.
 
-Reported are the times between responses to those who read, how soon the rest was refused, how each kind of request
-ended, and the memory of the services. Exits with 1 if the p99 of those times is more than twice that at capacity, if
-the coordinator grew by more than it may, or if anybody failed for another reason than those above.
+Reports times between responses of clients that read, times to refusal, outcomes by kind of request, and the services'
+memory. Exits with 1 if the p99 of those times is more than twice that at capacity, if the coordinator's memory grows
+too much, or if a request fails for any other reason.
 """
 
 import argparse
@@ -44,11 +44,11 @@ from paceline.v1 import generation_pb2_grpc
 
 VARIANT = Variant("default", SpeculationParams())
 NUM_SAMPLES = 64
-# Of each ten requests, by their number; the others are read as they come.
+# The numbers, modulo ten, of special requests; all others are read normally.
 MANY_SAMPLES, UNREAD, VANISHING = 3, 5, 8
 # The unread ask for more than the coordinator keeps of an answer, and begin to read after so long.
 UNREAD_SAMPLES, UNREAD_TOKENS, UNREAD_S = 4, 1000, 45.0
-# Their connections take 64 KiB ahead of the reader; others take megabytes where the network is fast.
+# Their connections take 64 KiB ahead of the reader; others take megabytes on a fast network.
 TAKES_LITTLE = [("grpc.http2.bdp_probe", 0)]
 SAMPLES_PER_REQUEST = (8 + NUM_SAMPLES + UNREAD_SAMPLES) / 10
 MOST_TIMES_P99 = 2.0
@@ -59,7 +59,7 @@ GROWTH_MIB = 48.0
 
 @dataclass(slots=True)
 class Felt:
-    """What clients saw."""
+    """Observations of clients."""
 
     gaps_ms: list[float] = field(default_factory=list)
     refused_ms: list[float] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Crowd:
         self.felt = Felt()
 
     async def ask(self, number: int) -> None:
-        """One request, by a client of the kind that its number says."""
+        """Sends one request, of the kind that its number determines."""
         kind, ask = self._kinds.get(number % 10, ("reading", self._read))
         started_s = time.perf_counter()
         try:
@@ -120,7 +120,7 @@ class Crowd:
         return "gone"
 
     async def _leave_unread(self, prompt: str) -> str:
-        """Over a connection of its own, so that only its own answer is held back."""
+        """Uses a separate connection, so that only this answer is held back."""
         sampling = replace(self._sampling, n=UNREAD_SAMPLES, max_tokens=UNREAD_TOKENS, logprobs=20, temperature=0.8)
         request = make_request(prompt, sampling, None, False)
         num_tokens = 0
@@ -142,7 +142,7 @@ class Crowd:
 
 
 async def measure(client: AsyncClient, services: Services, arguments: argparse.Namespace) -> bool:
-    """Prints what the accepted felt. Returns whether that is as it should be."""
+    """Reports accepted requests. Returns whether they pass."""
     rate, calm_ms = await measure_capacity(client, arguments)
     memory: list[dict[str, float]] = []
     watcher = asyncio.create_task(watch_memory(services, memory))
@@ -159,7 +159,7 @@ async def measure(client: AsyncClient, services: Services, arguments: argparse.N
 
 
 async def measure_capacity(client: AsyncClient, arguments: argparse.Namespace) -> tuple[float, list[float]]:
-    """Generations a second, and milliseconds between responses, where there is a place for everyone."""
+    """Returns generations per second, and milliseconds between responses, at one client per slot."""
     runner = Runner([client], make_workload(arguments.max_tokens), lambda record: None)
     extent = Extent(requests=8 * arguments.at_once, duration_s=math.inf, warmup=4)
     run = (await runner.run(ClosedLoop(arguments.at_once), [VARIANT], extent))[VARIANT.name]
@@ -171,7 +171,7 @@ async def measure_capacity(client: AsyncClient, arguments: argparse.Namespace) -
 
 
 def report(felt: Felt, calm_ms: list[float], memory: list[dict[str, float]], arguments: argparse.Namespace) -> bool:
-    """Prints it all. Returns whether it is as it should be."""
+    """Returns whether the run passes."""
     ratio = np.percentile(felt.gaps_ms, 99) / np.percentile(calm_ms, 99)
     num_requests = sum(felt.ends.values())
     print(f"{arguments.times:g} x that, in {num_requests} requests: between responses {_percentiles(felt.gaps_ms)}")

@@ -1,11 +1,11 @@
-"""What quantised weights and rounded rows cost in quality: perplexity beside transformers' float32 on the same weights.
+"""The quality of quantized weights and activations: perplexity against transformers' float32 on the same weights.
 
 python -m benchmarks.perplexity --tokens-file FILE.jsonl.gz [--count 20000] [--length 512] [--model smollm2-135m]
                                 [--quantization auto] [--greedy 0]
 
-FILE: lines of JSON, each [prompt_length, token_ids]. Our side is the target server, asked for the prompt's
-log-probabilities; the other is transformers on the weights as float32. `--greedy N`: also how many of N answers, of 64
-tokens, differ from those of the same weights in bfloat16.
+FILE has lines of JSON, each [prompt_length, token_ids]. The target server reports the prompt's log-probabilities;
+transformers runs the weights as float32. `--greedy N` also counts how many of N answers of 64 tokens differ from
+bfloat16's.
 """
 
 import argparse
@@ -27,7 +27,7 @@ PLAIN = SpeculationParams(enabled=False)
 
 
 def read_sequences(file: Path, count: int, length: int) -> list[list[int]]:
-    """The first `length` tokens of as many lines as have `count` tokens together."""
+    """Returns the first `length` tokens of each line, until there are `count` tokens."""
     sequences: list[list[int]] = []
     with gzip.open(file, "rt") as lines:
         for line in lines:
@@ -38,7 +38,7 @@ def read_sequences(file: Path, count: int, length: int) -> list[list[int]]:
 
 
 async def score(model: str, quantization: str, sequences: list[list[int]]) -> float:
-    """Mean negative log-likelihood of a token under our target."""
+    """Returns our target's mean negative log-likelihood per token."""
     total = 0.0
     async with embedded_pair("none", target={"model": model, "quantization": quantization}) as (_, client):
         for token_ids in sequences:

@@ -1,13 +1,13 @@
-"""A prediction of the output against none, in turns.
+"""With a prediction of the output against without, in turns.
 
 python -m benchmarks.prediction [--tokens 300] [--rounds 3] [--drafters hybrid,model] [--draft MODEL]
 
-file    a Python file of 200 lines stands in the prompt, with the change that is asked for. The output returns it.
-answer  a question. The output is an answer that was given before.
+file    edit a Python file of 200 lines, given in the prompt. The output is the whole file.
+answer  a question. The output is an earlier answer.
 
-No model at hand edits files, so the tasks are turned round: the target answers greedily without a prediction, and what
-it wrote, with one line changed, is the prediction of the runs that are timed. The prompt of the first task ends with the
-file's first lines, so that the model goes on with them. The output is compared each time.
+The available models can't edit files, so the tasks are reversed: the target answers greedily without a prediction, and
+its answer with one line changed is the prediction of the timed runs. The first task's prompt ends with the file's first
+lines, so that the model continues them. The output is compared each time.
 """
 
 import argparse
@@ -32,7 +32,7 @@ ANOTHER_LINE = "raise LibraryError(f'loan {self.book.number} can not be renewed'
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked for, and whether the prompt is text as it is."""
+    """A prompt, and whether it is raw text."""
 
     name: str
     prompt: Prompt
@@ -55,7 +55,7 @@ TASKS = (
 async def timed(
     client: AsyncClient, task: Task, tokens: int, speculation: SpeculationParams, prediction: str | None
 ) -> tuple[float, Completion]:
-    """Tokens per second behind the first token, and the completion."""
+    """Returns tokens per second after the first token, and the completion."""
     sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
     first_s, completion = 0.0, Completion()
     async for piece in client.stream(task.prompt, sampling, speculation, task.raw, prediction=prediction):
@@ -65,7 +65,7 @@ async def timed(
 
 
 def with_one_line_changed(text: str) -> str:
-    """The line in the middle, or the sentence where there are few lines, says something else."""
+    """Changes the middle line, or a sentence if there are few lines."""
     parts = re.split(r"(?<=\n)|(?<=\. )", text)
     parts[len(parts) // 2] = ANOTHER_LINE + "\n"
     return "".join(parts)

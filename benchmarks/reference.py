@@ -1,4 +1,4 @@
-"""transformers beside ours: the same weights, dtype and threads."""
+"""transformers as the reference: the same weights, dtype and threads."""
 
 from typing import Any
 
@@ -9,5 +9,5 @@ from paceline.engine.models.weights import find_folder
 
 
 def load_reference(name: str = "smollm2-135m", dtype: torch.dtype = torch.bfloat16) -> Any:
-    """transformers' model, from the folder our own engine loads."""
+    """Loads transformers' model from our engine's folder."""
     return AutoModelForCausalLM.from_pretrained(find_folder(name, dtype, print), dtype=dtype).eval()

@@ -38,7 +38,7 @@ def print_memory(services: Services, when: str) -> None:
 async def timed(
     client: AsyncClient, prompt: Any, tokens: int, speculation: SpeculationParams
 ) -> tuple[Completion, float]:
-    """A completion and its wall time in seconds, as the client sees it."""
+    """Returns a completion and its wall time in seconds."""
     started = time.perf_counter()
     salt = "speculative" if speculation.enabled else "plain"
     completion = await client.complete(prompt, SamplingParams(max_tokens=tokens), speculation, cache_salt=salt)
@@ -46,7 +46,7 @@ async def timed(
 
 
 def reference_run(model: Any, ids: list[int], tokens: int) -> tuple[int, float]:
-    """Tokens and seconds of transformers' greedy generate."""
+    """Returns tokens and seconds of transformers' greedy generate."""
     prompt = torch.tensor([ids])
     started = time.perf_counter()
     with torch.inference_mode():
@@ -59,7 +59,7 @@ def report(name: str, tokens: int, seconds: float, base: float) -> None:
 
 
 async def compare_speeds(client: AsyncClient, prompts: list[str], tokens: int) -> None:
-    """Plain, speculative and transformers take turns on each prompt, one at a time."""
+    """Plain, speculative and transformers take turns on each prompt."""
     from transformers import AutoTokenizer
 
     reference = load_reference()

@@ -1,7 +1,7 @@
-"""Two hosts on one machine with a slow, lossy line between them: network namespaces, and a relay that holds packets back.
+"""Two hosts on one machine with a slow, lossy link: network namespaces, and a relay that delays and drops packets.
 
-Each namespace has a TUN device, whose packets come to this process: it drops some of them and passes the others on after
-a while. Needs root, `ip` of iproute2, and /dev/net/tun; the kernel's own netem is not everywhere.
+Each namespace has a TUN device whose packets come to this process. Needs root, iproute2's `ip` and /dev/net/tun, but
+not the kernel's netem, which is not available everywhere.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ MOST_PACKET_BYTES = 65536
 
 
 class SlowNetwork:
-    """Two namespaces, `near` and `far`, and what happens to packets between them."""
+    """Two namespaces, `near` and `far`, and the link between them."""
 
     def __init__(self) -> None:
-        """Raises OSError where the machine does not allow it."""
+        """Raises OSError if the machine does not allow it."""
         if os.geteuid() != 0 or shutil.which("ip") is None or not Path("/dev/net/tun").exists():
             raise OSError("network namespaces with a relay need root, iproute2 and /dev/net/tun")
         self.delay_s = 0.0
@@ -41,12 +41,12 @@ class SlowNetwork:
         self._devices: dict[str, int] = {}
 
     def command(self, side: str) -> list[str]:
-        """What to put before a command, so that it runs on that host."""
+        """Returns a prefix that runs a command on that host."""
         return ["ip", "netns", "exec", self._names[side]]
 
     @contextlib.contextmanager
     def up(self) -> Iterator["SlowNetwork"]:
-        """Both hosts, for as long as the block runs, on the running event loop."""
+        """Runs both hosts on the running event loop."""
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
             for side, name in self._names.items():
@@ -91,7 +91,7 @@ def _open_tun() -> int:
 
 
 def _open_tun_in(name: str) -> int:
-    """On a thread of its own: a namespace is a thread's. The device stays there when the thread has ended."""
+    """Runs in a thread, since a namespace belongs to a thread. The device stays when the thread has ended."""
     found: list[int] = []
 
     def run() -> None:

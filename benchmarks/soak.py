@@ -1,9 +1,9 @@
-"""Ten minutes of open load at 80 % of what the services can do: failures, latency and memory by thirds.
+"""Ten minutes of open load at 80 % of capacity: failures, latency and memory by thirds.
 
 python -m benchmarks.soak [--minutes 10] [--share 0.8] [--at-once 8] [--max-tokens 48] [--kv-cache-memory 256MiB]
 
-What they can do is measured first, by a closed loop. The cache is small enough to be full before the first
-third ends: it keeps what may come again, and would otherwise grow all the while, as it may.
+A closed loop first measures the capacity. The cache is small enough to fill up in the first third, since a cache that
+is not full grows legitimately.
 """
 
 import argparse
@@ -32,7 +32,6 @@ VARIANT = Variant("default", SpeculationParams())
 
 
 async def watch_memory(services: Services, samples: list[dict[str, float]]) -> None:
-    """Adds MiB by service, until cancelled."""
     while True:
         samples.append({name: resident_mib(pid) for name, pid in services.pids.items()})
         await asyncio.sleep(SAMPLE_EVERY_S)

@@ -1,12 +1,12 @@
-"""Twenty minutes of faults, one after the other, while clients ask: no wrong token, no lost one, no growth.
+"""Twenty minutes of faults under load: no wrong or lost token, and no growth.
 
 python -m benchmarks.soak_faults [--minutes 20] [--clients 8] [--seed 0]
 
-Clients ask over gRPC and HTTP, half greedily and half from seeds, with several drafters, and leave one answer in five. Draft,
-target, coordinator and gateway are killed (SIGKILL), ended (SIGTERM) and started again, or stopped for a few seconds. Each
-answer is compared with what the same prompt and seed gave before, without speculation and without faults; of an answer that
-broke off, as of a coordinator that died under a gRPC client, what came is, and it is asked for again. Tiny models.
-Exits with 1 at a wrong token, at a block that is not free afterwards, and at a process that ended by itself.
+Clients use gRPC and HTTP, half greedily and half with seeds, with several drafters, and abandon one answer in five.
+Draft, target, coordinator and gateway are killed (SIGKILL), terminated (SIGTERM) and restarted, or stopped for a few
+seconds. Each answer is compared with that of the same prompt and seed without speculation and faults; so is the part of
+an answer that broke off, which is then requested again. Tiny models. Exits with 1 if a token is wrong, a block is not
+freed, or a process exits by itself.
 """
 
 import argparse
@@ -40,8 +40,6 @@ SAMPLE_EVERY_S = 2.0
 
 @dataclass(slots=True)
 class Tally:
-    """What came of it."""
-
     whole: int = 0
     left: int = 0
     # Answers that broke off, and requests that nobody took: both were made again.
@@ -65,7 +63,9 @@ class Tally:
 
 
 async def ask(follower: Follower, leaves_after: int | None) -> bool:
-    """Whether the answer came to its end. `leaves_after`: so many tokens, if the client leaves. Raises Unavailable."""
+    """Returns whether the answer was complete. `leaves_after`: tokens after which the client leaves. Raises
+    Unavailable.
+    """
     running = asyncio.create_task(follower.run())
     while leaves_after is not None and not running.done() and len(follower.words) < leaves_after:
         await asyncio.sleep(0.005)
@@ -79,8 +79,6 @@ async def ask(follower: Follower, leaves_after: int | None) -> bool:
 
 @dataclass(slots=True)
 class SoakClient:
-    """One client's life."""
-
     clients: Clients
     undisturbed: Undisturbed
     tally: Tally
@@ -96,7 +94,7 @@ class SoakClient:
                 await asyncio.sleep(PAUSE_S)
 
     async def _ask(self, asked: Asked, salt: str, leaves_after: int | None) -> bool:
-        """Whether that was all: a client asks again where its answer broke off."""
+        """Returns whether the answer is complete; otherwise the client asks again."""
         follower: Follower = GrpcFollower(self.clients.grpc, asked, salt)
         if self.seed % 2:
             follower = HttpFollower(self.clients.http, asked, salt)
@@ -119,7 +117,7 @@ class SoakClient:
 
 
 async def disturb(deployment: Deployment, clients: Clients, tally: Tally, seed: int, until_s: float) -> None:
-    """One fault after the other, each mended before the next."""
+    """Injects one fault after the other, each repaired before the next."""
     chance = random.Random(seed)
     while time.monotonic() < until_s:
         fault: Fault = chance.choice([Kill(), Terminate(), Stop(chance.uniform(0.5, LONGEST_STOP_S))])
@@ -131,7 +129,6 @@ async def disturb(deployment: Deployment, clients: Clients, tally: Tally, seed: 
 
 
 async def watch_memory(deployment: Deployment, samples: list[dict[str, float]]) -> None:
-    """Until cancelled."""
     while True:
         sizes = {}
         for name, service in deployment.services.items():
@@ -160,7 +157,7 @@ def report(tally: Tally, minutes: float) -> None:
 
 
 async def run(minutes: float, num_clients: int, seed: int) -> int:
-    """The exit status."""
+    """Returns the exit status."""
     tally, undisturbed, status = Tally(), Undisturbed(), 0
     with tempfile.TemporaryDirectory(prefix="paceline-soak-") as folder:
         async with deployed(Path(folder)) as (deployment, clients):

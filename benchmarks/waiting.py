@@ -1,9 +1,9 @@
-"""When to wait for a fuller batch: tokens per second with the policy off and on, in one run.
+"""Waiting for a fuller batch: tokens per second without and with the policy, in one run.
 
 python -m benchmarks.waiting [--at-once 4,16,64] [--tokens 48] [--repeats 4]
 
-One deployment for each policy, all up at the same time and idle but for one; they take turns at
-each number of clients, in another order each time.
+There is one deployment per policy, and only one is busy at a time; they take turns at each number of clients, in a new
+order each time.
 """
 
 import argparse
@@ -29,7 +29,7 @@ KINDS = {
 
 
 async def speed(client: AsyncClient, prompts: list[str], tokens: int, speculation: SpeculationParams) -> float:
-    """Tokens per second of wall time, prompts included, all prompts at once."""
+    """Returns tokens per second of wall time, prompts included, all prompts at once."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     started_s = time.perf_counter()
     done = await asyncio.gather(*(client.complete(prompt, params, speculation) for prompt in prompts))

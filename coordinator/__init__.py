@@ -1,1 +1,1 @@
-"""The coordinator: holds every generation's context and runs its loop. Run it with `python -m coordinator`."""
+"""The coordinator: runs the speculation loop."""

@@ -1,4 +1,4 @@
-"""`python -m coordinator`: one coordinator."""
+"""Starts a coordinator: `python -m coordinator`."""
 
 import asyncio
 import logging
@@ -34,12 +34,12 @@ from paceline.settings import parse_settings
 from paceline.v1 import generation_pb2, model_pb2, target_pb2, target_pb2_grpc
 
 log = logging.getLogger(__name__)
-# Interval at which health follows the target.
+# Interval at which the health status is updated from the target link.
 READINESS_S = 0.5
 
 
 async def serve(settings: CoordinatorSettings) -> None:
-    """Connects to both servers, serves until SIGTERM or SIGINT, then drains."""
+    """Serves until SIGTERM or SIGINT, then drains."""
     registry = new_registry("coordinator")
     with exposed(registry, settings.metrics, "coordinator"), traced(settings.traces, "coordinator") as spans:
         await _serve(settings, registry, spans)
@@ -66,8 +66,8 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
         server = Server(settings.listen, interceptors, settings.tls, settings.reflection)
         servicer = GenerationServicer(draft, reader, generations, defaults, spans)
         server.add_service(generation_pb2.DESCRIPTOR.services_by_name["Generation"], servicer)
-        asked = "nobody for a key" if ring is None else f"for one of {len(ring)} API keys"
-        log.info("coordinator: listening on %s (%s); asks %s", await server.start(), settings.tls.said, asked)
+        keys = "no API key required" if ring is None else f"{len(ring)} API keys"
+        log.info("coordinator: listening on %s (%s), %s", await server.start(), settings.tls.said, keys)
         readiness = asyncio.create_task(_follow(target, server))
         await wait_for_signal()
         readiness.cancel()
@@ -79,7 +79,6 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
 
 
 def _draft_link(settings: CoordinatorSettings, target: model_pb2.ModelCard) -> DraftLink | None:
-    """Returns None if the coordinator runs without a draft server."""
     if settings.draft == "none":
         return None
     return Link(DRAFT, settings.draft, lambda card: check_same_tokenizer(card, target), settings.servers_tls)
@@ -89,7 +88,6 @@ def _generations(
     settings: CoordinatorSettings, target: TargetLink, draft: DraftLink | None, tokenizer: Tokenizer, card: model_pb2.ModelCard,
     metrics: CoordinatorMetrics,
 ) -> Generations:  # fmt: skip
-    """Makes what generations share. `card`: the target's. Raises ConfigError for a custom drafter that can't be loaded."""
     active = ActiveGenerations()
     custom = load_drafter(settings.custom_drafter) if settings.custom_drafter else None
     recent = RecentAnswers(settings.recent_tokens) if settings.recent_tokens else None
@@ -97,7 +95,7 @@ def _generations(
     if settings.synthetic_acceptance is not None:
         synthetic = SyntheticAcceptance(settings.synthetic_acceptance)
         log.warning(
-            "coordinator: synthetic acceptance with a chance of %g; the output is not real text", synthetic.chance
+            "coordinator: synthetic acceptance with probability %g; the output is meaningless", synthetic.chance
         )
     return Generations(
         target=target,
@@ -107,7 +105,7 @@ def _generations(
             Resources(draft, custom, recent, settings.ngram_shape),
             Experience(CostModel(active, lambda: target.forward_times)),
         ),
-        patience_s=settings.patience,
+        target_timeout_s=settings.target_timeout,
         active=active,
         metrics=metrics,
         unread=UnreadAnswers(settings.max_unread_memory),
@@ -116,27 +114,25 @@ def _generations(
 
 
 async def _follow(target: TargetLink, server: Server) -> None:
-    """Reports SERVING while the target is up. Requests wait for it meanwhile."""
     while True:
         await server.set_serving(target.is_up)
         await asyncio.sleep(READINESS_S)
 
 
 def check_same_tokenizer(draft: model_pb2.ModelCard, target: model_pb2.ModelCard) -> None:
-    """Raises ConfigError, naming both models and the difference, if their token ids mean different things."""
+    """Raises ConfigError if the tokenizers differ."""
     if draft.tokenizer_fingerprint == target.tokenizer_fingerprint:
         return
     if draft.vocab_size != target.vocab_size:
-        difference = f"{draft.vocab_size} token ids against {target.vocab_size}"
+        difference = f"{draft.vocab_size} and {target.vocab_size} token ids"
     else:
-        difference = f"as many token ids, but other tokens ({draft.tokenizer_fingerprint} against {target.tokenizer_fingerprint})"
+        difference = f"fingerprints {draft.tokenizer_fingerprint} and {target.tokenizer_fingerprint}"
     raise ConfigError(
         f"draft model {draft.name!r} and target model {target.name!r} have different tokenizers: {difference}"
     )
 
 
 async def _wait_for_target(target: TargetLink, timeout_s: float) -> tuple[Tokenizer, model_pb2.ModelCard]:
-    """Returns the target's tokenizer and card. Raises ConfigError if the target can't be reached."""
     target.start()
     try:
         await target.wait_usable(timeout_s)
@@ -151,12 +147,11 @@ async def _wait_for_target(target: TargetLink, timeout_s: float) -> tuple[Tokeni
 
 
 async def _wait_for_draft(draft: DraftLink, timeout_s: float) -> None:
-    """Waits for the draft server. Raises ConfigError if it can't be reached or used."""
     draft.start()
     try:
         await draft.wait_usable(timeout_s)
     except Unavailable as error:
-        raise ConfigError(f"{error}; start one, or say --draft none") from error
+        raise ConfigError(f"{error}; start one, or use --draft none") from error
 
 
 def main() -> None:

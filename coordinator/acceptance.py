@@ -1,16 +1,14 @@
-"""Accept or reject: pure arithmetic, no I/O. Defines the words all other files use.
+"""Accepts or rejects drafts: pure arithmetic, no I/O. Defines the terms of all other files.
 
-    proposal    the draft's answer: k tokens, and q on a support per token if they were sampled
-    verdict     the target's answer: its own tokens (`match`), or p on those supports (`rejection`)
-    outcome     what was decided: the accepted tokens, then one more
-    accepted    a draft token that stays
-    recovered   drawn in place of the first draft that was rejected
+    proposal    k draft tokens, with q on a support for each if they were sampled
+    verdict     the target's own tokens (`match`), or p on those supports (`rejection`)
+    outcome     the accepted tokens and one more
+    recovered   drawn in place of the first rejected draft
     bonus       drawn after all drafts were accepted
     target      drawn in a round without drafts
 
-p and q are the distributions after the request's sampling transforms. Whatever the
-drafter, the outcome's tokens follow p exactly: Leviathan, Kalman, Matias, "Fast Inference
-from Transformers via Speculative Decoding", Algorithm 1 and appendix A.1.
+p and q are the distributions after sampling transforms. The output follows p exactly, whatever the drafter: Leviathan,
+Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", Algorithm 1 and appendix A.1.
 """
 
 import enum
@@ -28,11 +26,7 @@ from paceline.speculation import Rule
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """Log-probabilities of the tokens that a position may emit, and of the likeliest tokens there.
-
-    Under `rejection` the coordinator decides which token is emitted, so the target sends the log-probabilities of the
-    support's ids and of the token drawn outside it.
-    """
+    """Log-probabilities at a position. Under `rejection` the candidates are the support and the token drawn outside it."""
 
     candidates: dict[int, float]
     top_token_ids: list[int]
@@ -46,7 +40,7 @@ Floats = NDArray[np.floating[Any]]
 
 
 class Origin(enum.StrEnum):
-    """Where an emitted token comes from. A string, which a table finds faster than a plain member: one a token."""
+    """A `StrEnum`: its table lookup, once per token, is faster than that of an `Enum`."""
 
     ACCEPTED = "A"
     RECOVERED = "R"
@@ -56,7 +50,7 @@ class Origin(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """k drafted tokens. `supports` and `support_probs` are empty unless the tokens were sampled from them."""
+    """k draft tokens; supports only if they were sampled."""
 
     tokens: list[int] = field(default_factory=list)
     supports: list[NDArray[np.int64]] = field(default_factory=list)
@@ -67,23 +61,24 @@ class Proposal:
         return len(self.tokens)
 
     def checked_by(self, rule: Rule) -> Rule:
-        """Returns the rule to check by. Tokens without a distribution can only be matched, which gives the same distribution
-        as `rejection` with a one-hot q."""
+        """Returns the rule to verify by: `match` without q, which equals `rejection` with a one-hot q."""
         return Rule.MATCH if self.tokens and not self.supports else rule
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Under `match` k + 1 tokens. Under `rejection` the bonus token, and for each draft p on its
-    support, p's mass outside it, and a token drawn out there. The rule and the lenience were asked for with it."""
+    """k + 1 tokens under `match`.
+
+    Under `rejection`, the bonus token; per draft, p on its support, the mass outside, and a token drawn there.
+    """
 
     tokens: list[int]
     support_probs: list[Floats] = field(default_factory=list)
     outside_masses: list[float] = field(default_factory=list)
     outside_tokens: list[int] = field(default_factory=list)
-    # Greedy with lenience, per draft: accepted though it is not the likeliest.
+    # Greedy with lenience, per draft: accepted although not the most likely token.
     lenient_accepts: list[bool] = field(default_factory=list)
-    # If asked for: one for each position.
+    # One per position if requested.
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     rule: Rule = Rule.MATCH
     # In (0, 1]; 1 is lossless.
@@ -92,7 +87,7 @@ class Verdict:
 
 
 class Comparison(NamedTuple):
-    """Decides a draft under `rejection`: it is accepted if r * lenience * q < p, with uniform r."""
+    """A draft under `rejection`: accepted if r * lenience * q < p, with uniform r."""
 
     q: float
     p: float
@@ -101,14 +96,12 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A round's tokens: `num_accepted` drafts and one more."""
-
     tokens: list[int]
     num_accepted: int
     last_origin: Origin
-    # Where asked for: one for each token.
+    # One per token if requested.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    # Under `rejection`: one for each draft that was decided.
+    # Under `rejection`: one per decided draft.
     comparisons: list[Comparison] = field(default_factory=list, compare=False)
 
     @property
@@ -118,18 +111,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RoundNoise:
-    """The uniforms of one round under `rejection`, keyed by its first position (see `paceline.noise`)."""
+    """Uniforms of a round, keyed by its first position (`paceline.noise`)."""
 
     seed: int
     round_start: int
 
     def uniform(self, index: int, purpose: Purpose) -> float:
-        """For draft `index` of the round, in (0, 1)."""
+        """Returns a uniform in (0, 1)."""
         return uniform(make_key(self.seed, self.round_start, self.round_start + index, purpose))
 
 
 def accept(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
-    """Decides a round. With lenience below 1 no token's probability exceeds p / lenience (appendix A.5)."""
+    """Decides a round. Lenience below 1 bounds each token's probability by p / lenience (appendix A.5)."""
     if verdict.rule is Rule.MATCH:
         outcome = _accept_matching(proposal, verdict)
     else:
@@ -141,7 +134,7 @@ def accept(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
 
 
 def _accept_matching(proposal: Proposal, verdict: Verdict) -> Outcome:
-    """The emitted tokens are the target's own chain, so this is lossless for any drafter whatever."""
+    """Emits the target's own chain, so any drafter is lossless."""
     for index, token in enumerate(proposal.tokens):
         is_lenient = bool(verdict.lenient_accepts) and verdict.lenient_accepts[index]
         if token != verdict.tokens[index] and not is_lenient:
@@ -150,11 +143,11 @@ def _accept_matching(proposal: Proposal, verdict: Verdict) -> Outcome:
 
 
 def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
-    """Accepts with probability min(1, p/(lenience q)); draws from norm(max(0, p - q)) at the first rejection."""
+    """Accepts with probability min(1, p/(lenience q)), or draws from norm(max(0, p - q))."""
     comparisons: list[Comparison] = []
     for index, token in enumerate(proposal.tokens):
         support = proposal.supports[index]
-        # q is what was sampled from: the float32 values over their sum.
+        # The draft was sampled from the float32 values over their sum.
         q = proposal.support_probs[index].astype(np.float64)
         q /= q.sum()
         p = verdict.support_probs[index].astype(np.float64)
@@ -163,10 +156,10 @@ def _accept_by_ratio(proposal: Proposal, verdict: Verdict, noise: RoundNoise) ->
         comparisons.append(compared)
         if compared.r * verdict.lenience * compared.q < compared.p:
             continue
-        # Outside the support q is 0, so the residual is p itself: its mass, and a token drawn there already.
+        # Outside the support q is 0, so the residual is p, from which the target has drawn a token.
         weights = np.append(np.maximum(0.0, p - q), verdict.outside_masses[index])
         if weights.sum() == 0:
-            # p equals q but for rounding: this was no rejection.
+            # p equals q up to rounding: not a rejection.
             continue
         sums = weights.cumsum()
         chosen = int(np.searchsorted(sums, noise.uniform(index, Purpose.RESIDUAL) * sums[-1], side="right"))

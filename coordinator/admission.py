@@ -1,6 +1,6 @@
-"""Admission control: limits running generations by slots and by the target's KV cache; the rest wait in a bounded queue.
+"""Admission control: limits running generations by slots and KV cache; the rest wait in a bounded FIFO queue.
 
-Generations beyond the cache's capacity would evict one another and prefill their contexts again instead of decoding.
+Beyond the cache's capacity, generations would evict one another instead of decoding.
 """
 
 import asyncio
@@ -12,15 +12,13 @@ from paceline.errors import ResourceExhausted
 
 # Weight of the newest generation in the average time a slot is held.
 SMOOTHING = 0.1
-# Assumed until the first generation has ended.
+# Assumed until the first generation ends.
 FIRST_HOLD_S = 1.0
 
 
 class Admission:
-    """Slots for generations, in order of arrival."""
-
     def __init__(self, max_num_seqs: int, max_queue_size: int, cache_tokens: int) -> None:
-        """`cache_tokens`: capacity of the target's cache."""
+        """`cache_tokens`: the target's capacity."""
         self.max_num_seqs = max_num_seqs
         self.running = 0
         self.max_queue_size = max_queue_size
@@ -31,24 +29,21 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def slot(self, num_tokens: int) -> AsyncIterator[None]:
-        """Waits for a slot and for cache capacity of `num_tokens`, and holds both.
-
-        Raises ResourceExhausted at once, saying when to try again, if the queue is full.
-        """
-        await self._enter(num_tokens)
+        """Holds a slot and cache capacity. Raises ResourceExhausted with a retry delay if the queue is full."""
+        await self._acquire(num_tokens)
         started_s = time.monotonic()
         try:
             yield
         finally:
             self._hold_s += SMOOTHING * (time.monotonic() - started_s - self._hold_s)
-            self._leave(num_tokens)
+            self._release(num_tokens)
 
-    async def _enter(self, num_tokens: int) -> None:
+    async def _acquire(self, num_tokens: int) -> None:
         if not self._waiting and self._has_capacity(num_tokens):
-            self._take(num_tokens)
+            self._admit(num_tokens)
             return
         if len(self._waiting) >= self.max_queue_size:
-            # A slot comes free every hold / running.
+            # On average, a slot is released every hold / running seconds.
             retry_after_s = max(0.1, self._hold_s / max(1, self.running))
             raise ResourceExhausted(
                 f"{self.running} generations are running and {len(self._waiting)} waiting; "
@@ -62,39 +57,37 @@ class Admission:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._waiting.pop(turn, None)
-                self._call_next()
+                self._admit_waiting()
             else:
-                # The slot was granted in the same turn of the event loop.
-                self._leave(num_tokens)
+                # The slot was granted in the same iteration of the event loop.
+                self._release(num_tokens)
             raise
 
     @property
     def waiting(self) -> int:
-        """Returns the number of waiting generations."""
         return len(self._waiting)
 
     def _has_capacity(self, num_tokens: int) -> bool:
-        """A generation that needs more than the whole cache runs alone; the target may refuse it."""
+        """Lets a generation larger than the whole cache run alone; the target may refuse it."""
         return self.running < self.max_num_seqs and (num_tokens <= self._free_tokens or self.running == 0)
 
-    def _take(self, num_tokens: int) -> None:
+    def _admit(self, num_tokens: int) -> None:
         self.running += 1
         self._free_tokens -= num_tokens
 
-    def _leave(self, num_tokens: int) -> None:
+    def _release(self, num_tokens: int) -> None:
         self.running -= 1
         self._free_tokens += num_tokens
-        self._call_next()
+        self._admit_waiting()
 
-    def _call_next(self) -> None:
-        """Hands slots to the head of the queue."""
+    def _admit_waiting(self) -> None:
         while self._waiting:
             turn, num_tokens = next(iter(self._waiting.items()))
-            # Cancelled in this turn of the event loop; its task has not run yet.
+            # Cancelled in this iteration of the event loop; its task has not run yet.
             gone = turn.cancelled()
             if not gone and not self._has_capacity(num_tokens):
                 return
             del self._waiting[turn]
             if not gone:
-                self._take(num_tokens)
+                self._admit(num_tokens)
                 turn.set_result(None)

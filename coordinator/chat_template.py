@@ -1,7 +1,6 @@
-"""A conversation as token ids, through the model's chat template.
+"""Tokenizes conversations through the model's chat template.
 
-Only the template writes control tokens. One that a message spells, such as `<|im_end|>`, would end the message and forge
-another turn, so it is tokenized as plain text unless the request asks for the token.
+Control tokens spelled in a message, such as `<|im_end|>`, could forge a turn, so they become plain text.
 """
 
 import inspect
@@ -14,40 +13,34 @@ from coordinator.control_tokens import ControlTokens
 from paceline.checks import require
 from paceline.errors import InvalidArgument
 
-# Options that a request can't give to its chat template: these say how Paceline uses it.
+# Arguments of apply_chat_template that a request's template options can't set.
 RESERVED_OPTIONS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters} - {
     "tools",
     "documents",
 }
-# Conversations that show which tokens a template writes around messages. It may refuse some of them.
+# Conversations that show which tokens a template writes around messages. It may refuse some.
 _PLAIN = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",))
 Messages = list[dict[str, str]]
 
 
 class ChatTemplate:
-    """The chat template of one tokenizer."""
-
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
 
     @property
     def source(self) -> str | None:
-        """The template, or the default one of several."""
+        """Returns the template, or the default one of several."""
         template = self._tokenizer.chat_template
         return template.get("default") if isinstance(template, dict) else template
 
     def encode(
         self, messages: Messages, options: dict[str, Any], add_generation_prompt: bool, parse_special_tokens: bool
     ) -> list[int]:
-        """Renders the template with messages and options, and tokenizes the text.
-
-        `parse_special_tokens`: control tokens that messages and options spell are tokens, too.
-        Raises InvalidArgument for options that say how the template is used, and if the template refuses.
-        """
+        """Tokenizes a conversation. `parse_special_tokens`: it may spell control tokens. Raises InvalidArgument."""
         reserved = sorted(RESERVED_OPTIONS.intersection(options))
         require(not reserved, "chat.template_options", ", ".join(reserved), "options that the model's template reads")
         if self._tokenizer.chat_template is None:
-            raise InvalidArgument("chat", "can't be served: this model has no chat template; send text instead")
+            raise InvalidArgument("chat", "is not supported: this model has no chat template; send text instead")
         if parse_special_tokens or self._control_tokens is None:
             return self._tokenize(self._render(messages, options, add_generation_prompt))
         return self._encode_literally(self._control_tokens, messages, options, add_generation_prompt)
@@ -55,7 +48,7 @@ class ChatTemplate:
     def _encode_literally(
         self, control_tokens: ControlTokens, messages: Messages, options: dict[str, Any], add_generation_prompt: bool
     ) -> list[int]:
-        # Roles are one of a few words, from which some templates make control tokens.
+        # Roles are validated, and some templates make control tokens of them.
         marked = [control_tokens.mark(message) | {"role": message["role"]} for message in messages]
         try:
             options = {name: control_tokens.mark(value) for name, value in options.items()}
@@ -68,15 +61,14 @@ class ChatTemplate:
         text, templates = control_tokens.unmark(rendered), control_tokens.spelled(rendered)
         if templates == control_tokens.spelled(text):
             ids = self._tokenize(text)
-            # They differ if the tokenizer's normalizer makes a control token of another spelling.
+            # The tokenizer's normalizer may turn another spelling into a control token.
             if templates == control_tokens.among(ids):
                 return ids
         return control_tokens.encode(rendered)
 
     @cached_property
     def _control_tokens(self) -> ControlTokens | None:
-        """Special tokens, and other added tokens that the template writes around plain messages: some models mark turns with
-        them. The rest, such as `<tool_call>`, may be a part of what a message says."""
+        """Includes added tokens that mark turns. Others, such as `<tool_call>`, may be part of a message."""
         added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
         written = "\n".join(map(self._try_to_render, _PLAIN))
         ids = [

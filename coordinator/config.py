@@ -63,7 +63,9 @@ class CoordinatorSettings(GrpcSettings, FrontSettings, ServiceSettings):
     draft: ServerAddress = Field("127.0.0.1:50051", description="address of the draft server, or none")
     target: ServerAddress = Field("127.0.0.1:50052", description="address of the target server")
     connect_timeout: float = Field(60.0, gt=0, description="seconds to wait for the servers at startup")
-    patience: float = Field(120.0, gt=0, description="seconds a generation waits for an unreachable target server")
+    target_timeout: float = Field(
+        120.0, gt=0, description="seconds a generation waits for an unreachable target server"
+    )
     max_num_seqs: int = Field(256, ge=1, description="maximum number of running generations")
     max_queue_size: int = Field(1024, ge=0, description="maximum length of the queue; further requests are refused")
     max_unread_memory: ByteSize = Field(

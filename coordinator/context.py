@@ -1,7 +1,4 @@
-"""A generation's context: the tokens so far, and whether and why it has ended.
-
-The context lives here and nowhere else; caches on the servers are prefixes of it.
-"""
+"""A generation's context. It lives only here: caches on the servers are prefixes of it."""
 
 import enum
 from collections.abc import Sequence
@@ -15,39 +12,34 @@ from paceline.speculation import SpeculationParams
 
 
 class FinishReason(enum.Enum):
-    """Why a generation ended."""
-
     STOP = "stop"
     LENGTH = "length"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as accepted, with everything resolved."""
-
     request_id: str
     prompt: list[int]
     # Always has a seed.
     sampling: SamplingParams
     speculation: SpeculationParams
     eos_token_ids: tuple[int, ...]
-    # The target's limit on prompt and completion together, and its number of token ids.
+    # The target's limits.
     max_length: int
     vocab_size: int
-    # Tokens that the client predicts the output to be; empty without a prediction.
+    # Predicted output; may be empty.
     prediction: list[int] = field(default_factory=list)
-    # Whether the completion is a chat answer, whose text starts afresh; otherwise it continues the prompt's text.
+    # A chat response's text starts afresh; other completions continue the prompt's text.
     is_chat: bool = False
-    # Requests with the same salt share cached prompts and recent answers.
+    # Requests with the same salt share cached prefixes and recent answers.
     cache_salt: str = ""
-    # Whether the client asks how each round came about.
     trace: bool = False
-    # W3C traceparent of the request's span, for the model servers' spans; empty without a trace.
+    # W3C traceparent for the model servers' spans; empty without a trace.
     traceparent: str = ""
 
     @property
     def seed(self) -> int:
-        assert self.sampling.seed is not None, "the servicer gives every request a seed"
+        assert self.sampling.seed is not None, "RequestReader gives every request a seed"
         return self.sampling.seed
 
     @property
@@ -56,37 +48,32 @@ class Request:
 
     @property
     def ending_ids(self) -> frozenset[int]:
-        """Returns the tokens that end the text. Both servers ban them below min_tokens."""
+        """Returns the ids that both servers ban below min_tokens."""
         eos = () if self.sampling.ignore_eos else self.eos_token_ids
         return frozenset((*eos, *self.sampling.stop_token_ids))
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What one round adds for the client."""
-
     tokens: list[int]
     origins: list[Origin]
-    # Text that each token made final.
+    # Per token: the text it completes.
     pieces: list[str]
     is_last: bool
-    # If asked for: one for each token.
+    # One per token if requested.
     logprobs: list[TokenLogprobs]
-    # If asked for, in the first emission: one for each prompt token from the second on.
+    # In the first emission if requested: one per prompt token from the second on.
     prompt_logprobs: list[TokenLogprobs]
-    # If asked for.
     trace: RoundTrace | None = None
 
 
 class Context:
-    """Prompt and completion of one generation."""
-
     def __init__(self, request: Request, text: TextStream) -> None:
         self.request = request
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self._text = text
-        # Read in every round, some for every token.
+        # Cached: read in every round or for every token.
         self._longest = len(request.prompt) + request.max_new_tokens
         self._ending_ids = request.ending_ids
         self._min_tokens = request.sampling.min_tokens
@@ -100,17 +87,15 @@ class Context:
 
     @property
     def num_remaining(self) -> int:
-        """Returns the number of tokens that may still be generated."""
         return self._longest - len(self.tokens)
 
     @property
     def draft_room(self) -> int:
-        """Returns how many drafts the next round can use: it emits one more token than it accepts."""
+        """Returns the next round's limit: it emits one more token than it accepts."""
         return self.num_remaining - 1
 
     @property
     def round_noise(self) -> RoundNoise:
-        """Returns the next round's noise, keyed by its first position."""
         return RoundNoise(self.request.seed, len(self.tokens))
 
     @property
@@ -118,7 +103,7 @@ class Context:
         return self.finish_reason is not None
 
     def extend(self, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> Emission:
-        """Appends a round's tokens up to the first that ends the text; drops the rest."""
+        """Appends a round's tokens up to the first that ends the text."""
         if self.num_remaining == 0:
             # max_tokens is 0: the prompt is only read.
             self.finish_reason = FinishReason.LENGTH

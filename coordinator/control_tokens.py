@@ -1,9 +1,7 @@
-"""Tells the control tokens that a chat template writes from those that are spelled in a message.
+"""Tells control tokens that a chat template writes from those spelled in a message.
 
-1. `mark` puts a mark inside each control token that a message spells.
-2. The template is rendered with the marked messages: control tokens without a mark are the template's own.
-3. `encode` tokenizes the text in one piece, with a tokenizer that knows control tokens by secret names. The template's own
-   are replaced by those names, so a name that is left is plain text: its ids are those of a tokenizer without that token.
+1. `mark` inserts a mark into each control token that a message spells; after rendering, the unmarked are the template's.
+2. `encode` gives these secret names, and tokenizes with a tokenizer that knows control tokens only by them.
 """
 
 import json
@@ -17,10 +15,8 @@ from tokenizers import AddedToken, Tokenizer
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer."""
-
     def __init__(self, backend: Tokenizer, ids: Iterable[int]) -> None:
-        """`ids`: of added tokens, at least one, each with a name of two characters or more."""
+        """`ids`: added tokens, at least one, with names of two or more characters."""
         self._backend = backend
         self._added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
         self._names: dict[int, str] = {token_id: str(self._added[token_id]) for token_id in ids}
@@ -29,15 +25,12 @@ class ControlTokens:
         self._longest = max(map(len, names))
         self._beginnings = {name[:length] for name in names for length in range(1, len(name))}
         self._endings = {name[start:] for name in names for start in range(1, len(name))}
-        # Characters for private use, which no filter of a template changes. At random, so that no message holds them.
+        # Random private-use characters: template filters keep them, and no message contains them.
         self._mark = "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(4))
         self._secret_names = {name: f"\ue000{secrets.token_hex(16)}\ue000" for name in names}
 
     def mark(self, value: Any) -> Any:
-        """Marks a text, or all texts of a list or dict.
-
-        A marked text spells no control token, neither alone nor together with what comes before or after it.
-        """
+        """Marks all strings in `value`, also against control tokens formed with adjacent text."""
         if isinstance(value, str):
             return self._marked(value)
         if isinstance(value, list):
@@ -50,16 +43,14 @@ class ControlTokens:
         return text.replace(self._mark, "")
 
     def spelled(self, text: str) -> list[str]:
-        """The control tokens in a text, in order, without those that are marked."""
+        """Returns the unmarked control tokens in a text."""
         found: list[str] = self._pattern.findall(text)
         return found
 
     def among(self, ids: Iterable[int]) -> list[str]:
-        """The control tokens among token ids, in order."""
         return [self._names[token_id] for token_id in ids if token_id in self._names]
 
     def encode(self, text: str) -> list[int]:
-        """Tokenizes a text in which the control tokens that are marked are plain text, and all others tokens."""
         named = self.unmark(self._pattern.sub(lambda found: self._secret_names[found[0]], text))
         ids = self._sharing.encode(named)
         if ids is None:
@@ -68,7 +59,7 @@ class ControlTokens:
         return ids
 
     def _marked(self, text: str) -> str:
-        # More than once if names overlap.
+        # Names may overlap.
         while self._pattern.search(text):
             text = self._pattern.sub(lambda found: found[0][0] + self._mark + found[0][1:], text)
         lengths = range(1, min(len(text) + 1, self._longest))
@@ -80,7 +71,6 @@ class ControlTokens:
 
     @cached_property
     def _sharing(self) -> "_SecretNames":
-        """Shares the model of the backend, so it costs nothing."""
         tokenizer = Tokenizer(self._backend.model)
         if self._backend.normalizer is not None:
             tokenizer.normalizer = self._backend.normalizer
@@ -90,8 +80,7 @@ class ControlTokens:
 
     @cached_property
     def _renamed(self) -> "_SecretNames":
-        """A copy with the secret names in its vocabulary, for a model that makes a control token of plain text (unigrams, or
-        merges that lead to it). Made if it is needed: it takes a second for 100,000 tokens."""
+        """Serves models that make control tokens of plain text (unigram, or by merges). Takes a second for 100,000 tokens."""
         content, secret = json.loads(self._backend.to_str()), self._secret_names
         content["added_tokens"], model = [], content["model"]
         if isinstance(model["vocab"], dict):
@@ -106,13 +95,13 @@ class ControlTokens:
 
 
 class _SecretNames:
-    """A tokenizer that knows control tokens by other names."""
+    """Knows control tokens by other names."""
 
     def __init__(self, tokenizer: Tokenizer, added: dict[int, AddedToken], secret_names: dict[str, str]) -> None:
         """`tokenizer`: without added tokens."""
         self._tokenizer = tokenizer
         known = (tokenizer.token_to_id(name) for name in secret_names)
-        # Ids by which the model itself knows control tokens.
+        # Control tokens in the model's own vocabulary.
         self._in_model = {token_id for token_id in known if token_id is not None}
         renamed = {token_id: _renamed(token, secret_names) for token_id, token in added.items()}
         tokenizer.add_tokens(list(renamed.values()))
@@ -120,7 +109,7 @@ class _SecretNames:
         self._originals = {tokenizer.token_to_id(str(token)): token_id for token_id, token in renamed.items()}
 
     def encode(self, text: str) -> list[int] | None:
-        """None if the model itself makes a control token of plain text."""
+        """Returns None if the model makes a control token of plain text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         if self._in_model.intersection(ids):
             return None
@@ -130,12 +119,12 @@ class _SecretNames:
 def _renamed(token: AddedToken, secret_names: dict[str, str]) -> AddedToken:
     if (name := secret_names.get(str(token))) is None:
         return token
-    # The other conditions of the token are met: its name was found.
+    # Not single_word: the pattern has already found the token.
     return AddedToken(name, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False)
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """A regular expression for the longest of the names: a trie, so that time does not grow with their number."""
+    """Returns a regex for the longest of the names: a trie, so its time does not grow with their number."""
     trie: dict[str, Any] = {}
     for name in names:
         node = trie

@@ -1,8 +1,7 @@
 """The loop. Read this file first: propose, verify, accept, truncate, emit.
 
-After a round that leaves n tokens in the context, both caches are cut to n - 1 at most: all but the newest token,
-which neither model has been fed. The next command brings what a cache lacks. So no case here is special: not the
-prompt, not a full acceptance, not a server that was restarted.
+After a round that leaves n tokens, both caches are cut to at most n - 1: the newest has not been fed. The next command
+brings what a cache lacks, so prefill, full acceptance and a restarted server are not special cases.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -13,14 +12,14 @@ from coordinator.policy.policy import Policy
 from coordinator.remote.target import RemoteTarget
 from coordinator.stats import GenerationStats, RoundTimer
 
-# `accept`, or its replacement in a benchmark (see `synthetic`).
+# `accept`, or `SyntheticAcceptance` in benchmarks.
 Decide = Callable[[Proposal, Verdict, RoundNoise], Outcome]
 
 
 async def generate(
     context: Context, policy: Policy, target: RemoteTarget, stats: GenerationStats, decide: Decide = accept
 ) -> AsyncGenerator[Emission, None]:
-    """Yields what each round emits until the context is finished. Closing it early frees both caches."""
+    """Yields each round's emission. Closing it early frees both caches."""
     try:
         while not context.is_finished:
             timer = RoundTimer()
@@ -37,7 +36,7 @@ async def generate(
             stats.count(finished, emission)
             yield emission
     finally:
-        # Drafts of a round that was cut off are undecided, and a server may offer what it keeps to other requests.
+        # A cancelled round leaves undecided drafts, and servers share cached prefixes with other requests.
         policy.truncate(len(context) - 1)
         policy.release()
         target.release()

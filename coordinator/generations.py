@@ -1,5 +1,3 @@
-"""Running generations: each waits for a slot, decodes round by round, and is counted and logged at its end."""
-
 import asyncio
 import contextlib
 import time
@@ -23,36 +21,32 @@ from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswer, UnreadAnswers
 from paceline.results import RoundTrace
 
-# Encoded messages on their way from the choices' tasks to the call; None when a task is over.
+# Encoded messages of all choices; None when a choice is finished.
 Answer = UnreadAnswer[Choice]
 
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """Runs all generations of the coordinator, with what they share.
-
-    `patience_s`: how long a generation waits for a target that is down; `synthetic`: replaces the acceptance rule in
-    benchmarks.
-    """
+    """Runs generations. `target_timeout_s`: how long to wait for an unreachable target."""
 
     target: TargetLink
     tokenizer: Tokenizer
     admission: Admission
     policies: Policies
-    patience_s: float
+    target_timeout_s: float
     active: ActiveGenerations
     metrics: CoordinatorMetrics
     unread: UnreadAnswers
     synthetic: SyntheticAcceptance | None = None
 
     async def run(self, choice: Choice, answer: Answer, span: RequestSpan) -> None:
-        """Runs one generation from the queue to its end. Raises what ended it early."""
+        """Raises what ended the generation early."""
         request = choice.context.request
         error: BaseException | None = None
         try:
             async with self.admission.slot(self._num_cache_tokens(request)):
-                choice.stats.placed_s = time.perf_counter()
-                self.metrics.count_place(choice.stats.placed_s - choice.stats.arrived_s)
+                choice.stats.admitted_s = time.perf_counter()
+                self.metrics.observe_queue(choice.stats.admitted_s - choice.stats.arrived_s)
                 await self._rounds(choice, answer)
             recent = self.policies.resources.recent
             if recent is not None:
@@ -77,7 +71,7 @@ class Generations:
                 self.active.has_read(choice)
                 now_s = time.perf_counter()
                 if last_s is not None:
-                    self.metrics.count_gap(now_s - last_s)
+                    self.metrics.observe_gap(now_s - last_s)
                 last_s = now_s
                 if request.trace:
                     emission = replace(emission, trace=self._trace(choice, emission))
@@ -85,13 +79,13 @@ class Generations:
 
     def _generate(self, choice: Choice) -> AsyncGenerator[Emission, None]:
         request = choice.context.request
-        target = RemoteTarget(self.target, request, self.patience_s)
+        target = RemoteTarget(self.target, request, self.target_timeout_s)
         return generate(choice.context, self.policies.make(request), target, choice.stats, self.synthetic or accept)
 
     def _search(self, choice: Choice) -> AsyncGenerator[Emission, None]:
         has_read = partial(self.active.has_read, choice)
         return beam_search(
-            choice.context, self.target, self.patience_s, self.policies.resources, choice.stats, has_read
+            choice.context, self.target, self.target_timeout_s, self.policies.resources, choice.stats, has_read
         )
 
     def _hand_over(self, answer: Answer, choice: Choice, emission: Emission | None) -> None:
@@ -111,9 +105,9 @@ class Generations:
         return trace_round(stats.rounds, stats.last_round, emission, self.tokenizer.bytes_of)
 
     def _num_cache_tokens(self, request: Request) -> int:
-        """Returns the tokens of the target's cache that a generation may come to hold, rounded up to whole blocks."""
-        assert self.target.card is not None, "a request was read, with the card"
+        """Returns the maximum use of the KV cache, in whole blocks."""
+        assert self.target.card is not None, "reading the request needed the card"
         block_size, beams = self.target.card.block_size, request.sampling.beams
-        # Beams share the prompt's blocks except for the last, partly filled one.
+        # Beams share the prompt's full blocks.
         num_tokens = len(request.prompt) + beams * request.max_new_tokens + (beams - 1) * block_size
         return -(-num_tokens // block_size) * block_size

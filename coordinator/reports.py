@@ -1,7 +1,4 @@
-"""What comes along with a proposal and a verdict and decides nothing: who drafted, how long it took, and why.
-
-Statistics, traces and the speculation policy read it; acceptance does not.
-"""
+"""Details of proposals and verdicts for statistics, traces and the policy. Acceptance does not read them."""
 
 from dataclasses import dataclass, field
 
@@ -10,28 +7,25 @@ from paceline.results import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """How a proposal came about."""
-
-    # Name of the drafter, as statistics show it.
     drafter: str = "custom"
-    # Why there are no tokens, for a user to read.
+    # Shown to users when no tokens are proposed.
     reason: str = ""
-    # Tokens that the drafter was asked for.
+    # Number of draft tokens requested.
     num_asked: int = 0
-    # Context tokens the drafter had to read first: 1 or 2, or more after a pause.
+    # Uncached context tokens: 1 or 2, or more after a pause.
     num_tail_tokens: int = 1
     computed_us: int = 0
     queued_us: int = 0
-    # The drafter that went on after the first `num_before` tokens, if another did.
+    # The drafter of the tokens after the first `num_before`, if another continued.
     continued_by: str = ""
     num_before: int = 0
-    # The draft model's probability of each of its tokens, if asked for.
+    # The draft model's probability of each of its tokens, if requested.
     confidences: list[float] = field(default_factory=list)
-    # Under the entropy rule, for each position that was drafted or refused: entropy / ln(vocabulary), ...
+    # Under the entropy rule, per position: entropy / ln(vocab_size),
     entropies: list[float] = field(default_factory=list)
-    # ... smoothed over the positions up to it, ...
+    # its moving average,
     smoothed_entropies: list[float] = field(default_factory=list)
-    # ... and the number of drafts that it allows in the round.
+    # and how many drafts that allows in the round.
     allowed_draft_tokens: list[int] = field(default_factory=list)
 
     @property
@@ -48,13 +42,11 @@ class DraftReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """How a verdict came about."""
-
-    # Tokens that the target's cache held already.
+    # Prefix tokens found in the target's cache.
     cached_tokens: int = 0
     computed_us: int = 0
     queued_us: int = 0
-    # If asked for, in the prompt's round: one for each prompt token from the second on.
+    # In the prompt's round if requested: one per prompt token from the second on.
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 

@@ -1,5 +1,3 @@
-"""Requests of the Generation service, from messages to checked values."""
-
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,25 +14,22 @@ from paceline.sampling import MAX_ID_CHARACTERS, MAX_SALT_CHARACTERS
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2, model_pb2
 
-# Far above the average length of a token, so a longer text certainly has too many tokens for the model.
+# Far above the average length of a token: a longer text certainly exceeds the model's maximum length.
 MAX_CHARACTERS_PER_TOKEN = 32
 MAX_MESSAGES = 4096
-# Allowed roles, and the role that the chat template gets.
+# Roles of requests -> roles of chat templates.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 class RequestReader:
-    """Reads requests: fills open fields with defaults and tokenizes. Raises InvalidArgument, naming the field and its
-    allowed range."""
+    """Validates and tokenizes requests. Raises InvalidArgument naming the field and its range."""
 
     def __init__(self, tokenizer: Tokenizer, policies: Policies, defaults: SpeculationParams) -> None:
-        """`defaults`: for fields that a request leaves open."""
         self._tokenizer = tokenizer
         self._policies = policies
         self._defaults = defaults
 
     async def read(self, message: generation_pb2.GenerateRequest, card: model_pb2.ModelCard) -> Request:
-        """Resolves a GenerateRequest. `card`: the target's."""
         require_at_most(MAX_ID_CHARACTERS, len(message.request_id), "request_id", "characters")
         require_at_most(MAX_SALT_CHARACTERS, len(message.cache_salt), "cache_salt", "characters")
         sampling = sampling_from_message(message.sampling)
@@ -70,7 +65,7 @@ class RequestReader:
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Returns the tokens of `text`, `chat` or `token_ids`. Refuses far too long a text before it is tokenized."""
+        """Refuses text that is far too long without tokenizing it."""
         match message.WhichOneof("prompt"):
             case "text":
                 return await self._encode("text", message.text, card, add_special_tokens)
@@ -83,16 +78,13 @@ class RequestReader:
                 raise InvalidArgument.of_value("prompt", None, "text, chat or token_ids")
 
     def read_ids(self, message: generation_pb2.DetokenizeRequest, card: model_pb2.ModelCard) -> list[int]:
-        """Checks the ids of a DetokenizeRequest."""
         require_at_most(card.max_model_len, len(message.token_ids), "token_ids", "ids")
         return _checked_ids("token_ids", message.token_ids, card)
 
     async def _read_prediction(self, message: generation_pb2.GenerateRequest, card: model_pb2.ModelCard) -> list[int]:
-        """Returns the predicted output's tokens; empty without a prediction."""
         if message.WhichOneof("prediction") == "prediction_text":
             ids = await self._encode("prediction", message.prediction_text, card, add_special_tokens=False)
         else:
-            # Empty if unset.
             _check_prompt_length("prediction", len(message.prediction_token_ids.ids), card)
             ids = _checked_ids("prediction", message.prediction_token_ids.ids, card)
         _check_prompt_length("prediction", len(ids), card)
@@ -120,7 +112,7 @@ class RequestReader:
 
 
 def requests_of_choices(request: Request) -> list[Request]:
-    """Returns n requests for one sample each, with a seed each; only the first scores the prompt."""
+    """Gives each sample its own seed; only the first scores the prompt."""
     rest = replace(request.sampling, prompt_logprobs=None)
     return [request] + [
         replace(request, sampling=replace(rest, seed=derive_seed(request.seed, index)))
@@ -141,7 +133,7 @@ def _parse_template_options(text: str) -> dict[str, Any]:
         return {}
     try:
         options = json.loads(text)
-        # JSON can spell a lone surrogate, which UTF-8 can't.
+        # JSON can contain a lone surrogate; UTF-8 can't.
         json.dumps(options, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         options = None
@@ -156,7 +148,6 @@ def _checked_ids(name: str, ids: Iterable[int], card: model_pb2.ModelCard) -> li
 
 
 def _check_prompt_length(name: str, num_tokens: int, card: model_pb2.ModelCard, reserved: int = 1) -> None:
-    """`reserved`: tokens that must still fit after these."""
     longest = card.max_model_len - reserved
     reason = CONTEXT_LENGTH_EXCEEDED if name == "prompt" else INVALID_FIELD
     require(num_tokens <= longest, name, f"{num_tokens} tokens", f"at most {longest} tokens for this model", reason)

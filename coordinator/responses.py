@@ -1,5 +1,3 @@
-"""A generation's rounds as encoded messages for the client, and their traces."""
-
 from collections.abc import Callable, Iterator
 
 from coordinator.context import Context, Emission, Request
@@ -22,15 +20,11 @@ class Choice:
         self.stats = GenerationStats()
 
     def finish(self, synthetic_acceptance: float | None = None) -> Finish:
-        """See `GenerationStats.finish`."""
         return self.stats.finish(self.context, synthetic_acceptance)
 
 
 def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAcceptance | None = None) -> Iterator[bytes]:
-    """Yields a round's message, preceded by messages for those log-probabilities of a long prompt that do not fit in it.
-
-    `synthetic`: what replaced the acceptance rule.
-    """
+    """Yields a round's message, after those with log-probabilities of a long prompt that do not fit in it."""
     request, index = choice.context.request, choice.index
     of_prompt, first = emission.prompt_logprobs, 0
     while len(of_prompt) - first > SPLIT_POSITIONS:
@@ -54,7 +48,6 @@ def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAccep
 
 
 def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Callable[[int], bytes]) -> RoundTrace:
-    """Makes the trace of a round. `number`: 0 for the prompt's round; `bytes_of`: returns a token's bytes."""
     proposal, verdict = finished.proposal, finished.verdict
     computed_us, queued_us = (
         proposal.report.computed_us + verdict.report.computed_us,

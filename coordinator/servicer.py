@@ -1,5 +1,3 @@
-"""The public Generation service: requests in, rounds out."""
-
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
@@ -26,7 +24,7 @@ from paceline.v1 import generation_pb2, model_pb2
 
 
 class GenerationServicer:
-    """Runs each generation in a task and buffers its messages, so a slow reader does not hold the caches (see `unread`)."""
+    """Buffers each generation's messages, so that a slow reader does not hold the caches (see `unread`)."""
 
     def __init__(
         self,
@@ -36,7 +34,6 @@ class GenerationServicer:
         defaults: SpeculationParams,
         spans: Spans,
     ) -> None:
-        """`draft`: described by `Describe`; `defaults`: for fields that a request leaves open; `spans`: for requests."""
         self._draft = draft
         self._requests = requests
         self._generations = generations
@@ -65,14 +62,13 @@ class GenerationServicer:
                     if encoded is not None:
                         yield encoded
                         continue
-                    # Raises what ended the generation early.
                     await tasks.pop(choice.index)
             finally:
                 _cancel(tasks)
                 try:
                     await asyncio.gather(*tasks.values(), return_exceptions=True)
                 finally:
-                    # Even if cancelled here: unread messages would count forever.
+                    # Even if cancelled here, or unread messages would count forever.
                     answer.close()
 
     async def Describe(
@@ -85,7 +81,7 @@ class GenerationServicer:
             running=self._generations.admission.running,
             max_num_seqs=self._generations.admission.max_num_seqs,
             version=paceline.__version__,
-            # A field that is None stays unset.
+            # None leaves a field unset.
             tokenizer=generation_pb2.TokenizerInfo(
                 **self._tokenizer.special_tokens, chat_template=self._tokenizer.chat_template
             ),
@@ -107,7 +103,6 @@ class GenerationServicer:
     ) -> generation_pb2.DetokenizeResponse:
         ids = self._requests.read_ids(message, self._card)
         skips = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
-        # A token has a few characters.
         text, offsets = await self._tokenizer.run(lambda: self._tokenizer.decode_with_offsets(ids, skips), 4 * len(ids))
         pieces = map(self._tokenizer.bytes_of, ids)
         return generation_pb2.DetokenizeResponse(text=text, pieces=pieces, text_offsets=offsets)

@@ -1,5 +1,3 @@
-"""Statistics of rounds and generations: what speculation did and how the time was spent."""
-
 import time
 from dataclasses import dataclass, field
 
@@ -11,7 +9,7 @@ from paceline.results import Finish, Speculation, Timing
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A finished round, with its times in seconds of `time.perf_counter`."""
+    """Times are `time.perf_counter` seconds."""
 
     proposal: Proposal
     verdict: Verdict
@@ -22,7 +20,7 @@ class Round:
 
     @property
     def num_decided(self) -> int:
-        """Returns the number of accepted or rejected drafts; drafts after the first rejection are not counted."""
+        """Drafts after the first rejection are not counted."""
         return min(len(self.proposal), self.outcome.num_accepted + 1)
 
     @property
@@ -35,12 +33,9 @@ class Round:
 
 
 class RoundTimer:
-    """Reads the clock between a round's steps."""
-
     __slots__ = ("_proposed_s", "_started_s", "_verified_s")
 
     def __init__(self) -> None:
-        """The round starts now."""
         self._started_s = self._proposed_s = self._verified_s = time.perf_counter()
 
     def mark_proposed(self) -> None:
@@ -55,27 +50,25 @@ class RoundTimer:
 
 @dataclass(slots=True)
 class GenerationStats:
-    """Figures of one generation. Times in microseconds unless the name says otherwise."""
+    """Times in microseconds unless the name says otherwise."""
 
     arrived_s: float = field(default_factory=time.perf_counter)
-    # When it got its slot; None while it waits.
-    placed_s: float | None = None
+    # None while it waits for a slot.
+    admitted_s: float | None = None
     first_token_us: int = 0
-    # Prompt tokens found in the target's cache.
     cached_prompt_tokens: int = 0
-    # Rounds after the prompt's own: one target forward each.
+    # Rounds after the prompt's, one target forward each.
     rounds: int = 0
     round_tokens: int = 0
     proposed_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
-    # Rounds by how many drafts were accepted and emitted.
+    # Rounds by number of accepted and emitted drafts.
     rounds_by_accepted: list[int] = field(default_factory=list)
-    # Drafts from the request's prediction that were accepted and emitted, and the others.
+    # Drafts from the request's prediction: accepted and emitted, and the rest.
     prediction_accepted: int = 0
     prediction_rejected: int = 0
     # Proposed and accepted tokens by drafter.
     by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # The round that was counted last.
     last_round: Round | None = None
     draft_us: int = 0
     target_us: int = 0
@@ -83,9 +76,8 @@ class GenerationStats:
     rounds_us: int = 0
 
     def count(self, finished: Round, emission: Emission) -> None:
-        """Counts a round of the loop."""
         proposal = finished.proposal
-        # Drafts after a stop were never decided. Drafts after a rejection were proposed all the same.
+        # Drafts after a stop are undecided.
         num_accepted = min(finished.outcome.num_accepted, len(emission.tokens))
         if self.first_token_us == 0:
             self.count_first_token()
@@ -103,9 +95,9 @@ class GenerationStats:
         self, num_tokens: int, num_proposed: int, num_accepted: int, started_s: float, draft: DraftReport,
         verify: VerifyReport,
     ) -> None:  # fmt: skip
-        """Counts a round that lasted from `started_s` (time.perf_counter) until now."""
+        """Counts a round that ends now. `started_s`: `time.perf_counter`."""
         if self.rounds_us == 0:
-            # The prompt's round: its time is the prompt's, not speculation's.
+            # The prompt's round does not count as speculation.
             self.cached_prompt_tokens = verify.cached_tokens
         else:
             self.rounds += 1
@@ -124,11 +116,10 @@ class GenerationStats:
         self._count_positions(num_proposed, num_accepted)
 
     def count_first_token(self) -> None:
-        """Notes that the first token goes out now; beam search emits all tokens at once."""
         self.first_token_us = self.total_us
 
     def finish(self, context: Context, synthetic_acceptance: float | None = None) -> Finish:
-        """Returns the figures so far as a client gets them; the reason is empty while the generation runs."""
+        """Leaves the reason empty while the generation runs."""
         lenience = context.request.speculation.lenience
         return Finish(
             reason="" if context.finish_reason is None else context.finish_reason.value,
@@ -177,7 +168,7 @@ class GenerationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Returns the tokens emitted per target forward."""
+        """Returns tokens per target forward."""
         return self.round_tokens / self.rounds if self.rounds else 0.0
 
     @property
@@ -186,5 +177,5 @@ class GenerationStats:
 
     @property
     def wire_us(self) -> int:
-        """Returns the rounds' time outside both servers: messages and event loops."""
+        """Returns the time outside both servers: messages and event loops."""
         return max(0, self.rounds_us - self.draft_us - self.target_us - self.queued_us)

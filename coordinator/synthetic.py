@@ -1,15 +1,13 @@
-"""Synthetic acceptance, for benchmarks alone: the output is no real text.
-
-With random weights nothing is ever accepted, so their speed at a given acceptance rate can't be measured otherwise.
-"""
-
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
 from paceline.checks import require
 from paceline.noise import Purpose
 
 
 class SyntheticAcceptance:
-    """Replaces `acceptance.accept`: accepts each draft with the same chance, up to the first rejection."""
+    """Replaces `acceptance.accept` in benchmarks: accepts each draft with the same probability.
+
+    With random weights nothing is accepted, so speed at a given acceptance rate needs it. The output is meaningless.
+    """
 
     def __init__(self, chance: float) -> None:
         """Raises InvalidArgument."""
@@ -19,7 +17,7 @@ class SyntheticAcceptance:
     def __call__(self, proposal: Proposal, verdict: Verdict, noise: RoundNoise) -> Outcome:
         for index in range(len(proposal)):
             if noise.uniform(index, Purpose.ACCEPT) >= self.chance:
-                # A token of the target's at this position, under either rule.
+                # The target's token at this position, under either rule.
                 choices = verdict.outside_tokens or verdict.tokens
                 return Outcome([*proposal.tokens[:index], choices[index]], index, Origin.RECOVERED)
         origin = Origin.BONUS if proposal.tokens else Origin.TARGET

@@ -1,11 +1,6 @@
-"""Prometheus metrics, spans, and a log line for each generation. They never contain a prompt or an answer.
+"""Metrics, spans, and a log line per generation. They never contain prompts or output.
 
-All of them read `Finish`, the statistics that a client gets. A request's spans:
-
-    generate            the call, with what was asked for and what came of it
-      queue             until the generation has its place
-      prompt            until its first token
-      decode            until its end, with what speculation did
+Spans: `generate` (the call) with `queue` (until admission), `prompt` (until the first token) and `decode`.
 """
 
 import asyncio
@@ -31,17 +26,13 @@ from paceline.rpc.metadata import caller
 from paceline.rpc.status import code_of
 
 log = logging.getLogger(__name__)
-# Stages of a round, as in `paceline.results.Timing`.
+# Fields of `paceline.results.Timing`.
 STAGES = ("draft", "target", "queued", "wire")
 Attributes = Mapping[str, Value]
 
 
 class CoordinatorMetrics:
-    """Counters and histograms of one coordinator.
-
-    A generation is counted when it is over. During its rounds only the time between two outputs is observed: once a
-    round, whatever the number of tokens.
-    """
+    """Counts a generation when it ends; rounds observe only the time between outputs."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -66,12 +57,12 @@ class CoordinatorMetrics:
         self._stages = counter("stage_seconds", "Seconds spent in rounds by stage.", "stage")
         self._first_token = histogram("time_to_first_token", "Seconds from a request to its first token.", LONG_S)
         self._between = histogram("time_between_outputs", "Seconds between two outputs of one or more tokens.", SHORT_S)
-        self._whole = histogram("generation", "Seconds from a request to its end.", LONG_S)
+        self._whole = histogram("generation", "Seconds from a request to the end of its generation.", LONG_S)
         self._queued = histogram("queue", "Seconds a request waits in the queue.", LONG_S)
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """Counts a request by the status code it ends with."""
+        """Counts a request by status code."""
         code = "ok"
         try:
             yield
@@ -85,18 +76,15 @@ class CoordinatorMetrics:
             self._requests.labels(code).inc()
 
     def count_unauthenticated(self) -> None:
-        """Counts a call without a valid key."""
         self._requests.labels("unauthenticated").inc()
 
-    def count_place(self, waited_s: float) -> None:
+    def observe_queue(self, waited_s: float) -> None:
         self._queued.observe(waited_s)
 
-    def count_gap(self, seconds: float) -> None:
-        """Observes the time between two outputs of a generation."""
+    def observe_gap(self, seconds: float) -> None:
         self._between.observe(seconds)
 
     def count_generation(self, choice: Choice) -> None:
-        """Counts a generation that is over, however it ended."""
         stats, finish = choice.stats, choice.finish()
         figures, timing = finish.speculation, finish.timing
         if finish.reason:
@@ -121,7 +109,7 @@ class CoordinatorMetrics:
 
 
 class CoordinatorState(Collector):
-    """Gauges read at scrape time: running and waiting generations, unread answers, and the state of the links."""
+    """Gauges read at scrape time."""
 
     def __init__(self, admission: Admission, links: Sequence[Link], unread: UnreadAnswers) -> None:
         self._admission = admission
@@ -137,7 +125,7 @@ class CoordinatorState(Collector):
         most.add_metric(["waiting"], admission.max_queue_size)
         yield most
         yield GaugeMetricFamily(
-            "paceline_unread_answer_bytes", "Bytes of answers that callers have not read.", self._unread.num_bytes
+            "paceline_unread_answer_bytes", "Bytes of responses that clients have not read.", self._unread.num_bytes
         )
         up = GaugeMetricFamily(
             "paceline_server_up", "Whether a model server is connected and responding.", labels=["server"]
@@ -155,14 +143,11 @@ class CoordinatorState(Collector):
 
 
 class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):
-    """The span of one call, which ends with the block."""
-
     def __init__(self, spans: Spans, parent: str, request_id: str) -> None:
-        """`parent`: the caller's traceparent; empty to begin a trace."""
         self._spans = spans
         self._span = spans.start("generate", parent, "server")
         self._span.set({"paceline.request_id": request_id, "paceline.caller": caller.get() or "-"})
-        # Choices that are over.
+        # Finished choices.
         self._choices: list[Choice] = []
 
     @property
@@ -170,13 +155,12 @@ class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):
         return self._span.traceparent
 
     def describe(self, request: Request, is_chat: bool, model: str) -> None:
-        """Records what was asked for. `model`: the target's name."""
         if self._span.is_kept:
             operation = "chat" if is_chat else "text_completion"
             self._span.set({"gen_ai.operation.name": operation, "gen_ai.request.model": model, **_asked(request)})
 
     def add(self, choice: Choice, error: BaseException | None) -> None:
-        """Adds the phases of a generation that is over. `error`: what ended it early."""
+        """Adds a finished generation's phases."""
         if not self._span.is_kept:
             return
         self._choices.append(choice)
@@ -204,23 +188,23 @@ class RequestSpan(contextlib.AbstractContextManager["RequestSpan"]):
 
 
 def _phases(choice: Choice, error: BaseException | None) -> Iterator[tuple[str, float, float, Attributes]]:
-    """Yields name, start, end and attributes of each phase that the generation reached."""
+    """Yields name, start, end and attributes of each phase reached."""
     stats, finish, now_s = choice.stats, choice.finish(), time.perf_counter()
     which = {"paceline.choice": choice.index}
-    if stats.placed_s is None:
+    if stats.admitted_s is None:
         yield "queue", stats.arrived_s, now_s, which
         return
-    yield "queue", stats.arrived_s, stats.placed_s, which
+    yield "queue", stats.arrived_s, stats.admitted_s, which
     prompt = {
         **which,
         "paceline.prompt_tokens": finish.prompt_tokens,
         "paceline.cached_tokens": finish.cached_prompt_tokens,
     }
     if finish.timing.ttft_ms == 0:
-        yield "prompt", stats.placed_s, now_s, prompt
+        yield "prompt", stats.admitted_s, now_s, prompt
         return
     first_s = stats.arrived_s + finish.timing.ttft_ms / 1e3
-    yield "prompt", stats.placed_s, first_s, prompt
+    yield "prompt", stats.admitted_s, first_s, prompt
     # The first token may have been the last.
     if stats.rounds or error is not None:
         figures = finish.speculation
@@ -255,7 +239,7 @@ def _asked(request: Request) -> Attributes:
 
 
 def _outcome(choices: list[Choice]) -> Attributes:
-    """Sums up all choices; they share the prompt."""
+    """Sums all choices, which share the prompt."""
     finishes = [choice.finish() for choice in choices]
     times = {
         f"paceline.{stage}_ms": sum(getattr(finish.timing, f"{stage}_ms") for finish in finishes) for stage in STAGES
@@ -270,17 +254,15 @@ def _outcome(choices: list[Choice]) -> Attributes:
 
 
 def _code(error: BaseException) -> str:
-    """Returns the gRPC status. A call that its client gave up raises none of our errors."""
     return code_of(error).name if isinstance(error, Exception) else "CANCELLED"
 
 
 def log_refusal(error: Exception) -> None:
-    """Logs a request that was refused: the code alone, as the message may quote the request."""
+    """Logs only the code: the message may quote the request."""
     log.info("request refused", extra=with_fields(caller=caller.get() or "-", code=code_of(error).name.lower()))
 
 
 def log_generation(choice: Choice, error: BaseException | None) -> None:
-    """Logs a generation that is over. `error`: what ended it early."""
     finish = choice.finish()
     figures, timing = finish.speculation, finish.timing
     first_token = {"first_token_ms": int(timing.ttft_ms)} if timing.ttft_ms else {}

@@ -1,5 +1,3 @@
-"""Tokens <-> text: the target's own tokenizer, incremental decoding, stop strings, and the bytes of a token."""
-
 import asyncio
 import codecs
 import json
@@ -20,54 +18,51 @@ from paceline.errors import ConfigError
 
 T = TypeVar("T")
 
-# Tokens of the prompt that the stream's text continues.
+# Prompt tokens given to the decoder as context.
 CONTEXT_TOKENS = 8
-# Stands for bytes that are not UTF-8.
+# The replacement for invalid UTF-8.
 BROKEN = "\ufffd"
-# Tokens held back for a character that is not whole yet. Each token is decoded together with those held back before it.
+# Tokens held back for an incomplete character; each new token decodes all of them.
 MAX_PENDING_TOKENS = 8
 # A longer text takes more than a few milliseconds to tokenize.
 LONG_CHARACTERS = 10_000
 
 
 class Tokenizer:
-    """The tokenizer that the target server serves. Does not load torch."""
+    """The target's tokenizer. Does not import torch."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
-        """`files`: name -> content, as Target.Tokenizer streams them. Raises ConfigError for files that are not a tokenizer."""
+        """Raises ConfigError. `files`: name -> content."""
         with tempfile.TemporaryDirectory() as folder:
             for name, data in files.items():
                 (Path(folder) / Path(name).name).write_bytes(data)
             try:
                 self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-            except Exception as error:  # tokenizers raises bare Exception for files it can't read
+            except Exception as error:  # tokenizers raises bare Exception
                 raise ConfigError(f"the target's tokenizer can't be read: {error}") from error
         self.backend = self._tokenizer.backend_tokenizer
-        # The first call removes truncation and padding; two threads can't do that at once.
+        # The first call removes truncation and padding, which is not thread-safe.
         self._tokenizer.encode("")
         self._chat_template = ChatTemplate(self._tokenizer)
         self._token_bytes = TokenBytes(self.backend)
-        # One thread: long texts must not take all cores from the model servers.
+        # One thread leaves cores for the model servers.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
 
     async def run(self, encode: Callable[[], T], num_characters: int) -> T:
-        """Runs `encode`, in a thread if the text is long."""
+        """Uses a thread if the text is long."""
         if num_characters < LONG_CHARACTERS:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
 
     @property
     def special_tokens(self) -> dict[str, str | None]:
-        """Returns special tokens by the names that chat templates use; None for those that the tokenizer lacks."""
         return {name: getattr(self._tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
 
     @property
     def chat_template(self) -> str | None:
-        """The template, or the default one of several."""
         return self._chat_template.source
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Tokenizes plain text. `add_special_tokens`: with what the tokenizer adds, such as a BOS token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
@@ -78,16 +73,14 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         parse_special_tokens: bool = False,
     ) -> list[int]:
-        """Tokenizes a conversation (see `ChatTemplate.encode`)."""
         return self._chat_template.encode(messages, options or {}, add_generation_prompt, parse_special_tokens)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of `ids`."""
         text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def decode_with_offsets(self, ids: list[int], skip_special_tokens: bool = True) -> tuple[str, list[int]]:
-        """Returns the text of `ids` and the offset of each, in characters."""
+        """Offsets are in characters."""
         text = self.decode(ids, skip_special_tokens)
         *offsets, end = self._token_bytes.offsets_of(ids, skip_special_tokens)
         # Some tokenizers strip the space before a text's first word.
@@ -95,64 +88,57 @@ class Tokenizer:
         return text, [min(max(0, at - surplus), len(text)) for at in offsets]
 
     def bytes_of(self, token: int) -> bytes:
-        """Returns the bytes of the token alone, maybe a part of a character; for a special token its name."""
+        """Returns bytes that may be part of a character; a special token's name."""
         return self._token_bytes.of(token)
 
     def has_text(self, token: int) -> bool:
-        """See `TokenBytes.has_text`."""
         return self._token_bytes.has_text(token)
 
     def unfinished(self, ids: list[int]) -> tuple[list[int], int]:
-        """See `TokenBytes.unfinished`."""
         return self._token_bytes.unfinished(ids)
 
     def stream(self, stop: tuple[str, ...], before: Sequence[int] = ()) -> "TextStream":
-        """`before`: tokens whose text the stream continues; empty for a text that starts afresh."""
         return TextStream(self, stop, before)
 
 
 class TextStream:
-    """Turns one generation's tokens into text that never changes later.
-
-    Holds back bytes that are not yet a character, and text that may become a stop string.
-    """
+    """Decodes one generation's tokens; holds back incomplete characters and text that may become a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
-        # Characters so far, given out or held back: the offset of the next token.
+        # The next token's offset, including text held back.
         self.num_characters = 0
-        # Text that is not given out yet.
+        # Text that may become a stop string.
         self._held = ""
         self.is_stopped = False
         self._begin(list(before[-CONTEXT_TOKENS:]))
 
     def push(self, token: int, is_end: bool = False, may_stop: bool = True) -> str:
-        """Returns the text that `token` makes final. A token that ends the text adds none of its own."""
+        """Returns the text that `token` completes; none if it ends the text."""
         if is_end:
             return ""
         return self._release(self._decode(token), may_stop)
 
     def finish(self) -> str:
-        """Returns what was held back at the end. Bytes that never became a character come out as U+FFFD."""
+        """Returns held text; incomplete characters become U+FFFD."""
         if self.is_stopped:
             return ""
-        text = self._release(self._rest(), True)
+        text = self._release(self._flush_decoder(), True)
         if self.is_stopped:
             return text
         held, self._held = self._held, ""
         return text + held
 
     def _begin(self, context: list[int]) -> None:
-        """Decodes the tokens to come as if they followed these: some tokenizers strip the
-        space before a text's first word."""
+        """Gives the decoder context: some tokenizers strip the space before the first word."""
         text = self._tokenizer.decode(context)
         if text.endswith(BROKEN):
             context, text = [], ""
         self._decoder = DecodeStream(ids=context, skip_special_tokens=True)
-        # All tokens of the decoder, and the characters decoded so far.
+        # The decoder's tokens, and the number of characters decoded.
         self._ids, self._num_decoded = context, len(text)
-        # The newest of these tokens, whose text is held back, and how many of its characters were given out already.
+        # How many of the newest tokens are held back, and how many of their characters are out already.
         self._num_pending = self._num_surplus = 0
 
     def _begin_again(self) -> None:
@@ -163,13 +149,13 @@ class TextStream:
             chunk = self._step(token)
             before = ""
         except Exception:
-            # tokenizers raises bare Exception if a byte that makes no character changes what those before it meant. Their
-            # text is given out, and the new token is decoded by itself.
-            before = self._rest()
+            # tokenizers raises bare Exception if an invalid byte changes how those before it decode. Flush their text and
+            # decode the new token on its own.
+            before = self._flush_decoder()
             self._begin_again()
             chunk = self._step(token)
         if self._num_pending > MAX_PENDING_TOKENS:
-            chunk += self._settle()
+            chunk += self._flush_pending()
         return before + chunk
 
     def _step(self, token: int) -> str:
@@ -182,11 +168,11 @@ class TextStream:
         self._num_decoded += len(chunk)
         return chunk
 
-    def _settle(self) -> str:
-        """Gives out the text of pending tokens, except for the bytes that may still become a character."""
+    def _flush_pending(self) -> str:
+        """Returns pending text, except bytes that may still become a character."""
         unfinished, num_surplus = self._tokenizer.unfinished(self._ids[-self._num_pending :])
         held_back = len(self._tokenizer.decode(unfinished)) - num_surplus
-        rest = self._rest()
+        rest = self._flush_decoder()
         self._begin_again()
         for token in unfinished:
             self._step(token)
@@ -194,8 +180,7 @@ class TextStream:
         self._num_decoded += num_surplus
         return rest[: len(rest) - held_back]
 
-    def _rest(self) -> str:
-        """Returns what the decoder holds back: bytes that are not yet a character."""
+    def _flush_decoder(self) -> str:
         rest = self._tokenizer.decode(self._ids)[self._num_decoded :]
         self._num_decoded += len(rest)
         return rest
@@ -221,33 +206,33 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
-# A character has at most one byte more.
+# UTF-8 has at most 4 bytes per character.
 MAX_UNFINISHED_BYTES = 3
 _BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Maps GPT-2's characters to bytes: printable bytes are themselves, the others follow from U+0100 on."""
+    """Returns GPT-2's: printable bytes are themselves, the others follow from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 class TokenBytes:
-    """The bytes of each token of one tokenizer.
+    """The bytes of each token.
 
-    A byte-level vocabulary writes each byte as a printable character. Others write a token's text, with a sign of their
-    own for a space, and names such as <0x0A> for single bytes.
+    Byte-level vocabularies write a byte as a printable character. Others write text, with a sign for a space, and names such as
+    <0x0A> for bytes.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Added tokens, special ones among them, are written as they are.
+        # Added tokens are plain text.
         self._added = {id: str(token).encode() for id, token in tokenizer.get_added_tokens_decoder().items()}
         self._special = frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         steps = _decoder_steps(tokenizer)
         kinds = {step["type"] for step in steps}
-        # Without one, tokens are joined by spaces.
+        # Without a decoder, tokens are joined by spaces.
         self._has_decoder = bool(steps)
         self._alphabet = _byte_level_alphabet() if "ByteLevel" in kinds else None
         self._has_byte_names = "ByteFallback" in kinds
@@ -258,7 +243,7 @@ class TokenBytes:
         ]
 
     def of(self, token: int) -> bytes:
-        """Returns the token's bytes; empty for an unknown id, with which a model's vocabulary may be padded."""
+        """Returns no bytes for an unknown id, as in a padded vocabulary."""
         if token in self._added:
             return self._added[token]
         written = self._tokenizer.id_to_token(token)
@@ -273,7 +258,7 @@ class TokenBytes:
         return str(written).encode()
 
     def offsets_of(self, ids: list[int], skip_special_tokens: bool) -> list[int]:
-        """Returns the number of characters before each token, and last that of all."""
+        """Returns the characters before each token, and the total."""
         skipped = self._special if skip_special_tokens else frozenset()
         pieces = [b"" if token in skipped else self.of(token) for token in ids]
         if not self._has_decoder:
@@ -285,8 +270,7 @@ class TokenBytes:
         return [*offsets, end + len(decoder.decode(b"", final=True))]
 
     def unfinished(self, ids: list[int]) -> tuple[list[int], int]:
-        """Returns the last tokens of `ids` if they hold the first bytes of a character, and how many characters precede
-        those bytes in them. Special tokens are skipped."""
+        """Returns the last tokens if they end with an incomplete character, and the number of characters before it in them."""
         kept: list[int] = []
         data = b""
         for token in reversed(ids):
@@ -306,17 +290,15 @@ class TokenBytes:
         return kept, len(data[:-num_unfinished].decode(errors="replace"))
 
     def has_text(self, token: int) -> bool:
-        """Whether the token adds text by itself: it is not special, and not named for a byte."""
+        """Returns False for special tokens and byte names."""
         return token not in self._special and not self.is_byte(token) and bool(self.of(token))
 
     def is_byte(self, token: int) -> bool:
-        """Whether the token is named for a byte."""
         written = self._tokenizer.id_to_token(token)
         return self._has_byte_names and written is not None and _BYTE_NAME.fullmatch(written) is not None
 
 
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    """Returns the steps of the tokenizer's decoder."""
     decoder = json.loads(tokenizer.to_str())["decoder"]
     if decoder is None:
         return []

@@ -1,8 +1,7 @@
-"""Backpressure: bounds the memory of answers that callers have not read, per call and in total.
+"""Bounds the memory of messages that clients have not read, per call and in total.
 
-A generation does not wait for a slow caller, since its caches cost more than its messages. Messages are buffered, and a call
-whose buffer exceeds the bound is cancelled; other calls are not affected. They are buffered as encoded bytes, which take far
-less memory than objects.
+A generation does not wait for a slow client: its caches cost more than its messages. A call beyond the bound is cancelled.
+Messages are buffered as encoded bytes, which take far less memory than objects.
 """
 
 import asyncio
@@ -12,15 +11,13 @@ from typing import Generic, TypeVar
 from paceline.errors import ResourceExhausted
 
 T = TypeVar("T")
-# One call may hold this fraction of the total: 1 / CALL_SHARE.
-CALL_SHARE = 4
-# Python's overhead for a message, most of a short one.
-KEEPING_BYTES = 128
+# One call may hold 1 / CALL_FRACTION of the total.
+CALL_FRACTION = 4
+# Python's overhead per message.
+OVERHEAD_BYTES = 128
 
 
 class UnreadAnswers:
-    """The unread answers of all calls."""
-
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
@@ -28,10 +25,10 @@ class UnreadAnswers:
 
     @property
     def max_call_bytes(self) -> int:
-        return self.max_bytes // CALL_SHARE
+        return self.max_bytes // CALL_FRACTION
 
     def count(self, answer: "UnreadAnswer[object]", num_bytes: int) -> None:
-        """Counts added or removed (below 0) bytes. Beyond the total, refuses the call with the largest buffer."""
+        """Refuses the call with the largest buffer if the total exceeds its bound."""
         self.num_bytes += num_bytes
         if answer.num_bytes:
             self._calls.add(answer)
@@ -44,34 +41,33 @@ class UnreadAnswers:
 
 
 class UnreadAnswer(Generic[T]):
-    """One call's messages, in order, between their writers and the call that sends them."""
+    """One call's queue of messages."""
 
     def __init__(self, answers: UnreadAnswers, on_refused: Callable[[], object]) -> None:
-        """`on_refused` ends the writers: the caller may not read for long, so `get` may not raise soon."""
+        """`on_refused` ends the writers: `get` may not be called for long."""
         self._answers = answers
         self._on_refused = on_refused
         self._failure: ResourceExhausted | None = None
-        # None wakes a reader whose answer was refused.
+        # None wakes the reader after a refusal.
         self._waiting: asyncio.Queue[tuple[T, bytes | None] | None] = asyncio.Queue()
         self.num_bytes = 0
 
     def put(self, writer: T, message: bytes | None) -> None:
-        """Adds a message, None when the writer is done. Never waits. Drops the message of a refused answer."""
+        """`message`: None when the writer is done. Does nothing after a refusal."""
         if self._failure is None:
             self._waiting.put_nowait((writer, message))
-            self._count(_kept_bytes(message))
+            self._count(_buffered_bytes(message))
 
     async def get(self) -> tuple[T, bytes | None]:
-        """Returns the next message and its writer. Raises ResourceExhausted if the caller left too much unread."""
+        """Raises ResourceExhausted after a refusal."""
         part = await self._waiting.get()
         if part is None:
             assert self._failure is not None
             raise self._failure
-        self._count(-_kept_bytes(part[1]))
+        self._count(-_buffered_bytes(part[1]))
         return part
 
     def refuse(self) -> None:
-        """Drops unread messages and ends the answer."""
         self._failure = ResourceExhausted(
             f"{self.num_bytes} bytes of this answer were not read; at most {self._answers.max_call_bytes} are kept for a "
             f"call, and {self._answers.max_bytes} for all calls"
@@ -81,15 +77,14 @@ class UnreadAnswer(Generic[T]):
         self._on_refused()
 
     def close(self) -> None:
-        """Drops unread messages."""
         while not self._waiting.empty():
             self._waiting.get_nowait()
         self._count(-self.num_bytes)
 
     def _count(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
-        self._answers.count(self, num_bytes)  # type: ignore[arg-type]  # whoever its writers are
+        self._answers.count(self, num_bytes)  # type: ignore[arg-type]
 
 
-def _kept_bytes(message: bytes | None) -> int:
-    return KEEPING_BYTES + len(message or b"")
+def _buffered_bytes(message: bytes | None) -> int:
+    return OVERHEAD_BYTES + len(message or b"")

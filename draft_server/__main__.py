@@ -1,4 +1,4 @@
-"""`python -m draft_server`: one draft server."""
+"""Runs one draft server: `python -m draft_server`."""
 
 from draft_server.config import DraftSettings
 from paceline.engine.config import DRAFT_ROLE

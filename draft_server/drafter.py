@@ -1,4 +1,4 @@
-"""The job of a Propose command: feed the tail, then draft token by token."""
+"""The job of a Propose command: feeds the tail, then drafts token by token."""
 
 import math
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from paceline.speculation import DraftMode
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Limits of a support, the few token ids on which q is not zero: at most `max_size` ids with mass `min_mass`."""
+    """Limits of a support, the token ids on which q is not zero: at most `max_size` ids with mass `min_mass`."""
 
     max_size: int
     min_mass: float
@@ -39,23 +39,23 @@ class ProposeSpec:
     num_draft_tokens: int
     draft_mode: DraftMode
     support: Support
-    # Stops early where the model is unsure; None: never stop early.
+    # The entropy rule; None: never stop early.
     entropy: EntropyStop | None = None
-    # Stops behind the token with which the product of all drafts' confidences falls below this; 0: never stop early.
+    # Stops once the product of the drafts' confidences falls below this; 0: never stop early.
     least_confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProposeResult:
-    """Drafted tokens. In draft mode `sampled` each token also has its support, and q on the support."""
+    """Drafted tokens. In draft mode `sampled` each token also has its support, and q on it."""
 
     tokens: list[int]
     supports: list[NDArray[np.int64]]  # [support_size] each
     support_probs: list[NDArray[np.float32]]  # [support_size] each
-    # With the entropy rule: one value for each drafted position, and one for the position where it stopped.
+    # With the entropy rule: one value for each drafted position, and one for the position at which it stopped.
     entropies: list[float]
     entropy_emas: list[float]
-    # Of the tokens those that are in the cache now.
+    # Drafted tokens that are in the cache now.
     num_fed_drafts: int
     # With least_confidence: the probability of each token.
     confidences: list[float]
@@ -66,10 +66,7 @@ class ProposeResult:
 
 
 class ProposeJob(Job):
-    """Feeds the tail, then one row per step: any model can.
-
-    k drafts need k samples, but only k - 1 of them are fed: no further draft depends on the last.
-    """
+    """Feeds the tail, then one token per step. The last of k drafts is not fed: no draft depends on it."""
 
     def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec) -> None:
         super().__init__(sequence, tail)
@@ -79,9 +76,9 @@ class ProposeJob(Job):
         self._samples: list[Sample] = []
         self._confidences: list[float] = []
 
-    def specs(self, num_rows: int) -> list[SampleSpec | None]:
-        is_last = num_rows == len(self.pending)
-        return [None] * (num_rows - 1) + [self._spec(num_rows - 1, len(self._samples)) if is_last else None]
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
+        is_last = num_tokens == len(self.pending)
+        return [None] * (num_tokens - 1) + [self._spec(num_tokens - 1, len(self._samples)) if is_last else None]
 
     def multi_step_specs(self) -> list[SampleSpec]:
         if self._propose_spec.entropy is not None or self.sequence.options.sampling.has_penalties:
@@ -103,9 +100,9 @@ class ProposeJob(Job):
             self.pending = [token_of(samples[0])]
 
     def _keep(self, sample: Sample) -> bool:
-        """Drafts a token. Returns whether the model is sure enough of all its tokens to draft on.
+        """Appends a draft. Returns whether the model is confident enough to continue.
 
-        The token that ends the draft is kept: dropped because of its value, it would bias the output.
+        Dropping the last token for its value would bias the output, so it is kept.
         """
         self._samples.append(sample)
         if self._propose_spec.least_confidence == 0:
@@ -131,7 +128,6 @@ class ProposeJob(Job):
         )
 
     def _spec(self, row: int, index: int) -> SampleSpec:
-        """The sample spec of draft `index`, for the logits of pending row `row`."""
         options, wanted = self.sequence.options, self._propose_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
@@ -149,13 +145,11 @@ class ProposeJob(Job):
 
 
 def token_of(sample: Sample) -> int:
-    """The token of a sample that a draft spec gives."""
     assert isinstance(sample, int | ConfidentSample | TruncatedSample)
     return sample if isinstance(sample, int) else sample.token
 
 
 def _confidence(sample: Sample) -> float:
-    """1 from an engine that does not say: it never stops early."""
     match sample:
         case ConfidentSample():
             return sample.confidence

@@ -1,8 +1,7 @@
-"""The entropy rule: stops drafting where the draft model's entropy is high.
+"""The entropy rule: stops drafting when the draft model's entropy is high.
 
-The rule never looks at a sampled token. A rule that drops a token because of its value would bias the output. The
-coordinator keeps the rule's state between rounds and advances it only over decided positions, so the draft server keeps
-no state of a sequence beside its cache.
+It never looks at a sampled token, because dropping a token for its value would bias the output. The coordinator keeps
+its state and advances it over decided positions.
 """
 
 import numpy as np
@@ -11,8 +10,6 @@ from paceline.speculation import EntropyAdaptive
 
 
 class EntropyStop:
-    """The rule along the positions of one round."""
-
     def __init__(self, rule: EntropyAdaptive, ema: float) -> None:
         """`ema`: the smoothed entropy so far, in [0, 1]."""
         self._rule = rule
@@ -21,13 +18,12 @@ class EntropyStop:
         self.emas: list[float] = []
 
     def see(self, entropy: float) -> None:
-        """Takes the entropy at the next position, in [0, 1]."""
+        """Adds the entropy at the next position, in [0, 1]."""
         beta = self._rule.ema_beta
-        # To float32, as messages hold it: so k is the same wherever it is computed from what was reported.
+        # Round to float32, as messages do, so that k can be recomputed from what was reported.
         self._ema = float(np.float32(beta * self._ema + (1 - beta) * entropy))
         self.entropies.append(entropy)
         self.emas.append(self._ema)
 
     def allows(self, num_drafted: int) -> bool:
-        """Whether the rule allows one more token after `num_drafted` tokens."""
         return num_drafted < self._rule.allowed_draft_tokens(self._ema)

@@ -1,13 +1,13 @@
-"""The job of a Propose command that brings guesses of the draft's own next tokens: one forward checks them.
+"""The job of a Propose command with guesses of the draft's own next tokens, which one forward checks.
 
-A draft for the draft (Leviathan, Kalman, Matias 2211.17192, section 6). Behind the tail stand the guesses:
+A draft for the draft (Leviathan, Kalman, Matias 2211.17192, section 6). The guesses follow the tail:
 
-    row       newest token of the tail | guess 0 | guess 1 | …
+    token     newest token of the tail | guess 0 | guess 1 | …
     gives     draft 0                  | draft 1 | draft 2 | …
 
-Each draft is drawn as step by step: from the same distribution, with the noise of its position. It counts while every
-draft before it is the guess that was fed in its place. So the proposal is what the draft model proposes by itself, with the
-q that each token was drawn from, and no guess can change the output.
+Each draft is sampled from the same distribution and with the same noise as step by step, and counts only if every draft
+before it equals the guess that was fed. So the proposal is the draft model's own, and no guess changes the
+output.
 """
 
 from draft_server.drafter import ProposeJob, ProposeSpec, token_of
@@ -16,26 +16,24 @@ from paceline.engine.sampling.specs import Sample, SampleSpec
 
 
 def can_check_guesses(guess: list[int], spec: ProposeSpec) -> bool:
-    """The entropy rule decides before each draft whether there is one: it goes step by step."""
+    """Whether there are guesses to check, and no entropy rule, which decides draft by draft."""
     return bool(guess) and spec.num_draft_tokens > 1 and spec.entropy is None
 
 
 class GuessedProposeJob(ProposeJob):
-    """Feeds the tail and the guesses. Behind the first wrong guess, or the last, it drafts step by step."""
-
     def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec, guess: list[int]) -> None:
-        """`guess`: tokens behind the tail. Those that no draft depends on are left out: k drafts feed k - 1 tokens."""
+        """`guess`: tokens after the tail, at most k - 1 for k drafts: no draft depends on a later one."""
         super().__init__(sequence, tail, spec)
         self._guess = guess[: spec.num_draft_tokens - 1]
         self.pending = [*tail, *self._guess]
         self._is_checking = True
 
-    def specs(self, num_rows: int) -> list[SampleSpec | None]:
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
         if not self._is_checking:
-            return super().specs(num_rows)
+            return super().specs(num_tokens)
         # The row of draft 0; below 0 once it is fed.
         first = len(self.pending) - 1 - len(self._guess)
-        return [self._spec(row, row - first) if row >= first else None for row in range(num_rows)]
+        return [self._spec(row, row - first) if row >= first else None for row in range(num_tokens)]
 
     def multi_step_specs(self) -> list[SampleSpec]:
         # The next step may have to feed another row's sample than the last one's.
@@ -52,7 +50,6 @@ class GuessedProposeJob(ProposeJob):
                 return
 
     def _end_check(self, pending: list[int]) -> None:
-        """Leaves the tail and all drafts but the last in the cache, as drafting step by step does."""
         self._is_checking = False
-        self.sequence.take_back(self._round_start + len(self._samples) - 1)
+        self.sequence.rollback(self._round_start + len(self._samples) - 1)
         self.pending = pending

@@ -1,7 +1,7 @@
-"""The job of a Propose command for a model that has learned to fill masks: all drafts come from one forward.
+"""The job of a Propose command for a model trained to fill masks: all drafts come from one forward.
 
-Behind the tail stand masks, one less than there are drafts. Each row is sampled by itself: the draft at a mask is drawn
-without a look at the drafts before it, from the q that is sent along, so both rules stay exact (PARD, 2504.18583).
+The tail is followed by masks, one fewer than drafts. The draft at a mask is sampled without seeing the drafts before
+it, from the q that is returned, so both rules stay exact (PARD, 2504.18583).
 """
 
 from draft_server.drafter import ProposeJob, ProposeSpec
@@ -11,25 +11,23 @@ from paceline.sampling import SamplingParams
 
 
 def can_draft_in_parallel(num_masks: int, sampling: SamplingParams, spec: ProposeSpec) -> bool:
-    """Penalties and the entropy rule look at the drafts before a draft: they go step by step."""
+    """Whether drafts are independent: penalties and the entropy rule depend on the drafts before."""
     return num_masks > 0 and not sampling.has_penalties and spec.entropy is None
 
 
 class ParallelProposeJob(ProposeJob):
-    """Feeds the tail and masks; takes the masks out of the cache again."""
-
     def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec, mask_ids: list[int]) -> None:
-        """`mask_ids`: of the masks that the model knows, in order. No more drafts than one more than these are made."""
+        """`mask_ids`: ids of the model's masks, in order."""
         super().__init__(sequence, tail, spec)
         masks = mask_ids[: spec.num_draft_tokens - 1]
         self.pending = [*tail, *masks]
         self._num_drafts = len(masks) + 1
         self._is_sure = True
 
-    def specs(self, num_rows: int) -> list[SampleSpec | None]:
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
         # The last pending rows draft; below 0 once some of them are fed.
         first = len(self.pending) - self._num_drafts
-        return [self._spec(row, row - first) if row >= first else None for row in range(num_rows)]
+        return [self._spec(row, row - first) if row >= first else None for row in range(num_tokens)]
 
     def multi_step_specs(self) -> list[SampleSpec]:
         return []

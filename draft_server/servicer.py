@@ -1,4 +1,4 @@
-"""The Draft service: converts Propose messages to jobs, and results to messages."""
+"""The Draft service: converts Propose messages to jobs and results to messages."""
 
 from typing import Any
 
@@ -19,8 +19,6 @@ from paceline.v1 import draft_pb2
 
 
 class DraftServicer(ModelServicer):
-    """The Draft service."""
-
     response_class = draft_pb2.DraftResponse
 
     def __init__(self, engine: Engine, support: Support) -> None:

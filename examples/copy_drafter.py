@@ -1,4 +1,4 @@
-"""A custom drafter: proposes what followed the newest token where it last occurred in the prompt."""
+"""A custom drafter: proposes what followed the newest token's last occurrence in the prompt."""
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request

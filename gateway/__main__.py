@@ -1,4 +1,4 @@
-"""`python -m gateway`: serves HTTP until a signal."""
+"""Starts a gateway: `python -m gateway`."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ KEEP_ALIVE_S = 75
 
 
 class GatewayServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to us: uvicorn would raise them again at the end."""
+    """Leaves signals to `serve`: uvicorn would raise them again."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -35,7 +35,7 @@ class GatewayServer(uvicorn.Server):
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """Serves until SIGTERM or SIGINT, then drains open requests. Raises ConfigError if it cannot start."""
+    """Serves until SIGTERM or SIGINT, then drains. Raises ConfigError."""
     with traced(settings.traces, "gateway") as spans:
         app = make_app(settings, spans)
         with exposed(app.state.exposition, settings.metrics, "gateway"):
@@ -49,7 +49,7 @@ async def _serve(settings: GatewaySettings, app: Starlette) -> None:
         "proxy_headers": False, "timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": int(DRAIN_S),
     }  # fmt: skip
     if settings.tls:
-        # Loaded here so that a bad file ends the gateway before it listens.
+        # Loaded before listening, so that a bad file fails early.
         context = reloading_context(settings.tls)
         options["ssl_context_factory"] = lambda config, default: context
     if settings.listen.startswith("unix:"):
@@ -59,13 +59,13 @@ async def _serve(settings: GatewaySettings, app: Starlette) -> None:
         scheme, host = "https" if settings.tls else "http", settings.listen.rpartition(":")[0]
         address = f"{scheme}://{host}:{sockets[0].getsockname()[1]}"
     config = uvicorn.Config(app, http=HttpConnection, **options)
-    # We log the address ourselves.
+    # Logged below.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     server = GatewayServer(config)
     serving = asyncio.create_task(server.serve(sockets))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
-    # Objects made at startup stay: keep them out of garbage collection.
+    # Exclude objects made at startup from garbage collection.
     gc.collect()
     gc.freeze()
     log.info("gateway: listening on %s (%s)", address, settings.tls.said)
@@ -77,12 +77,11 @@ async def _serve(settings: GatewaySettings, app: Starlette) -> None:
 
 
 def reloading_context(tls: Tls) -> ssl.SSLContext:
-    """Returns a context that gives each new connection the files' current certificates. Raises ConfigError."""
+    """Serves the files' current certificates. Raises ConfigError."""
     contexts = Reloaded(tls, tls.server_context)
     first = contexts.value
 
     def use_newest(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Called during each handshake, after the client's hello."""
         contexts.newer()
         if contexts.value is not first:
             connection.context = contexts.value
@@ -92,7 +91,7 @@ def reloading_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _bind(listen: str) -> socket.socket:
-    """Binds here instead of in uvicorn, to know which port 0 became. `require_free_address` has checked the address."""
+    """Binds here, not in uvicorn, to learn the port chosen for 0."""
     host, _, port = listen.rpartition(":")
     family, *_, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
     bound = socket.socket(family, socket.SOCK_STREAM)

@@ -1,5 +1,3 @@
-"""The ASGI application: routes, middleware and exception handlers."""
-
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -38,7 +36,7 @@ PAGE_HEADERS = {"content-security-policy": "default-src 'self'", "x-content-type
 
 
 def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
-    """Makes the application. Raises ConfigError if the file of keys cannot be read."""
+    """Raises ConfigError if the API keys can't be read."""
     gateway = Gateway(settings)
     endpoints = Endpoints(gateway)
 
@@ -75,7 +73,7 @@ def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
 def make_middleware(
     settings: GatewaySettings, paths: Collection[str], metrics: GatewayMetrics, spans: Spans
 ) -> list[Middleware]:
-    """Orders middleware from the outside in: paths, CORS, spans, admission."""
+    """Orders middleware from the outside in."""
     keys = KeyRing(settings.api_keys) if settings.api_keys else None
     loopback_only = keys is None and not settings.listen.startswith("unix:") and is_of_this_machine(settings.listen)
     middleware = [Middleware(SlashIgnored)]
@@ -110,7 +108,6 @@ async def on_paceline_error(request: Request, error: Exception) -> Response:
 
 
 async def on_framework_error(request: Request, error: Exception) -> Response:
-    """Answers an unknown path or method."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:100]}: {error.detail}"
     response = error_response(HttpError(error.status_code, message, "invalid_request_error"))

@@ -27,7 +27,7 @@ class GatewaySettings(FrontSettings, ServiceSettings):
     coordinators: Annotated[str, AfterValidator(_check_addresses)] = Field(
         "127.0.0.1:50050", description="addresses of coordinators, separated by commas"
     )
-    patience: float = Field(
+    retry_timeout: float = Field(
         60.0, ge=0, le=86400, description="seconds to retry or resume a request while no coordinator is available"
     )
     model_name: str | None = Field(None, description="model name that clients see; default: the target model's own")

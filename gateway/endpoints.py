@@ -1,5 +1,3 @@
-"""The HTTP endpoints, and the gateway's state that they share."""
-
 import asyncio
 import os
 from collections.abc import Mapping
@@ -24,7 +22,7 @@ from paceline.client import Prompt
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
 from paceline.rpc.server import instance_of
-from paceline.speculation import Bounds, Drafter, DraftLength, DraftMode, EntropyAdaptive, SpeculationParams
+from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
 
 HEALTH_TIMEOUT_S = 1.0
 TOKENIZE = (
@@ -35,7 +33,7 @@ DETOKENIZE = ("model", "tokens")
 
 
 class Gateway:
-    """State shared by all endpoints. An asynchronous context manager that holds connections to coordinators."""
+    """State shared by all endpoints."""
 
     coordinators: Coordinators
     texts: TokenTexts
@@ -47,7 +45,7 @@ class Gateway:
 
     async def __aenter__(self) -> "Gateway":
         settings = self.settings
-        self.coordinators = Coordinators(settings.addresses, settings.patience, settings.servers_tls, self.metrics)
+        self.coordinators = Coordinators(settings.addresses, settings.retry_timeout, settings.servers_tls, self.metrics)
         self.texts = TokenTexts(self.coordinators)
         return self
 
@@ -55,18 +53,18 @@ class Gateway:
         await self.coordinators.close()
 
     def model_name(self, deployment: Deployment) -> str:
-        """Returns the name that clients use for the model."""
+        """Returns the name for clients."""
         return self.settings.model_name or deployment.target.name
 
     def check_model(self, body: Mapping[str, Any], deployment: Deployment) -> None:
-        """Raises HttpError (404) if the request names another model."""
+        """Raises HttpError (404)."""
         model, known = get(body, "model", str, "a string"), self.model_name(deployment)
         if model not in (None, known, deployment.target.name):
             raise no_such_model(model, known)
 
 
 class GenerateEndpoint:
-    """Serves the generations of a dialect. An ASGI application."""
+    """Serves a dialect."""
 
     def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
         self._gateway = gateway
@@ -94,7 +92,7 @@ class GenerateEndpoint:
             await response(request.scope, request.receive, send)
 
     async def _with_token_ids(self, asked: HttpRequest, key: str | None) -> HttpRequest:
-        """Tokenizes prompts: log-probabilities of an echo are per token, and usage counts prompts not yet begun."""
+        """Tokenizes prompts for an echo's log-probabilities, and for usage before they begin."""
 
         async def tokenize(text: str) -> list[int]:
             return await self._gateway.coordinators.ask(key, lambda client: client.tokenize(text, raw=True))
@@ -104,19 +102,18 @@ class GenerateEndpoint:
 
 
 class Endpoints:
-    """Handlers of all other paths: models, deployment, tokenizer, health and metrics."""
+    """Handlers of all other paths."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     async def health(self, request: Request) -> Response:
-        """Reports that the process is alive, and which instance it is under `paceline up`."""
+        """Reports the instance under `paceline up`."""
         instance = instance_of(os.environ)
         more = {} if instance is None else {"instance": instance.removeprefix("instance.")}
         return JsonResponse({"status": "ok", **more})
 
     async def ready(self, request: Request) -> Response:
-        """Reports whether a coordinator is serving."""
         settings = self._gateway.settings
         checks = [
             asyncio.to_thread(is_serving, each, HEALTH_TIMEOUT_S, tls=settings.servers_tls)
@@ -127,7 +124,6 @@ class Endpoints:
         raise unavailable("no coordinator is serving")
 
     async def metrics(self, request: Request) -> Response:
-        """Exposes metrics in the format that the scraper accepts."""
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self._gateway.exposition), headers={"content-type": kind})
 
@@ -141,7 +137,6 @@ class Endpoints:
         return JsonResponse(self._card(deployment))
 
     async def deployment(self, request: Request) -> Response:
-        """Returns models, limits, speculation defaults and the number of running generations."""
         found = await self._gateway.coordinators.describe(key_of(request), as_it_is_now=True)
         return JsonResponse(
             {
@@ -167,7 +162,6 @@ class Endpoints:
         )
 
     async def tokenize(self, request: Request) -> Response:
-        """Tokenizes `prompt`, or `messages` through the chat template."""
         gateway, body = self._gateway, await self._read_body(request, TOKENIZE)
         deployment, key = await self._describe(request), key_of(request)
         gateway.check_model(body, deployment)
@@ -217,7 +211,7 @@ class Endpoints:
         return whole_numbers(body)
 
     def _card(self, deployment: Deployment) -> dict[str, Any]:
-        """Returns OpenAI's model object, extended by vLLM's `max_model_len`."""
+        """Returns OpenAI's model object with vLLM's `max_model_len`."""
         return {
             "id": self._gateway.model_name(deployment), "object": "model", "created": 0, "owned_by": "paceline",
             "root": deployment.target.name, "parent": None, "max_model_len": deployment.target.max_model_len,
@@ -225,20 +219,18 @@ class Endpoints:
 
 
 def _speculation_body(defaults: SpeculationParams) -> dict[str, Any]:
-    """Formats the defaults as a request's `speculation`."""
     return {
         "enabled": defaults.enabled,
         "drafter": defaults.drafter.value,
         **draft_length_fields(defaults.num_speculative_tokens),
         "rule": None if defaults.rule is None else defaults.rule.value,
-        "coupled": defaults.draft_mode is DraftMode.COUPLED,
         "lenience": defaults.lenience,
         "draft_temperature": defaults.draft_temperature,
     }
 
 
 def draft_length_fields(length: DraftLength) -> dict[str, Any]:
-    """Returns the fields from which `parse_draft_length` makes this length. None: left out."""
+    """Inverts `parse_draft_length`."""
     match length:
         case Bounds() as bounds:
             text, beta = "adaptive", None

@@ -1,4 +1,4 @@
-"""HTTP errors as OpenAI's clients read them: a status and {"error": {message, type, param, code}}."""
+"""HTTP errors in OpenAI's format."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from paceline import errors
 
 # Retry-After of errors that do not carry a delay, in seconds.
 RETRY_AFTER_S = 1
-# HTTP clients' names of fields by the names that the rest of Paceline uses (fields.py).
+# HTTP field names by internal names (fields.py).
 FieldNames = Mapping[str, str]
 NO_RENAMES: FieldNames = MappingProxyType({})
 # OpenAI's error codes by Paceline's reasons.
@@ -20,8 +20,6 @@ _CODES = {errors.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded"}
 
 
 class HttpError(Exception):
-    """An error response: status, message and OpenAI's type, param and code."""
-
     def __init__(
         self, status: int, message: str, kind: str, param: str | None = None, code: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -36,13 +34,10 @@ class HttpError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
 class JsonResponse(Response):
-    """A JSON response, serialized by orjson."""
-
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
@@ -54,7 +49,6 @@ def error_response(error: HttpError) -> JsonResponse:
 
 
 def bad_request(name: str | None, message: str, code: str | None = None) -> HttpError:
-    """Refuses a request. `name`: the field at fault, if there is one."""
     return HttpError(400, message, "invalid_request_error", name, code)
 
 
@@ -88,7 +82,6 @@ def unavailable(message: str) -> HttpError:
 
 
 def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -> HttpError:
-    """Translates an error of a coordinator or of a validated parameter."""
     message = str(error)
     match error:
         case errors.InvalidArgument():
@@ -109,7 +102,7 @@ def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -
 
 
 def from_exception(error: BaseException, names: FieldNames = NO_RENAMES) -> HttpError:
-    """Translates any exception. Unexpected ones become an internal error without details."""
+    """Hides the details of unexpected exceptions."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, errors.PacelineError):

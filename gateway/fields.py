@@ -1,10 +1,10 @@
-"""The fields of OpenAI's request bodies (docs/server.md), and checks of their values.
+"""Fields of OpenAI's request bodies (docs/server.md).
 
 taken: has its documented effect.
-refused: not supported and would change the answer; values that ask for nothing special pass.
-ignored: does not change the answer.
+refused: not supported and would change the output; neutral values pass.
+ignored: does not change the output.
 
-Unknown fields, and unknown keys of a message, are refused by name.
+Unknown fields are refused.
 """
 
 from collections.abc import Collection, Mapping
@@ -57,7 +57,7 @@ TEXT = {
     "echo": "returns the prompt before the output, with its log-probabilities",
     "logprobs": "0 to 20 likeliest tokens at each position, plus the chosen one",
 }
-# With the values that ask for nothing special. None always passes.
+# Neutral values by field; null always passes.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "logits_processors": ([],),
 }
-# Ignored if another field has a value that disables it.
+# Ignored if another field disables it.
 UNUSED = {"tools": ("tool_choice", "none"), "functions": ("function_call", "none")}
 IGNORED = {
     "user": "identifies the end user",
@@ -141,10 +141,10 @@ PART = ("type", "text")
 PART_IGNORED = ("cache_control",)
 PREDICTION = ("type", "content")
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
-# Keys of `speculation` that together set how many tokens are drafted.
+# Keys of `speculation` that set the number of draft tokens.
 DRAFT_LENGTH = ("num_speculative_tokens", "draft_min", "draft_max", "entropy_beta")
-SPECULATION = ("enabled", "drafter", *DRAFT_LENGTH, "rule", "coupled", "lenience", "draft_temperature")
-# Clients' names of fields, by the names in errors of a coordinator or of a validated parameter.
+SPECULATION = ("enabled", "drafter", *DRAFT_LENGTH, "rule", "lenience", "draft_temperature")
+# HTTP field names by the names in a coordinator's errors.
 _SPECULATION_NAMES = {name: f"speculation.{name}" for name in SPECULATION} | {
     "num_speculative_tokens": "speculation.num_speculative_tokens"
 }
@@ -160,18 +160,16 @@ DETOKENIZE_NAMES: FieldNames = {"token_ids": "tokens"}
 
 
 def check_fields(body: Mapping[str, Any], own: Mapping[str, str]) -> None:
-    """Raises HttpError naming the first field that is not supported. `own`: CHAT or TEXT."""
+    """Raises HttpError naming the first unsupported field."""
     unused = [name for name, (switch, off) in UNUSED.items() if body.get(switch) == off]
     _check("", body, (*own, *COMMON, *SAMPLING), (*IGNORED, *unused), REFUSED)
 
 
 def check_message(message: Mapping[str, Any], name: str) -> None:
-    """Raises HttpError naming the first key of the message `name` that is not supported."""
     _check(f"{name}.", message, MESSAGE, MESSAGE_IGNORED, MESSAGE_REFUSED)
 
 
 def check_keys(given: Mapping[str, Any], taken: Collection[str], name: str, ignored: Collection[str] = ()) -> None:
-    """Raises HttpError naming the first key of the object `name` that is neither taken nor ignored."""
     _check(f"{name}.", given, taken, ignored, {})
 
 
@@ -195,12 +193,12 @@ def _check(
 
 
 def whole_numbers(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns whole-numbered floats into integers, also in lists: JSON does not distinguish 1.0 from 1."""
+    """Converts whole floats to integers: JSON does not distinguish 1.0 from 1."""
     return {name: _whole(value) for name, value in body.items()}
 
 
 def _whole(value: Any, depth: int = 2) -> Any:
-    """`depth`: of nested lists; `prompt` may be a list of lists of token ids."""
+    """`depth`: `prompt` may be a list of lists of token ids."""
     # No field takes integers above 64 bits.
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**64:
         return int(value)
@@ -210,7 +208,7 @@ def _whole(value: Any, depth: int = 2) -> Any:
 
 
 def get(body: Mapping[str, Any], name: str, kind: type, allowed: str, default: Any = None) -> Any:
-    """Returns a field's value, or `default` for null. Raises HttpError if it is not a `kind`."""
+    """Raises HttpError if the value is not a `kind`."""
     value = body.get(name)
     if value is None:
         return default
@@ -220,7 +218,7 @@ def get(body: Mapping[str, Any], name: str, kind: type, allowed: str, default: A
 
 
 def flag(body: Mapping[str, Any], name: str, default: bool = False, prefix: str = "") -> bool:
-    """Returns a boolean field's value. `prefix`: goes before the name in errors."""
+    """`prefix`: precedes the name in errors."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise bad_request(prefix + name, f"{prefix}{name} is {value!r:.80}; it must be true or false")

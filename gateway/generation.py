@@ -1,7 +1,4 @@
-"""Runs a request's generations at the coordinators and sends their rounds as server-sent events.
-
-Each `Dialect`, such as OpenAI's chat completions, is a class in a file of its own, registered in app.py.
-"""
+"""Runs generations at the coordinators and streams their rounds."""
 
 import asyncio
 import logging
@@ -22,11 +19,11 @@ from paceline.noise import fresh_seed
 from paceline.results import Deployment, Detokenized, Piece, TokenLogprobs
 
 log = logging.getLogger(__name__)
-# Characters of a prompt by which its coordinator is chosen.
+# Characters of a prompt that choose its coordinator.
 PREFIX_CHARACTERS = 512
-# Rounds of several prompts that are queued for a slow reader. Then the coordinators hold them back.
+# Rounds queued for a slow client before coordinators must buffer them.
 MAX_QUEUED_ROUNDS = 64
-# Rounds by their prompt's index, or what ended the prompt's generation: an error, or None.
+# Prompt index and a round; or an error; or None at the end.
 RoundQueue = asyncio.Queue[tuple[int, Piece | Exception | None]]
 EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -37,27 +34,26 @@ EVENT_HEADERS = [
 
 
 class Generation:
-    """A request on its way through the coordinators, for one caller."""
+    """One request for one caller."""
 
     def __init__(
         self, request: HttpRequest, model: str, coordinators: Coordinators, texts: TokenTexts, key: str | None
     ) -> None:
-        """`model`: the name that clients use; `key`: the caller's, passed to the coordinator."""
         self.request = request
         self.model = model
         self.texts = texts
         self._coordinators = coordinators
+        # The caller's.
         self._key = key
 
     async def load_texts(self, ids: Iterable[int]) -> None:
-        """Makes `texts` of these tokens available."""
         await self.texts.load(set(ids), self._key)
 
     async def detokenize(self, ids: list[int]) -> Detokenized:
         return await self._coordinators.detokenize(ids, self._key)
 
     async def rounds(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Yields each round with its prompt's index. Raises the first generation's error. Closing it cancels all."""
+        """Yields rounds with their prompt's index. Closing it cancels all."""
         prompts = self.request.prompts
         if len(prompts) == 1:
             async with aclosing(self._rounds_of(prompts[0])) as pieces:
@@ -92,10 +88,9 @@ class Generation:
             await queue.put((index, None))
 
     async def _rounds_of(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
-        """Yields the rounds of all samples of a prompt."""
         request, sampling = self.request, self.request.sampling
         if sampling.seed is None:
-            # Chosen here, so that another coordinator can resume the generation.
+            # Chosen here so that another coordinator can resume the generation.
             sampling = replace(sampling, seed=fresh_seed())
 
         def start(client: AsyncClient, replay_buffer: ReplayBuffer) -> AsyncGenerator[Piece, None]:
@@ -124,9 +119,9 @@ def routing_prefix(prompt: Prompt) -> str:
 
 
 async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) -> AsyncGenerator[Piece, None]:
-    """Yields pieces that are rounds. With `scores_prompt` each choice's first one has the prompt's log-probabilities.
+    """Yields rounds; with `scores_prompt`, each choice's first has the prompt's log-probabilities.
 
-    Coordinators send these with choice 0 only, a long prompt's in several pieces. Rounds of other choices wait for them.
+    Coordinators send these only with choice 0, in several pieces for a long prompt. Other choices wait for them.
     """
     prompt_logprobs: list[TokenLogprobs] = []
     is_scored, waiting = not scores_prompt, list[Piece]()
@@ -154,25 +149,23 @@ async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) ->
 
 
 class Reply(Protocol):
-    """A generation's response in a dialect: a stream or a single body."""
-
     def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """Yields the events of each round. Raises what a coordinator raises."""
+        """Yields each round's events."""
 
     async def whole(self) -> dict[str, Any]: ...
 
 
 class Dialect(Protocol):
-    """A generating endpoint: how it reads requests and writes responses."""
+    """An API that generates. Registered in app.py."""
 
     path: str
-    # Its names of fields, in errors.
+    # Field names in errors.
     field_names: FieldNames
     # Sent after the last event.
     stream_end: bytes
 
     def parse(self, body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
-        """Raises HttpError and InvalidArgument, both naming the field."""
+        """Raises HttpError and InvalidArgument."""
 
     def reply(self, generation: Generation) -> Reply: ...
 
@@ -180,14 +173,11 @@ class Dialect(Protocol):
         """Encodes a server-sent event."""
 
     def error_body(self, error: HttpError) -> dict[str, Any]:
-        """Returns the body of an event that ends a stream early."""
+        """Returns the event that ends a stream early."""
 
 
 async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: Send, dialect: Dialect) -> None:
-    """Sends a stream, each round at once. Raises errors before the first chunk; sends later ones as an event.
-
-    `send` waits for a slow client, so at most one round is buffered here.
-    """
+    """Raises errors before the first chunk; sends later ones as an event."""
 
     async def send_all(bodies: list[dict[str, Any]]) -> None:
         await send({"type": "http.response.body", "body": b"".join(map(dialect.event, bodies)), "more_body": True})
@@ -208,7 +198,7 @@ async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: 
 
 
 async def until_disconnect(receive: Receive, work: Awaitable[None]) -> None:
-    """Awaits `work`, or cancels it if the client disconnects. The request's body must have been read."""
+    """Cancels `work` if the client disconnects. The request's body must have been read."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))
     try:

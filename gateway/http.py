@@ -1,4 +1,4 @@
-"""HTTP/1.1 and 1.0 connections and request bodies, with limits on the size and time of what clients send."""
+"""HTTP connections and request bodies, with limits on size and time."""
 
 import asyncio
 import zlib
@@ -13,21 +13,19 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import HttpError, bad_request, error_response, too_large
 
-# Limit for the request line and headers. Clients send one or two KiB.
+# For the request line and headers; clients send 1 or 2 KiB.
 MAX_HEADER_BYTES = 64 << 10
 # Time for the headers, from the connection or the end of the previous request.
 HEADERS_TIMEOUT_S = 20.0
-# Time for the body.
 BODY_TIMEOUT_S = 30.0
 # Makes zlib expect gzip's header and trailer.
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
-# zlib copies the rest of its input at the end of each gzip member: many short members in a large input would take
-# quadratic time.
+# zlib copies its remaining input after each gzip member: many short members would take quadratic time.
 _GZIP_PIECE = 4096
 
 
 class HttpConnection(HttpToolsProtocol):
-    """A connection that closes if headers are too large or too slow: uvicorn does not limit them."""
+    """Limits the size and time of headers; uvicorn does not."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -83,14 +81,11 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _is_upgrade(self) -> bool:
-        """Whether the client offers to switch to another protocol, such as h2c."""
+        # The client offers another protocol, such as h2c.
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _parse(self, data: bytes) -> None:
-        """Ignores an offered upgrade (RFC 9110, 7.8) by parsing the request again without it.
-
-        httptools would take the request's body for data of the other protocol.
-        """
+        """Ignores an offered upgrade (RFC 9110, 7.8): httptools would take the body for data of the other protocol."""
         while True:
             try:
                 self.parser.feed_data(data)
@@ -101,7 +96,6 @@ class HttpConnection(HttpToolsProtocol):
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _head_without_upgrade(self) -> bytes:
-        """Returns the request line and headers parsed last, without the upgrade."""
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
         lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
@@ -124,10 +118,10 @@ class HttpConnection(HttpToolsProtocol):
         self._stop_header_timer()
         cycle = self.cycle
         if cycle is not None and cycle.more_body and not cycle.response_started and not self.pipeline:
-            # The rest of its body cannot be read: this is its response.
+            # Its body can't be read to the end, so this is its response.
             cycle.disconnected = cycle.response_complete = True
             cycle.message_event.set()
-        # An unfinished response to an earlier request cannot be followed by another one.
+        # Not after an unfinished response.
         if cycle is None or cycle.response_complete:
             response = error_response(HttpError(status, message, "invalid_request_error"))
             headers = [*response.raw_headers, (b"connection", b"close")]
@@ -137,7 +131,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """Serves a client that supports neither chunks nor 100 (Continue): the body ends with the connection."""
+    """Sends no chunks and no 100 (Continue): the body ends with the connection."""
     cycle.keep_alive = cycle.waiting_for_100_continue = False
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -155,11 +149,8 @@ def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
 
 async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Reads, decompresses and parses a JSON object.
-
-    Raises HttpError: 413 if too large, 415 for another content type or encoding, 408 if too slow, else 400.
-    """
-    # Browsers send any other type across origins without a preflight request.
+    """Raises HttpError: 413 (too large), 415 (content type or encoding), 408 (too slow), or 400."""
+    # Browsers send other types across origins without a preflight request.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HttpError(415, "content-type must be application/json", "invalid_request_error")
     gunzip = Gunzip() if _is_gzip(request.headers) else None
@@ -188,7 +179,7 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
 
 
 def _is_gzip(headers: Headers) -> bool:
-    """Whether the body is compressed. Raises HttpError for encodings other than gzip."""
+    """Raises HttpError for other encodings."""
     transfer = headers.get("transfer-encoding", "chunked")
     if transfer.lower() != "chunked":
         raise HttpError(501, f"transfer-encoding is {transfer!r:.80}; it must be chunked", "invalid_request_error")
@@ -205,13 +196,13 @@ def _is_gzip(headers: Headers) -> bool:
 
 
 class Gunzip:
-    """Decompresses gzip data as it arrives: one member, or several in a row (RFC 1952)."""
+    """Decompresses gzip members (RFC 1952) as they arrive."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(_GZIP_WBITS)
 
     def feed(self, data: bytes, max_bytes: int) -> bytearray:
-        """Decompresses `data`, up to `max_bytes` of output. Raises HttpError if it is corrupt."""
+        """Returns up to `max_bytes`. Raises HttpError for corrupt data."""
         found = bytearray()
         for start in range(0, len(data), _GZIP_PIECE):
             piece = data[start : start + _GZIP_PIECE]

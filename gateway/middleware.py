@@ -1,5 +1,3 @@
-"""ASGI middleware: paths, admission of requests, request ids in logs and headers."""
-
 import base64
 import binascii
 import logging
@@ -23,21 +21,21 @@ from paceline.observability.logs import with_fields
 from paceline.sampling import MAX_ID_CHARACTERS
 
 log = logging.getLogger(__name__)
-# Served without a key: health checks, and the page, which holds no data and has a field for the key.
+# Served without a key: health checks, and the page, which has a field for the key.
 HEALTH_PATHS = ("/health", "/ready")
 OPEN_PATHS = (*HEALTH_PATHS, "/", "/favicon.ico")
 OPEN_FOLDER = "/static/"
-# Polled by machines, so logged at DEBUG only.
+# Logged at DEBUG.
 QUIET_PATHS = (*HEALTH_PATHS, "/metrics")
 REQUEST_ID_HEADER = "x-request-id"
-# Characters that a header's value holds unquoted.
+# Characters left unquoted in headers.
 _PLAIN = string.punctuation + " "
 # A Host header (RFC 3986): a name or an address, IPv6 in brackets, and an optional port.
 _HOST = re.compile(r"(\[[\w.:~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)
 
 
 class SlashIgnored:
-    """Serves PATH/ as PATH. A redirect would name a scheme, and a proxy that terminates TLS hides the client's."""
+    """Serves PATH/ as PATH. A redirect would need the client's scheme, which a TLS proxy hides."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -50,9 +48,9 @@ class SlashIgnored:
 
 
 class Guard:
-    """Admits requests by key, host and number of open requests, and turns all exceptions into responses.
+    """Admits requests by key, host and number of open requests; turns all exceptions into responses.
 
-    Puts the caller's key and the request id into the request's state.
+    Sets `key` and `request_id` in the request's state.
     """
 
     def __init__(
@@ -64,9 +62,9 @@ class Guard:
         counted_paths: Collection[str],
         metrics: GatewayMetrics,
     ) -> None:
-        """`keys`: None admits everyone. `counted_paths`: counted by path; requests to other paths share one label.
-
-        `loopback_only` refuses requests that name another host, against DNS rebinding.
+        """keys: None admits everyone.
+        loopback_only: refuse other hosts, against DNS rebinding.
+        counted_paths: other paths share one metric label.
         """
         self._app = app
         self._keys = keys
@@ -103,7 +101,7 @@ class Guard:
         except HttpError as error:
             await error_response(error)(scope, receive, send_noted)
         except ClientDisconnect:
-            # The client left while sending its body: there is no one to respond to.
+            # The client disconnected while sending its body.
             pass
         except Exception as error:
             if status:
@@ -125,7 +123,7 @@ class Guard:
         log.log(logging.DEBUG if path in QUIET_PATHS else logging.INFO, "request over", extra=with_fields(**fields))
 
     def _authorize(self, path: str, host: str, key: str | None) -> str | None:
-        """Returns the name of the key's owner. Raises HttpError."""
+        """Returns the key's owner. Raises HttpError."""
         if self._loopback_only and not is_loopback(host):
             raise HttpError(
                 403, "this gateway accepts requests for loopback hosts only", "permission_error", code="wrong_host"
@@ -144,13 +142,12 @@ class Guard:
 
 
 def key_of(request: Request) -> str | None:
-    """Returns the caller's key, which `Guard` has read."""
     key: str | None = request.state.key
     return key
 
 
 def take_request_id_from_body(request: Request, given: str) -> str:
-    """Prefers the id in the body to the header's. Returns it uncut: the coordinator refuses one that is too long."""
+    """Falls back to the header's. Not truncated: the coordinator refuses one that is too long."""
     state: MutableMapping[str, Any] = request.scope["state"]
     _set_request_id(state, given[:MAX_ID_CHARACTERS] or state["request_id"])
     return given or str(state["request_id"])
@@ -166,7 +163,7 @@ def _take_request_id_from_headers(state: MutableMapping[str, Any], headers: Head
 
 
 def _set_request_id(state: MutableMapping[str, Any], name: str) -> None:
-    # The response reads the state; log lines read the context variable, which tasks inherit.
+    # Responses read the state; log lines read the context variable, which tasks inherit.
     state["request_id"] = name
     logs.request_id.set(name)
 
@@ -176,7 +173,7 @@ def _request_id_header(state: MutableMapping[str, Any]) -> tuple[bytes, bytes]:
 
 
 def _read_host(scope: Scope, headers: Headers) -> str:
-    """Returns the Host header without its port. Raises HttpError (RFC 9112, 3.2)."""
+    """Returns the host without its port. Raises HttpError (RFC 9112, 3.2)."""
     named = headers.getlist("host") or (["localhost"] if scope["http_version"] == "1.0" else [])
     if len(named) == 1 and (found := _HOST.fullmatch(named[0])):
         return found[1]
@@ -184,7 +181,7 @@ def _read_host(scope: Scope, headers: Headers) -> str:
 
 
 def _read_key(headers: Headers) -> str | None:
-    """Returns the key from `Authorization: Bearer KEY`, from the password of `Basic`, or from `X-API-Key`."""
+    """Reads `Authorization: Bearer KEY`, the password of `Basic`, or `X-API-Key`."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip() or None

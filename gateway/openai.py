@@ -1,4 +1,4 @@
-"""OpenAI's dialects: /v1/chat/completions and /v1/completions."""
+"""OpenAI's dialects."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,13 +17,11 @@ from paceline.errors import InvalidArgument
 from paceline.results import Deployment
 
 DEFAULT_TEXT_TOKENS = 16
-# OpenAI's number for minus infinity, which JSON cannot express: the log-probability of excluded tokens.
+# OpenAI's log-probability of excluded tokens: JSON has no infinity.
 LOWEST = -9999.0
 
 
 class _OpenAi:
-    """What both have in common."""
-
     stream_end = b"data: [DONE]\n\n"
 
     def event(self, body: dict[str, Any]) -> bytes:
@@ -134,14 +132,14 @@ class Completions(_OpenAi):
         return self.delta(index, text, logprobs, reason)
 
     def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
-        """The chosen token is always among the likeliest, with the same float, so that clients can compare them."""
+        """Includes the chosen token in `top_logprobs`, with the same float."""
         likeliest: list[dict[str, float] | None] = []
         for token, each, _ in tokens:
             if each is None:
                 likeliest.append(None)
                 continue
             by_text: dict[str, float] = {}
-            # Likeliest first: of two tokens with the same text the likelier one is kept.
+            # Sorted: of two tokens with the same text, the more likely one is kept.
             for other, logprob in zip(each.top_token_ids, each.top_logprobs, strict=True):
                 by_text.setdefault(texts[other].text, _finite(logprob))
             by_text.setdefault(texts[token].text, _finite(each.logprob))

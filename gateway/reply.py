@@ -1,4 +1,4 @@
-"""Turns rounds into chunks or a whole response, with usage, speculation figures and traces."""
+"""Builds chunks or a whole response from rounds."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -15,42 +15,39 @@ ORIGINS = {"A": "accepted", "R": "recovered", "B": "bonus", "T": "target"}
 
 
 class ScoredToken(NamedTuple):
-    """A token with its log-probabilities, or None for a prompt's first token."""
+    """A prompt's first token has no log-probabilities."""
 
     token: int
     logprobs: TokenLogprobs | None
-    # Where its text begins in the choice's text, in characters.
+    # In characters of the choice's text.
     text_offset: int
 
 
 class Form(Protocol):
-    """How an endpoint writes a choice. `logprobs` is None if the request does not ask for them."""
+    """How an endpoint writes a choice. `logprobs` is None unless requested."""
 
     id_prefix: str
     chunk_object: str
     whole_object: str
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Returns a choice's first chunk, before any text, or None if there is none."""
+        """Returns a choice's first chunk, if the endpoint has one."""
 
     def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]: ...
 
     def whole(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str) -> dict[str, Any]: ...
 
     def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
-        """Formats tokens whose texts are loaded."""
+        """Needs loaded `texts`."""
 
-    def join_logprobs(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        """Merges the log-probabilities of all rounds."""
+    def join_logprobs(self, parts: list[dict[str, Any]]) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True)
 class ReplyChoice:
-    """One choice of a response while it is generated."""
-
     index: int
     text: str = ""
-    # Characters of the text so far, and of the echoed prompt at its beginning.
+    # Characters of the text, and of the echoed prompt at its beginning.
     num_characters: int = 0
     num_echoed: int = 0
     # Tokens whose text is held back because it may become part of a stop string.
@@ -60,8 +57,6 @@ class ReplyChoice:
 
 
 class ChoicesReply:
-    """A response with choices, as /v1/chat/completions and /v1/completions have it."""
-
     def __init__(self, form: Form, generation: Generation) -> None:
         self._form = form
         self._generation = generation
@@ -74,7 +69,6 @@ class ChoicesReply:
         }  # fmt: skip
 
     async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """Yields the chunks of each round. Raises what a coordinator raises."""
         async with aclosing(self._generation.rounds()) as rounds:
             async for prompt, piece in rounds:
                 choice, is_first = self._choice_of(prompt, piece)
@@ -100,7 +94,7 @@ class ChoicesReply:
         return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
 
     def _choice_of(self, prompt: int, piece: Piece) -> tuple[ReplyChoice, bool]:
-        """Returns the piece's choice, and whether this is its first piece."""
+        """Returns the choice, and whether this is its first piece."""
         index = prompt * self._request.sampling.n + piece.index
         is_first = index not in self._choices
         if is_first:
@@ -130,7 +124,7 @@ class ChoicesReply:
     async def _append(
         self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool
     ) -> tuple[str, dict[str, Any] | None]:
-        """Appends a round to its choice. Returns its text and the log-probabilities that are due."""
+        """Returns the text and the log-probabilities that are due."""
         text, tokens = piece.text, choice.held
         has_logprobs = self._request.sampling.logprobs is not None
         self._usage.count(len(piece.token_ids))
@@ -155,7 +149,7 @@ class ChoicesReply:
         return text, self._form.logprobs(ready, self._generation.texts)
 
     def _pop_ready(self, choice: ReplyChoice, piece: Piece) -> list[ScoredToken]:
-        """Removes and returns the held tokens whose text is out. Their offsets are at most the text's length."""
+        """Pops tokens whose text is out. Offsets are at most the text's length."""
         end, tokens = choice.num_characters, choice.held
         if piece.finish is not None or not self._request.sampling.stop:
             choice.held = []
@@ -166,13 +160,11 @@ class ChoicesReply:
 
 
 class Usage:
-    """Counts tokens over all choices of a request."""
-
     def __init__(self, prompts: Sequence[Prompt], has_prediction: bool) -> None:
-        """`has_prediction`: the client sent a prediction. Accepted tokens of the gateway's own are not reported."""
+        """`has_prediction`: the client sent one; the gateway's own are not reported."""
         self._has_prediction = has_prediction
         self._finished: dict[int, Finish] = {}
-        # By the prompt's index, since its n choices share it. Prompts of token ids are counted before they are read.
+        # By prompt index, as n choices share a prompt. Prompts of token ids count from the start.
         self._prompt_tokens = {
             index: len(each) for index, each in enumerate(prompts) if all(isinstance(one, int) for one in each[:1])
         }
@@ -180,7 +172,6 @@ class Usage:
         self._completion_tokens = 0
 
     def begin(self, prompt: int, piece: Piece) -> None:
-        """Adds a choice's first piece, which has the prompt's length."""
         self._prompt_tokens[prompt] = piece.prompt_tokens
         self._cached_tokens.setdefault(prompt, piece.cached_prompt_tokens)
 
@@ -206,7 +197,7 @@ class Usage:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Returns root fields of the last chunk or the whole response, null for more than one choice."""
+        """Returns root fields of the last chunk or whole response; null for more than one choice."""
         if len(self._finished) != 1:
             return {"metrics": {"speculative_decoding": None}, "paceline": None}
         [finish] = self._finished.values()
@@ -214,7 +205,7 @@ class Usage:
 
 
 def _metrics(figures: Speculation) -> dict[str, Any]:
-    """Names the figures as aiperf reads them."""
+    """Names figures as aiperf reads them."""
     return {
         "mean_acceptance_length": figures.mean_acceptance_length,
         "draft_acceptance_rate": figures.accepted / figures.proposed if figures.proposed else 0.0,
@@ -222,7 +213,7 @@ def _metrics(figures: Speculation) -> dict[str, Any]:
         "num_spec_steps": figures.rounds,
         "num_accepted_draft_tokens": figures.accepted,
         "num_draft_tokens": figures.proposed,
-        # The largest number of tokens proposed in a round.
+        # Maximum per round.
         "num_spec_tokens": len(figures.proposed_per_position),
     }
 
@@ -245,7 +236,7 @@ def _paceline(finish: Finish) -> dict[str, Any]:
 
 
 def trace_body(piece: Piece, texts: TokenTexts) -> dict[str, Any] | None:
-    """Formats a round's trace (docs/speculation.md). Its texts must be loaded."""
+    """Needs loaded `texts`."""
     trace = piece.trace
     if trace is None:
         return None

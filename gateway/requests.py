@@ -1,4 +1,4 @@
-"""What a client asked for, and the parts of a body that every dialect parses alike."""
+"""Parses the parts of a body that all dialects share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from gateway.fields import (
 from paceline.client import Prompt
 from paceline.results import Deployment
 from paceline.sampling import SamplingParams
-from paceline.speculation import Drafter, DraftMode, Rule, SpeculationParams, parse_draft_length
+from paceline.speculation import Drafter, Rule, SpeculationParams, parse_draft_length
 
 MAX_PROMPTS = 256
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -32,12 +32,11 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A parsed request. Each prompt gives `sampling.n` choices."""
+    """Each prompt gives `sampling.n` choices."""
 
     prompts: list[Prompt]
     sampling: SamplingParams
     speculation: SpeculationParams | None
-    # Predicted output.
     prediction: str | None
     is_traced: bool
     is_stream: bool
@@ -45,7 +44,7 @@ class HttpRequest:
     has_usage_in_every_chunk: bool
     request_id: str
     cache_salt: str
-    # Prompts are used without a chat template.
+    # Without a chat template.
     is_raw: bool = False
     echo: bool = False
     template_options: dict[str, Any] | None = None
@@ -55,10 +54,7 @@ class HttpRequest:
 def parse_request(
     body: Mapping[str, Any], deployment: Deployment, prompts: list[Prompt], sampling: SamplingParams, **more: Any
 ) -> HttpRequest:
-    """Parses the fields that do not depend on the dialect. `more`: fields of HttpRequest that do.
-
-    Raises HttpError and InvalidArgument, both naming the field.
-    """
+    """`more`: fields of HttpRequest. Raises HttpError and InvalidArgument."""
     options = get(body, "stream_options", dict, "an object", {})
     check_keys(options, STREAM_OPTIONS, "stream_options")
     is_stream = flag(body, "stream")
@@ -85,7 +81,7 @@ def parse_request(
 
 
 def parse_sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
-    """Translates OpenAI's sampling fields. `more`: other parameters. Raises HttpError and InvalidArgument."""
+    """`more`: other parameters. Raises HttpError and InvalidArgument."""
     given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
     given.setdefault("temperature", 1.0)
     if given.get("top_k") == -1:
@@ -116,7 +112,6 @@ def _parse_token_id(name: str) -> int:
 def _parse_speculation(
     body: Mapping[str, Any], defaults: SpeculationParams, sampling: SamplingParams
 ) -> SpeculationParams | None:
-    """Returns the coordinator's defaults, overridden by the request, or None if the request leaves all to them."""
     asked = body.get("speculation")
     if asked is None:
         return None
@@ -136,10 +131,6 @@ def _parse_speculation(
         given["num_speculative_tokens"] = parse_draft_length(text, **length)
     if asked.get("rule") is not None:
         given["rule"] = _parse_enum(asked, "rule", Rule)
-    if flag(asked, "coupled", prefix="speculation."):
-        if given.get("rule") is Rule.REJECTION:
-            raise bad_request("speculation.coupled", "speculation.coupled is true; it must be false under rejection")
-        given |= {"rule": Rule.MATCH, "draft_mode": DraftMode.COUPLED}
     return defaults.overruled_by(given, sampling)
 
 
@@ -154,7 +145,7 @@ def _parse_enum(asked: Mapping[str, Any], name: str, kind: type[E]) -> E:
 
 
 def _parse_prediction(body: Mapping[str, Any]) -> str | None:
-    """Accepts OpenAI's form, {"type": "content", "content": text or parts}, or the text itself."""
+    """Accepts OpenAI's object or the text itself."""
     asked = body.get("prediction")
     if isinstance(asked, dict):
         check_keys(asked, PREDICTION, "prediction")
@@ -165,7 +156,7 @@ def _parse_prediction(body: Mapping[str, Any]) -> str | None:
 
 
 def parse_messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Returns role and content of each message. Raises HttpError."""
+    """Raises HttpError."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise bad_request("messages", "messages must be a list with at least one message")
@@ -185,7 +176,7 @@ def _parse_message(message: Any, name: str) -> dict[str, str]:
 
 
 def parse_text_parts(content: Any, name: str) -> str:
-    """Joins text parts without separators: clients may split a text anywhere. Raises HttpError."""
+    """Joins without separators: clients may split text anywhere. Raises HttpError."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -202,7 +193,7 @@ def parse_text_parts(content: Any, name: str) -> str:
 
 
 def parse_prompts(body: Mapping[str, Any]) -> list[Prompt]:
-    """Returns the prompts of `prompt`, each a text or token ids. Raises HttpError."""
+    """Raises HttpError."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return [prompt]

@@ -1,7 +1,7 @@
-"""Routes requests to coordinators: by prompt prefix and load, with retries, and with resumption of broken streams.
+"""Routes requests to coordinators by prompt prefix and load; retries them and resumes broken streams.
 
-The seed determines an answer's tokens, whatever the drafter, batch or process. So if a coordinator goes away in mid-stream,
-another one repeats the answer. The tokens that the client has are compared and dropped; the rest is passed on.
+The seed determines the output, so another coordinator can repeat a response. Tokens that the client has are compared and
+dropped.
 """
 
 import asyncio
@@ -18,28 +18,26 @@ from paceline.errors import Aborted, Unavailable
 from paceline.results import Deployment, Detokenized, Piece
 
 T = TypeVar("T")
-# How long a coordinator that did not answer ranks last.
+# How long an unavailable coordinator ranks last.
 COOLDOWN_S = 2.0
 # Pause between two passes over all coordinators.
 RETRY_INTERVAL_S = 0.2
-# A coordinator with more than this multiple of the mean number of open requests is passed over.
+# Maximum load as a multiple of the mean number of open requests.
 MAX_LOAD_FACTOR = 1.25
 # How long a coordinator's description is cached.
 DESCRIPTION_TTL_S = 10.0
-# Token texts that are cached: far more than any vocabulary has.
+# Far above any vocabulary's size.
 MAX_CACHED_TOKENS = 1_000_000
 
 
 @dataclass(slots=True)
 class BufferedChoice:
-    """The tokens of one choice that the client has."""
-
     token_ids: list[int] = field(default_factory=list)
     is_finished: bool = False
 
 
 class ReplayBuffer:
-    """What a client has of an answer, by choice."""
+    """What the client has of a response."""
 
     def __init__(self) -> None:
         self._choices: dict[int, BufferedChoice] = {}
@@ -58,22 +56,19 @@ class ReplayBuffer:
 
     @property
     def prediction(self) -> list[int] | None:
-        """The longest unfinished choice's tokens: correct drafts for a resumption."""
+        """Returns the longest unfinished choice: correct drafts for a resumption."""
         unfinished = [each.token_ids for each in self._choices.values() if not each.is_finished]
         return max(unfinished, key=len, default=None) or None
 
 
 class Resumption:
-    """Removes what the client has from a repeated answer."""
-
     def __init__(self, replay_buffer: ReplayBuffer) -> None:
-        # A choice that begins only now is not in it.
         self._sent = replay_buffer.snapshot()
-        # Tokens received so far, by choice.
+        # Tokens received, by choice.
         self._num_tokens: dict[int, int] = {}
 
     def new_part(self, piece: Piece) -> Piece | None:
-        """Returns the part of `piece` that the client lacks, or None. Raises Aborted if its tokens differ."""
+        """Returns what the client lacks of `piece`. Raises Aborted if tokens differ."""
         choice = self._sent.get(piece.index)
         if choice is None:
             return piece
@@ -82,14 +77,14 @@ class Resumption:
         known = choice.token_ids[start:]
         num_known = min(len(known), len(piece.token_ids))
         if piece.token_ids[:num_known] != known[:num_known]:
-            raise Aborted("the coordinator went away, and another one's answer begins with other tokens")
+            raise Aborted("the coordinator went away, and the repeated response has other tokens")
         if choice.is_finished or (num_known == len(piece.token_ids) and piece.finish is None):
             return None
         return _drop_tokens(piece, num_known)
 
 
 def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:
-    """Drops the first tokens, prompt log-probabilities, and the trace of a round that becomes partial."""
+    """Drops prompt log-probabilities and a partial round's trace as well."""
     return replace(
         piece,
         text=piece.text[sum(piece.text_lengths[:num_tokens]) :],
@@ -103,7 +98,7 @@ def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:
 
 
 class RetryDeadline:
-    """Limits how long a request is retried, counted from the first failure since the last progress."""
+    """Counts from the first failure since the last progress."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -125,8 +120,6 @@ class RetryDeadline:
 
 @dataclass(slots=True, eq=False)
 class Coordinator:
-    """A coordinator's client, load and cached description."""
-
     address: str
     client: AsyncClient
     num_open: int = 0
@@ -137,7 +130,7 @@ class Coordinator:
     deployment_until_s: float = 0.0
 
     def client_for(self, key: str | None) -> AsyncClient:
-        """Returns a client that sends the caller's key, or by default the key in the gateway's environment."""
+        """Uses the caller's key, or by default the gateway's own."""
         return self.client if key is None else self.client.with_key(key)
 
     @property
@@ -146,7 +139,7 @@ class Coordinator:
 
     @contextmanager
     def track_request(self) -> Iterator[None]:
-        """Counts an open request, and starts the cooldown if the coordinator is unavailable."""
+        """Starts the cooldown if the coordinator is unavailable."""
         self.num_open += 1
         try:
             yield
@@ -159,13 +152,10 @@ class Coordinator:
 
 
 class Coordinators:
-    """Sends prompts with the same prefix to the same coordinator, for its target's prefix cache."""
+    """Sends prompts with the same prefix to the same coordinator, for its prefix cache."""
 
     def __init__(self, addresses: list[str], timeout_s: float, tls: Tls, metrics: GatewayMetrics) -> None:
-        """Call it on the event loop. `timeout_s`: how long a request is retried while no coordinator is available.
-
-        Raises InvalidArgument for a malformed address, ConfigError for bad files of `tls`.
-        """
+        """Needs a running event loop. Raises InvalidArgument and ConfigError."""
         self._all = [Coordinator(address, AsyncClient(address, tls=tls)) for address in addresses]
         self._timeout_s = timeout_s
         self.metrics = metrics
@@ -175,7 +165,7 @@ class Coordinators:
             await each.client.close()
 
     def ranked(self, prefix: str) -> list[Coordinator]:
-        """Ranks coordinators by rendezvous hashing with bounded loads, unavailable ones last."""
+        """Ranks by rendezvous hashing with bounded loads; unavailable coordinators last."""
 
         def rank(each: Coordinator) -> bytes:
             return hashlib.blake2b(f"{each.address} {prefix}".encode(errors="replace"), digest_size=8).digest()
@@ -184,10 +174,7 @@ class Coordinators:
         return sorted(self._all, key=lambda each: (each.is_away, each.num_open >= max_open, rank(each)))
 
     async def describe(self, key: str | None, as_it_is_now: bool = False) -> Deployment:
-        """Returns models, limits and defaults, cached unless `as_it_is_now`.
-
-        With a key they are never cached: the coordinator checks it. Raises Unavailable if no coordinator answers.
-        """
+        """Caches only without a key, which the coordinator must check. Raises Unavailable."""
 
         async def ask(each: Coordinator) -> Deployment:
             may_be_cached = key is None and not as_it_is_now
@@ -201,7 +188,7 @@ class Coordinators:
         return await self._ask(ask)
 
     async def ask(self, key: str | None, call: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Returns the first coordinator's answer. Raises Unavailable if none answers."""
+        """Raises Unavailable."""
         return await self._ask(lambda each: call(each.client_for(key)))
 
     async def detokenize(self, ids: list[int], key: str | None) -> Detokenized:
@@ -210,10 +197,9 @@ class Coordinators:
     async def stream(
         self, prefix: str, key: str | None, start: Callable[[AsyncClient, ReplayBuffer], AsyncGenerator[Piece, None]]
     ) -> AsyncGenerator[Piece, None]:
-        """Yields an answer's rounds, and resumes at another coordinator, or the same once it is back, if its own goes away.
+        """Yields a response's rounds; if its coordinator goes away, resumes at any that is available.
 
-        `start` requests the whole answer, given what the client has. Raises Unavailable if no coordinator answers, Aborted
-        if one repeats other tokens.
+        `start` requests the whole response. Raises Unavailable, or Aborted if the repeated tokens differ.
         """
         replay_buffer, deadline = ReplayBuffer(), RetryDeadline(self._timeout_s)
         async with aclosing(self._attempts(prefix, deadline)) as attempts:
@@ -261,14 +247,14 @@ class Coordinators:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token's bytes, and a text that distinguishes it from other tokens."""
+    """`text` distinguishes the token from others."""
 
     text: str
     utf8: bytes
 
 
 class TokenTexts:
-    """Caches token texts by id. All coordinators of a gateway serve the same model."""
+    """Caches token texts. All coordinators serve the same model."""
 
     def __init__(self, coordinators: Coordinators) -> None:
         self._coordinators = coordinators
@@ -278,7 +264,6 @@ class TokenTexts:
         return self._by_id[token]
 
     async def load(self, ids: set[int], key: str | None) -> None:
-        """Makes the texts of `ids` available. Raises what a coordinator raises."""
         missing = sorted(ids - self._by_id.keys())
         if not missing:
             return
@@ -295,7 +280,7 @@ class TokenTexts:
 
 
 def _readable(utf8: bytes) -> str:
-    """Decodes a token; incomplete characters become "bytes:\\xe2\\x80", as at OpenAI."""
+    """Writes an incomplete character as "bytes:\\xe2\\x80", as OpenAI does."""
     try:
         return utf8.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, also under vLLM's names, and trace spans of HTTP requests."""
+"""Metrics, also under vLLM's names, and spans of HTTP requests."""
 
 import contextlib
 import time
@@ -18,7 +18,7 @@ from paceline.observability.spans import NO_SPAN, Span, Spans
 from paceline.results import Finish, Piece
 from paceline.rpc.status import code_of
 
-# Our metrics by vLLM's names, without suffixes: dashboards, autoscalers and benchmark tools read these.
+# vLLM's names, without suffixes, of our metrics: dashboards, autoscalers and benchmark tools read them.
 VLLM_NAMES = {
     "vllm:num_requests_running": "paceline_gateway_answers_running",
     "vllm:num_requests_waiting": "paceline_gateway_answers_waiting",
@@ -40,11 +40,9 @@ VLLM_LABELS = {"reason": "finished_reason"}
 
 
 class GatewayMetrics:
-    """The metrics of one gateway."""
-
     def __init__(self) -> None:
         registry = self.registry = new_registry("gateway")
-        # "" until a coordinator has answered.
+        # Empty until a coordinator has answered.
         self.target_name = ""
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -59,9 +57,9 @@ class GatewayMetrics:
         self._requests = counter("requests", "HTTP requests by path and status.", "path", "status")
         self._open = gauge("open_requests", "Open HTTP requests.")
         self._request_s = histogram("request", "Duration of HTTP requests.", LONG_S)
-        self._running = gauge("answers_running", "Answers that have begun and are not finished.")
-        self._waiting = gauge("answers_waiting", "Answers waiting for their first token.")
-        self._resumed = counter("continued_answers", "Answers resumed after their coordinator went away.")
+        self._running = gauge("answers_running", "Responses that have begun and are not finished.")
+        self._waiting = gauge("answers_waiting", "Responses waiting for their first token.")
+        self._resumed = counter("continued_answers", "Responses resumed after their coordinator went away.")
         self._first_token_s = histogram("time_to_first_token", "Time from a request to its first token.", LONG_S)
         self._between_s = histogram("time_between_outputs", "Time between outputs of one or more tokens.", SHORT_S)
         self._tokens = counter("generated_tokens", "Generated tokens.")
@@ -81,7 +79,7 @@ class GatewayMetrics:
         self._open.inc(change)
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
-        """`path`: a known path or "other", so that clients cannot create labels."""
+        """`path`: "other" if unknown, so that clients can't create labels."""
         self._requests.labels(path, status).inc()
         self._request_s.observe(seconds)
 
@@ -98,7 +96,6 @@ class GatewayMetrics:
         self._first_token_s.observe(waited_s)
 
     def observe_gap(self, seconds: float) -> None:
-        """Records the time between two outputs of a generation."""
         self._between_s.observe(seconds)
 
     def count_tokens(self, num_tokens: int) -> None:
@@ -119,7 +116,7 @@ class GatewayMetrics:
 
 
 class GenerationTimer(contextlib.AbstractContextManager["GenerationTimer"]):
-    """Measures the time to a generation's first token and between its outputs."""
+    """Times the first token and the gaps between outputs."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
@@ -152,10 +149,9 @@ class GenerationTimer(contextlib.AbstractContextManager["GenerationTimer"]):
 
 
 class VllmNames(Collector):
-    """Exposes the same numbers under vLLM's names, with vLLM's labels."""
+    """The same metrics under vLLM's names."""
 
     def __init__(self, metrics: GatewayMetrics, model_name: str | None) -> None:
-        """`model_name`: None uses the target model's own name."""
         self._metrics = metrics
         self._model_name = model_name
 
@@ -172,19 +168,19 @@ class VllmNames(Collector):
 
 
 def exposition(metrics: GatewayMetrics, model_name: str | None) -> CollectorRegistry:
-    """Returns what /metrics exposes: the metrics under both names."""
+    """Returns the registry for /metrics."""
     registry = CollectorRegistry()
     registry.register(metrics.registry)
     registry.register(VllmNames(metrics, model_name))
     return registry
 
 
-# The span of the current request. Tasks inherit it from the task that starts them.
+# The current request's span; tasks inherit it.
 current: ContextVar[Span] = ContextVar("current", default=NO_SPAN)
 
 
 class RequestSpans:
-    """Records a span for each request that generates, as a child of the client's `traceparent` if it sends one."""
+    """Records a span per request that generates, as a child of its `traceparent`."""
 
     def __init__(self, app: ASGIApp, spans: Spans, paths: Collection[str]) -> None:
         self._app = app
@@ -224,6 +220,6 @@ class RequestSpans:
 
 
 def record_failure(error: Exception) -> None:
-    """Marks the current span as failed: a response that has begun keeps its HTTP status."""
+    """Marks the span as failed: a response that has begun keeps its HTTP status."""
     if isinstance(error, PacelineError):
         current.get().fail(code_of(error).name)

@@ -1,4 +1,4 @@
-"""Checks of what comes from outside: an error names the field and its range."""
+"""Checks values from outside; an error names the field and its range."""
 
 from numbers import Integral
 
@@ -6,25 +6,22 @@ from paceline.errors import INVALID_FIELD, InvalidArgument
 
 
 def require(ok: bool, name: str, value: object, allowed: str, reason: str = INVALID_FIELD) -> None:
-    """Raises InvalidArgument naming the field and its range unless `ok`."""
     if not ok:
         raise InvalidArgument.of_value(name, value, allowed, reason)
 
 
 def require_at_most(most: int, count: int, name: str, unit: str, reason: str = INVALID_FIELD) -> None:
-    """Raises InvalidArgument unless a list or text has at most `most` entries; the error says how many it has."""
     require(count <= most, name, f"{count} {unit}", f"at most {most} {unit}", reason)
 
 
 def require_type(params: object, kind: type, allowed: str, *names: str) -> None:
-    """Raises InvalidArgument naming the first of the fields `names` that is not a `kind`. A bool is not a number."""
+    """Raises InvalidArgument naming the first field that is not a `kind`. A bool is not a number."""
     for name in names:
         value = getattr(params, name)
         require(isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), name, value, allowed)
 
 
 def is_token_id(value: object) -> bool:
-    """Whether a message can hold `value` as a token id."""
     # The cheap test first: a list may hold thousands. A bool is not a number.
     is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
     return is_whole and 0 <= int(value) < 2**31  # type: ignore[call-overload]

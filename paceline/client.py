@@ -1,11 +1,7 @@
 """The Python client: `Client` for threads, `AsyncClient` for asyncio.
 
-    with Client("127.0.0.1:50050") as client:
-        for piece in client.stream("Tell me a story."):
-            print(piece.text, end="")
-
-A prompt is text (put through the model's chat template unless raw), a list of messages
-{"role": ..., "content": ...}, or a list of token ids. `RequestOptions` says what else a request may hold.
+A prompt is text (put through the model's chat template unless `raw`), a list of messages
+{"role": ..., "content": ...}, or a list of token ids.
 """
 
 import asyncio
@@ -65,7 +61,7 @@ class AsyncClient:
     """Calls a coordinator. Raises the errors of `paceline.errors`."""
 
     def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None, tls: Tls | None = None) -> None:
-        """Raises InvalidArgument, and ConfigError for missing or bad files of `tls`.
+        """Raises InvalidArgument and ConfigError.
 
         address: HOST:PORT or unix:PATH.
         key: API key; defaults to $PACELINE_API_KEY.
@@ -89,14 +85,13 @@ class AsyncClient:
             await self._connection.close()
 
     def with_key(self, key: str | None) -> "AsyncClient":
-        """A client that sends this key, or none, over this one's connection, which it does not close."""
+        """Returns a client that sends this key, or none, over the same connection, which it does not close."""
         other = self._sibling()
         other._key = None if key is None else check_key("key", key)
         return other
 
     def with_traceparent(self, traceparent: str) -> "AsyncClient":
-        """A client whose requests belong to this trace (W3C Trace Context), over this one's connection, which it does not
-        close. Raises InvalidArgument."""
+        """Returns a client whose requests join this W3C trace, over the same connection. Raises InvalidArgument."""
         other = self._sibling()
         other._trace = (trace_metadata(traceparent),)
         return other
@@ -108,7 +103,6 @@ class AsyncClient:
 
     @property
     def _stub(self) -> Any:
-        """Made anew when the channel is another one."""
         channel = self._connection.channel
         if self._made is None or self._made[0] is not channel:
             self._made = channel, generation_pb2_grpc.GenerationStub(KeyedChannel(channel, self._key, *self._trace))
@@ -159,7 +153,6 @@ class AsyncClient:
         return completions
 
     async def describe(self) -> Deployment:
-        """Describes both models, the tokenizer, limits and defaults."""
         return deployment_from_message(await self._answer(self._stub.Describe(generation_pb2.DescribeRequest())))
 
     async def tokenize(
@@ -173,14 +166,13 @@ class AsyncClient:
     ) -> list[int]:
         """Returns the prompt's token ids.
 
-        `add_special_tokens` applies to raw text; `add_generation_prompt` and `parse_special_tokens` (see
-        RequestOptions) apply to conversations.
+        `add_special_tokens` applies to raw text, the other two to conversations.
         """
         request = make_tokenize_request(prompt, raw, add_special_tokens, add_generation_prompt, parse_special_tokens)
         return list((await self._answer(self._stub.Tokenize(request))).ids)
 
     async def detokenize(self, ids: list[int], *, skip_special_tokens: bool = True) -> Detokenized:
-        """Returns the text of `ids`, and the bytes of each. `skip_special_tokens` affects the text only."""
+        """Returns the text and the bytes of each id. `skip_special_tokens` affects the text only."""
         request = make_detokenize_request(ids, skip_special_tokens)
         return detokenized_from_message(await self._answer(self._stub.Detokenize(request)))
 
@@ -192,10 +184,9 @@ class AsyncClient:
 
 
 class Client:
-    """A synchronous AsyncClient: runs an event loop in a thread of its own."""
+    """A synchronous AsyncClient: runs an event loop in its own thread."""
 
     def __init__(self, address: str = "127.0.0.1:50050", key: str | None = None, tls: Tls | None = None) -> None:
-        """Takes the arguments of AsyncClient. Raises InvalidArgument, ConfigError."""
         # Before a thread is started.
         check_address("address", address)
         found, files = find_key(key), find_tls(tls)
@@ -211,7 +202,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends calls in flight: callers in other threads get Unavailable. May be called again."""
+        """Ends calls in flight: callers in other threads get Unavailable. Idempotent."""
         self._loop.close(self._client.close)
 
     def stream(
@@ -255,7 +246,6 @@ class Client:
         return self._loop.wait(self._client.complete_all(prompt, sampling, speculation, raw, **options))
 
     def describe(self) -> Deployment:
-        """Describes both models, the tokenizer, limits and defaults."""
         return self._loop.wait(self._client.describe())
 
     def tokenize(
@@ -267,11 +257,6 @@ class Client:
         add_generation_prompt: bool = True,
         parse_special_tokens: bool = False,
     ) -> list[int]:
-        """Returns the prompt's token ids.
-
-        `add_special_tokens` applies to raw text; `add_generation_prompt` and `parse_special_tokens` (see
-        RequestOptions) apply to conversations.
-        """
         return self._loop.wait(
             self._client.tokenize(
                 prompt,
@@ -283,7 +268,6 @@ class Client:
         )
 
     def detokenize(self, ids: list[int], *, skip_special_tokens: bool = True) -> Detokenized:
-        """Returns the text of `ids`, and the bytes of each. `skip_special_tokens` affects the text only."""
         return self._loop.wait(self._client.detokenize(ids, skip_special_tokens=skip_special_tokens))
 
     @staticmethod
@@ -298,7 +282,7 @@ CLOSED = "the client is closed"
 
 
 class LoopThread:
-    """An event loop in a thread of its own, for any number of threads."""
+    """An event loop in its own thread, for any number of threads."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -309,7 +293,7 @@ class LoopThread:
         self._thread.start()
 
     def wait(self, awaitable: Any) -> Any:
-        """Returns the result of `awaitable`. Raises Unavailable if the loop is or gets closed."""
+        """Raises Unavailable if the loop is or gets closed."""
         ended = threading.Event()
 
         async def run() -> Any:
@@ -338,7 +322,7 @@ class LoopThread:
             raise
 
     def close(self, last: Callable[[], Awaitable[None]]) -> None:
-        """Awaits `last`, cancels everything else and joins the thread. May be called again."""
+        """Awaits `last`, cancels everything else and joins the thread. Idempotent."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

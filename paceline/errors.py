@@ -7,18 +7,18 @@
     │   ├── Unauthenticated         no API key, or an unknown one
     │   ├── NotFound                unknown sequence or session
     │   ├── PositionMismatch        a command's position is not the cache's length
-    │   ├── OutOfRange              a length or position outside what there is
+    │   ├── OutOfRange              a length or position out of range
     │   ├── Aborted                 an earlier command of the sequence failed
     │   ├── Cancelled               dropped by a Release, a Truncate or the end of its stream
     │   ├── ResourceExhausted       no capacity now; try again later
     │   ├── PermissionDenied        the caller may not do this
-    │   └── InternalError           a fault of ours in this request; a retry would fail again
+    │   └── InternalError           a server fault; a retry would fail again
     ├── DeviceLost                  a GPU that fails every later call; ends the process
-    └── Unavailable                 a server is not there, went away, or makes no progress
+    └── Unavailable                 a server is away or makes no progress
         └── Unreachable             no connection to a server, or the connection broke
 
-What a program needs to know of an error is in its class and attributes; the text is one line for a person, and no code
-reads it. `paceline.rpc.status` puts both on the wire. Imports nothing of ours.
+Programs read an error's class and attributes; the text is one line for people. `paceline.rpc.status` puts both on the
+wire. This module imports nothing of ours.
 """
 
 # Reasons, as `google.rpc.ErrorInfo` carries them, of errors that programs handle apart from others of their class.
@@ -29,24 +29,24 @@ _MAX_SHOWN_CHARACTERS = 80
 
 
 class PacelineError(Exception):
-    """Root of all exceptions raised on purpose; its text is one line for a person."""
+    pass
 
 
 class ConfigError(PacelineError):
-    """A setting, file or model that can't work."""
+    pass
 
 
 class RequestError(PacelineError):
-    """A request that can't be served as it is, or not now."""
+    pass
 
 
 class InvalidArgument(RequestError):
     """A field outside its range.
 
-    field: its name, as the caller wrote it; empty if several are at fault together.
-    problem: what is wrong with it; the text is the field's name and this.
-    allowed: what it may hold, if the problem is the value.
-    reason: INVALID_FIELD, or one that programs handle apart.
+    field: its name, as the caller wrote it; empty if several fields conflict.
+    problem: what is wrong; follows the field's name in the text.
+    allowed: the allowed range, if the value is wrong.
+    reason: INVALID_FIELD, or one that programs handle separately.
     """
 
     def __init__(self, field: str, problem: str, *, allowed: str = "", reason: str = INVALID_FIELD) -> None:
@@ -55,43 +55,43 @@ class InvalidArgument(RequestError):
 
     @classmethod
     def of_value(cls, field: str, value: object, allowed: str, reason: str = INVALID_FIELD) -> "InvalidArgument":
-        """Makes the error for a field that holds `value`, which may have millions of characters."""
+        """Shortens `value`, which may have millions of characters."""
         shown = repr(value[:_MAX_SHOWN_CHARACTERS] if isinstance(value, str) else value)
         if len(shown) > _MAX_SHOWN_CHARACTERS:
             shown = shown[: _MAX_SHOWN_CHARACTERS - 3] + "..."
         return cls(field, f"is {shown}; it must be {allowed}", allowed=allowed, reason=reason)
 
     def renamed(self, field: str) -> "InvalidArgument":
-        """Returns the same error of a caller that calls the field otherwise."""
+        """Returns the same error for a caller that knows the field by another name."""
         return InvalidArgument(field, self.problem, allowed=self.allowed, reason=self.reason)
 
 
 class Unauthenticated(RequestError):
-    """A call without an API key, or with one that the server does not know."""
+    pass
 
 
 class NotFound(RequestError):
-    """An unknown sequence or session."""
+    pass
 
 
 class PositionMismatch(RequestError):
-    """A command whose position is not the length of its sequence's cache."""
+    pass
 
 
 class OutOfRange(RequestError):
-    """A length or position outside what there is."""
+    pass
 
 
 class Aborted(RequestError):
-    """An earlier command of the same sequence failed."""
+    pass
 
 
 class Cancelled(RequestError):
-    """Dropped by a Release, a Truncate or the end of its stream."""
+    pass
 
 
 class ResourceExhausted(RequestError):
-    """No capacity now; the request may succeed after about `retry_after_s` seconds, if that is known."""
+    """No capacity now; may succeed after about `retry_after_s` seconds, if known."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -99,24 +99,22 @@ class ResourceExhausted(RequestError):
 
 
 class PermissionDenied(RequestError):
-    """A call that its caller may not make."""
+    pass
 
 
 class InternalError(RequestError):
-    """A fault of a server in this request; a retry would fail again."""
+    pass
 
 
 class DeviceLost(PacelineError):
-    """A device that fails every later call of this process."""
+    pass
 
 
 class Unavailable(PacelineError):
-    """A server is not there, went away, or makes no progress."""
+    pass
 
 
 class Unreachable(Unavailable):
-    """No connection to the server at `address`, or the connection broke."""
-
     def __init__(self, address: str, said: str) -> None:
         super().__init__(f"can't reach {address}: {said}")
         self.address = address

@@ -1,8 +1,7 @@
-"""API keys: files of keys, and addresses that need them.
+"""API keys: key files, and which addresses need them.
 
-A file has one key per line, `NAME sha256:HEX`, and may have blank lines and # comments. A key is 256 random bits, so a
-plain SHA-256 is enough: salts and slow hashes protect passwords, which can be guessed. Logs, reprs and errors never
-contain a key.
+A file has one key per line, `NAME sha256:HEX`, plus blank lines and # comments. A key is 256 random bits, so a plain
+SHA-256 is enough; salts and slow hashes protect guessable passwords. Logs, reprs and errors never contain a key.
 """
 
 import fcntl
@@ -37,8 +36,6 @@ _KEY = re.compile(r"[!-~]{1,512}")
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One line of the file."""
-
     name: str
     digest: bytes
 
@@ -58,10 +55,7 @@ class KeyRing:
         return len(self._entries)
 
     def name_of(self, key: str | None) -> str | None:
-        """Returns the name of the key's owner; None if no line has this key.
-
-        Compares with every line, so that the duration reveals nothing about any key.
-        """
+        """Returns the key's owner. Compares with every line, so that timing reveals nothing about any key."""
         if key is None:
             return None
         self._look()
@@ -73,7 +67,7 @@ class KeyRing:
         return owner
 
     def _look(self) -> None:
-        """Reloads the file if it has changed. On failure the keys stay, and one line is logged."""
+        """Reloads the file if it has changed. On failure the previous keys stay."""
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_INTERVAL_S:
             return
@@ -92,7 +86,7 @@ class KeyRing:
 
 
 def make_key(path: Path, name: str) -> str:
-    """Makes a key and appends its hash to the file at `path`; a new file gets mode 0600.
+    """Makes a key and appends its hash to the file; a new file gets mode 0600.
 
     Raises InvalidArgument for a bad or duplicate name, ConfigError for a file that is bad or can't be written.
     """
@@ -123,7 +117,7 @@ def check_key(name: str, key: str) -> str:
 
 
 def find_key(key: str | None) -> str | None:
-    """Returns a client's key: `key`, or else the environment's; None without one. Raises InvalidArgument."""
+    """Returns `key`, or else the environment's. Raises InvalidArgument."""
     if key is not None:
         return check_key("key", key)
     found = os.environ.get(ENVIRONMENT, "").strip()
@@ -131,10 +125,7 @@ def find_key(key: str | None) -> str | None:
 
 
 def require_keys_or_loopback(listen: str, has_keys: bool, no_keys: bool, has_client_ca: bool) -> None:
-    """Raises ConfigError for an address that other machines can reach, unless callers need keys or certificates.
-
-    `listen`: HOST:PORT or unix:PATH; `no_keys`: serve everyone nonetheless.
-    """
+    """Raises ConfigError for an address that other machines can reach, unless callers need keys or certificates."""
     if has_keys and no_keys:
         raise ConfigError("--api-keys and --no-keys are given; give one of them")
     if has_keys or no_keys or has_client_ca or is_of_this_machine(listen):
@@ -152,7 +143,7 @@ def is_of_this_machine(listen: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address, IPv6 with or without brackets, is this machine's loopback."""
+    """Whether a host name or address (IPv6 with or without brackets) is loopback."""
     host = host.removeprefix("[").removesuffix("]")
     if host.lower() == "localhost":
         return True
@@ -169,7 +160,6 @@ def _digest(key: str) -> bytes:
 
 
 def _signature(path: Path) -> tuple[int, int, int]:
-    """Returns what changes when a file is written or replaced. Raises ConfigError if it is missing."""
     try:
         found = path.stat()
     except OSError as error:
@@ -181,7 +171,6 @@ def _signature(path: Path) -> tuple[int, int, int]:
 
 
 def _read(path: Path) -> tuple[tuple[int, int, int], tuple[_Entry, ...]]:
-    """Returns the file's signature before it was read, and its keys. Raises ConfigError."""
     signature = _signature(path)
     try:
         content = path.read_bytes()
@@ -191,7 +180,7 @@ def _read(path: Path) -> tuple[tuple[int, int, int], tuple[_Entry, ...]]:
 
 
 def _parse(path: Path, content: bytes) -> tuple[_Entry, ...]:
-    """Raises ConfigError naming the line, without showing it: it may contain a key."""
+    """Raises ConfigError naming the line without showing it: it may contain a key."""
     entries: list[_Entry] = []
     for number, line in enumerate(content.split(b"\n"), 1):
         stripped = line.strip()

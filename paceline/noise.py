@@ -1,12 +1,10 @@
 """Random numbers as a pure function of a key.
 
-Every draw in the system names its key, so a retried command repeats its answer and a
-seed repeats its text. Under `match` the key is (seed, position): the draft may use the
-target's own noise. Under `rejection` it is (seed, first position of the round,
-position, purpose): a position drafted again in a later round must not reuse the noise
-of the discarded attempt, or the output is biased.
+Every draw names its key, so a retried command repeats its answer and a seed repeats its text. Under `match` the key is
+(seed, position), so the draft may use the target's noise. Under `rejection` it is (seed, the round's first position,
+position, purpose): reusing the noise of a discarded attempt in a later round would bias the output.
 
-`paceline.engine.sampling.torch_sampler` is the torch twin; their integers are equal.
+`paceline.engine.sampling.torch_sampler` makes the same integers in torch.
 """
 
 import enum
@@ -23,7 +21,7 @@ MIX_2 = 0x735A2D97
 
 
 class Purpose(enum.IntEnum):
-    """What a number is drawn for. Numbers for different purposes are independent."""
+    """Use of a number. Numbers for different purposes are independent."""
 
     MATCH = 0
     DRAFT = 1
@@ -34,7 +32,7 @@ class Purpose(enum.IntEnum):
 
 
 def _splitmix(state: int) -> int:
-    """One step of SplitMix64: a bijection of 64-bit integers that mixes well."""
+    """One step of SplitMix64, a bijection of 64-bit integers."""
     state = (state + 0x9E3779B97F4A7C15) & MASK_64
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK_64
@@ -42,7 +40,7 @@ def _splitmix(state: int) -> int:
 
 
 def make_key(seed: int, round_start: int, position: int, purpose: Purpose) -> int:
-    """64 bits from a draw's coordinates. Under `match` pass round_start 0 and Purpose.MATCH."""
+    """Returns 64 bits. Under `match` pass round_start 0 and Purpose.MATCH."""
     key = _splitmix(seed)
     for part in (round_start, position, int(purpose)):
         key = _splitmix(key ^ part)
@@ -50,17 +48,17 @@ def make_key(seed: int, round_start: int, position: int, purpose: Purpose) -> in
 
 
 def match_key(seed: int, position: int) -> int:
-    """The key shared by the target's draw at `position` and a coupled draft."""
+    """Returns the key shared by the target's draw at `position` and a coupled draft."""
     return make_key(seed, 0, position, Purpose.MATCH)
 
 
 def uniform(key: int) -> float:
-    """One number in (0, 1), from all 53 bits of a float64: never 0, never 1."""
+    """Returns a number in (0, 1), from 53 bits: never 0, never 1."""
     return ((_splitmix(key) >> 12) + 0.5) / 2**52
 
 
 def hash_ids(key: int, ids: int | NDArray[np.integer[Any]]) -> NDArray[np.uint32]:
-    """Returns one 32-bit integer for each of these token ids; a number means the ids below it."""
+    """Returns a 32-bit integer per token id; a number means the ids below it."""
     x = (np.arange(ids) if isinstance(ids, int) else ids).astype(np.uint32) ^ np.uint32(key & 0xFFFFFFFF)
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint32(16))) * np.uint32(MIX_1)
@@ -70,17 +68,17 @@ def hash_ids(key: int, ids: int | NDArray[np.integer[Any]]) -> NDArray[np.uint32
 
 
 def gumbel(key: int, ids: int | NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """Returns Gumbel noise for each of these token ids; a number means the ids below it. Float64, or the tail of a large
-    vocabulary is wrong."""
+    """Returns Gumbel noise per token id; a number means the ids below it. Float32 would get the tail of a large
+    vocabulary wrong.
+    """
     u = (hash_ids(key, ids).astype(np.float64) + 0.5) / 2**32
     return -np.log(-np.log1p(-u))
 
 
 def fresh_seed() -> int:
-    """Makes a seed for a request without one. 63 bits, so that it fits a signed integer."""
+    """Makes a seed of 63 bits, so that it fits a signed integer."""
     return secrets.randbits(63)
 
 
 def derive_seed(seed: int, sample: int) -> int:
-    """Derives the seed of each of n samples; the first keeps it."""
     return seed if sample == 0 else _splitmix(_splitmix(seed) ^ sample)

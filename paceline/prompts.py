@@ -1,5 +1,3 @@
-"""Reads prompt files, for commands, benchmarks and tests."""
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,8 +14,6 @@ DEFAULT_CATEGORY = "prompts"
 
 @dataclass(frozen=True, slots=True)
 class PromptRecord:
-    """One prompt of a file."""
-
     # Text, or messages of {"role", "content"}.
     prompt: str | list[dict[str, str]]
     # The record's own id.
@@ -26,26 +22,23 @@ class PromptRecord:
 
     @property
     def text(self) -> str:
-        """The first text of the user."""
         if isinstance(self.prompt, str):
             return self.prompt
         return next(message["content"] for message in self.prompt if message["role"] == "user")
 
 
 def read_prompts(name: str, path: Path) -> list[PromptRecord]:
-    """Reads the prompts of the UTF-8 file `path`. Errors name the option `name`.
+    """Reads JSON lines or a JSON list. Raises InvalidArgument naming the option `name`, the file and the line or entry.
 
-    The file holds JSON lines or a JSON list. Each entry is a text, or an object with one of
+    Each entry is a text, or an object with one of
 
     - `prompt`: a text,
     - `messages`: a conversation of {"role", "content"},
-    - `turns`: texts, the first is used (Spec-Bench),
-    - `conversations`: {"from", "value"}, the first of a human is used (ShareGPT). Conversations
-      without a human turn, which published files contain, are skipped.
+    - `turns`: texts, of which the first is used (Spec-Bench),
+    - `conversations`: {"from", "value"}, of which the first human turn is used (ShareGPT). Published files contain
+      conversations without one; they are skipped.
 
-    An object may also have `id` or `question_id`, and `category`. Empty lines are skipped.
-
-    Raises InvalidArgument naming the file and the wrong line or entry.
+    An object may also have `id` or `question_id`, and `category`.
     """
     found = []
     for place, entry in _entries(name, path):
@@ -75,7 +68,6 @@ def _text_of(name: str, path: Path) -> str:
 
 
 def _entries(name: str, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields each entry and its position in the file."""
     text = _text_of(name, path)
     if text.lstrip().startswith("["):
         entries = _parse(text, name, path, 1)
@@ -88,7 +80,6 @@ def _entries(name: str, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parse(text: str, name: str, path: Path, first_line: int) -> Any:
-    """Parses `text`, which begins at line `first_line` of the file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -99,7 +90,7 @@ def _parse(text: str, name: str, path: Path, first_line: int) -> Any:
 
 
 def _prompt_of(entry: Any) -> str | list[dict[str, str]] | None:
-    """Returns the prompt of an entry; None for a conversation without a human turn. Raises ValueError."""
+    """Returns None for a conversation without a human turn. Raises ValueError."""
     match entry:
         case {"messages": list(messages)}:
             conversation = [_message_of(message) for message in messages]
@@ -124,7 +115,7 @@ def _message_of(message: Any) -> dict[str, str]:
 
 
 def _checked(text: str) -> str:
-    r"""JSON can hold half of a character, as in "\ud83d"; UTF-8 can't."""
+    """Raises ValueError for half a surrogate pair, which JSON can hold and UTF-8 can't."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

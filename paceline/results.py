@@ -1,4 +1,4 @@
-"""What the client returns, as plain values: a generation's rounds or the whole, traces, and the deployment."""
+"""What the client returns: pieces, completions, traces and the deployment."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,8 +27,6 @@ class TracedDraft:
 
 @dataclass(frozen=True, slots=True)
 class RoundTrace:
-    """How a round came about. Times in microseconds."""
-
     # 0 for the round of the prompt.
     round: int
     # "model", "ngram", "suffix", "prediction" or "custom"; "none" if nothing was proposed, and the reason.
@@ -41,7 +39,7 @@ class RoundTrace:
     num_accepted: int
     # Under the entropy rule: the draft model's entropy / ln(vocabulary) at each position.
     entropies: list[float]
-    # Smoothed with those of earlier decided positions.
+    # Smoothed over earlier decided positions.
     smoothed_entropies: list[float]
     # The number of draft tokens that each of these allows.
     allowed_draft_tokens: list[int]
@@ -55,8 +53,6 @@ class RoundTrace:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What speculation did in one generation."""
-
     rounds: int
     proposed: int
     accepted: int
@@ -76,7 +72,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How one generation's time was spent, in milliseconds."""
+    """Times of one generation, in milliseconds."""
 
     ttft_ms: float
     total_ms: float
@@ -88,7 +84,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a generation. The coordinator's metrics, spans and logs read it too."""
+    """The end of a generation, also for the coordinator's metrics, spans and logs."""
 
     # "stop" or "length"; empty while the generation runs.
     reason: str
@@ -103,7 +99,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A token's log-probability under the target, and the likeliest tokens' at its position."""
+    """Log-probabilities under the target: the token's, and the likeliest tokens' at its position."""
 
     logprob: float
     top_token_ids: list[int]
@@ -114,7 +110,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One round: its tokens, a letter of origin for each (A accepted, R recovered, B bonus, T target), and new text."""
+    """One round: tokens, a letter of origin for each (A accepted, R recovered, B bonus, T target), and new text."""
 
     text: str
     token_ids: list[int]
@@ -123,7 +119,7 @@ class Piece:
     text_lengths: list[int] = field(default_factory=list)
     # Index of the sample.
     index: int = 0
-    # If requested, one for each token. Those of the prompt begin at its second token and come in the first piece; for a long
+    # If requested, one for each token. The prompt's begin at its second token and come in the first piece; for a long
     # prompt, pieces with nothing else come before it.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -137,7 +133,6 @@ class Piece:
 
     @property
     def parts(self) -> Iterator[tuple[str, str]]:
-        """Yields the text of each token with its letter of origin."""
         start = 0
         for length, origin in zip(self.text_lengths, self.origins, strict=True):
             yield self.text[start : start + length], origin
@@ -146,8 +141,6 @@ class Piece:
 
 @dataclass(slots=True)
 class Completion:
-    """A whole generation."""
-
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     origins: str = ""
@@ -170,7 +163,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model of a server. Fields are those of ModelCard (proto/paceline/v1/model.proto)."""
+    """A server's model, as in ModelCard (proto/paceline/v1/model.proto)."""
 
     name: str
     dtype: str
@@ -196,8 +189,6 @@ class TokenizerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Detokenized:
-    """Text of tokens."""
-
     text: str
     # The bytes of each token, maybe a part of a character; for a special token its name.
     pieces: list[bytes]
@@ -207,8 +198,6 @@ class Detokenized:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A coordinator with its servers."""
-
     target: Model
     # None without a draft server.
     draft: Model | None

@@ -1,5 +1,3 @@
-"""Sampling parameters, validated. No torch, no messages."""
-
 import math
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -23,8 +21,9 @@ MAX_REPETITION_PENALTY = 100.0
 
 
 def check_lengths(params: Any) -> None:
-    """Raises InvalidArgument if a list is too long. `params`: SamplingParams, or the message of that name, which is
-    checked before its lists are copied."""
+    """Raises InvalidArgument if a list is too long. Also takes the message of that name, before its lists are
+    copied.
+    """
     require_at_most(MAX_STOP_STRINGS, len(params.stop), "stop", "strings")
     for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
         require_at_most(MAX_LISTED_IDS, len(getattr(params, name)), name, "token ids")
@@ -51,7 +50,7 @@ class SamplingParams:
     allowed_token_ids: if given, only these can be drawn.
     banned_token_ids: these can't be drawn.
     n: independent samples of one prompt, 1 to 64.
-    logprobs: report each token's log-probability and those of this number of likeliest tokens, 0 to 20; None: no report.
+    logprobs: report log-probabilities of each token and of this many likeliest ones, 0 to 20; None: no report.
     prompt_logprobs: likewise for the prompt's tokens from the second on.
     beams: width of beam search, 1 to 10; above 1 the answer is the best hypothesis, sent whole at the end.
     length_penalty: for beams, in [-10, 10]: a hypothesis's score is its log-probability / (its tokens) ^ length_penalty.
@@ -109,16 +108,14 @@ class SamplingParams:
 
     @property
     def is_untruncated(self) -> bool:
-        """Whether the distribution is the softmax at a temperature, with no token left out for being unlikely."""
         return not (self.is_greedy or self.top_k or self.top_p < 1 or self.min_p)
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the distribution depends on which tokens came before, beyond the model's own dependence."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     def check_token_ids(self, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> None:
-        """Raises InvalidArgument if a token id is outside the vocabulary, or no token is left to draw."""
+        """Raises InvalidArgument if an id is outside the vocabulary, or no token is left to draw."""
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "banned_token_ids"):
             worst = max(getattr(self, name), default=0)
             require(worst < vocab_size, name, worst, f"in [0, {vocab_size})")
@@ -157,7 +154,7 @@ class SamplingParams:
         require(ok, "logit_bias", biases, "a dict from token ids to numbers")
 
     def _check_beams(self) -> None:
-        """Beams are the target's likeliest texts, so parameters that draw or change probabilities are refused."""
+        """Refuses parameters that draw or change probabilities: beams are the target's likeliest texts."""
         if self.beams == 1:
             require(self.length_penalty == 1, "length_penalty", self.length_penalty, "1 without beams")
             return
@@ -170,7 +167,6 @@ class SamplingParams:
             require(not getattr(self, name), name, getattr(self, name), "empty with beams")
 
     def _check_adjustments(self) -> None:
-        """Penalties and bias."""
         ok = MIN_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY
         require(ok, "repetition_penalty", self.repetition_penalty, "in [0.01, 100]")
         for name in ("presence_penalty", "frequency_penalty"):

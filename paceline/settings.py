@@ -1,4 +1,4 @@
-"""Settings of the services, and where they come from: flags > environment > paceline.toml > defaults."""
+"""Settings of the services. Flags override the environment, paceline.toml and defaults, in this order."""
 
 import os
 import re
@@ -34,7 +34,7 @@ S = TypeVar("S", bound="Settings")
 
 
 def as_value_error(check: Callable[[], object]) -> None:
-    """Runs a check inside a validator: pydantic expects a ValueError, and names the setting and its value itself."""
+    """Runs a check in a validator: pydantic expects a ValueError, and names the setting and value itself."""
     try:
         check()
     except InvalidArgument as error:
@@ -70,8 +70,6 @@ ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 
 
 class Settings(BaseSettings):
-    """Base of a process's settings."""
-
     # The table in paceline.toml.
     toml_table: ClassVar[str] = ""
     # Settings that --help lists first, in this order; the others are listed as advanced.
@@ -87,14 +85,11 @@ class Settings(BaseSettings):
         env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
-        """Orders the sources: earlier ones overrule later ones; flags come as init_settings."""
         table = {name.replace("-", "_"): value for name, value in read_toml().get(cls.toml_table, {}).items()}
         return init_settings, env_settings, InitSettingsSource(settings_cls, table)
 
 
 class ServiceSettings(Settings):
-    """What every service has: logs, metrics and traces (docs/operations.md)."""
-
     metrics: Annotated[str | None, AfterValidator(_check_metrics)] = Field(
         None, description="serve Prometheus metrics at this HOST:PORT; default: none"
     )
@@ -107,8 +102,6 @@ class ServiceSettings(Settings):
 
 
 class TlsSettings(Settings):
-    """TLS toward clients (docs/server.md)."""
-
     tls_cert: LocalPath | None = Field(
         None, description="serve over TLS with the certificate in this file (docs/server.md); default: no TLS"
     )
@@ -125,18 +118,15 @@ class TlsSettings(Settings):
 
     @property
     def tls(self) -> Tls:
-        """The files this process serves with."""
         return Tls(self.tls_cert, self.tls_key, self.tls_client_ca, SERVER_FLAGS)
 
 
 class GrpcSettings(TlsSettings):
-    """Settings of a gRPC server."""
-
     reflection: bool = Field(False, description="enable gRPC server reflection")
 
 
 class FrontSettings(TlsSettings):
-    """Settings of a service that users call: the files it calls servers with, and who may call it."""
+    """Settings of a service that users call."""
 
     servers_tls_ca: LocalPath | None = Field(
         None, description="call servers over TLS, trusting the authority in this file; default: no TLS"
@@ -168,12 +158,11 @@ class FrontSettings(TlsSettings):
 
     @property
     def servers_tls(self) -> Tls:
-        """The files this process calls servers with."""
         return Tls(self.servers_tls_cert, self.servers_tls_key, self.servers_tls_ca, CLIENT_FLAGS)
 
 
 def read_toml() -> dict[str, dict[str, Any]]:
-    """Returns the tables of paceline.toml in the working directory; empty if there is none. Raises ConfigError."""
+    """Returns the tables of paceline.toml in the working directory. Raises ConfigError."""
     path = Path(TOML_FILE)
     if not path.is_file():
         return {}
@@ -188,7 +177,7 @@ def read_toml() -> dict[str, dict[str, Any]]:
 
 
 def parse_settings(settings: type[S], program: str) -> S:
-    """Reads the settings of a `python -m PROGRAM` process; bad usage prints one line and exits with 2."""
+    """Reads the settings of `python -m PROGRAM`; bad usage prints one line and exits with 2."""
     try:
         return CliApp.run(settings, cli_settings_source=_command_line(settings, program))
     except ValidationError as error:
@@ -202,7 +191,6 @@ def parse_settings(settings: type[S], program: str) -> S:
 
 
 def _command_line(settings: type[S], program: str) -> CliSettingsSource[Any]:
-    """The flags of these settings, in two groups of --help."""
     flags: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
 
     def collect(_: object, *names: str, **options: Any) -> None:
@@ -232,9 +220,9 @@ def _command_line(settings: type[S], program: str) -> CliSettingsSource[Any]:
 
 
 def make_settings(settings: type[S], given: Mapping[str, Any], names: Mapping[str, str]) -> S:
-    """Makes settings as a process with these flags finds them: `given`, then environment, paceline.toml, defaults.
+    """Makes settings as a process with the flags `given` finds them. Raises InvalidArgument.
 
-    `names`: flags by field, if they differ from the fields' own. Raises InvalidArgument.
+    `names`: flags by field, if they differ from the fields'.
     """
     try:
         return settings(**given)
@@ -243,7 +231,6 @@ def make_settings(settings: type[S], given: Mapping[str, Any], names: Mapping[st
 
 
 def as_flags(given: Mapping[str, Any]) -> list[str]:
-    """Returns the flags for `given`, values by field."""
     flags = []
     for name, value in given.items():
         flag = name.replace("_", "-")
@@ -255,13 +242,12 @@ def as_flags(given: Mapping[str, Any]) -> list[str]:
 
 
 def _problems_of(error: ValidationError, settings: type[Settings], names: Mapping[str, str]) -> list[InvalidArgument]:
-    """Returns one error for each wrong setting, by the names of their flags."""
     problems = []
     for each in error.errors():
         field = ".".join(str(part) for part in each["loc"])
         if each["type"] == "extra_forbidden":
             table = f"{TOML_FILE}, table [{settings.toml_table}]:"
-            problems.append(InvalidArgument(table, f"there is no setting {field!r}"))
+            problems.append(InvalidArgument(table, f"unknown setting {field!r}"))
             continue
         has_flag = bool(field) and field not in settings.without_flag
         flag = names.get(field, "--" + field.replace("_", "-")) if has_flag else field

@@ -1,5 +1,3 @@
-"""Speculation parameters, validated. No torch, no messages."""
-
 import enum
 import math
 from collections.abc import Mapping
@@ -19,10 +17,10 @@ def _drafter(name: str, help: str, *, asks_model: bool = False, only_ids: bool =
 
 
 class Drafter(enum.Enum):
-    """The registered drafters. `coordinator/drafters/NAME.py` makes each.
+    """The registered drafters; `coordinator/drafters/NAME.py` makes each.
 
     help: description for users.
-    asks_model: asks the draft model, if there is one.
+    asks_model: uses the draft model, if there is one.
     only_ids: proposes token ids without probabilities, which can only be matched.
     """
 
@@ -45,23 +43,19 @@ class Drafter(enum.Enum):
 
 
 class DraftMode(enum.Enum):
-    """How a draft model draws its tokens."""
-
     SAMPLED = "sampled"
     GREEDY = "greedy"
     COUPLED = "coupled"
 
 
 class Rule(enum.Enum):
-    """How drafts are checked."""
-
     MATCH = "match"
     REJECTION = "rejection"
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Maximizes expected tokens per second with `min` to `max` draft tokens."""
+    """Chooses `min` to `max` draft tokens for the most expected tokens per second."""
 
     min: int = 0
     max: int = 8
@@ -72,8 +66,6 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class EntropyAdaptive:
-    """Proposes fewer draft tokens when the draft model is unsure."""
-
     bounds: Bounds = field(default_factory=Bounds)
     # Weight of the past in the smoothed entropy.
     ema_beta: float = 0.5
@@ -82,7 +74,7 @@ class EntropyAdaptive:
         _check_beta(self.ema_beta, "length.entropy.ema_beta")
 
     def allowed_draft_tokens(self, smoothed_entropy: float) -> int:
-        """k = round(max - (max - min) * H), with H the smoothed entropy over ln(vocabulary)."""
+        """k = round(max - (max - min) * H), H the smoothed entropy over ln(vocabulary)."""
         return round(self.bounds.max - (self.bounds.max - self.bounds.min) * smoothed_entropy)
 
 
@@ -93,13 +85,10 @@ DraftLength = int | Bounds | EntropyAdaptive
 def parse_draft_length(
     text: str | None, *, draft_min: int | None = None, draft_max: int | None = None, entropy_beta: float | None = None
 ) -> DraftLength:
-    """Parses what a user types.
+    """Parses `adaptive`, `entropy` or a number. Raises InvalidArgument.
 
-    text: `adaptive`, `entropy` or a number.
-    draft_min, draft_max: bounds of `adaptive` and `entropy`; default to `Bounds()`.
-    entropy_beta: ema_beta of `entropy`; defaults to that of `EntropyAdaptive()`.
-
-    Raises InvalidArgument, which calls `text` num_speculative_tokens.
+    draft_min, draft_max: default to `Bounds()`.
+    entropy_beta: defaults to `EntropyAdaptive().ema_beta`.
     """
     number = None if text in (None, "adaptive", "entropy") else _parse_number(text)
     for name, bound in (("draft_min", draft_min), ("draft_max", draft_max)):
@@ -111,12 +100,12 @@ def parse_draft_length(
         return number
     require(text is not None, "num_speculative_tokens", text, _ALLOWED_LENGTHS)
     default = EntropyAdaptive()
-    least = default.bounds.min if draft_min is None else draft_min
-    most = default.bounds.max if draft_max is None else draft_max
+    minimum = default.bounds.min if draft_min is None else draft_min
+    maximum = default.bounds.max if draft_max is None else draft_max
     beta = default.ema_beta if entropy_beta is None else entropy_beta
-    _check_bounds(least, most, "draft_min", "draft_max")
+    _check_bounds(minimum, maximum, "draft_min", "draft_max")
     _check_beta(beta, "entropy_beta")
-    return Bounds(least, most) if text == "adaptive" else EntropyAdaptive(Bounds(least, most), beta)
+    return Bounds(minimum, maximum) if text == "adaptive" else EntropyAdaptive(Bounds(minimum, maximum), beta)
 
 
 def _parse_number(text: str) -> int:
@@ -126,11 +115,11 @@ def _parse_number(text: str) -> int:
     return int(text)
 
 
-def _check_bounds(least: int, most: int, least_name: str, most_name: str) -> None:
-    for name, bound in ((least_name, least), (most_name, most)):
+def _check_bounds(minimum: int, maximum: int, min_name: str, max_name: str) -> None:
+    for name, bound in ((min_name, minimum), (max_name, maximum)):
         require(isinstance(bound, Integral) and not isinstance(bound, bool), name, bound, "a whole number")
-    require(1 <= most <= MAX_DRAFT_TOKENS, most_name, most, f"in [1, {MAX_DRAFT_TOKENS}]")
-    require(0 <= least <= most, least_name, least, f"in [0, {most_name}], which is {most}")
+    require(1 <= maximum <= MAX_DRAFT_TOKENS, max_name, maximum, f"in [1, {MAX_DRAFT_TOKENS}]")
+    require(0 <= minimum <= maximum, min_name, minimum, f"in [0, {max_name}], which is {maximum}")
 
 
 def _check_beta(beta: float, name: str) -> None:
@@ -142,20 +131,18 @@ def _check_beta(beta: float, name: str) -> None:
 class SpeculationParams:
     """Whether and how to speculate. Raises InvalidArgument on construction.
 
-    Strings are accepted for enums, such as `drafter="suffix"` and `num_speculative_tokens="adaptive"`.
+    Enums may be strings, such as `drafter="suffix"` and `num_speculative_tokens="adaptive"`.
 
     enabled: speculate at all.
     drafter: source of proposals.
-    num_speculative_tokens: a number from 0 to 16, or a rule that chooses it in each round: Bounds (adaptive) or
-        EntropyAdaptive.
-    rule: how drafts are checked above temperature 0; at 0 they must be the target's own tokens. None: `match`, so that a
-        seed repeats its text whatever is drafted; `rejection` if lenience or the draft mode needs the draft's
-        probabilities.
+    num_speculative_tokens: 0 to 16, or chosen in each round by Bounds (adaptive) or EntropyAdaptive.
+    rule: how drafts are checked above temperature 0; at 0 always by equality. None: `match`, so that a seed repeats its
+        text whatever is drafted; `rejection` if lenience or the draft mode needs the draft's probabilities.
     draft_mode: how a draft model draws; None: according to the rule.
     lenience: in (0, 1]; accept with min(1, p/(lenience q)). Below 1 the output's distribution is not exactly the
         target's.
-    draft_temperature: temperature of the draft model, above 0; None: the request's. The output's distribution is the
-        target's at the request's temperature in any case.
+    draft_temperature: temperature of the draft model, above 0; None: the request's. Does not change the output's
+        distribution.
     """
 
     enabled: bool = True
@@ -205,12 +192,10 @@ class SpeculationParams:
             object.__setattr__(self, "num_speculative_tokens", rules[self.num_speculative_tokens])
 
     def overruled_by(self, asked: Mapping[str, Any], sampling: SamplingParams) -> "SpeculationParams":
-        """Returns these defaults overridden by the fields that a request sets.
+        """Returns these defaults overridden by the fields that a request sets. Raises InvalidArgument.
 
-        A default that conflicts with the request is dropped: the draft mode for another rule, the rule for another draft
-        mode, both for lenience, and lenience for what can't be lenient. The drafter stays.
-
-        Raises InvalidArgument.
+        A default that conflicts with the request is dropped: the draft mode for another rule, the rule for another
+        draft mode, both for lenience, and lenience if the request can't be lenient. The drafter stays.
         """
         found = replace(self, **asked)
         asks_rule, asks_mode = "rule" in asked, "draft_mode" in asked
@@ -224,7 +209,6 @@ class SpeculationParams:
         return found
 
     def check(self, sampling: SamplingParams) -> None:
-        """Raises InvalidArgument if the two sets of parameters conflict."""
         self.resolved_draft_mode(sampling)
         require(self.lenience == 1 or sampling.beams == 1, "lenience", self.lenience, "1 with beams")
         fits = self.lenience == 1 or not self._matches_draws(sampling)
@@ -235,17 +219,19 @@ class SpeculationParams:
             require(is_drawn, "draft_temperature", self.draft_temperature, allowed)
 
     def draft_sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Returns how a draft model draws. Any q preserves the output's distribution as long as drafts are drawn from it,
-        so q may be transformed in another way than p (2211.17192, section 6)."""
+        """Returns how a draft model draws. Any q preserves the output's distribution if drafts are drawn from it
+        (2211.17192, section 6).
+        """
         return sampling if self.draft_temperature is None else replace(sampling, temperature=self.draft_temperature)
 
     def _matches_draws(self, sampling: SamplingParams) -> bool:
-        """Whether drafts must equal what the target draws, so that their probabilities do not matter."""
+        """Whether drafts must equal the target's draws."""
         return not sampling.is_greedy and self.resolved_rule(sampling) is Rule.MATCH
 
     def resolved_rule(self, sampling: SamplingParams) -> Rule:
-        """Returns the rule in force. A draft without a distribution can only be matched: `rejection` with a one-hot q
-        gives the same distribution."""
+        """Returns the rule in force. Drafts without a distribution are matched: `rejection` with a one-hot q gives the
+        same distribution.
+        """
         only_ids = self.drafter.only_ids or self.draft_mode in (DraftMode.GREEDY, DraftMode.COUPLED)
         if sampling.is_greedy or only_ids:
             return Rule.MATCH
@@ -253,7 +239,6 @@ class SpeculationParams:
         return self.rule or (Rule.REJECTION if needs_probabilities else Rule.MATCH)
 
     def resolved_draft_mode(self, sampling: SamplingParams) -> DraftMode:
-        """Returns the draft mode in force. Raises InvalidArgument."""
         if sampling.is_greedy:
             return DraftMode.GREEDY
         if self.resolved_rule(sampling) is Rule.REJECTION:

@@ -1,10 +1,8 @@
 """The theory of speculative decoding: Leviathan, Kalman, Matias (2211.17192).
 
-`paceline plan` uses all of it, the hierarchical drafter `guessed_draft_steps`.
-
 alpha: probability that a draft token is accepted. k: draft tokens per round (the paper's gamma).
-In target forwards: c: time of a draft step; wire: time of a round's messages; verify: time that each draft token adds
-to a target forward. The paper has neither wire nor verify.
+In target forwards: c, a draft step; wire, a round's messages; verify, what each draft adds to a target forward. The
+paper has neither wire nor verify.
 """
 
 import math
@@ -14,7 +12,7 @@ from typing import Any
 
 
 def expected_tokens(alpha: float, longest: int) -> Iterator[float]:
-    """Yields the expected tokens of a round for each k from 0 to `longest`: 1 + alpha + ... + alpha^k (equation 1)."""
+    """Yields the tokens of a round for each k from 0 to `longest`: 1 + alpha + ... + alpha^k (equation 1)."""
     tokens = chance = 1.0
     yield tokens
     for _ in range(longest):
@@ -24,64 +22,62 @@ def expected_tokens(alpha: float, longest: int) -> Iterator[float]:
 
 
 def tokens_per_round(alpha: float, k: int) -> float:
-    """Returns the expected tokens of a round, 1 to k + 1 (equation 1)."""
+    """Returns 1 to k + 1 (equation 1)."""
     *_, tokens = expected_tokens(alpha, k)
     return tokens
 
 
 def accepted_per_round(alpha: float, k: int) -> float:
-    """Returns the expected accepted drafts of a round, 0 to k."""
     return tokens_per_round(alpha, k) - 1
 
 
 def target_reads(alpha: float, k: int) -> float:
-    """Returns reads of the target's weights and cache per token; plain decoding has 1 (section 3.4)."""
+    """Returns reads of weights and cache per token, relative to plain decoding (section 3.4)."""
     return 1 / tokens_per_round(alpha, k)
 
 
 def round_time(k: int, c: float, wire: float = 0.0, verify: float = 0.0) -> float:
-    """Returns the time of a round, in target forwards of one token."""
     return (c + verify) * k + 1 + wire
 
 
 def speedup(alpha: float, k: int, c: float, wire: float = 0.0, verify: float = 0.0) -> float:
-    """Returns the expected speed relative to plain decoding without a wire (theorem 3.8)."""
+    """Returns speed relative to plain decoding without a wire (theorem 3.8)."""
     return tokens_per_round(alpha, k) / round_time(k, c, wire, verify)
 
 
 def guessed_draft_steps(beta: float, num_guesses: int, k: int, wide: float) -> float:
-    """Returns the expected time to draft k tokens, in draft steps, if a faster drafter guesses the draft model's tokens.
+    """Returns the time to draft k tokens, in draft steps, if a faster drafter guesses them (hierarchical, section 6).
 
-    This is hierarchical speculation (section 6). beta: probability that a guess after right ones is right. num_guesses: g
-    from 0 to k - 1, verified in the draft model's first forward. wide: time of that forward of g + 1 tokens, in draft
-    steps. It yields 1 + beta + … + beta^g tokens (equation 1, one level down); each other token takes a step. So guesses
-    pay if beta + … + beta^g > wide - 1.
+    beta: probability that a guess after right ones is right. num_guesses: g, 0 to k - 1, verified in the draft model's
+    first forward of g + 1 tokens, which takes `wide` draft steps and yields 1 + beta + … + beta^g tokens (equation 1,
+    one level down). Each other token takes a step, so guesses pay if beta + … + beta^g > wide - 1.
     """
     return wide + k - tokens_per_round(beta, num_guesses)
 
 
 def operations(alpha: float, k: int, c_operations: float) -> float:
-    """Returns arithmetic per token relative to plain decoding (theorem 3.11). `c_operations`: of a draft step, in target tokens."""
+    """Returns arithmetic per token relative to plain decoding (theorem 3.11). `c_operations`: a draft step, in target
+    tokens.
+    """
     return (c_operations * k + k + 1) / tokens_per_round(alpha, k)
 
 
 def best_k(alpha: float, c: float, wire: float = 0.0, longest: int = 16, verify: float = 0.0) -> int:
-    """Returns the fastest number of draft tokens, 0 to `longest`. Rounds without drafts have wire time too."""
+    """Returns the fastest k, 0 to `longest`. Rounds without drafts have wire time too."""
     tokens = enumerate(expected_tokens(alpha, longest))
     speeds = [expected / round_time(k, c, wire, verify) for k, expected in tokens]
     return speeds.index(max(speeds))
 
 
 def oracle_tokens(alpha: float) -> float:
-    """Returns the expected tokens of a round that drafts exactly what will be accepted: 1 / (1 - alpha) (section 3.5)."""
     return math.inf if alpha == 1 else 1 / (1 - alpha)
 
 
 def oracle_speedup(alpha: float, c: float, wire: float = 0.0, verify: float = 0.0) -> float:
-    """Returns the expected speed relative to plain decoding with such rounds (section 3.5); may be infinite.
+    """Returns the speed of an oracle, which drafts exactly what will be accepted (section 3.5); may be infinite.
 
-    An accepted token costs a draft step and its verification, the last one of a round a target forward and the wire.
-    Without drafts every token costs the latter, so that is the most a token costs.
+    An accepted token costs a draft step and its verification, a round's last token a target forward and the wire. No
+    token costs more than that: without drafts, every token does.
     """
     own = 1 + wire
     time = (1 - alpha) * own + alpha * min(c + verify, own)
@@ -90,8 +86,6 @@ def oracle_speedup(alpha: float, c: float, wire: float = 0.0, verify: float = 0.
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The theory at one alpha and one set of costs in target forwards, for k = 0 to `longest`."""
-
     alpha: float
     draft_cost: float
     wire: float
@@ -105,13 +99,11 @@ class Forecast:
 
     @property
     def costs(self) -> str:
-        """The costs in words."""
         verify = f", verify cost {self.verify_cost:.3g}" if self.verify_cost > 0 else ""
         return f"draft cost {self.draft_cost:.3g}, wire {self.wire:.3g}{verify}"
 
     @property
     def oracle_speed(self) -> float:
-        """The bound on any choice of k; may be infinite."""
         return oracle_speedup(self.alpha, self.draft_cost, self.wire, self.verify_cost)
 
     def speed(self, k: int) -> float:
@@ -123,7 +115,6 @@ class Forecast:
         return self.speed(k) / self.speed(0)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns all figures for each k."""
         return [
             {
                 "k": k,
@@ -138,7 +129,6 @@ class Forecast:
         ]
 
     def oracle(self) -> dict[str, float | None]:
-        """Returns the oracle's figures; None stands for infinity."""
         figures = {
             "tokens_per_round": oracle_tokens(self.alpha),
             "speedup": self.oracle_speed,

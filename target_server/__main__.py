@@ -1,4 +1,4 @@
-"""`python -m target_server`: one target server."""
+"""Runs one target server: `python -m target_server`."""
 
 from paceline.engine.config import TARGET_ROLE
 from paceline.rpc.server import run

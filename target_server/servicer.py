@@ -1,4 +1,4 @@
-"""The Target service: converts Verify messages to jobs and results to messages, and sends the tokenizer."""
+"""The Target service: converts Verify messages to jobs and results to messages."""
 
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
@@ -25,14 +25,12 @@ MAX_SUPPORT_IDS = MAX_DRAFT_TOKENS * MAX_LISTED_IDS
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Log-probabilities of a prompt that go ahead of their verdict."""
+    """Log-probabilities of a prompt, sent ahead of their verdict."""
 
     prompt_logprobs: list[RowLogprobs]
 
 
 class TargetServicer(ModelServicer):
-    """The Target service."""
-
     response_class = target_pb2.TargetResponse
 
     def parse_job(self, command: Any) -> Command:
@@ -65,7 +63,7 @@ class TargetServicer(ModelServicer):
         )
 
     def split_result(self, result: VerifyResult) -> Iterable[VerifyResult | PromptPart]:
-        """In parts that messages can hold, however long the prompt is."""
+        """Splits long prompts' log-probabilities into messages."""
         scored, first = result.prompt_logprobs, 0
         while len(scored) - first > SPLIT_POSITIONS:
             yield PromptPart(scored[first : first + SPLIT_POSITIONS])

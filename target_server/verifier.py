@@ -1,4 +1,4 @@
-"""The job of a Verify command: one forward over the tail and the drafts, and a sample at each of k + 1 positions."""
+"""The job of a Verify command: one forward, and a sample at each of k + 1 positions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +42,6 @@ class VerifySpec:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """The target's samples and probabilities for k drafts."""
-
     # For rule `match` k + 1 tokens; for `rejection` only the bonus token.
     tokens: list[int]
     # For `rejection`, one for each draft: p on the draft's support, and a token sampled outside the support.
@@ -60,7 +58,7 @@ class VerifyResult:
 
 
 class VerifyJob(Job):
-    """Samples after the last tail token and after each draft. The context of row i includes the drafts before it."""
+    """Samples after the last tail token and after each draft."""
 
     def __init__(self, sequence: Sequence, tail: list[int], spec: VerifySpec) -> None:
         super().__init__(sequence, tail + spec.drafts)
@@ -73,11 +71,11 @@ class VerifyJob(Job):
         self._row_logprobs: list[RowLogprobs] = []
         self._num_scored = 0 if spec.num_prompt_logprobs is None else len(tail) - 1
 
-    def specs(self, num_rows: int) -> list[SampleSpec | None]:
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
         first_sampled = len(self.pending) - (self._num_drafts + 1 - len(self._samples))
         return [
             self._spec(len(self._samples) + row - first_sampled, row) if row >= first_sampled else self._score(row)
-            for row in range(num_rows)
+            for row in range(num_tokens)
         ]
 
     def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
@@ -88,7 +86,7 @@ class VerifyJob(Job):
 
     @property
     def expects_peer_work(self) -> bool:
-        """A sequence whose drafts are verified will ask the draft server for more."""
+        """Whether there were drafts: such a sequence will ask the draft server for more."""
         return self._num_drafts > 0
 
     @property
@@ -110,14 +108,12 @@ class VerifyJob(Job):
         )
 
     def _score(self, row: int) -> SampleSpec | None:
-        """The spec for the prompt's log-probabilities: pending row `row` scores the token after it."""
         options, num_logprobs = self.sequence.options, self._verify_spec.num_prompt_logprobs
         if num_logprobs is None:
             return None
         return Score(options.sampling, (), self.pending[row + 1], num_logprobs=num_logprobs)
 
     def _spec(self, index: int, row: int) -> SampleSpec:
-        """The sample spec that verifies draft `index`, or gives the bonus token after the last draft."""
         options, wanted = self.sequence.options, self._verify_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)

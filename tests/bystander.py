@@ -1,4 +1,4 @@
-"""A generation that runs beside what a test does, and must come out as it does alone."""
+"""A generation that runs during a test and must give the same result as alone."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ PLAIN = SpeculationParams(enabled=False)
 async def undisturbed_bystander(
     address: str, prompt: list[int], sampling: SamplingParams, speculation: SpeculationParams | None = None
 ) -> AsyncIterator[None]:
-    """Begun before the block and read behind it. Alone it runs once for each service, without speculation.
+    """Starts before the block and is read after it. Alone it runs once for each service, without speculation.
 
     `sampling` and `speculation` must be such that tokens depend on prompt, parameters and seed alone.
     """

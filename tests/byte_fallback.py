@@ -1,4 +1,4 @@
-"""A tiny random model with a tokenizer as Llama 2 has it: what no other token stands for is written in tokens of a byte each.
+"""A tiny random model with a tokenizer as Llama 2 has it: text without other tokens becomes one token per byte.
 
 Half of its ids are such bytes, so most of what the model writes is no UTF-8.
 """
@@ -30,7 +30,7 @@ def byte_fallback_tokenizer(vocab_size: int = 512) -> Tokenizer:
 
 
 def write_byte_fallback_model(folder: Path) -> None:
-    """Of the shape of dummy:tiny; id 0 ends a text."""
+    """Has the shape of dummy:tiny; id 0 ends a text."""
     dummy_config("tiny").save_pretrained(folder)
     save_file(make_dummy("tiny", torch.float32)[1], folder / "model.safetensors")
     tokenizer = PreTrainedTokenizerFast(

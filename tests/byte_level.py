@@ -19,7 +19,7 @@ TEMPLATE = (
 
 
 def write_byte_level_model(folder: Path) -> None:
-    """Of the shape of dummy:tiny; id 0 ends a text."""
+    """Has the shape of dummy:tiny; id 0 ends a text."""
     config = dummy_config("tiny")
     config.save_pretrained(folder)
     save_file(make_dummy("tiny", torch.float32)[1], folder / "model.safetensors")

@@ -49,7 +49,7 @@ class Issued:
 
 
 def made_as_documented(folder: Path) -> dict[str, Issued]:
-    """By the commands of docs/server.md as they stand there: of the services, and of a client."""
+    """Makes the certificates of services and a client by the commands in docs/server.md."""
     page = Path(__file__).parents[1] / "docs" / "server.md"
     commands = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("openssl ")]
     for command in commands:

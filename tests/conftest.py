@@ -70,7 +70,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """One process for all services that need none of their own."""
+    """One process for all services that can share one."""
     host = Host(tmp_path_factory.mktemp("host"))
     yield host
     host.close()

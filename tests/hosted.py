@@ -110,7 +110,7 @@ CURRENT: contextvars.ContextVar[Running] = contextvars.ContextVar("CURRENT")
 
 
 async def wait_to_be_stopped() -> None:
-    """In place of the wait for a signal, which begins where a service serves: a process gets a signal as a whole."""
+    """Replaces the wait for a signal, since a signal goes to the whole process."""
     running = CURRENT.get()
     running.serving.set()
     await running.ending.wait()

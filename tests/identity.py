@@ -1,4 +1,4 @@
-"""The promise as a campaign: whatever drafts and whoever runs beside it, the same tokens.
+"""The promise as a campaign: the same tokens with any drafter and any concurrent requests.
 
 python -m tests.identity [--prompts FILE.jsonl] [--count 60] [--alone-count 60] [--tokens 64]
                          [--dtypes bfloat16,float32] [--modes greedy,coupled] [--drafts stepwise,parallel] [--threads N]

@@ -20,7 +20,7 @@ START_TIMEOUT_S = 120.0
 
 
 def free_port() -> int:
-    """Of 127.0.0.1."""
+    """Finds a free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -87,7 +87,7 @@ def spawn_service(module: str, folder: Path, *flags: str, address: str = "") -> 
 
 def restart(service: Service) -> Service:
     """The same command at the same address."""
-    flags = service.process.args[5:]  # behind python -m MODULE --listen ADDRESS
+    flags = service.process.args[5:]  # after python -m MODULE --listen ADDRESS
     return start_service(service.module, service.log.parent, *flags, address=service.address)
 
 

@@ -11,7 +11,7 @@ Tell = Callable[[str], None]
 
 @contextlib.contextmanager
 def timed(what: str, tell: Tell) -> Iterator[None]:
-    """Tells how long the block took; nothing where it raises."""
+    """Tells how long the block took, unless it raises."""
     started_s = time.monotonic()
     yield
     tell(f"{what}: {time.monotonic() - started_s:.1f} s")

@@ -1,4 +1,4 @@
-"""Parameters at the ends of their ranges, through the real services: their generations end, and nobody beside them notices."""
+"""Parameters at the ends of their ranges, through real services: their generations end, and others are not affected."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ async def test_an_extreme_generation_ends_and_a_bystander_goes_on(name: str, tin
     sampling = SamplingParams(**{"temperature": 1.0, "max_tokens": 16, "seed": 7, "ignore_eos": True, **EXTREMES[name]})  # type: ignore[arg-type]
     beside = undisturbed_bystander(tiny_trio.address, PROMPT, BYSTANDER, MATCHED)
     async with beside, AsyncClient(tiny_trio.address) as client:
-        # Long before the coordinator's patience with a target that fails ends.
+        # Far below the coordinator's target timeout.
         async with asyncio.timeout(30):
             extremes = await asyncio.gather(*(client.complete(PROMPT, sampling) for _ in range(2)))
     assert extremes[0].token_ids == extremes[1].token_ids

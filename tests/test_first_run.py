@@ -1,4 +1,4 @@
-"""The first measurement on a GPU, up to where it needs one (docs/models.md)."""
+"""The first measurement on a GPU, as far as it runs without one (docs/models.md)."""
 
 import importlib.metadata
 import importlib.util

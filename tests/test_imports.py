@@ -1,4 +1,4 @@
-"""Who may import whom (docs/architecture.md), read from the source."""
+"""The import rules of docs/architecture.md hold, read from the source."""
 
 import ast
 import subprocess
@@ -14,7 +14,7 @@ from paceline.v1 import draft_pb2, generation_pb2, model_pb2, sampling_pb2, targ
 ROOT = Path(__file__).parent.parent
 SERVICES = ("draft_server", "target_server", "coordinator", "gateway")
 PACKAGES = ("paceline", *SERVICES)
-# Who translates between messages and domain values, besides paceline/rpc.
+# Modules besides paceline/rpc that translate between messages and domain values.
 MESSAGE_FILES = {
     "coordinator/servicer.py", "coordinator/requests.py", "coordinator/responses.py", "coordinator/__main__.py", "coordinator/remote/link.py",
     "coordinator/remote/target.py", "coordinator/remote/sequence.py", "coordinator/remote/branches.py", "coordinator/drafters/model.py",
@@ -212,10 +212,6 @@ def test_no_import_cycles() -> None:
         visit(name, ())
 
 
-# Cycles that are still there, by parent package. None may be added.
-KNOWN_CYCLES = {"paceline.engine": {("backend", "scheduling")}}
-
-
 def siblings(file: Path) -> Iterator[tuple[str, str, str]]:
     """For each module that a file imports: the package that holds both, and its two children that meet there.
 
@@ -236,7 +232,7 @@ def test_packages_and_their_neighbours_import_each_other_in_one_direction() -> N
         for parent, importer, imported in siblings(file):
             arrows.setdefault(parent, set()).add((importer, imported))
     found = {parent: on_cycles(pairs) for parent, pairs in arrows.items()}
-    assert {parent: pairs for parent, pairs in found.items() if pairs} == KNOWN_CYCLES
+    assert {parent: pairs for parent, pairs in found.items() if pairs} == {}
 
 
 def on_cycles(arrows: set[tuple[str, str]]) -> set[tuple[str, str]]:
@@ -260,7 +256,7 @@ def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
     """What is executed when a module is imported: everything but the bodies of functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            # Defaults and decorators are evaluated where they stand.
+            # Defaults and decorators are evaluated in the enclosing scope.
             yield from (
                 inner for part in (child.args, *getattr(child, "decorator_list", ())) for inner in ast.walk(part)
             )

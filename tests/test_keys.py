@@ -171,7 +171,7 @@ def test_a_file_that_may_be_read_again_is_read_though_its_times_are_the_same(
     key = make_key(file, "alice")
     ring = KeyRing(file)
     file.write_text("")
-    # Root may read any file: only a stand-in can refuse.
+    # Root may read any file: only a fake can refuse.
     with monkeypatch.context() as refusing:
         refusing.setattr(
             Path, "read_bytes", lambda self: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))

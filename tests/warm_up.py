@@ -29,7 +29,7 @@ from paceline.sampling import SamplingParams  # noqa: E402
 # For each type of activations: a role, and the weights' quantization and the cache's type.
 KINDS: dict[str, tuple[tuple[ModelRole, str, str], ...]] = {
     "bfloat16": (
-        (DRAFT_ROLE, "int8", "auto"), (TARGET_ROLE, "int4", "auto"), (TARGET_ROLE, "none", "auto"),
+        (DRAFT_ROLE, "int8", "auto"), (TARGET_ROLE, "auto", "auto"), (TARGET_ROLE, "none", "auto"),
         (TARGET_ROLE, "int8", "auto"), (DRAFT_ROLE, "int8", "int8"), (TARGET_ROLE, "int4", "int8"),
         (TARGET_ROLE, "none", "int8"),
     ),
@@ -41,9 +41,9 @@ KINDS: dict[str, tuple[tuple[ModelRole, str, str], ...]] = {
 
 
 def build(role: ModelRole, dtype: str, quantization: str, cache: str) -> None:
-    """Builds an engine, which runs a forward."""
+    """Builds an engine, which runs a forward. Only the embedded model has formats of its own, which `auto` keeps."""
     config = EngineConfig.model_validate({
-        "model": "dummy:tiny", "dtype": dtype, "quantization": quantization, "kv_cache_dtype": cache,
+        "model": "smollm2-135m" if quantization == "auto" else "dummy:tiny", "dtype": dtype, "quantization": quantization, "kv_cache_dtype": cache,
         "kv_cache_memory": 16 << 20,
     })  # fmt: skip
     loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""The GPU's own clock."""
+"""Times on the GPU."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 
 
 def gpu_seconds(launch: Callable[[], object], repeats: int = 100) -> float:
-    """Seconds of one launch on the GPU, from events around `repeats` of them."""
+    """Returns seconds per launch, from events around `repeats` launches."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     begin.record()

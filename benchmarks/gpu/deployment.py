@@ -1,4 +1,4 @@
-"""The three services on one device, and further coordinators: the model servers stay up where only alpha changes."""
+"""The three services on one device, and further coordinators, so that model servers keep running if only alpha changes."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ BUDGET = re.compile(r": ([\d,]+) MiB of [\d,]+ \(")
 
 @dataclass(slots=True)
 class Deployed:
-    """Running services, a client of their coordinator, and what the servers said of memory."""
+    """Running services, a client of their coordinator, and the servers' memory logs."""
 
     services: Services
     client: AsyncClient
@@ -35,7 +35,7 @@ class Deployed:
 
     @contextlib.asynccontextmanager
     async def with_alpha(self, alpha: float) -> AsyncIterator[AsyncClient]:
-        """A client of one more coordinator, which accepts drafts with a chance of `alpha`."""
+        """Yields a client of another coordinator, which accepts drafts with probability `alpha`."""
         addresses = self.services.addresses
         front = await asyncio.to_thread(
             start_service, "coordinator", self.folder, "--target", addresses["target"], "--draft", addresses["draft"],
@@ -48,7 +48,7 @@ class Deployed:
 
 @contextlib.asynccontextmanager
 async def deployed(target: dict[str, Any], draft: dict[str, Any]) -> AsyncIterator[Deployed]:
-    """`target`, `draft`: settings of the servers. Their log goes to stdout."""
+    """`target`, `draft`: settings of the servers. Their logs go to stdout."""
     budgets_mib: dict[str, float] = {}
 
     def read(service: str, line: str) -> None:
@@ -68,14 +68,14 @@ def speculation_of(length: DraftLength) -> SpeculationParams:
 
 
 def prompts_of(options: Options, count: int) -> list[list[int]]:
-    """That differ from their first token on."""
+    """Returns prompts that differ from the first token on."""
     return [[3 + (7 * index + place) % 500 for place in range(options.prompt_tokens)] for index in range(count)]
 
 
 async def answer(
     client: AsyncClient, options: Options, at_once: int, speculation: SpeculationParams
 ) -> tuple[float, list[Completion]]:
-    """Tokens per second, and the completions. Both caches hold the prompts before the time begins."""
+    """Returns tokens per second, and the completions. Both caches hold the prompts before timing begins."""
     sampling = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
     prompts, brief = prompts_of(options, at_once), replace(sampling, max_tokens=4)
     await asyncio.gather(*(client.complete(prompt, brief, speculation_of(1)) for prompt in prompts))
@@ -85,7 +85,7 @@ async def answer(
 
 
 def wire_share(done: list[Completion]) -> float:
-    """Of the rounds' time."""
+    """Returns the wire's share of the rounds' time."""
     timings = [each.finish.timing for each in done if each.finish is not None]
     whole_ms = sum(each.draft_ms + each.target_ms + each.queued_ms + each.wire_ms for each in timings)
     return sum(each.wire_ms for each in timings) / whole_ms

@@ -1,4 +1,4 @@
-"""One model alone on the GPU: an engine without services, and its steps."""
+"""One model on the GPU without services, and its steps."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ REPEATS = 50
 NUM_DRAFTS = 4
 # Rows of a prompt's chunk.
 CHUNK_ROWS = 512
-# Tokens that a step may add behind the context.
+# Tokens that a step may add to the context.
 ROOM = 32
 # Fits 32 contexts of the 3B.
 KV_CACHE = "4GiB"
@@ -50,29 +50,25 @@ def propose(sequence: Sequence) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How long one kind of step takes."""
-
     gpu_s: float
     # With the host's part: arrays filled, results handed over. All programs of the step.
     whole_s: float
-    # Programs that a step needs: 1 where one graph does all.
+    # Programs that a step launches; 1 if one graph does all.
     num_programs: int
 
 
 class GpuEngine:
-    """A model with its runner and its pool."""
-
     def __init__(self, runner: Any, pool: BlockPool, context: int) -> None:
         self.runner: CudaRunner = runner
         self._pool, self._context = pool, context
 
     def close(self) -> None:
-        """Lets go of the model, also where the caller keeps this object."""
+        """Frees the model even if the caller keeps this object."""
         del self.runner, self._pool
 
     @contextlib.contextmanager
     def sequences(self, count: int) -> Iterator[list[Sequence]]:
-        """Sequences whose contexts are in the cache."""
+        """Yields sequences whose contexts are in the cache."""
         made = []
         for index in range(count):
             sequence = Sequence(SequenceOptions(SamplingParams(seed=0), self._context, ()), self._pool)
@@ -89,7 +85,7 @@ class GpuEngine:
                 sequence.truncate(0)
 
     def time_step(self, make_job: MakeJob, num_sequences: int) -> Step:
-        """Of so many sequences at once, each behind its context."""
+        """Times a step of `num_sequences` sequences."""
         whole_s = []
         with self.sequences(num_sequences) as sequences:
             for _ in range(REPEATS):
@@ -106,7 +102,7 @@ class GpuEngine:
 
     @torch.inference_mode()
     def launch(self) -> None:
-        """Starts the last step's program once more."""
+        """Runs the last step's program again."""
         assert self.runner.last is not None
         self.runner.last.launch()
 
@@ -115,7 +111,7 @@ class GpuEngine:
 def gpu_engine(
     options: Options, model: str, role: ModelRole, quantization: str = "none", deterministic: bool = False, cuda_graph_max_tokens: int = 160
 ) -> Iterator[GpuEngine]:  # fmt: skip
-    """`cuda_graph_max_tokens`: as the setting. Fewer are captured in less time. Its memory is free again at the end."""
+    """`cuda_graph_max_tokens`: as the setting; a lower value captures faster. The memory is freed at the end."""
     config = EngineConfig(
         model=model, quantization=quantization, deterministic=deterministic, device="cuda", gpu_memory_utilization=0.5,
         kv_cache_memory=KV_CACHE, max_model_len=options.max_model_len, cuda_graph_max_tokens=cuda_graph_max_tokens,

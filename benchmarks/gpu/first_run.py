@@ -1,10 +1,10 @@
-"""Runs all parts of the measurement, each as a process of its own with a time limit of its own.
+"""Runs all parts of the measurement, each as a process with its own time limit.
 
 python -m benchmarks.gpu.first_run [--total-s 540] [--out gpu_results] [--only PART,...] [options of benchmarks.gpu]
 
-The most important parts come first. A part that fails or takes too long does not end the others. The file results.json
-has each part's status and figures, also those of earlier runs with other parts. Needs Python's standard library alone:
-whatever a part lacks fails in that part.
+The most important parts run first. A part that fails or takes too long does not stop the others. results.json has each
+part's status and figures, including other parts of earlier runs. Needs only Python's standard library: a missing
+package fails the part that needs it.
 """
 
 import argparse
@@ -36,7 +36,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def run_part(name: str, options: list[str], folder: Path, limit_s: float) -> str:
-    """Returns the part's status."""
     results, started_s = Results(folder, name), time.monotonic()
     print(f"== {name}: up to {limit_s:.0f} s", flush=True)
     command = [sys.executable, "-m", "benchmarks.gpu", name, "--out", str(folder), *options]
@@ -54,7 +53,7 @@ def run_part(name: str, options: list[str], folder: Path, limit_s: float) -> str
 
 
 def end_children(group: int) -> None:
-    """Ends the part's process group, and services that the part left behind: they are this process's children now."""
+    """Ends the part's process group, and services that it left running, which are now this process's children."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)
@@ -68,7 +67,7 @@ def end_children(group: int) -> None:
 
 
 def living_children() -> list[int]:
-    """Process ids of all children. Those that have ended are collected."""
+    """Returns process ids of all children. Reaps those that have ended."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -6,7 +6,7 @@
 #
 # PYTHON: an interpreter with torch, Triton, transformers, Numba, Matplotlib and pytest (python3). OUT: the folder for results
 # (gpu_results). OPTIONs: python -m benchmarks.gpu.first_run --help.
-# Ends with 0 if all parts finished, 3 if there is no GPU, else 1.
+# Exits with 0 if all parts finished, 3 without a GPU, else 1.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python="${PYTHON:-python3}"

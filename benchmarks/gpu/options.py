@@ -1,4 +1,4 @@
-"""What a part is told."""
+"""Options of a part."""
 
 import argparse
 from dataclasses import dataclass
@@ -8,14 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One part's options."""
-
     target: str
     draft: str
     device: str
     alphas: list[float]
     sizes: list[int]
-    # Of a prompt, and of an answer.
+    # Tokens per prompt and per answer.
     prompt_tokens: int
     tokens: int
     # Prompts whose answers are compared.
@@ -23,12 +21,11 @@ class Options:
 
     @property
     def max_model_len(self) -> int:
-        """Fits a prompt and its answer. Short: graphs are captured for contexts up to this length."""
+        """Fits a prompt and its answer: graphs are captured for contexts up to this length."""
         return self.prompt_tokens + self.tokens + 64
 
     @property
     def servers(self) -> dict[str, Any]:
-        """Settings of both model servers."""
         return {"device": self.device, "max_model_len": self.max_model_len}
 
 

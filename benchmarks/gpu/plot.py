@@ -1,4 +1,4 @@
-"""A picture of speed by alpha, beside theory."""
+"""Plots speed by alpha against theory."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from paceline.theory import speedup
 
 
 def plot(rows: list[dict[str, Any]], draft_cost: float | None, path: Path) -> None:
-    """Speed over plain by alpha, a picture for each number at once. `draft_cost`: for theory's lines."""
+    """Plots speed over plain by alpha, one figure per batch size. `draft_cost`: for theory's curves."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

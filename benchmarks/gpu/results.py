@@ -1,4 +1,4 @@
-"""Results: one JSON file that all parts write to. A part that is ended leaves what it wrote before. No torch."""
+"""Results in one JSON file that all parts write to; an aborted part keeps what it wrote. No torch."""
 
 import json
 import os
@@ -9,24 +9,22 @@ FILE_NAME = "results.json"
 
 
 class Results:
-    """The figures of one part."""
-
     def __init__(self, folder: Path, part: str) -> None:
         self._path, self._part = folder / FILE_NAME, part
         self.folder = folder
 
     def put(self, **figures: Any) -> None:
-        """Adds figures. They are in the file when this returns."""
+        """Adds figures and writes the file."""
         everything = self._read()
         everything.setdefault(self._part, {}).update(figures)
         self._write(everything)
 
     def forget(self) -> None:
-        """Drops what the part found in an earlier run."""
+        """Drops the part's earlier results."""
         self._write({part: figures for part, figures in self._read().items() if part != self._part})
 
     def of(self, part: str) -> dict[str, Any]:
-        """What another part has found so far."""
+        """Returns another part's results."""
         return dict(self._read().get(part, {}))
 
     def _write(self, everything: dict[str, Any]) -> None:

@@ -1,13 +1,12 @@
-"""Tables 1 to 5 and figures 1 to 5 of 2211.17192 for a pair of models, beside the paper's numbers.
+"""Tables 1 to 5 and figures 1 to 5 of 2211.17192 for a pair of models, with the paper's numbers.
 
 python -m benchmarks.paper [--out docs/paper] [--target smollm2-135m] [--draft smollm2-135m-draft]
                            [--prompts FILE.jsonl] [--tokens 10000] [--count 4] [--walltime-tokens 40]
                            [--again PART ...] [--only PART ...]
 
-Each part is kept in OUT/parts and not measured again; `--again` without a name measures all anew, and `--only` measures no
-other part. Parts: texts, alpha-0,
-alpha-1, ngram-memory, traces, walltime, walltime-int8. The target has numbers of its dtype (`--target-quantization none`), so that
-the target in int8 is another model than it.
+Each part is kept in OUT/parts and not measured again; `--again` without names measures all again, `--only` measures no
+others. Parts: texts, alpha-0, alpha-1, ngram-memory, traces, walltime, walltime-int8. The target runs in its dtype
+(`--target-quantization none`), so that the target in int8 is another model.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from benchmarks.paper.results import Parts, Setup  # noqa: E402
 from paceline.checks import require  # noqa: E402
 from paceline.errors import PacelineError  # noqa: E402
 
-# As it stands in the parts' setup: the same wherever the repository lies.
+# As in the parts' setup: independent of the repository's folder.
 OWN_PROMPTS = Path("tests/data/prompts.jsonl")
 
 

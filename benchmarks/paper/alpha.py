@@ -1,8 +1,8 @@
 """alpha of every drafter along the target's own tokens: by sum min(p, q) (corollary 3.6), and by counting.
 
-Counting draws one draft from q in every context and accepts it as Algorithm 1 does, so counted minus expected is a sum
-of independent coins less their chances. At temperature 0 both distributions are their argmax (section 2.2), but for the
-uniform drafter, which has none.
+Counting draws one draft from q in every context and accepts it by algorithm 1, so counted minus expected is a sum of
+independent coins minus their probabilities. At temperature 0 both distributions are their argmax (section 2.2), except
+for the uniform drafter, which has none.
 """
 
 import time
@@ -34,7 +34,9 @@ FOLDS = 2
 
 
 def write_texts(setup: Setup) -> dict[str, Any]:
-    """The target's continuations at both temperatures, in turn over all prompts until there are enough tokens."""
+    """Generates the target's continuations at both temperatures, over all prompts in turn, until there are enough
+    tokens.
+    """
     reader = Reader(setup.target, setup.target_quantization, MAX_MODEL_LEN)
     records = read_prompts("--prompts", Path(setup.prompts))
     prompts = encode(reader, records)
@@ -55,7 +57,7 @@ def write_texts(setup: Setup) -> dict[str, Any]:
 
 
 def encode(reader: Reader, records: Sequence[PromptRecord]) -> list[list[int]]:
-    """Through the chat template, where the target has one."""
+    """Uses the target's chat template, if any."""
     tokenizer = read_tokenizer(reader.tokenizer_files)
     prompts = []
     for record in records:
@@ -81,7 +83,7 @@ class Judge:
         self._generator = torch.Generator().manual_seed(setup.seed)
 
     def _counted(self, written: dict[str, Any], fold: int) -> dict[str, Distribution]:
-        """Counts over prompts and texts of all folds but this one."""
+        """Counts prompts and texts of all folds except this one."""
         corpus = [prompt for number, prompt in enumerate(self._prompts) if number % FOLDS != fold]
         for texts in written["texts"].values():
             corpus += [text["tokens"] for text in texts if text["prompt"] % FOLDS != fold]
@@ -90,7 +92,7 @@ class Judge:
 
     @torch.inference_mode()
     def judge(self, text: dict[str, Any], temperature: int) -> dict[str, dict[str, float]]:
-        """Sums over a text's tokens, by drafter."""
+        """Returns sums over a text's tokens, by drafter."""
         prompt = self._prompts[text["prompt"]]
         tokens, first = prompt + text["tokens"], len(prompt)
         logits = self._target.logits(tokens, first)  # [num_rows, vocab_size], as all that follow
@@ -108,7 +110,7 @@ class Judge:
         return found
 
     def _draw(self, q: torch.Tensor, is_uniform: bool) -> torch.Tensor:
-        """At temperature 0: the likeliest token; of a uniform q any: [num_rows]."""
+        """Draws [num_rows]. At temperature 0 takes the likeliest token, or any for a uniform q."""
         if is_uniform:
             return torch.randint(q.shape[1], (q.shape[0],), generator=self._generator)
         return q.argmax(-1)
@@ -144,8 +146,9 @@ class Judge:
         return found
 
     def _looked_up(self, logits: torch.Tensor, proposed: torch.Tensor) -> dict[str, float]:
-        """A q that is one id: accepted with chance p of it, or p over lenience; rejection sampling takes it for granted
-        only where p has nothing else."""
+        """Scores a q with one id, accepted with probability p(id), or p(id) / lenience. Rejection sampling accepts it
+        only if p has no other id.
+        """
         is_draft = proposed >= 0
         p = torch.softmax(logits, -1).gather(1, proposed.clamp(min=0).unsqueeze(1)).squeeze(1).double() * is_draft
         hits = torch.rand(p.shape, generator=self._generator, dtype=torch.float64) < p
@@ -158,7 +161,7 @@ class Judge:
 
 
 def measure_alpha(setup: Setup, written: dict[str, Any], temperature: int) -> dict[str, Any]:
-    """By drafter and figure a list with a number a text; beside them each text's category and tokens."""
+    """Returns by drafter and figure a number per text, and each text's category and tokens."""
     judge, texts = Judge(setup, written), written["texts"][str(temperature)]
     sums: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in DRAFTERS}
     last_s = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Drafters that need no model, as distributions over the next token along a text (2211.17192, section 3.6).
+"""Drafters without a model, as distributions over the next token along a text (2211.17192, section 3.6).
 
 `along(tokens, first)` gives q for the tokens at positions `first` to the end, each from the tokens before it:
-[num_rows, vocab_size] float32. A look-up gives ids in place of distributions, -1 where it proposes nothing.
+[num_rows, vocab_size] float32. A lookup gives ids instead, -1 without a proposal.
 """
 
 from collections import Counter, defaultdict
@@ -15,27 +15,23 @@ from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramTable
 
 # What a unigram adds to every token's count, so that q > 0.
 UNIGRAM_SMOOTHING = 0.01
-# How many observations the unigram counts for beside a bigram's own (a Dirichlet prior).
+# Weight of the unigram in a bigram's counts, in observations (a Dirichlet prior).
 BIGRAM_PRIOR = 2.0
 # A copy follows this many newest tokens at least, and looks at no more than the larger number.
 SHORTEST_COPY, LONGEST_COPY = 2, 16
 
 
 class Distribution(Protocol):
-    """A drafter with a q for every context."""
-
     def along(self, tokens: Sequence[int], first: int) -> torch.Tensor: ...
 
 
 class LookUp(Protocol):
-    """A drafter that proposes an id or nothing: [num_rows] int64."""
+    """A drafter that proposes at most one id per position: [num_rows] int64."""
 
     def along(self, tokens: Sequence[int], first: int) -> torch.Tensor: ...
 
 
 class Uniform:
-    """Any token, with the same chance."""
-
     def __init__(self, vocab_size: int) -> None:
         self._q = torch.full((1, vocab_size), 1.0 / vocab_size)
 
@@ -44,7 +40,7 @@ class Uniform:
 
 
 class Unigram:
-    """Each token as often as in a corpus."""
+    """Draws tokens by their frequency in a corpus."""
 
     def __init__(self, corpus: Iterable[Sequence[int]], vocab_size: int) -> None:
         counts = torch.full((vocab_size,), UNIGRAM_SMOOTHING, dtype=torch.float64)
@@ -57,7 +53,7 @@ class Unigram:
 
 
 class Bigram:
-    """What followed the newest token in a corpus, smoothed by the corpus' unigram."""
+    """Draws continuations of the newest token by frequency in a corpus, smoothed by its unigram."""
 
     def __init__(self, corpus: Iterable[Sequence[int]], vocab_size: int) -> None:
         texts = list(corpus)
@@ -93,10 +89,10 @@ class Ngrams:
 
 
 class Copy:
-    """What followed where the most of the newest tokens stood before in the text; of equal places the latest."""
+    """Copies the continuation of the longest match of the newest tokens; the latest if several are longest."""
 
     def along(self, tokens: Sequence[int], first: int) -> torch.Tensor:
-        # The positions behind each two tokens.
+        # The positions after each two tokens.
         places: dict[tuple[int, ...], list[int]] = defaultdict(list)
         proposed = []
         for position in range(len(tokens)):
@@ -117,7 +113,7 @@ class Copy:
 
 
 def _agreement(tokens: Sequence[int], place: int, position: int) -> int:
-    """How many tokens before both positions are the same."""
+    """Returns how many tokens before both positions are equal."""
     length = 0
     while length < LONGEST_COPY and length < place and tokens[place - 1 - length] == tokens[position - 1 - length]:
         length += 1

@@ -1,4 +1,4 @@
-"""Figures 2, 3 and 4 of the paper: curves of theory, with what was measured put in."""
+"""Figures 2, 3 and 4 of the paper: theory's curves with measurements."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,13 +26,13 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """As PNG and as SVG. The same figures give the same bytes."""
+    """Writes PNG and SVG, deterministically."""
     figure.savefig(folder / f"{name}.png", dpi=110)
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
 
 
 def draw_figure_2(folder: Path, speeds: Sequence[Speed]) -> None:
-    """Tokens of a run of the target against alpha."""
+    """Tokens per target run against alpha."""
     figure = new_figure(8, 5)
     axes = figure.subplots()
     for gamma, line in zip(GAMMAS, LINES, strict=True):
@@ -73,7 +73,7 @@ def draw_figure_3(folder: Path, speeds: Sequence[Speed]) -> None:
 
 
 def draw_figure_4(folder: Path, speeds: Sequence[Speed]) -> None:
-    """Speed and operations at c = 0 against alpha. Of what was measured: tokens and rows of a run, which are the same."""
+    """Speed and operations at c = 0 against alpha. Both axes use measured tokens and rows per run, which are equal."""
     figure = new_figure(12, 5)
     left, right = figure.subplots(1, 2)
     for gamma, line in zip(GAMMAS, LINES, strict=True):
@@ -93,7 +93,7 @@ def draw_figure_4(folder: Path, speeds: Sequence[Speed]) -> None:
 
 
 def fastest(speeds: Iterable[Speed]) -> list[Speed]:
-    """Of each task, drafter and temperature the gamma with the highest measured speed."""
+    """Returns the fastest measured gamma of each task, drafter and temperature."""
     best: dict[tuple[str, str, int], Speed] = {}
     for each in speeds:
         key = each.task, each.drafter, each.temperature

@@ -1,4 +1,4 @@
-"""A model read in this process, as its server would load it: exact samples of many texts at once, and logits of one."""
+"""A model in this process, as its server would load it: exact samples of many texts, and logits of one."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ PROGRESS_S = 20.0
 
 
 class Reader:
-    """One model on this process' threads."""
+    """One model on this process's threads."""
 
     def __init__(self, model: str, quantization: str, max_model_len: int) -> None:
         set_num_workers(len(CORES))
@@ -35,7 +35,7 @@ class Reader:
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int], first: int) -> torch.Tensor:
-        """For the tokens at positions `first` to the end, each from those before it: [num_rows, vocab_size] float32."""
+        """Returns logits for the tokens at positions `first` to the end: [num_rows, vocab_size] float32."""
         attention = self._model.make_cache(self._blocks_each, BLOCK_SIZE)
         blocks, found = list(range(self._blocks_each)), []
         # The last token is predicted, not read.
@@ -49,7 +49,7 @@ class Reader:
     def continuations(
         self, prompts: Sequence[list[int]], temperature: float, longest: int, at_once: int, seed: int
     ) -> list[list[int]]:
-        """A continuation of each prompt, drawn from the model's whole distribution, to its end or `longest` tokens."""
+        """Draws a continuation of each prompt from the whole distribution, to its end or `longest` tokens."""
         random = np.random.default_rng(seed)
         attention = self._model.make_cache(at_once * self._blocks_each, BLOCK_SIZE)
         waiting = list(enumerate(prompts))[::-1]
@@ -82,7 +82,6 @@ class Reader:
         temperature: float,
         random: np.random.Generator,
     ) -> dict[int, int]:
-        """The next token of each place."""
         builder = BatchBuilder()
         for place, (_, read, unread) in running.items():
             blocks = list(range(place * self._blocks_each, (place + 1) * self._blocks_each))
@@ -97,13 +96,13 @@ class Reader:
         return dict(zip(running, tokens.tolist(), strict=True))
 
     def _forward(self, builder: BatchBuilder, attention: object) -> torch.Tensor:
-        batch = builder.build(self._model.padded(builder.num_rows))
+        batch = builder.build(self._model.padded(builder.num_tokens))
         known = self._model.forward(batch, attention, attention.plan(batch.spans))  # type: ignore[attr-defined,arg-type]
         return self._model.head.to_full_vocab(known) if known.shape[0] else known
 
 
 def _every(seconds: float) -> Callable[[Callable[[], str]], None]:
-    """Prints what it is given, at most once in so many seconds."""
+    """Prints at most once in this many seconds."""
     last_s = time.perf_counter()
 
     def tell(text: Callable[[], str]) -> None:

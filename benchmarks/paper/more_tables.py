@@ -1,4 +1,4 @@
-"""What stands beside the five tables: appendix A.2, kinds of text, the accepted drafts of a run, the entropy rule."""
+"""Further tables: appendix A.2, kinds of text, accepted drafts per run, the entropy rule."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from paceline.theory import tokens_per_round
 
 
 def appendix_a2(part: dict[str, Any]) -> Table:
-    """Rejection sampling beside speculative sampling, at temperature 1. `part`: alphas of that temperature."""
+    """Compares rejection sampling with speculative sampling at temperature 1."""
     rows = [
         (
             drafter, alpha_of(part, drafter), alpha_of(part, drafter, "accepted"),
@@ -32,7 +32,7 @@ def appendix_a2(part: dict[str, Any]) -> Table:
 
 
 def by_kind(parts: dict[int, dict[str, Any]]) -> Table:
-    """alpha of look-ups and of the draft model by kind of text."""
+    """Lists alpha of lookups and of the draft model by kind of text."""
     drafters = [*LOOK_UPS, "draft model"]
     kinds = sorted(set(parts[0]["categories"]))
     rows: list[tuple[Cell, ...]] = []
@@ -52,7 +52,7 @@ def by_kind(parts: dict[int, dict[str, Any]]) -> Table:
 
 
 def accepted_of_four(speeds: Sequence[Speed]) -> Table:
-    """Accepted drafts of a run: equation 1 less the token that a run always brings."""
+    """Accepted drafts per run: equation 1 minus the token that a run always yields."""
     drafts = published.AKUNU_DRAFTS
     rows: list[tuple[Cell, ...]] = [
         (f"D = {drafts}", alpha, tokens_per_round(alpha, drafts) - 1, stated)
@@ -69,7 +69,7 @@ def accepted_of_four(speeds: Sequence[Speed]) -> Table:
 
 
 def entropy_steps(rounds: Sequence[dict[str, Any]]) -> Table:
-    """The entropy rule (EGAG): H at each step of a run and the drafts that it allowed."""
+    """The entropy rule (EGAG): H at each step of a run and the drafts that it allows."""
     rows: list[tuple[Cell, ...]] = [
         (each["round"], len(each["proposed"]), each["num_accepted"], " ".join(f"{h:.2f}" for h in each["entropies"]))
         for each in rounds

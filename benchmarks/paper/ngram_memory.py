@@ -1,7 +1,7 @@
 """Memory of n-gram tables, by tracemalloc, and the time to add a token.
 
-A table is measured once it has been filled twice: by then the older half has left it again, as in a long generation. The
-tokens themselves belong to the request and do not count.
+A table is filled twice before it is measured, so that the older half has left it, as in a long generation. The tokens
+themselves belong to the request and do not count.
 """
 
 import gc
@@ -17,12 +17,12 @@ from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, NgramTab
 
 WINDOWS = (512, 4096)
 ORDERS = (DEFAULT_SHAPE.orders, tuple(range(8, 1, -1)))
-# The quickest of so many counts: what is slower was disturbed.
+# Repeats; the fastest counts, since disturbances only slow.
 TIMES = 5
 
 
 def measure_ngram_memory(written: dict[str, Any], windows: Sequence[int] = WINDOWS) -> list[dict[str, Any]]:
-    """A row for each shape and text. `written`: prompts, and the target's texts behind them at temperature 1."""
+    """Returns a row per shape and text. `written`: prompts, and the target's texts for them at temperature 1."""
     answered = ((*written["prompts"][text["prompt"]], *text["tokens"]) for text in written["texts"]["1"])
     real = list(chain.from_iterable(answered))
     rows: list[dict[str, Any]] = []
@@ -36,7 +36,7 @@ def measure_ngram_memory(written: dict[str, Any], windows: Sequence[int] = WINDO
 
 
 def measured(shape: NgramShape, tokens: Sequence[int]) -> dict[str, Any]:
-    """What a table of all `tokens` takes, in bytes, and microseconds for each token."""
+    """Returns bytes of a table of all `tokens`, and microseconds per token."""
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()

@@ -1,10 +1,10 @@
-"""What the paper prints (2211.17192), as it prints it, and the same of one other text on n-grams."""
+"""The numbers printed in the paper (2211.17192), and in a text on n-grams."""
 
 from typing import NamedTuple
 
 
 class Walltime(NamedTuple):
-    """A row of tables 2 and 4. The target is T5-XXL; c and `expected` stand in table 4 alone."""
+    """A row of tables 2 and 4. The target is T5-XXL; only table 4 has c and `expected`."""
 
     task: str
     draft: str

@@ -1,4 +1,4 @@
-"""The parts in order, then tables, figures and the page that holds them."""
+"""Runs the parts in order, then makes tables, figures and their page."""
 
 import json
 from collections.abc import Callable, Collection, Sequence
@@ -20,8 +20,7 @@ PARTS = ("texts", "alpha-0", "alpha-1", "ngram-memory", "traces", "walltime", "w
 def write_report(
     out: Path, parts: Parts, setup: Setup, count: int, walltime_tokens: int, only: Collection[str]
 ) -> None:
-    """Measures what is missing of `only`, and writes README.md, a CSV file a table, tables.json and the figures into `out`:
-    with all parts that are there."""
+    """Measures what is missing of `only`; writes README.md, a CSV file per table, tables.json and figures into `out`."""
 
     def texts() -> dict[str, Any]:
         return parts.get("texts", lambda: write_texts(setup))
@@ -53,7 +52,7 @@ def write_report(
 
 
 def make_tables(alphas: dict[int, Any], speeds: Sequence[Speed], traces: dict[str, Any] | None) -> list[Table]:
-    """All for which there are figures."""
+    """Returns the tables for which there are figures."""
     made = [tables.table_1()]
     if speeds:
         made.append(tables.table_2(speeds))
@@ -72,13 +71,13 @@ def make_tables(alphas: dict[int, Any], speeds: Sequence[Speed], traces: dict[st
 
 
 def cost_of_the_draft(speeds: Sequence[Speed]) -> float:
-    """c of the draft model, the mean over its rows; 0 where it was not timed."""
+    """Returns c of the draft model, the mean over its rows; 0 if it was not timed."""
     costs = [each.c for each in speeds if each.drafter == "draft model"]
     return sum(costs) / len(costs) if costs else 0.0
 
 
 def draw(out: Path, speeds: Sequence[Speed], traces: dict[str, Any] | None) -> list[str]:
-    """The names of the figures, in order."""
+    """Returns the names of the figures, in order."""
     figures.draw_figure_2(out, speeds)
     figures.draw_figure_3(out, speeds)
     figures.draw_figure_4(out, speeds)

@@ -1,4 +1,4 @@
-"""What was measured, a JSON file for each part, so that an interrupted run goes on where it was."""
+"""Measured parts, one JSON file each, so that an interrupted run resumes."""
 
 import json
 import time
@@ -13,13 +13,13 @@ from paceline.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a run is about. A part that was measured with another setup is not mixed with this one's."""
+    """The subject of a run. Parts of different setups are not mixed."""
 
     target: str
     target_quantization: str
     draft: str
     prompts: str
-    # Of the target's own tokens at each temperature, at least.
+    # Minimum number of the target's own tokens at each temperature.
     tokens: int
     seed: int
 
@@ -28,7 +28,7 @@ class Parts:
     """OUT/parts/NAME.json."""
 
     def __init__(self, out: Path, setup: Setup, again: Collection[str]) -> None:
-        """`again`: parts to measure though they are there."""
+        """`again`: parts to measure even if they exist."""
         self._folder = out / "parts"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._setup = asdict(setup)
@@ -36,7 +36,7 @@ class Parts:
         self._seen: dict[str, Any] = {}
 
     def get(self, name: str, measure: Callable[[], Any]) -> Any:
-        """The part's value, as JSON has it. Raises InvalidArgument where the file is of another setup."""
+        """Returns the part as JSON. Raises InvalidArgument if the file belongs to another setup."""
         if name not in self._seen:
             path = self._path(name)
             is_due = name in self._again or not path.exists()
@@ -44,11 +44,10 @@ class Parts:
         return self._seen[name]["value"]
 
     def has(self, name: str) -> bool:
-        """Whether the part was measured, now or earlier."""
         return self._path(name).exists()
 
     def about(self, name: str) -> str:
-        """When and where a part that `get` gave was measured."""
+        """Returns date and machine of a part."""
         part = self._seen[name]
         return f"{part['date']}, {part['machine']}"
 
@@ -78,7 +77,7 @@ class Parts:
 
 
 def machine() -> str:
-    """The processor and the cores that this process may use."""
+    """Returns the processor and this process's cores."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

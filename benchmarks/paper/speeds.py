@@ -1,4 +1,4 @@
-"""What a way of `walltime` gave, beside what theory expects of it: tables 2, 4 and the figures read it."""
+"""Results of `walltime` and theory's expectations, for tables 2, 4 and the figures."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,6 @@ MODEL_DRAFTERS = ("draft model", "target in int8")
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One task, drafter, temperature and gamma."""
-
     task: str
     drafter: str
     temperature: int
@@ -22,7 +20,7 @@ class Speed:
     alpha: Estimate
     # Of decided drafts.
     decided: int
-    # Of a run of the target in which something was proposed.
+    # Per target run with a proposal.
     tokens_a_run: float
     # Share of the target's runs in which something was proposed.
     drafted_share: float
@@ -36,14 +34,14 @@ class Speed:
 
     @property
     def expected(self) -> float:
-        """Theorem 3.8. A run without a proposal brings one token."""
+        """Theorem 3.8. A run without a proposal yields one token."""
         share = self.drafted_share
         tokens = share * tokens_per_round(self.alpha.mean, self.gamma) + 1 - share
         return tokens / (share * self.c * self.gamma + 1)
 
     @property
     def expected_here(self) -> float:
-        """With the time that gamma + 1 rows take here in place of one row's, and with the wire and the event loops."""
+        """Theorem 3.8 with the measured time of gamma + 1 rows instead of one, and with the wire and event loops."""
         share = self.drafted_share
         tokens = share * tokens_per_round(self.alpha.mean, self.gamma) + 1 - share
         return tokens / (share * self.c * self.gamma + self.verify + self.overhead)
@@ -55,7 +53,7 @@ class Speed:
 
 
 def speeds_of(*parts: list[dict[str, Any]]) -> list[Speed]:
-    """All ways of all parts, each beside the plain decoding of its own part."""
+    """Returns all modes of all parts, each with its part's plain decoding."""
     found = []
     for part in parts:
         plain = {(each["task"], each["temperature"]): each["prompts"] for each in part if each["way"] == PLAIN}

@@ -1,4 +1,4 @@
-"""A table: Markdown for a reader, CSV for a program."""
+"""A table as Markdown and CSV."""
 
 import csv
 import math
@@ -30,7 +30,7 @@ class Table:
         return "\n".join(lines)
 
     def write_csv(self, folder: Path) -> None:
-        """FOLDER/NAME.csv. A column of estimates has a second one for their errors."""
+        """Writes FOLDER/NAME.csv. A column of estimates has a second one for their errors."""
         with_errors = {at for row in self.rows for at, cell in enumerate(row) if isinstance(cell, Estimate)}
         with open(folder / f"{self.name}.csv", "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -50,7 +50,7 @@ class Table:
 
 
 def shown(cell: Cell) -> str:
-    """As a reader sees it."""
+    """Formats a cell."""
     if cell is None:
         return ""
     if isinstance(cell, Estimate):

@@ -1,4 +1,4 @@
-"""Tables 1 to 5 of the paper for the pair, each beside what the paper prints."""
+"""Tables 1 to 5 of the paper for the pair, with the paper's numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,6 @@ LONGEST_GAMMA = 16
 
 
 def table_1() -> Table:
-    """Theory alone."""
     rows = [
         (alpha, gamma, operations(alpha, gamma, 0.0), ops, speedup(alpha, gamma, 0.0), speed)
         for alpha, gamma, ops, speed in published.TABLE_1
@@ -25,7 +24,7 @@ def table_1() -> Table:
 
 
 def table_2(speeds: Sequence[Speed]) -> Table:
-    """Walltime, and the paper's rows behind the pair's."""
+    """Walltime, followed by the paper's rows."""
     ours: list[tuple[Cell, ...]] = [
         ("ours", each.task, each.drafter, each.temperature, each.gamma, each.alpha, each.tokens_a_run, each.speed)
         for each in speeds
@@ -45,7 +44,7 @@ def table_2(speeds: Sequence[Speed]) -> Table:
 
 
 def alpha_of(part: dict[str, Any], drafter: str, figure: str = "overlap") -> Estimate:
-    """Over all tokens of the part, with the error over texts."""
+    """Returns the mean over the part's tokens, with the error over texts."""
     return clustered(part["drafters"][drafter][figure], part["tokens"])
 
 
@@ -82,7 +81,7 @@ def table_3(parts: dict[int, dict[str, Any]]) -> Table:
 
 
 def table_4(speeds: Sequence[Speed]) -> Table:
-    """Expected beside measured."""
+    """Expected and measured speed."""
     ours: list[tuple[Cell, ...]] = [
         (
             "ours", each.task, each.drafter, each.temperature, each.gamma, each.alpha.mean, each.c, each.verify,
@@ -119,7 +118,7 @@ def table_4(speeds: Sequence[Speed]) -> Table:
 
 
 def _agreement(speeds: Sequence[Speed]) -> list[str]:
-    """What the rows say of theory, in sentences."""
+    """Compares the rows with theory, in sentences."""
     if not speeds:
         return []
 
@@ -140,7 +139,9 @@ def _agreement(speeds: Sequence[Speed]) -> list[str]:
 
 
 def table_5(parts: dict[int, dict[str, Any]], cost: float) -> Table:
-    """alpha by lenience, and the speed that theorem 3.8 expects of it with the best gamma. `cost`: c of the draft model."""
+    """alpha by lenience, and the speed that theorem 3.8 expects of it with the best gamma. `cost`: c of the draft
+    model.
+    """
     rows: list[tuple[Cell, ...]] = []
     for temperature in reversed(TEMPERATURES):
         for drafter in DRAFTERS:
@@ -161,7 +162,7 @@ def table_5(parts: dict[int, dict[str, Any]], cost: float) -> Table:
     rows.append(("theorem 3.8, gamma 8", "T5-small", 0, *greedy, paper_cost))
     columns = ("", "drafter", "T", *(f"l = {lenience:g}" for lenience in published.LENIENCES), "c")
     notes = [
-        "T = 1: alpha is the mean of sum min(p / l, q). T = 0: a draft is accepted where p >= l max p; the paper prints the "
+        "T = 1: alpha is the mean of sum min(p / l, q). T = 0: a draft is accepted if p >= l max p; the paper prints the "
         "inequality the other way round. Both along texts that the target wrote without lenience; with it, later contexts "
         "are others. Speed: theorem 3.8 with the best gamma up to 16, and the paper's own alpha and c put into it.",
         "The paper's speeds at T = 0 are theorem 3.8 at gamma 8. Those at T = 1 are more than any gamma gives for the alpha "

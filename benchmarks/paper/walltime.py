@@ -1,7 +1,7 @@
 """Speed through the three services: drafters, temperatures and gammas in turns, one request at a time.
 
-Before anything is measured both models have read the prompts. A request's time is what follows its first token: that
-one comes from the prompt's own round, with or without drafts.
+Both models read the prompts before timing. A request's time starts at its first token, which comes from the prompt's
+own round with or without drafts.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ TRACED_TOKENS = 48
 
 
 def tasks_of(path: str, count: int) -> dict[str, list[PromptRecord]]:
-    """Of each task `count` prompts, one kind after the other. Where the file has none of its kinds: any prompts."""
+    """Returns `count` prompts for each task, alternating between its kinds. If the file has no such kind: any prompts."""
     records = read_prompts("--prompts", Path(path))
     found = {}
     for task, kinds in TASKS.items():
@@ -51,8 +51,9 @@ def tasks_of(path: str, count: int) -> dict[str, list[PromptRecord]]:
 
 
 def ways(drafters: dict[str, Drafter], temperature: int) -> dict[str, SpeculationParams]:
-    """By "DRAFTER, GAMMA": what is compared; plain decoding too. Above temperature 0 a model's drafts are checked by
-    `rejection`, as in the paper; ids of a look-up can only be matched, which is the same law."""
+    """Returns settings by "DRAFTER, GAMMA", plain decoding included. Above temperature 0 a model's drafts are checked
+    by `rejection`, as in the paper; a lookup's ids can only be matched, which gives the same distribution.
+    """
     rule = Rule.REJECTION if temperature else None
     found = {PLAIN: SpeculationParams(enabled=False)}
     for name, drafter in drafters.items():
@@ -64,7 +65,7 @@ def ways(drafters: dict[str, Drafter], temperature: int) -> dict[str, Speculatio
 
 
 def figures_of(done: Completion) -> dict[str, float]:
-    """Sums over a request's rounds behind the prompt's own. Times in milliseconds."""
+    """Sums over a request's rounds after the prompt's. Times in milliseconds."""
     assert done.finish is not None, "a completion has an end"
     rounds = [trace for trace in done.traces if trace.round > 0]
     timing, drafted = done.finish.timing, [trace for trace in rounds if trace.proposed]
@@ -89,7 +90,7 @@ def _is_decided(draft: TracedDraft) -> bool:
 async def compare(
     client: AsyncClient, tasks: dict[str, list[PromptRecord]], drafters: dict[str, Drafter], tokens: int, seed: int
 ) -> list[dict[str, Any]]:
-    """A record for each task, temperature and way, with the figures of each prompt."""
+    """Returns a record for each task, temperature and mode, with figures per prompt."""
     order, found = random.Random(seed), []
     for task, records in tasks.items():
         for temperature in TEMPERATURES:
@@ -113,7 +114,7 @@ async def compare(
 async def _measure(setup: Setup, draft: str, drafters: dict[str, Drafter], count: int, tokens: int) -> Any:
     tasks = tasks_of(setup.prompts, count)
     async with served(setup, draft) as (_, client):
-        # Costs of first forwards are no part of what is measured.
+        # First forwards have extra costs, which are not measured.
         warm = SamplingParams(max_tokens=tokens, ignore_eos=True)
         for speculation in ways(drafters, 0).values():
             await client.complete("Say something.", warm, speculation)
@@ -121,18 +122,17 @@ async def _measure(setup: Setup, draft: str, drafters: dict[str, Drafter], count
 
 
 def served(setup: Setup, draft: str) -> Any:
-    """The services, without answers remembered: each way meets the same prompts."""
+    """Runs the services without recent answers, since every mode gets the same prompts."""
     target = {"model": setup.target, "quantization": setup.target_quantization}
     return embedded_pair(draft, remembers=False, target=target)
 
 
 def measure_walltime(setup: Setup, count: int, tokens: int) -> Any:
-    """With the pair's own draft."""
     return asyncio.run(_measure(setup, setup.draft, OF_SERVICES, count, tokens))
 
 
 def measure_walltime_int8(setup: Setup, count: int, tokens: int) -> Any:
-    """With the target in int8 as the draft: the draft server's own quantisation."""
+    """Drafts with the target in int8."""
     return asyncio.run(_measure(setup, setup.target, {"target in int8": Drafter.MODEL}, count, tokens))
 
 
@@ -162,5 +162,5 @@ async def _traces(setup: Setup) -> dict[str, Any]:
 
 
 def measure_traces(setup: Setup) -> dict[str, Any]:
-    """Rounds of one prompt: at temperature 1 (figure 1, and the entropy rule), and greedily (figure 5)."""
+    """Returns rounds of one prompt: at temperature 1 (figure 1 and the entropy rule), and greedy (figure 5)."""
     return asyncio.run(_traces(setup))

@@ -1,1 +1,1 @@
-"""Paceline beside transformers, llama.cpp and vLLM: the same prompts, weights and threads, in one run."""
+"""Paceline against transformers, llama.cpp and vLLM: the same prompts, weights and threads, in one run."""

@@ -1,17 +1,16 @@
-"""Paceline beside its peers, one table.
+"""Paceline against its peers, in one table.
 
 python -m benchmarks.peers [--model smollm2-135m | dummy:llama-3.2-1b | dummy:llama-3.2-3b]
                            [--weights bf16 | q8_0 | q4_k_m | q4_1] [--prompts FILE.jsonl] [--count 10] [--tokens 80]
                            [--at-once 1,10] [--engines paceline,llama.cpp,...] [--temperature 0] [--json]
 python -m benchmarks.peers --phases [--prompt-tokens 512] [--count 3] ...
 
-The same token ids to all, the same weights (of a GGUF file where they are not bfloat16, or random),
-`tokens` tokens for each prompt, greedy or at a temperature, whatever ends in between. With --phases
-nobody speculates, prompts are random, and the speeds of reading a prompt and of decoding are told
-apart: `count` requests, whose prompts have `prompt-tokens` tokens together.
+All engines get the same token ids and weights (from a GGUF file unless bfloat16 or random), and generate exactly
+`tokens` tokens per prompt, greedy or at a temperature. With --phases nothing is drafted, prompts are random, and
+prefill and decoding are timed separately: `count` requests with `prompt-tokens` tokens in total.
 
-The engines are loaded together and take turns, each stopped while another runs. `make peers`
-installs llama.cpp, vLLM and OpenVINO into environments of their own; without them the others run.
+The engines are loaded together and take turns, each stopped while another runs. `make peers` installs llama.cpp, vLLM
+and OpenVINO into separate environments; without them the others run.
 """
 
 import argparse
@@ -45,7 +44,7 @@ ENGINES = "paceline,transformers,llama.cpp,llama.cpp-native,vllm,openvino"
 SPARE_TOKENS = 64
 LENGTH_STEP_TOKENS = 256
 READ_BYTES = 1 << 24
-# Most repeats of a turn that others disturbed. None where Paceline remembers what it answered.
+# Maximum repeats of a disturbed turn; 0 if Paceline drafts from recent answers.
 REPEATS = 3
 
 
@@ -80,7 +79,7 @@ def make_plans(arguments: argparse.Namespace, subject: Subject) -> list[WorkerPl
 
 
 def only_plain(arguments: argparse.Namespace, subject: Subject) -> bool:
-    """A dummy's text makes no sense, so nothing drafts it."""
+    """Does not draft a dummy's text, which makes no sense."""
     return arguments.phases or subject.is_dummy
 
 
@@ -97,7 +96,7 @@ def make_prompts(arguments: argparse.Namespace, subject: Subject, at_once: int) 
 def make_settings(
     arguments: argparse.Namespace, subject: Subject, longest_prompt: int, at_once: int, installed: Sequence[WorkerPlan]
 ) -> Settings:
-    """What all workers are told; makes the files that are not there yet."""
+    """Returns the workers' settings; makes missing files."""
     longest = longest_prompt + arguments.tokens + SPARE_TOKENS
     model_folder = "" if subject.is_dummy else str(subject.model_folder(say))
     formats = [plan.weights for plan in installed if plan.engine == "openvino"]
@@ -120,7 +119,9 @@ def make_settings(
 
 
 def _in_memory(file: Path) -> str:
-    """Its name. It is read once before any engine starts: the first one shall not be the only one to wait for a disk."""
+    """Returns the file's name. Reads it once before any engine starts, so that the first one does not wait for the
+    disk.
+    """
     with file.open("rb") as opened:
         while opened.read(READ_BYTES):
             pass

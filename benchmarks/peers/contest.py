@@ -1,4 +1,4 @@
-"""The contenders' turns: each answers each group of prompts, in an order that rotates."""
+"""The contenders' turns: each answers each group of prompts, in a rotating order."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,12 +17,12 @@ WARM_UP_TOKENS = 8
 
 @dataclass(slots=True)
 class Row:
-    """What one contender did with all prompts, `at_once` at a time, for `asked_tokens` tokens each."""
+    """Results of one contender with all prompts, `at_once` at a time, for `asked_tokens` tokens each."""
 
     name: str
     at_once: int
     asked_tokens: int
-    # Of the first group, in all prompts together.
+    # Tokens of the first group's prompts.
     prompt_tokens: int
     # Wall time of each group, prefill included; the same groups in every row.
     seconds: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A contender, the worker that answers for it, and what it did so far."""
+    """A contender, its worker, and its results."""
 
     engine: str
     worker: Worker
@@ -51,10 +51,10 @@ class Entry:
 
 
 class Contest:
-    """Workers that are loaded and stopped, and which of them are still in."""
+    """Loaded and stopped workers, and which of them remain."""
 
     def __init__(self, say: Callable[[str], None], repeats: int = 0) -> None:
-        """`say` gets a line of progress. `repeats`: how often at most a turn that others disturbed is taken again."""
+        """`say` gets lines of progress. `repeats`: maximum repeats of a disturbed turn."""
         self._say, self._repeats = say, repeats
         self._workers: list[tuple[WorkerPlan, Worker]] = []
         self.versions: list[str] = []
@@ -63,7 +63,7 @@ class Contest:
 
     @contextmanager
     def running(self, plans: list[WorkerPlan], settings: Settings) -> Iterator[None]:
-        """Starts the workers one after another, and ends them after the block."""
+        """Starts the workers one after another; ends them after the block."""
         with ExitStack() as stack:
             for plan in plans:
                 if plan.is_installed:
@@ -73,7 +73,7 @@ class Contest:
             yield
 
     def run(self, prompts: list[list[int]], lengths: Sequence[int], at_once: int) -> list[Row]:
-        """All answer all prompts, once with each of `lengths` new tokens. Who fails has no row."""
+        """All answer all prompts, once with each of `lengths` new tokens. A worker that fails has no row."""
         groups = [prompts[start : start + at_once] for start in range(0, len(prompts), at_once)]
         prompt_tokens = sum(map(len, groups[0]))
         entries = [
@@ -93,7 +93,7 @@ class Contest:
         return [entry.row for entry in entries if len(entry.row.outputs) == len(prompts)]
 
     def footprints(self) -> list[Footprint]:
-        """Of the workers that are still in."""
+        """Returns footprints of the remaining workers."""
         return [worker.footprint(plan.name) for plan, worker in self._workers]
 
     def _start(self, plan: WorkerPlan, settings: Settings, stack: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""How much of the machine's processor time others take: a speed measured beside them is not one to report."""
+"""The share of CPU time that other processes take: speeds measured meanwhile are not reported."""
 
 import os
 import time
@@ -11,16 +11,16 @@ BUSY = (0, 1, 2, 5, 6, 7)
 
 
 class Disturbance:
-    """From when it is made."""
+    """Counts from its creation."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        """`pids`: those that are no others."""
+        """`pids`: processes that do not count as others."""
         self._pids = list(pids)
         self._started_s = time.perf_counter()
         self._at_start = self._others_ticks()
 
     def share(self) -> float:
-        """What others took, of all cores' time until now; other virtual machines are others."""
+        """Returns the share of all cores' time, other virtual machines included."""
         all_ticks = (time.perf_counter() - self._started_s) * TICKS_PER_S * (os.cpu_count() or 1)
         return max(0.0, (self._others_ticks() - self._at_start) / all_ticks)
 
@@ -30,7 +30,7 @@ class Disturbance:
 
 
 def _ticks(pid: int) -> int:
-    """User and system time of a process with all its threads; 0 once it has ended."""
+    """Returns user and system time of a process with its threads; 0 once it has ended."""
     try:
         # The name before the last bracket may hold anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

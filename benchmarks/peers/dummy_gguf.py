@@ -1,7 +1,4 @@
-"""GGUF files with random weights in published shapes, as llama.cpp's converter and quantiser would write them.
-
-What such a model says is noise; what it costs is real.
-"""
+"""GGUF files with random weights in published shapes, as llama.cpp's converter and quantizer would write them."""
 
 import os
 from collections.abc import Iterator
@@ -28,8 +25,6 @@ QUANTIZATION_VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor of the file."""
-
     name: str
     # Rows and columns; one number for a vector.
     shape: tuple[int, ...]
@@ -37,7 +32,7 @@ class Entry:
 
 
 def dummy_gguf(name: str, weights: str, folder: Path) -> Path:
-    """The file of a shape with a Llama 3 vocabulary; made on first use. `weights`: a key of FILE_TYPES."""
+    """Returns the file, made on first use with a Llama 3 vocabulary. `weights`: a key of FILE_TYPES."""
     made = folder / f"dummy-{name}.{weights.upper()}.gguf"
     if not made.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +100,7 @@ def _add_vocabulary(writer: GGUFWriter) -> None:
 
 
 def _entries(config: LlamaConfig, weights: str) -> Iterator[Entry]:
-    """All tensors. The embedding is the output too, so it has the output's type."""
+    """Yields all tensors. The embedding is the output too, so it has the output's type."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     vector = GGMLQuantizationType.F32
@@ -133,12 +128,12 @@ def _entries(config: LlamaConfig, weights: str) -> Iterator[Entry]:
 
 
 def _gets_more_bits(layer: int, layers: int) -> bool:
-    """llama.cpp's `use_more_bits`: which layers have values and down projections in Q6_K, in a Q4_K_M file."""
+    """llama.cpp's `use_more_bits`: layers whose values and down projections are Q6_K in a Q4_K_M file."""
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
 def _rope_factors(config: LlamaConfig) -> np.ndarray:
-    """[head_dim / 2] float32, by which llama.cpp divides the rotary frequencies."""
+    """Returns [head_dim / 2] float32, by which llama.cpp divides the rotary frequencies."""
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     plain = 1.0 / config.rope_parameters["rope_theta"] ** exponents

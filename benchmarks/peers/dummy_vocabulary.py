@@ -1,7 +1,7 @@
-"""A made-up byte-level vocabulary of Llama 3's size: its tokens, their types and its merges, as GGUF files list them.
+"""A made-up byte-level vocabulary of Llama 3's size, as GGUF files list it.
 
-Tokens are all bytes, then words of two to four letters, with and without a space before them, then
-control tokens with Llama 3's names and ids.
+Tokens are all bytes, then words of two to four letters with and without a leading space, then control tokens with Llama
+3's names and ids.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ CHAT_TEMPLATE = (
 
 
 class DummyVocabulary:
-    """The same whenever it is made."""
+    """A deterministic vocabulary."""
 
     def __init__(self) -> None:
         alphabet = list(bytes_to_unicode().values())
@@ -44,7 +44,7 @@ class DummyVocabulary:
 
 
 def _words() -> Iterator[str]:
-    """Short ones first, so that a word's parts come before it."""
+    """Yields short words first, so that a word's parts precede it."""
     for length in (1, 2, 3, 4):
         words = ["".join(letters) for letters in product(ascii_lowercase, repeat=length)]
         if length > 1:
@@ -54,7 +54,7 @@ def _words() -> Iterator[str]:
 
 
 def _merges(words: Iterable[str], known: set[str]) -> Iterator[str]:
-    """First the merge that makes each word from the word without its last letter, then all other ways to make it."""
+    """Yields the merge of each word from the word without its last letter, then all other merges."""
     last = (f"{word[:-1]} {word[-1]}" for word in words)
     others = (f"{word[:i]} {word[i:]}" for word in words for i in range(1, len(word) - 1) if word[i:] in known)
     return chain(last, others)

@@ -1,4 +1,4 @@
-"""Which engines there are, the workers they need, and what each worker is asked for."""
+"""The engines, their workers, and the modes of each."""
 
 import sys
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ OPENVINO = FOLDER / "openvino" / "bin" / "python"
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A row of the table: a worker in one of its modes."""
+    """A row of the table: a worker in one mode."""
 
     name: str
     mode: str = "plain"
@@ -26,7 +26,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """A process to start, and what it is asked for."""
+    """A process to start, and its modes."""
 
     engine: str
     module: str
@@ -49,17 +49,17 @@ class WorkerPlan:
         return self.python.exists() and (self.program is None or self.program.exists())
 
     def suits(self, subject: Subject) -> bool:
-        """Whether it runs the subject, or is what users of the same model have instead of a quantised file."""
+        """Whether it runs the subject, or the model that its users have instead of a quantized file."""
         return self.reads_gguf or subject.has_folder or (self.weights == "int8" and not subject.is_dummy)
 
     def only_plain(self) -> "WorkerPlan":
-        """Without what speculates; perhaps without contenders."""
+        """Returns the plan without speculation; possibly without contenders."""
         plain = tuple(each for each in self.contenders if each.mode == "plain" and not self.ngrams)
         return replace(self, contenders=plain)
 
 
 def plan_workers(engines: list[str], threads: int) -> list[WorkerPlan]:
-    """The workers of the engines named, in the order of the names. Raises ValueError for an unknown name."""
+    """Raises ValueError for an unknown name."""
     plans = _all_plans(threads)
     known = {plan.engine for plan in plans}
     if unknown := set(engines) - known:

@@ -1,4 +1,4 @@
-"""What a worker takes, beside time for answers: how long it starts, and its memory."""
+"""A worker's start time and memory."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ FIELDS = ("VmRSS", "RssAnon", "RssFile")
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Of a worker with all its processes. Pages of one file in two processes count twice."""
+    """Covers all processes of a worker. File pages shared by two processes count twice."""
 
     name: str
     # Until it was ready: loading, and whatever it converts or compiles.

@@ -1,8 +1,7 @@
 """A GGUF file with a model's weights in bfloat16, for llama.cpp.
 
-Made from the quantised file that our own folder is converted from: the same numbers in another
-container. Not from that folder: llama.cpp keeps query and key rows in another order, and its
-file needs the tokenizer's tables, both of which the quantised file already has.
+Made from the quantized file that our folder is converted from, so it has the same numbers. The folder itself would not
+do: llama.cpp orders query and key rows differently and needs the tokenizer's tables, which the quantized file has.
 """
 
 import importlib.util
@@ -18,7 +17,7 @@ WRITTEN_ANYWAY = ("GGUF.", "general.architecture", "general.file_type")
 
 
 def bf16_gguf(name: str, folder: Path) -> Path:
-    """The file for a model that `paceline.engine.models.weights` knows by alias; made on first use."""
+    """Returns the file of a model alias, made on first use."""
     source = packaged_gguf(name)
     made = folder / f"{source.name.removesuffix('.Q4_1.gguf')}.BF16.gguf"
     if not made.exists():
@@ -30,7 +29,7 @@ def bf16_gguf(name: str, folder: Path) -> Path:
 
 
 def packaged_gguf(name: str) -> Path:
-    """The quantised file itself."""
+    """Returns the quantized file itself."""
     package, file = ALIASES[name]
     spec = importlib.util.find_spec(package)
     assert spec is not None

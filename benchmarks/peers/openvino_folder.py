@@ -1,4 +1,4 @@
-"""A model exported for OpenVINO, by optimum-intel in its own environment."""
+"""Exports a model for OpenVINO with optimum-intel."""
 
 import os
 import shutil
@@ -11,7 +11,9 @@ FORMATS = {"bf16": "fp16", "int8": "int8"}
 
 
 def openvino_folder(model_folder: Path, weights: str, folder: Path, python: Path) -> Path:
-    """The exported model, made on first use. `weights`: bf16 or int8; `python`: of the environment with optimum-intel."""
+    """Returns the exported model, made on first use. `weights`: bf16 or int8; `python`: of the environment with
+    optimum-intel.
+    """
     made = folder / f"{model_folder.name}.openvino-{weights}"
     if not made.exists():
         unfinished = made.with_suffix(f".{os.getpid()}")

@@ -1,6 +1,6 @@
-"""Reading a prompt and decoding behind it, apart: from the times for one new token and for some more.
+"""Prefill and decoding speeds, from the times for one new token and for more.
 
-Only requests that others did not disturb count, or if there are none the one that they disturbed least.
+Only undisturbed requests count, or else the least disturbed one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from benchmarks.peers.contest import QUIET, Row
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Tokens per second in a phase, one figure for each quiet request."""
+    """Tokens per second in a phase, one figure per undisturbed request."""
 
     speeds: list[float]
 
@@ -24,29 +24,29 @@ class Phase:
 
     @property
     def best(self) -> float:
-        """A disturbance only slows."""
+        """The maximum, since disturbances only slow."""
         return max(self.speeds)
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """A contender's speeds with so many sequences at once, of all sequences together."""
+    """A contender's speeds at a batch size, summed over sequences."""
 
     name: str
     at_once: int
     prompt: Phase
     decode: Phase
-    # Others' share of the cores' time, in the turn where it was largest.
+    # Others' share of the cores' time, in the turn with the largest share.
     others: float
 
 
 class Phases:
-    """All contenders' phases, and how much of the memory's bandwidth their decoding takes."""
+    """All contenders' phases, and their share of memory bandwidth in decoding."""
 
     def __init__(self, rows: Sequence[Row], weight_bytes: int, readers: set[str], bandwidth: Bandwidth) -> None:
         """`rows`: for each contender one with one token and one with more, of the same prompts.
 
-        `weight_bytes`: of the file, which `readers` run.
+        `weight_bytes`: size of the file that `readers` run.
         """
         self._weight_bytes, self._readers, self._bandwidth = weight_bytes, readers, bandwidth
         self._rows = [
@@ -91,13 +91,13 @@ class Phases:
         return f"{line} {speed:6.1f} {shares} {row.others:6.0%}"
 
     def _gb_per_s(self, row: PhaseRow) -> float | None:
-        """None: it runs weights of its own. A step reads all weights once, for all sequences."""
+        """None for other weights. A step reads all weights once, for all sequences."""
         steps_per_s = row.decode.median / row.at_once
         return self._weight_bytes * steps_per_s / 1e9 if row.name in self._readers else None
 
 
 def _phases(first: Row, more: Row) -> Iterator[PhaseRow]:
-    """A row, or none if others disturbed all requests so much that nothing is known."""
+    """Yields nothing if all requests were disturbed too much."""
     turns = zip(first.seconds, more.seconds, map(max, first.others, more.others), strict=True)
     measured = sorted((turn for turn in turns if turn[0] < turn[1]), key=lambda turn: turn[2])
     quiet = [turn for turn in measured if turn[2] < QUIET] or measured[:1]

@@ -1,10 +1,10 @@
-"""What the benchmark and a worker say to each other: lines of JSON on the worker's stdin and stdout.
+"""The protocol between benchmark and worker: lines of JSON on the worker's stdin and stdout.
 
     worker      {"ready": "transformers 5.23.0"}
     benchmark   {"prompts": [[1, 2], [3]], "tokens": 80, "mode": "plain"}     all prompts at once
     worker      {"seconds": 1.9, "token_ids": [[4, 5], [6, 7]]}               prefill included
 
-The worker ends when its stdin does. Standard library only: workers live in environments of their own.
+The worker ends when its stdin does. Standard library only: workers have their own environments.
 """
 
 import contextlib
@@ -19,23 +19,23 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a worker is told when it starts, as JSON in its first argument."""
+    """A worker's settings, as JSON in its first argument."""
 
-    # A folder with config.json, *.safetensors and the tokenizer; "" where no engine takes one.
+    # A folder with config.json, *.safetensors and the tokenizer; "" if no engine needs one.
     model_folder: str
-    # The same weights, or others that `model_folder` has none of.
+    # The same weights; others without a `model_folder`.
     gguf_file: str
     # Paceline's target, one of the two; and its draft, which may be no whole model, or "none".
     target: str
     draft: str
-    # By the format of the weights, the model exported for OpenVINO; empty where it does not run.
+    # By the format of the weights, the model exported for OpenVINO; empty if it does not run.
     openvino_folders: dict[str, str]
     threads: int
     # Most tokens of a sequence, prompt and completion.
     max_length: int
     # Most prompts in a request.
     max_at_once: int
-    # Of all answers; 0 is greedy.
+    # Temperature; 0 is greedy.
     temperature: float = 0.0
     # For engines that settle it when they start: propose by n-grams.
     ngrams: bool = False
@@ -44,19 +44,17 @@ class Settings:
 
 
 class Engine(Protocol):
-    """What a worker runs."""
-
     # Name and version.
     version: str
 
     def generate(self, prompts: list[list[int]], tokens: int, mode: str) -> list[list[int]]:
-        """`tokens` tokens behind each prompt, all prompts at once. An end-of-sequence token ends nothing."""
+        """Returns `tokens` tokens per prompt, all prompts at once, ignoring end-of-sequence tokens."""
 
     def close(self) -> None: ...
 
 
 def serve(start: Callable[[Settings], Engine]) -> None:
-    """A worker's whole life."""
+    """Runs a worker."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     # Whatever libraries print goes to stderr, not between the lines.
     os.dup2(2, 1)

@@ -1,6 +1,6 @@
-"""Random weights as GGUF files keep them, of a standard deviation near `STD` and a mean near 0.
+"""Random weights in GGUF formats, with a standard deviation near `STD` and a mean near 0.
 
-Made from random bits where that is possible: a quantiser for billions of numbers would take minutes.
+Made from random bits if possible: quantizing billions of numbers would take minutes.
 """
 
 from math import prod
@@ -9,7 +9,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 STD = 0.02
-# So many blocks are repeated over a tensor. That number has no divisor in common with the number of blocks in a row,
+# Number of blocks that repeat over a tensor. It has no divisor in common with the number of blocks in a row,
 # which is 2^a 3^b, so no two rows of a vocabulary are alike.
 NUM_BLOCKS = 131_101
 # Weights in a repeated block of types whose own are shorter.
@@ -17,15 +17,13 @@ SHORT_BLOCK = 32
 
 
 class RandomBlocks:
-    """Tensors of one type."""
-
     def __init__(self, kind: GGMLQuantizationType) -> None:
         self._kind = kind
         self._random = np.random.default_rng(kind)
         self._blocks = self._make()  # [NUM_BLOCKS, bytes of a block] uint8
 
     def tensor(self, shape: tuple[int, int]) -> np.ndarray:
-        """[rows, bytes of a row] uint8. Every call begins at another block."""
+        """Returns [rows, bytes of a row] uint8. Every call begins at another block."""
         rolled = np.roll(self._blocks, self._random.integers(NUM_BLOCKS), axis=0)
         return np.resize(rolled, num_bytes(self._kind, shape)).reshape(shape[0], -1)
 
@@ -49,7 +47,7 @@ class RandomBlocks:
         return np.concatenate([halves, packed, self._bytes(128)], axis=1)
 
     def _q6_k(self) -> np.ndarray:
-        """A weight is d * scale * (q - 32): scales have random signs, as the mean of q is not 32."""
+        """A weight is d * scale * (q - 32): scales have random signs, since the mean of q is not 32."""
         scales = self._random.integers(64, 128, (NUM_BLOCKS, 16), np.int8)
         d = STD / _rms(scales) / _rms(np.arange(64) - 32)
         scales *= self._random.choice(np.array([-1, 1], np.int8), scales.shape)
@@ -61,7 +59,7 @@ class RandomBlocks:
 
 
 def num_bytes(kind: GGMLQuantizationType, shape: tuple[int, ...]) -> int:
-    """Of a tensor with so many weights."""
+    """Returns the size of a tensor."""
     weights, size = GGML_QUANT_SIZES[kind]
     return prod(shape) // weights * size
 

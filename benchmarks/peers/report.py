@@ -1,25 +1,23 @@
-"""The table, and the same as JSON."""
+"""The results as a table and as JSON."""
 
 from statistics import median
 from typing import Any
 
 from benchmarks.peers.contest import Row
 
-# Others' speeds and texts are compared with these, where they ran.
+# Speeds and texts are compared with these, if they ran.
 BASE = "transformers plain"
 OWN = "paceline plain"
 
 
 class Report:
-    """All rows of a run, compared."""
-
     def __init__(self, rows: list[Row], eos_token_id: int | None) -> None:
-        """Texts are compared up to the end-of-sequence token: what engines make up behind it is no answer."""
+        """Compares texts up to the end-of-sequence token."""
         self._rows = rows
         self._eos_token_id = eos_token_id
 
     def table(self) -> str:
-        """A block of lines for each number of prompts at once."""
+        """Has a block of lines per batch size."""
         blocks = []
         for at_once in dict.fromkeys(row.at_once for row in self._rows):
             rows = [row for row in self._rows if row.at_once == at_once]
@@ -27,7 +25,6 @@ class Report:
         return "\n\n".join(blocks)
 
     def figures(self) -> list[dict[str, Any]]:
-        """Each row with all that was measured."""
         return [
             {
                 "name": row.name,
@@ -53,7 +50,7 @@ class Report:
         )
 
     def _base(self, row: Row) -> Row:
-        """The row that `row`'s speed is given in: transformers', or the first with as many prompts at once."""
+        """Returns the row that speeds are relative to: transformers', or the first with the same batch size."""
         rows = [other for other in self._rows if other.at_once == row.at_once]
         return next((other for other in rows if other.name == BASE), rows[0])
 
@@ -61,11 +58,11 @@ class Report:
         return row.tokens_per_s / self._base(row).tokens_per_s
 
     def _median_times_base(self, row: Row) -> float:
-        """The same, group by group: a disturbance of one turn does not move it."""
+        """Returns the median ratio over groups, which a disturbed turn does not move."""
         return median(base / own for base, own in zip(self._base(row).seconds, row.seconds, strict=True))
 
     def _same(self, row: Row, name: str) -> int | None:
-        """Outputs of `row` that equal those of the row so named with the fewest prompts at once. None: it did not run."""
+        """Counts outputs equal to the row `name`'s with the smallest batch. None if it did not run."""
         rows = sorted((other for other in self._rows if other.name == name), key=lambda other: other.at_once)
         if not rows:
             return None

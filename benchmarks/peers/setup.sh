@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The peers that Paceline is measured beside, each in an environment of its own under .peers (6 GB).
+# Installs the peers that Paceline is compared with, each in its own environment under .peers (6 GB).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python="${PYTHON:-python3}"

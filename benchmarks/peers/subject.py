@@ -1,4 +1,4 @@
-"""The model that all engines run, in one format of its weights."""
+"""The model that all engines run, in one weight format."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from paceline.engine.models.weights import find_folder
 REAL = "smollm2-135m"
 DUMMY = "dummy:"
 FORMATS = {REAL: ("bf16", "q4_1")} | {f"{DUMMY}llama-3.2-{size}": tuple(FILE_TYPES) for size in ("1b", "3b")}
-# Of the ids at both ends of a vocabulary some are control tokens.
+# Some ids at both ends of a vocabulary are control tokens.
 FIRST_TEXT_ID, NUM_LAST_IDS = 256, 256
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Raises ValueError for a model or a format that there is no file of."""
+    """Raises ValueError for a model or format without a file."""
 
     # A key of FORMATS.
     model: str
@@ -41,7 +41,7 @@ class Subject:
 
     @property
     def has_folder(self) -> bool:
-        """Whether there is a folder for the engines that take no GGUF files."""
+        """Whether engines that can't read GGUF files have a folder."""
         return not self.is_dummy and self.weights == "bf16"
 
     def gguf_file(self) -> Path:
@@ -51,15 +51,15 @@ class Subject:
         return bf16_gguf(self.model, self.folder) if self.weights == "bf16" else packaged_gguf(self.model)
 
     def model_folder(self, say: Callable[[str], None]) -> Path:
-        """With the real model's weights in bfloat16."""
+        """Has the real model's weights in bfloat16."""
         return Path(find_folder(REAL, torch.bfloat16, say))
 
     def weight_bytes(self) -> int:
-        """What a decode step reads: all tensors, as the embedding is the output too."""
+        """Bytes that a decode step reads: all tensors, since the embedding is the output too."""
         return sum(int(tensor.n_bytes) for tensor in GGUFReader(self.gguf_file()).tensors)
 
     def random_prompts(self, count: int, tokens: int) -> list[list[int]]:
-        """The same whenever they are made. What a prompt says makes no difference to what it costs."""
+        """Returns deterministic random prompts. Their content does not affect the cost."""
         last = SHAPES[self.model.removeprefix(DUMMY)]["vocab_size"] - NUM_LAST_IDS
         random = Random(count * tokens)
         return [random.choices(range(FIRST_TEXT_ID, last), k=tokens) for _ in range(count)]

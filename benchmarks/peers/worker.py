@@ -1,4 +1,4 @@
-"""A worker's process, as the benchmark sees it: stopped whenever it is not its turn."""
+"""A worker process, stopped between its turns."""
 
 import contextlib
 import json
@@ -24,12 +24,12 @@ SETTLE_S = 0.2
 
 
 class WorkerFailed(Exception):
-    """It ended, or does not answer; says why in the last line it wrote."""
+    """Says why in the last line that the worker wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a request, its wall time, and others' share of the cores' time meanwhile."""
+    """A response, its wall time, and the share of CPU time taken by others meanwhile."""
 
     token_ids: list[list[int]]
     seconds: float
@@ -37,14 +37,13 @@ class Answer:
 
 
 class Worker:
-    """One engine, loaded and stopped (SIGSTOP) until asked.
+    """One engine, loaded and stopped (SIGSTOP) until it is asked.
 
-    On few cores an idle process is not free: threads spin for their next piece of work, timers
-    fire. A stopped one takes nothing, whatever it is.
+    On few cores an idle process costs time: threads spin, timers fire. A stopped one costs nothing.
     """
 
     def __init__(self, python: Path, module: str, settings: Settings, environment: dict[str, str]) -> None:
-        """Starts and waits until it is ready. Raises WorkerFailed."""
+        """Waits until the worker is ready. Raises WorkerFailed."""
         started_s = time.perf_counter()
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in close
         self._process = subprocess.Popen(
@@ -63,7 +62,7 @@ class Worker:
         self._signal(signal.SIGSTOP)
 
     def ask(self, prompts: list[list[int]], tokens: int, mode: str) -> Answer:
-        """Wakes it for one request. Raises WorkerFailed."""
+        """Wakes the worker for one request. Raises WorkerFailed."""
         self._signal(signal.SIGCONT)
         time.sleep(SETTLE_S)
         disturbance = Disturbance(_family(self._process.pid))
@@ -78,7 +77,7 @@ class Worker:
         return Answer(answer["token_ids"], answer["seconds"], others)
 
     def footprint(self, name: str) -> Footprint:
-        """As it is now. `name`: what to call it. Raises OSError if it has ended."""
+        """Raises OSError if the worker has ended."""
         return footprint(name, self._start_s, _family(self._process.pid))
 
     def close(self) -> None:
@@ -103,14 +102,14 @@ class Worker:
         return json.loads(line)
 
     def _last_words(self) -> str:
-        """How the process ended, once its stdout has."""
+        """Says how the process ended, once its stdout is closed."""
         status = self._process.wait(END_TIMEOUT_S)
         self._log.seek(0)
         lines = [line.strip() for line in self._log if line.strip()]
         return f"ended with status {status}: {lines[-1] if lines else 'no word'}"
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the worker and every process below it."""
+        """Signals the worker and all its descendants."""
         if self._process.poll() is None:
             for pid in _family(self._process.pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -118,7 +117,7 @@ class Worker:
 
 
 def _family(pid: int) -> list[int]:
-    """The process and its descendants, parents first."""
+    """Returns the process and its descendants, parents first."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,12 +1,7 @@
-"""The arithmetic of beam search: pure, no I/O. Defines the words of this package.
+"""The arithmetic of beam search: pure, no I/O.
 
-    hypothesis   tokens after the prompt, and the sum of their log-probabilities
-    live         the best hypotheses that go on: at most `width`, all of the same length
-    finished     the best that ended, by an ending token or at the maximum length: at most `width`
-    score        log-probability of a finished hypothesis / (its number of tokens) ^ length penalty
-    step         extends every live hypothesis by its likeliest next tokens, and keeps the best of all
-
-The rules are those of transformers' `generate(num_beams=width, do_sample=False)`, with its `early_stopping=False`.
+Follows transformers' `generate(num_beams=width, do_sample=False, early_stopping=False)`: the score of a finished hypothesis
+is its log-probability / num_tokens ^ length_penalty.
 """
 
 from collections.abc import Sequence
@@ -14,26 +9,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# The likeliest next tokens of a hypothesis, likeliest first, and their log-probabilities.
+# Top next tokens of a hypothesis with log-probabilities, most likely first.
 NextTokens = Sequence[tuple[int, float]]
 Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Tokens after the prompt, and the sum of their log-probabilities."""
-
     tokens: Tokens = ()
     logprob: float = 0.0
 
     def extended(self, token: int, logprob: float) -> "Hypothesis":
-        # The reference sums in float32.
+        # transformers sums in float32.
         return Hypothesis((*self.tokens, token), float(np.float32(self.logprob) + np.float32(logprob)))
 
 
 @dataclass(frozen=True, slots=True)
 class BeamRules:
-    """Parameters of a search. `width`: live hypotheses; `max_tokens`: length of the longest hypothesis."""
+    """`width`: live hypotheses; `max_tokens`: maximum length of a hypothesis."""
 
     width: int
     length_penalty: float
@@ -42,8 +35,7 @@ class BeamRules:
 
     @property
     def num_next(self) -> int:
-        """Returns how many next tokens a step needs of each live hypothesis: even if all ending tokens are among them,
-        `width` tokens go on."""
+        """Returns the next tokens a step needs per live hypothesis, even if all ending tokens are among them."""
         return self.width + len(self.ending_ids)
 
     def score(self, hypothesis: Hypothesis, length: int) -> float:
@@ -52,7 +44,7 @@ class BeamRules:
 
 @dataclass(slots=True)
 class Beams:
-    """Live and finished hypotheses of a search. Its lists are replaced, not changed, so a shallow copy is a full one."""
+    """Up to `width` live and finished hypotheses. Lists are replaced, not mutated, so a shallow copy is independent."""
 
     rules: BeamRules
     live: list[Hypothesis] = field(default_factory=lambda: [Hypothesis()])
@@ -65,7 +57,7 @@ class Beams:
         return self.finished[0][1]
 
     def step(self, next_tokens: Sequence[NextTokens]) -> None:
-        """Takes one step. `next_tokens`: at least `rules.num_next` of each live hypothesis, or all."""
+        """`next_tokens`: per live hypothesis, at least `rules.num_next`, or the whole vocabulary."""
         rules, length = self.rules, len(self.live[0].tokens) + 1
         candidates = [
             hypothesis.extended(token, logprob)
@@ -75,7 +67,7 @@ class Beams:
         candidates.sort(key=lambda candidate: -candidate.logprob)
         is_last = length == rules.max_tokens
         ends = [is_last or candidate.tokens[-1] in rules.ending_ids for candidate in candidates]
-        # An end counts only among the best `width`: below them it is no better than what goes on.
+        # Only the best `width` candidates can finish, as in transformers.
         ended = [each for each, is_end in list(zip(candidates, ends, strict=True))[: rules.width] if is_end]
         finished = self.finished + [(rules.score(each, length), each) for each in ended]
         self.finished = sorted(finished, key=lambda pair: -pair[0])[: rules.width]

@@ -1,8 +1,7 @@
-"""Asks both models for the next tokens of hypotheses, which are forks of one sequence on each server.
+"""Gets next tokens of hypotheses, which are forks of one sequence on each server.
 
-Drafts follow Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", appendix A.4: the draft
-model searches gamma steps ahead with u >= w hypotheses, and the target verifies all of its candidates at once. Here u = w,
-and `search` decides by the target's own log-probabilities. The "more elaborate procedure" of the paper is not implemented.
+Drafting follows Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", appendix A.4, with
+u = w: the target verifies all candidates of gamma steps at once.
 """
 
 import asyncio
@@ -30,15 +29,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Next tokens by hypothesis. Times are those of the slowest command, as all share a batch."""
+    """Times are of the slowest command: all share a batch."""
 
     next_tokens: dict[Tokens, NextTokens]
     report: VerifyReport = NO_VERIFY_REPORT
 
 
 class TargetBeams:
-    """One search's sequences on the target."""
-
     def __init__(self, link: Link, request: Request, timeout_s: float) -> None:
         self._link = link
         self._prompt = request.prompt
@@ -48,9 +45,9 @@ class TargetBeams:
     async def verify(
         self, paths: Sequence[Tokens], num_decided: int, wanted: Collection[Tokens], num_next: int
     ) -> Verified:
-        """Returns the `num_next` likeliest tokens after each prefix of the wanted paths from `num_decided` tokens on.
+        """Returns the top `num_next` tokens after each prefix of the wanted paths, from `num_decided` tokens on.
 
-        `paths`: all paths that keep a sequence. Raises Unavailable if the target is away for longer than the timeout.
+        `paths`: all paths that keep a sequence. Raises Unavailable after the timeout.
         """
         sequences = dict(zip(paths, self._branches.take(paths), strict=True))
         asked = [path for path in paths if path in wanted]
@@ -78,35 +75,33 @@ class TargetBeams:
 
 @dataclass(slots=True)
 class Drafted:
-    """Hypotheses that may live after one step, two steps, and so on; and the time that drafting took."""
-
     levels: list[list[Tokens]] = field(default_factory=list)
     computed_us: int = 0
     queued_us: int = 0
 
 
 class DraftBeams:
-    """One search's sequences on the draft server. After a fault of the server the search goes on without drafts."""
+    """After an error the search continues without drafts."""
 
     def __init__(self, resources: Resources, request: Request, num_steps: int) -> None:
-        assert resources.draft is not None, "there is a draft server"
+        assert resources.draft is not None, "beams are drafted only with a draft server"
         # At temperature 1 the model reports its own probabilities.
         sampling = SamplingParams(temperature=1.0, seed=request.seed, ignore_eos=True)
         self._branches = Branches(RemoteSequence(resources.draft, request, sampling), len(request.prompt))
         self._link, self._deadline, self._prompt = resources.draft, resources.deadline, request.prompt
         self._num_steps = num_steps
-        self._is_well = True
+        self._is_available = True
 
     async def draft(self, beams: Beams) -> Drafted:
         drafted, searched = Drafted(), copy.copy(beams)
-        while self._is_well and len(drafted.levels) < self._num_steps:
+        while self._is_available and len(drafted.levels) < self._num_steps:
             if not self._link.is_up or self._link.is_silent:
                 break
             try:
                 next_tokens = await self._ask([each.tokens for each in searched.live], searched.rules.num_next, drafted)
             except (PacelineError, TimeoutError) as error:
-                log.info("beam search continues without drafts: %s", error or "no draft came in time")
-                self._is_well = False
+                log.info("beam search continues without drafts: %s", error or "the draft timed out")
+                self._is_available = False
                 break
             searched.step(next_tokens)
             if searched.is_over:
@@ -131,9 +126,9 @@ class DraftBeams:
 
 
 def make_draft_beams(resources: Resources, request: Request) -> DraftBeams | None:
-    """Makes the drafts of a beam search, if the request asks for a fixed number of a draft model's tokens.
+    """Returns None unless the request asks for a fixed number of a draft model's tokens.
 
-    Adaptive lengths draft no beams: drafted beams cost more than they save with the default draft (docs/speculation.md).
+    Adaptive lengths draft no beams, which cost more than they save with the default draft (docs/speculation.md).
     """
     speculation = request.speculation
     length = speculation.num_speculative_tokens
@@ -144,11 +139,11 @@ def make_draft_beams(resources: Resources, request: Request) -> DraftBeams | Non
 
 
 async def _gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Gathers all results in order. If one fails, cancels the others and waits for them."""
     tasks = [asyncio.create_task(each) for each in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:
+        # Unlike gather, leaves no task running if one fails.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

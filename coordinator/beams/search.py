@@ -1,8 +1,6 @@
-"""The loop of beam search, plain and with drafts: draft, verify, step, emit.
+"""The loop of beam search: draft, verify, step, emit.
 
-A round asks the target, in one batch, for the next tokens of every live hypothesis and of every draft. Then steps follow
-while the next tokens of all live hypotheses are known. Drafts change how many steps a round takes, never what they are, so
-the answer is the same without them.
+A round steps while the next tokens of all live hypotheses are known. Drafts change how many steps that is, not the result.
 """
 
 import time
@@ -27,11 +25,7 @@ def beam_search(
     stats: GenerationStats,
     has_read: Callable[[], None],
 ) -> AsyncGenerator[Emission, None]:
-    """Searches with the target; with drafts if the request asks for them.
-
-    timeout_s: how long to wait for a target that went away.
-    has_read: called when the target has read the prompt, long before there is anything to yield.
-    """
+    """`has_read` is called when the target has read the prompt, long before the first emission."""
     request = context.request
     draft = make_draft_beams(resources, request)
     return search(context, draft, TargetBeams(target, request, timeout_s), stats, has_read)
@@ -44,7 +38,7 @@ async def search(
     stats: GenerationStats,
     has_read: Callable[[], None],
 ) -> AsyncGenerator[Emission, None]:
-    """Yields the best hypothesis, whole, at the end. Closing it early frees all caches."""
+    """Yields the best hypothesis at the end. Closing it early frees all caches."""
     beams = Beams(rules_of(context.request))
     known: dict[Tokens, NextTokens] = {}
     try:
@@ -59,7 +53,7 @@ async def search(
             known |= verified.next_tokens
             num_steps = take_steps(beams, known)
             known = {tokens: known[tokens] for tokens in known if len(tokens) >= num_decided + num_steps}
-            # All steps but the first were drafted.
+            # The first step needs no draft.
             report = DraftReport(drafter="model", computed_us=drafted.computed_us, queued_us=drafted.queued_us)
             stats.count_round(num_steps, len(drafted.levels), num_steps - 1, started_s, report, verified.report)
         tokens = list(beams.best.tokens)
@@ -78,13 +72,13 @@ def rules_of(request: Request) -> BeamRules:
 
 
 def paths_of(live: Sequence[Tokens], levels: Sequence[Sequence[Tokens]]) -> list[Tokens]:
-    """Returns the live hypotheses and drafts that are no prefix of another."""
+    """Drops drafts that are a prefix of another."""
     inner = {tokens[:length] for level in levels for tokens in level for length in range(len(live[0]), len(tokens))}
     return [tokens for level in (live, *levels) for tokens in level if tokens not in inner]
 
 
 def take_steps(beams: Beams, known: dict[Tokens, NextTokens]) -> int:
-    """Steps while the next tokens of all live hypotheses are known. Returns the number of steps."""
+    """Returns the number of steps."""
     num_steps = 0
     while not beams.is_over and all(each.tokens in known for each in beams.live):
         beams.step([known[each.tokens] for each in beams.live])

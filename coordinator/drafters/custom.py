@@ -1,4 +1,4 @@
-"""Custom drafters: runs a drafter that --custom-drafter names (see docs/speculation.md)."""
+"""Loads drafters given by --custom-drafter (docs/speculation.md)."""
 
 import importlib
 from collections.abc import Callable
@@ -9,16 +9,13 @@ from paceline.errors import ConfigError
 
 
 def load_drafter(path: str) -> Callable[[Request], Drafter]:
-    """Loads the factory at `path`, "package.module:factory", which makes a drafter for each request.
-
-    Raises ConfigError naming --custom-drafter and the reason.
-    """
+    """Loads "package.module:factory". Raises ConfigError."""
     module_name, colon, factory_name = path.partition(":")
     if not (module_name and colon and factory_name):
         raise _error(path, "it must be PACKAGE.MODULE:FACTORY")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # importing runs the module: it may raise anything
+    except Exception as error:  # user code
         raise _error(path, f"importing {module_name} raised {type(error).__name__}: {error}") from error
     if not hasattr(module, factory_name):
         raise _error(path, f"module {module_name} has no {factory_name!r}")
@@ -33,7 +30,7 @@ def _error(path: str, wrong: str) -> ConfigError:
 
 
 def _make(resources: Resources, request: Request) -> Drafter:
-    assert resources.custom is not None, "requests for it are refused without one"
+    assert resources.custom is not None, "requests for it are refused without --custom-drafter"
     return resources.custom(request)
 
 

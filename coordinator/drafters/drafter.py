@@ -1,7 +1,6 @@
-"""The `Drafter` protocol, and how the coordinator makes the drafters of a request.
+"""The `Drafter` protocol and the factories of drafters.
 
-A drafter serves one generation. It may propose fewer tokens than asked, or none; then the round is plain decoding.
-Proposals never change the output's distribution, provided that tokens with probabilities were drawn from them.
+Proposals never change the output's distribution if tokens with probabilities were sampled from them.
 """
 
 import importlib
@@ -20,45 +19,41 @@ from paceline.speculation import Drafter as DrafterName
 
 
 class Drafter(Protocol):
-    """One generation's drafter. Subclasses need `propose` alone; the others are for drafters that keep a cache."""
+    """One generation's drafter. Only one with a cache needs more than `propose`."""
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
-        """Proposes up to `num_draft_tokens` tokens to follow the context."""
+        """Proposes up to `num_draft_tokens` tokens."""
         ...
 
     def truncate(self, length: int) -> None:
-        """Drops cached tokens from position `length` on. Called after every round."""
+        """Drops cached tokens from position `length` on, after every round."""
         return None
 
     def release(self) -> None:
-        """Frees what the drafter holds. Called once, when the generation ends."""
         return None
 
 
 class LookupDrafter(Drafter, Protocol):
-    """A drafter that looks its tokens up, at no cost, and knows what kind of match each comes from.
-
-    The adaptive policy learns an acceptance rate for each kind.
-    """
+    """Drafts at no cost. The adaptive policy learns an acceptance rate per kind of match."""
 
     name: str
-    # Replaces the upper bound of an adaptive number of draft tokens.
+    # Overrides the maximum of an adaptive length.
     max_draft_tokens: int | None = None
 
     async def candidates(self, context: Context, num_tokens: int) -> Sequence[Hashable]:
-        """Returns the kinds of the next tokens, at most `num_tokens`."""
+        """Returns the kinds of the next tokens."""
         ...
 
     def take_hits(self) -> Sequence[tuple[Hashable, bool]]:
-        """Returns the kind of each prediction since the last call, and whether it was right."""
+        """Returns kind and correctness of predictions since the last call."""
         ...
 
 
 class ModelDrafter(Drafter, Protocol):
-    """A drafter whose tokens take time: a draft model, or custom code."""
+    """Drafts at a cost."""
 
     name: str
-    # Whether it stops when its confidence falls below `least_confidence`, and goes on after `after`.
+    # Whether `propose` respects `least_confidence` and `after`; it then proposes at least one token while available.
     has_confidence: bool
     # Whether one forward drafts all tokens.
     in_parallel: bool = False
@@ -66,9 +61,9 @@ class ModelDrafter(Drafter, Protocol):
     async def propose(
         self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
     ) -> Proposal:
-        """`least_confidence`: stop after the token at which the joint confidence falls below this.
+        """Drafts what follows the context and the undecided tokens `after`.
 
-        `after`: undecided tokens that follow the context, after which to go on.
+        Stops after the token at which joint confidence falls below `least_confidence`.
         """
         ...
 
@@ -78,16 +73,15 @@ class ModelDrafter(Drafter, Protocol):
         return UNKNOWN_TIMES
 
     def absence(self, context: Context) -> str:
-        """Explains to a user why the drafter is unavailable; empty if it is available."""
+        """Returns a reason for users; empty if available."""
         return ""
 
     def num_cached(self, context: Context) -> int:
-        """Counts the context tokens that need not be read again."""
         return len(context)
 
 
 class TimedDrafter(ModelDrafter):
-    """Presents a plain drafter to the adaptive policy, which then learns its times and acceptance rates."""
+    """Adapts a plain drafter to the adaptive policy."""
 
     has_confidence = False
 
@@ -108,23 +102,12 @@ class TimedDrafter(ModelDrafter):
 
 
 class NoDrafter(Drafter):
-    """Never proposes: plain decoding."""
-
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         return Proposal()
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the drafters of a coordinator draw on.
-
-    draft: link to the draft server; None without one.
-    custom: factory given by --custom-drafter; None without one.
-    recent: recent answers to look up; None to look up none.
-    ngram_shape: shape of all n-gram tables.
-    deadline: learned from all drafts of the draft server.
-    """
-
     draft: Link | None = None
     custom: Callable[[Request], Drafter] | None = None
     recent: RecentAnswers | None = None
@@ -134,10 +117,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class DrafterSet:
-    """The drafters among which the adaptive policy chooses in each round.
-
-    standby: propose only while the model is unavailable.
-    """
+    """`standby` proposes only while `model` is unavailable."""
 
     lookups: Sequence[LookupDrafter] = ()
     model: ModelDrafter | None = None
@@ -148,9 +128,8 @@ class DrafterSet:
 class Factory:
     """Makes a request's drafters.
 
-    fixed: the drafter for a fixed number of draft tokens.
-    adaptive: the drafters for an adaptive number; None for the same drafter.
-    missing: says what a coordinator with these resources lacks for it; empty if nothing.
+    fixed, adaptive: by kind of draft length; adaptive defaults to the fixed drafter.
+    missing: returns what the coordinator lacks, if anything.
     """
 
     fixed: Callable[[Resources, Request], Drafter]
@@ -165,30 +144,28 @@ class Factory:
 
 
 def load_factory(name: DrafterName) -> Factory:
-    """Returns the FACTORY of the module with the drafter's name."""
     factory: Factory = importlib.import_module(f"coordinator.drafters.{name.value}").FACTORY
     return factory
 
 
 class Rates:
-    """Rates of success by kind of case. Recent cases count more."""
+    """Success rates by kind; recent cases count more."""
 
     def __init__(
         self,
         prior: Callable[["Rates", Hashable], float],
         prior_weight: float,
-        memory: float,
+        decay: float,
         parent: "Rates | None" = None,
     ) -> None:
-        """`prior`: the rate of a kind before any case, worth `prior_weight` cases; `memory`: decay per new case.
-
-        `parent` learns every case too.
-        """
+        """`parent` learns every case too."""
         self._prior = prior
+        # In cases.
         self._prior_weight = prior_weight
-        self._memory = memory
+        # Per new case.
+        self._decay = decay
         self._parent = parent
-        # Kind -> weight of its cases, and of its successes.
+        # Kind -> weights of its cases and successes.
         self._seen: dict[Hashable, tuple[float, float]] = {}
 
     def __getitem__(self, kind: Hashable) -> float:
@@ -197,7 +174,7 @@ class Rates:
 
     def learn(self, kind: Hashable, is_success: bool) -> None:
         cases, successes = self._seen.get(kind, (0.0, 0.0))
-        self._seen[kind] = self._memory * cases + 1, self._memory * successes + is_success
+        self._seen[kind] = self._decay * cases + 1, self._decay * successes + is_success
         if self._parent is not None:
             self._parent.learn(kind, is_success)
 

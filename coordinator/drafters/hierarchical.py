@@ -1,7 +1,7 @@
-"""The hierarchical drafter: n-grams guess what the draft model will draft, and it checks the guesses in one forward.
+"""The hierarchical drafter: n-grams guess the draft model's tokens, which it checks in one forward.
 
-A draft for the draft (Leviathan, Kalman, Matias 2211.17192, section 6). Guesses do not change the model's proposal: a right
-guess saves the model a step, a wrong one costs it a row (`paceline.theory.guessed_draft_steps`).
+A draft for the draft (Leviathan, Kalman, Matias 2211.17192, section 6). A right guess saves a step, a wrong one costs an
+extra token; neither changes the proposal.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,62 +14,59 @@ from coordinator.drafters.model import RemoteDrafter, StandbyDrafter
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.remote.link import Link
 
-# Prior rate of right guesses after right ones, by the length of the n-gram match. Longer matches are learned soon.
-FIRST_RATES = {3: 0.6, 2: 0.5, 1: 0.25}
-# Weight of the prior in guesses, and factor on the weight of older guesses for each new one.
-FIRST_WEIGHT, MEMORY = 4.0, 0.98
-# Cost of one more row in a draft model's forward, in forwards of one row.
-ROW_STEPS = 0.2
+# Prior rates of right guesses, by the length of the n-gram match.
+PRIOR_RATES = {3: 0.6, 2: 0.5, 1: 0.25}
+# Weight of the prior in guesses, and decay of older guesses per new one.
+PRIOR_WEIGHT, DECAY = 4.0, 0.98
+# Cost of one more token in a draft model's forward, in forwards of one token.
+EXTRA_TOKEN_STEPS = 0.2
 
 
 class HierarchicalDrafter(RemoteDrafter):
-    """One generation's sequence on the draft server, with guesses.
-
-    Guesses follow from decided tokens and from this generation's drafts alone, so a seed repeats them.
-    """
+    """Guesses use only decided tokens and own drafts, so a seed repeats them."""
 
     name = "hierarchical"
 
     def __init__(self, link: Link, request: Request, deadline: DraftDeadline, ngram: NgramDrafter) -> None:
         super().__init__(link, request, deadline)
         self._ngram = ngram
-        self._rates = Rates(_first_rate, FIRST_WEIGHT, MEMORY)
+        self._rates = Rates(_prior_rate, PRIOR_WEIGHT, DECAY)
 
     async def propose(
         self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
     ) -> Proposal:
         if num_draft_tokens < 2 or after or self.absence(context):
             return await super().propose(context, num_draft_tokens, least_confidence, after)
-        # The last draft need not be guessed: no other depends on it.
+        # No draft depends on the last one.
         kinds = await self._ngram.candidates(context, num_draft_tokens - 1)
-        guess = (await self._ngram.propose(context, num_worth_a_row([self._rates[kind] for kind in kinds]))).tokens
+        guess = (await self._ngram.propose(context, best_num_guesses([self._rates[kind] for kind in kinds]))).tokens
         proposal = await self._draft(context, num_draft_tokens, least_confidence, guess=guess)
         self._learn(kinds, guess, proposal.tokens)
         return proposal
 
     def _learn(self, kinds: Sequence[Hashable], guess: list[int], drafts: list[int]) -> None:
-        """Learns up to the first wrong guess: those after it were guesses for another text."""
+        """Stops at the first wrong guess: the rest continue another text."""
         for kind, guessed, drafted in zip(kinds, guess, drafts, strict=False):
             self._rates.learn(kind, guessed == drafted)
             if guessed != drafted:
                 return
 
 
-def num_worth_a_row(rates: Sequence[float]) -> int:
-    """Returns the number of guesses that saves most. `rates`: chance that each guess is right after right ones."""
+def best_num_guesses(rates: Sequence[float]) -> int:
+    """Returns how many guesses save most. `rates`: probability of each if those before it are right."""
     best, most_saved, saved, chance = 0, 0.0, 0.0, 1.0
     for num_guesses, rate in enumerate(rates, start=1):
         chance *= rate
-        saved += chance - ROW_STEPS
+        saved += chance - EXTRA_TOKEN_STEPS
         if saved > most_saved:
             best, most_saved = num_guesses, saved
     return best
 
 
-def _first_rate(rates: Rates, kind: Hashable) -> float:
+def _prior_rate(rates: Rates, kind: Hashable) -> float:
     assert isinstance(kind, tuple)
     match_length, _ = kind
-    return FIRST_RATES[min(match_length, max(FIRST_RATES))]
+    return PRIOR_RATES[min(match_length, max(PRIOR_RATES))]
 
 
 def _make(resources: Resources, request: Request) -> tuple[NgramDrafter, HierarchicalDrafter | None]:

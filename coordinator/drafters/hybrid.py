@@ -1,7 +1,4 @@
-"""The hybrid drafter: n-grams after a long match, otherwise the draft model.
-
-With an adaptive number of draft tokens, all drafters take part and the policy chooses.
-"""
+"""The hybrid drafter: n-grams after a long match, otherwise the draft model. With an adaptive length the policy chooses."""
 
 from coordinator.acceptance import Proposal
 from coordinator.context import Context, Request
@@ -10,17 +7,12 @@ from coordinator.drafters.model import make_model, make_model_or_ngram
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.drafters.suffix import make_suffix
 
-# N-grams propose after a match of at least this many tokens. The target then accepts about as many of their tokens as of
-# a good draft model's, and they cost nothing. With n-grams of order 2 alone, the model always proposes.
+# From this match length on, n-grams are about as accurate as a good draft model. Order 2 alone never reaches it.
 LONG_MATCH = 2
 
 
 class HybridDrafter(Drafter):
-    """One generation's n-grams and draft model.
-
-    While n-grams propose, the draft model reads nothing, and its next command has a longer tail. The choice depends on
-    decided tokens alone, so a seed repeats its text under `rejection` too.
-    """
+    """Chooses by decided tokens, so a seed repeats its text under `rejection` too."""
 
     def __init__(self, ngram: NgramDrafter, model: Drafter) -> None:
         self._ngram, self._model = ngram, model

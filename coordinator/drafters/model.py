@@ -1,7 +1,6 @@
-"""The draft model: proposes what the draft server's model generates.
+"""The draft model.
 
-A fault of the draft server never fails a request. If the server is away, too slow or out of cache, or if the context
-exceeds the draft model's maximum length, n-grams propose instead, and the drafter tries again later.
+A draft server's failure never fails a request: while it is unavailable, too slow or out of cache, n-grams propose.
 """
 
 import logging
@@ -32,8 +31,6 @@ MAX_PAUSE_S = 8.0
 
 
 class RemoteDrafter(ModelDrafter):
-    """One generation's sequence on the draft server."""
-
     name = "model"
     has_confidence = True
 
@@ -48,7 +45,7 @@ class RemoteDrafter(ModelDrafter):
         self._paused_until_s = 0.0
         length = speculation.num_speculative_tokens
         self._entropy_rule = length if isinstance(length, EntropyAdaptive) else None
-        # The entropy rule's state after the decided positions, and after each position of the last round.
+        # The entropy's moving average after the decided positions, and after each position of the last round.
         self._ema = 0.0
         self._round_emas: list[float] = []
         self._round_start = 0
@@ -56,7 +53,7 @@ class RemoteDrafter(ModelDrafter):
     def absence(self, context: Context) -> str:
         if not self._link.is_up:
             return "draft server away"
-        # Each attempt with a silent server would cost a whole deadline.
+        # An attempt with a silent server would wait for the whole timeout.
         if self._link.is_silent or time.monotonic() < self._paused_until_s:
             return "draft server in trouble"
         return "" if self._capacity(context) >= 1 else "past the draft model's maximum length"
@@ -83,7 +80,7 @@ class RemoteDrafter(ModelDrafter):
         after: Sequence[int] = (),
         guess: Sequence[int] = (),
     ) -> Proposal:
-        """`guess`: of the draft model's next tokens, fewer than `num_draft_tokens`, for it to check in one forward."""
+        """`guess`: fewer than `num_draft_tokens` tokens to check in one forward."""
         if num_draft_tokens < 1:
             return Proposal()
         if absence := self.absence(context):
@@ -115,7 +112,7 @@ class RemoteDrafter(ModelDrafter):
             proposal = _proposal(answer, wait.num_tail_tokens, self.name, self._entropy_rule)
             self._check(proposal, num_draft_tokens)
         except (PacelineError, TimeoutError) as error:
-            reason = str(error) or f"no draft came in {wait.seconds:.1f} s"
+            reason = str(error) or f"the draft timed out after {wait.seconds:.1f} s"
             log.info("drafting pauses for %.2f s: %s", self._pause_s, reason)
             self._paused_until_s = time.monotonic() + self._pause_s
             self._pause_s = min(MAX_PAUSE_S, self._pause_s * 2)
@@ -130,7 +127,7 @@ class RemoteDrafter(ModelDrafter):
 
     def truncate(self, length: int) -> None:
         self._sequence.truncate(length)
-        # Positions 0 to `length` are decided: `length` is the newest token's.
+        # `length` is the newest token's position, which is decided too.
         num_decided = min(len(self._round_emas), length + 1 - self._round_start)
         if num_decided > 0:
             self._ema = self._round_emas[num_decided - 1]
@@ -140,12 +137,12 @@ class RemoteDrafter(ModelDrafter):
         self._sequence.release()
 
     def _capacity(self, context: Context) -> int:
-        """Returns how many draft tokens the draft model's maximum length leaves: k of them feed n + k - 1 tokens."""
+        """Returns how many draft tokens fit: k of them feed n + k - 1 tokens."""
         card = self._link.card
         return card.max_model_len - len(context) + 1 if card is not None else 0
 
     def _check(self, proposal: Proposal, num_asked: int) -> None:
-        """Raises InvalidArgument for tokens beyond those asked for, and for ids that the target would refuse."""
+        """Raises InvalidArgument for excess tokens and unknown ids."""
         assert self._link.card is not None, "the server answered"
         require_at_most(num_asked, len(proposal.tokens), "tokens", "tokens")
         # Vocabularies with the same tokens may be padded to different sizes.
@@ -157,7 +154,7 @@ class RemoteDrafter(ModelDrafter):
 def _proposal(
     answer: draft_pb2.Proposal, num_tail_tokens: int, name: str, entropy_rule: EntropyAdaptive | None
 ) -> Proposal:
-    """Reads an answer. Raises InvalidArgument if its sizes do not match."""
+    """Raises InvalidArgument if sizes do not match."""
     supports, probs = [], []
     if answer.support_sizes:
         sizes, num_drafts, num_ids = list(answer.support_sizes), len(answer.tokens), len(answer.support_token_ids)
@@ -200,10 +197,7 @@ def _confidences(answer: draft_pb2.Proposal) -> list[float]:
 
 
 def _entropies(answer: draft_pb2.Proposal) -> tuple[list[float], list[float]]:
-    """Reads the entropies of an answer under the entropy rule, and the smoothed ones.
-
-    Raises InvalidArgument for values outside [0, 1], and unless there are as many of both.
-    """
+    """Raises InvalidArgument for bad values or sizes."""
     found: list[list[float]] = []
     for name in ("entropies", "entropy_emas"):
         packed: bytes = getattr(answer, name)
@@ -218,7 +212,7 @@ def _entropies(answer: draft_pb2.Proposal) -> tuple[list[float], list[float]]:
 
 
 class StandbyDrafter(Drafter):
-    """Proposes from `model` while it is available, otherwise from `ngram`."""
+    """Proposes from `ngram` while `model` is unavailable."""
 
     def __init__(self, model: RemoteDrafter, ngram: NgramDrafter) -> None:
         self._model = model
@@ -239,7 +233,6 @@ class StandbyDrafter(Drafter):
 
 
 def make_model(resources: Resources, request: Request) -> RemoteDrafter | None:
-    """Makes the request's sequence on the draft server; None without a draft server."""
     return None if resources.draft is None else RemoteDrafter(resources.draft, request, resources.deadline)
 
 

@@ -1,7 +1,6 @@
-"""The n-gram drafter: proposes the tokens that followed the newest tokens earlier in this prompt and completion.
+"""The n-gram drafter: proposes what followed the newest tokens earlier in this context.
 
-An n-gram of order n is n - 1 tokens of context and the token that follows them. By default the orders are 4, 3 and 2. The
-drafter needs no model and no message.
+An n-gram of order n is n - 1 tokens of context and the next token.
 """
 
 import asyncio
@@ -12,29 +11,28 @@ from coordinator.drafters.drafter import DrafterSet, Factory, LookupDrafter
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, NgramTable, Prediction
 from coordinator.reports import DraftReport
 
-# Tokens predicted in a row that are told apart: the next one is right more often the longer the run, up to about this.
+# Longest run of right predictions that is distinguished: longer runs predict better up to about this.
 MAX_RUN = 4
-# Tokens counted without a pause, so that other generations run in between.
+# Tokens counted before yielding to other generations.
 CHUNK_TOKENS = 512
-# Length of the match, and of the run of right predictions before.
+# Lengths of the match, and of the run of right predictions before it.
 Kind = tuple[int, int]
 
 
 class NgramDrafter(LookupDrafter):
-    """One generation's n-grams. Proposes ids without probabilities, so rule `match` verifies them."""
+    """Proposes ids only, so `match` verifies them."""
 
     name = "ngram"
 
     def __init__(self, shape: NgramShape = DEFAULT_SHAPE) -> None:
         self._window, self._longest = shape.window_tokens, shape.longest_match
         self._table = NgramTable(shape)
-        self._num_taken = 0
-        # How many of the newest generated tokens in a row the table predicted.
+        self._num_seen = 0
         self._run = 0
         self._hits: list[tuple[Kind, bool]] = []
 
     async def candidates(self, context: Context, num_tokens: int) -> list[Kind]:
-        await self._take(context)
+        await self._update(context)
         chain = self._chain(context.tokens[-self._longest :], num_tokens)
         return [_kind(prediction, self._run + index) for index, prediction in enumerate(chain)]
 
@@ -43,32 +41,31 @@ class NgramDrafter(LookupDrafter):
         return hits
 
     async def match(self, context: Context) -> int:
-        """Returns how many of the newest tokens match an n-gram's context; 0 if none do."""
-        await self._take(context)
+        """Returns the length of the newest tokens' match; 0 for no match."""
+        await self._update(context)
         prediction = self._table.predict(context.tokens[-self._longest :])
         return prediction.match_length if prediction is not None else 0
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
         if num_draft_tokens < 1:
-            # Count the new tokens later, when a proposal needs them.
+            # New tokens are counted when a proposal needs them.
             return Proposal()
-        await self._take(context)
+        await self._update(context)
         chain = self._chain(context.tokens[-self._longest :], num_draft_tokens)
         return Proposal(
             [prediction.token for prediction in chain], report=DraftReport(drafter=self.name, reason="no match")
         )
 
-    async def _take(self, context: Context) -> None:
-        """Counts the new tokens within the window. The first call counts the prompt."""
+    async def _update(self, context: Context) -> None:
         tokens, num_prompt_tokens = context.tokens, len(context.request.prompt)
-        self._num_taken = max(self._num_taken, len(tokens) - self._window)
-        while self._num_taken < len(tokens):
-            end = min(len(tokens), self._num_taken + CHUNK_TOKENS)
-            for index in range(self._num_taken, end):
+        self._num_seen = max(self._num_seen, len(tokens) - self._window)
+        while self._num_seen < len(tokens):
+            end = min(len(tokens), self._num_seen + CHUNK_TOKENS)
+            for index in range(self._num_seen, end):
                 if index >= num_prompt_tokens:
                     self._compare(tokens[max(0, index - self._longest) : index], tokens[index])
                 self._table.add(tokens[index])
-            self._num_taken = end
+            self._num_seen = end
             if end < len(tokens):
                 await asyncio.sleep(0)
 
@@ -80,10 +77,7 @@ class NgramDrafter(LookupDrafter):
         self._run = self._run + 1 if is_right else 0
 
     def _chain(self, tail: list[int], num_tokens: int) -> list[Prediction]:
-        """Predicts tokens one after the other, each from the tokens before it.
-
-        Returns `num_tokens` predictions or none: a predicted token was seen before, so it has a continuation itself.
-        """
+        """Returns all tokens or none: a predicted token was seen before, so it has a continuation."""
         chain: list[Prediction] = []
         while len(chain) < num_tokens and (prediction := self._table.predict(tail)) is not None:
             chain.append(prediction)

@@ -1,8 +1,4 @@
-"""Counts n-grams within a window of tokens, and predicts from them.
-
-The longest context that was seen before decides. Its most frequent continuation is predicted; the most recent on a tie.
-Imports nothing of the drafters: the settings need the shape.
-"""
+"""Counts n-grams in a sliding window and predicts the longest known context's most frequent continuation."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,17 +8,17 @@ from itertools import islice
 from paceline.checks import require, require_type
 
 MIN_ORDER, MAX_ORDER = 2, 8
-# A table takes up to 3.5 kB for each token of the window.
+# A table takes up to 3.5 kB per token.
 MAX_WINDOW_TOKENS = 2**17
-ORDERS_ALLOWED = f"different whole numbers in [{MIN_ORDER}, {MAX_ORDER}] with commas between them, such as 4,3,2"
+ORDERS_ALLOWED = f"distinct whole numbers in [{MIN_ORDER}, {MAX_ORDER}], separated by commas, such as 4,3,2"
 
 
 @dataclass(frozen=True, slots=True)
 class NgramShape:
     """The shape of an n-gram table. Raises InvalidArgument on construction.
 
-    window_tokens: newest tokens of prompt and completion that are counted, from the longest order to 2^17.
-    orders: lengths of the n-grams, last token included; different numbers from 2 to 8, kept longest first.
+    window_tokens: newest tokens counted, from the longest order to 2^17.
+    orders: distinct lengths from 2 to 8, including the predicted token; kept longest first.
     """
 
     window_tokens: int = 4096
@@ -60,16 +56,13 @@ def parse_orders(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A predicted token. It followed the last `match_length` tokens `times_seen` times."""
-
     token: int
+    # How many tokens of context matched, and how often they were followed by this token.
     match_length: int
     times_seen: int
 
 
 class NgramTable:
-    """Counts of the n-grams of the shape's orders within its window."""
-
     def __init__(self, shape: NgramShape = DEFAULT_SHAPE) -> None:
         self._window = shape.window_tokens
         self._lengths, self._longest = shape.context_lengths, shape.longest_match
@@ -81,7 +74,7 @@ class NgramTable:
         return len(self._continuations)
 
     def add(self, token: int) -> None:
-        """Adds the next token, and drops the oldest if the window is full."""
+        """Drops the oldest token if the window is full."""
         if len(self._tokens) == self._window:
             self._forget_oldest()
         recent = tuple(islice(reversed(self._tokens), self._longest))[::-1]
@@ -95,7 +88,6 @@ class NgramTable:
         self._num_added += 1
 
     def predict(self, tail: Sequence[int]) -> Prediction | None:
-        """Predicts the token after `tail` from its longest end that was seen before; None if none was."""
         for length in self._lengths:
             if length <= len(tail) and (seen := self._continuations.get(tuple(tail[-length:]))) is not None:
                 token, times_seen = seen.best()
@@ -114,14 +106,14 @@ class NgramTable:
 
 
 class _Continuations:
-    """The tokens that followed one context, and the best of them."""
+    """Tokens that followed one context."""
 
     __slots__ = ("_best", "_seen")
 
     def __init__(self) -> None:
-        # Token -> how often it was seen, and its last position. Positions differ, so no two values are equal.
+        # Token -> count and last position, so no two values are equal.
         self._seen: dict[int, tuple[int, int]] = {}
-        # None if `best` must search for it.
+        # None until `best` searches for it.
         self._best: int | None = None
 
     def __len__(self) -> int:
@@ -130,23 +122,22 @@ class _Continuations:
     def add(self, token: int, position: int) -> None:
         times = self._seen[token][0] + 1 if token in self._seen else 1
         self._seen[token] = (times, position)
-        # This token is the most recent, so it wins a tie.
+        # The most recent token wins a tie.
         if len(self._seen) == 1 or (self._best is not None and times >= self._seen[self._best][0]):
             self._best = token
 
     def forget_oldest(self, token: int) -> None:
-        """Removes the token's oldest occurrence. Its last position stays."""
         times, position = self._seen[token]
         if times > 1:
             self._seen[token] = (times - 1, position)
         else:
             del self._seen[token]
         if token == self._best:
-            # Search when `best` is called: a frequent token may have thousands of continuations.
+            # Lazy: a frequent context may have thousands of continuations.
             self._best = None
 
     def best(self) -> tuple[int, int]:
-        """Returns the most frequent token, the most recent on a tie, and how often it was seen."""
+        """Returns the most frequent token (on a tie, the most recent) and its count."""
         if self._best is None:
             self._best = max(self._seen, key=self._seen.__getitem__)
         return self._best, self._seen[self._best][0]

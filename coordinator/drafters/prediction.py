@@ -1,8 +1,7 @@
 """The prediction drafter: copies from the output that the client predicts.
 
-While the output follows the prediction, a position in it advances with the output. After a mismatch the position is found
-again by the longest match of the newest tokens, nearest to the mismatch if several are as long. The position depends on
-decided tokens alone, whatever the rounds.
+After a mismatch the position moves to the longest match of the newest tokens, the nearest on a tie. It depends on decided
+tokens alone.
 """
 
 import asyncio
@@ -15,44 +14,42 @@ from coordinator.drafters.ngram import CHUNK_TOKENS
 from coordinator.reports import DraftReport
 from paceline.speculation import MAX_DRAFT_TOKENS
 
-# Newest tokens that are compared to find the position again.
+# Newest tokens compared after a mismatch.
 MAX_MATCH = 8
-# Occurrences of the newest token that are tried on either side.
+# Occurrences of the newest token tried on either side.
 MAX_POSITIONS = 32
-# Drafts for each token that matches: a position that was just found may be wrong.
+# Drafts per matching token: a new position may be wrong.
 DRAFTS_PER_MATCH = 2
-# With a fixed number of draft tokens the prediction proposes after a match of at least this many tokens. A single token
-# matches too often in texts that have nothing to do with the output.
+# Shortest match that proposes with a fixed length: single tokens match too often by chance.
 LONG_MATCH = 2
-# The output is expected to begin as the prediction does: this counts as a match of as many tokens.
+# The output is expected to begin like the prediction.
 FIRST_MATCH = LONG_MATCH
 
 
 class PredictionDrafter(LookupDrafter):
-    """One generation's prediction. Proposes ids without probabilities, so rule `match` verifies them."""
+    """Proposes ids only, so `match` verifies them."""
 
     name = "prediction"
-    # A match is likely to go on for long.
+    # Matches are likely to be long.
     max_draft_tokens = MAX_DRAFT_TOKENS
 
     def __init__(self, prediction: list[int]) -> None:
         self._prediction = prediction
-        # Position of the next token in the prediction, and how many tokens before it match.
+        # Position of the next token, and the length of the match before it.
         self._position = 0
         self._match_length = FIRST_MATCH
-        # Tokens of the output that were followed.
         self._num_followed = 0
-        # Token -> the positions after it, once they are needed.
+        # Token -> positions after it; built on the first mismatch.
         self._positions: dict[int, list[int]] | None = None
         self._hits: list[tuple[int, bool]] = []
 
     async def match(self, context: Context) -> int:
-        """Returns how many of the newest tokens match the prediction; 0 at its end."""
+        """Returns the length of the newest tokens' match; 0 at the prediction's end."""
         await self._follow(context)
         return self._match_length if self._position < len(self._prediction) else 0
 
     async def candidates(self, context: Context, num_tokens: int) -> list[int]:
-        """Returns the bit lengths of the matches before the next tokens."""
+        """Kinds are bit lengths of matches."""
         match_length = await self.match(context)
         num_candidates = min(num_tokens, DRAFTS_PER_MATCH * match_length, len(self._prediction) - self._position)
         return [(match_length + index).bit_length() for index in range(num_candidates)]
@@ -85,8 +82,8 @@ class PredictionDrafter(LookupDrafter):
         self._num_followed = len(tokens) - begin
 
     def _find(self, newest: list[int]) -> None:
-        """Finds the position again; if there is no match, assumes that one token was replaced."""
-        assert self._positions is not None, "they were gathered"
+        """Assumes that one token was replaced if nothing matches."""
+        assert self._positions is not None, "built on the first mismatch"
         expected = self._position + 1
         positions = self._positions.get(newest[-1], [])
         middle = bisect_left(positions, expected)
@@ -109,6 +106,5 @@ async def _positions_by_token(prediction: list[int]) -> dict[int, list[int]]:
     for index, token in enumerate(prediction):
         positions.setdefault(token, []).append(index + 1)
         if index % CHUNK_TOKENS == CHUNK_TOKENS - 1:
-            # Let other generations run.
             await asyncio.sleep(0)
     return positions

@@ -1,7 +1,6 @@
 """The suffix drafter: copies what followed the longest match of the newest tokens, in this context or in recent answers.
 
-It copies as LZ77 does: one position says where the text goes on, and advances with it while the tokens match. After a
-mismatch it searches again. Suffix decoding: 2411.04975.
+A position advances while tokens match, as in LZ77; a mismatch starts a new search. Suffix decoding: 2411.04975.
 """
 
 import asyncio
@@ -14,30 +13,29 @@ from coordinator.drafters.token_index import END, MAX_MATCH, TokenIndex
 from coordinator.reports import DraftReport
 from paceline.speculation import MAX_DRAFT_TOKENS
 
-# Newest tokens of prompt and completion that are searched.
+# Newest tokens of prompt and completion to search.
 WINDOW_TOKENS = 16_384
-# Whether the position is in this generation's own text, and the bit length of the match's length.
+# Whether the match is in this generation's own text, and the bit length of its length.
 Kind = tuple[bool, int]
 
 
 class SuffixDrafter(LookupDrafter):
-    """One generation's position. Proposes ids without probabilities, so rule `match` verifies them."""
+    """Proposes ids only, so `match` verifies them."""
 
     name = "suffix"
-    # A long match is likely to go on.
+    # Long matches are likely to continue.
     max_draft_tokens = MAX_DRAFT_TOKENS
 
     def __init__(self, recent: TokenIndex | None) -> None:
-        """`recent`: answers to other requests; None to search this generation's text alone."""
         self._own = TokenIndex(WINDOW_TOKENS)
         self._texts = [self._own] if recent is None else [self._own, recent]
-        # The text and the position in it of the next token, and how many tokens before it match.
+        # Text and position of the next token, and the length of the match before it.
         self._text, self._position, self._match_length = self._own, 0, 0
-        self._num_taken = 0
+        self._num_seen = 0
         self._hits: list[tuple[Kind, bool]] = []
 
     async def candidates(self, context: Context, num_tokens: int) -> list[Kind]:
-        await self._take(context)
+        await self._update(context)
         return [self._kind(self._match_length + index) for index in range(len(self._copy(num_tokens)))]
 
     def take_hits(self) -> list[tuple[Kind, bool]]:
@@ -45,24 +43,23 @@ class SuffixDrafter(LookupDrafter):
         return hits
 
     async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
-        await self._take(context)
+        await self._update(context)
         return Proposal(self._copy(num_draft_tokens), report=DraftReport(drafter=self.name, reason="no match"))
 
-    async def _take(self, context: Context) -> None:
-        """Takes the tokens that are new since the last call; in the first call the prompt."""
+    async def _update(self, context: Context) -> None:
         tokens, num_prompt_tokens = context.tokens, len(context.request.prompt)
-        self._num_taken = max(self._num_taken, num_prompt_tokens - WINDOW_TOKENS)
-        while self._num_taken < num_prompt_tokens:
-            end = min(num_prompt_tokens, self._num_taken + CHUNK_TOKENS)
-            self._own.extend(tokens[self._num_taken : end])
-            self._num_taken = end
+        self._num_seen = max(self._num_seen, num_prompt_tokens - WINDOW_TOKENS)
+        while self._num_seen < num_prompt_tokens:
+            end = min(num_prompt_tokens, self._num_seen + CHUNK_TOKENS)
+            self._own.extend(tokens[self._num_seen : end])
+            self._num_seen = end
             if end == num_prompt_tokens:
                 self._search(tokens[max(0, end - MAX_MATCH) : end])
             else:
                 await asyncio.sleep(0)
-        while self._num_taken < len(tokens):
-            self._num_taken += 1
-            self._follow(tokens[max(0, self._num_taken - MAX_MATCH) : self._num_taken])
+        while self._num_seen < len(tokens):
+            self._num_seen += 1
+            self._follow(tokens[max(0, self._num_seen - MAX_MATCH) : self._num_seen])
 
     def _follow(self, newest: list[int]) -> None:
         predicted = self._text.token_at(self._position)
@@ -70,7 +67,7 @@ class SuffixDrafter(LookupDrafter):
         if self._match_length > 0 and predicted != END:
             self._hits.append((self._kind(self._match_length), is_right))
         self._own.extend(newest[-1:])
-        # After a mismatch without another match: assume that one token was replaced.
+        # Without another match, assume that one token was replaced.
         self._position += 1
         self._match_length = self._match_length + 1 if is_right else 0
         if not is_right:
@@ -83,7 +80,7 @@ class SuffixDrafter(LookupDrafter):
                 self._text, self._position, self._match_length = text, position, length
 
     def _copy(self, num_tokens: int) -> list[int]:
-        """Copies the next tokens up to the text's end. At the end of its own text it goes on with its copy."""
+        """Continues with the copy itself at the end of its own text."""
         copied: list[int] = []
         own_end = len(self._own)
         for position in range(self._position, self._position + num_tokens if self._match_length else 0):

@@ -1,7 +1,6 @@
-"""Finds where the newest tokens occurred before, in texts of bounded length; keeps recent answers to find them in.
+"""An index of token sequences, and the recent answers to search with it.
 
-Positions after the same few tokens form a chain, newest first; a hash table says where each chain begins (hash chains:
-RFC 1951, section 4). Tokens and chains are ring buffers, so memory is bounded and the oldest tokens are overwritten.
+Hash chains (RFC 1951, section 4) link positions after the same tokens, newest first. Ring buffers bound memory.
 """
 
 import asyncio
@@ -9,40 +8,37 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-# Tokens that a chain has in common: a shorter match is not found.
+# Tokens that a chain has in common: the shortest match.
 KEY_TOKENS = 2
 # Positions tried in a chain.
 MAX_POSITIONS = 16
-# Longest match that is counted.
+# Longest match.
 MAX_MATCH = 32
 # Follows each text.
 END = -1
-# Position after no occurrence.
+# Position without a match.
 NOWHERE = 0
-# Salts whose answers are kept; beyond them, the least recently used is dropped.
+# Salts kept; the least recently used is dropped.
 MAX_SALTS = 16
-# A longer answer is added in parts, so that other generations run in between.
+# Tokens added before yielding to other generations.
 PART_TOKENS = 4096
 
 
 class TokenIndex:
-    """The newest `capacity` tokens. A position is the number of tokens that were added before it.
-
-    Memory: 20 to 28 bytes for each token of the capacity.
-    """
+    """The newest `capacity` tokens by position. Takes 20 to 28 bytes per token."""
 
     def __init__(self, capacity: int) -> None:
         assert capacity >= KEY_TOKENS, "an index holds at least a key"
         self._capacity = capacity
         self._length = 0
         self._tokens = array("i")
-        # By token: the position after an older occurrence of the same key.
+        # By position: the position after the previous occurrence of the same key.
         self._older = array("q")
         # By hash of KEY_TOKENS tokens: the newest position after them.
         self._newest = array("q", bytes(8 << (capacity - 1).bit_length()))
 
     def __len__(self) -> int:
-        """Counts the tokens that were added: the position after the newest."""
+        """Returns the position after the newest token."""
         return self._length
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -60,15 +56,12 @@ class TokenIndex:
                 self._older[at], self._newest[slot] = self._newest[slot], self._length
 
     def token_at(self, position: int) -> int:
-        """Returns the token at `position`; END after a text, and if the token was overwritten."""
+        """Returns END for overwritten tokens."""
         is_known = max(0, self._length - self._capacity) <= position < self._length
         return self._tokens[position % self._capacity] if is_known else END
 
     def find(self, newest: Sequence[int]) -> tuple[int, int]:
-        """Returns the length of the longest, most recent match of the end of `newest`, and the position after it.
-
-        (0, NOWHERE) if it is shorter than KEY_TOKENS.
-        """
+        """Returns the longest, most recent match's length and the position after it, or (0, NOWHERE)."""
         best = KEY_TOKENS - 1, NOWHERE
         if len(newest) >= KEY_TOKENS:
             position = self._newest[self._slot(*newest[-KEY_TOKENS:])]
@@ -95,13 +88,10 @@ class TokenIndex:
 
 
 class RecentAnswers:
-    """The newest complete answers, by `cache_salt` and in memory alone.
-
-    Requests with different salts learn nothing of one another, not even by the time an answer takes.
-    """
+    """In memory only. Requests with different salts share nothing, not even timing."""
 
     def __init__(self, capacity: int) -> None:
-        """`capacity`: tokens kept for each salt."""
+        # Tokens per salt.
         self._capacity = capacity
         self._by_salt: OrderedDict[str, TokenIndex] = OrderedDict()
 
@@ -114,7 +104,7 @@ class RecentAnswers:
         return self._by_salt[salt]
 
     async def add(self, salt: str, answer: Sequence[int]) -> None:
-        """Adds a complete answer, or its end if it exceeds the capacity."""
+        """Keeps the end of an answer that exceeds the capacity."""
         index = self.of(salt)
         for begin in range(max(0, len(answer) - self._capacity), len(answer), PART_TOKENS):
             if begin:

@@ -1,1 +1,1 @@
-"""A generation's caches on the model servers: the link to each server, and what the coordinator knows of a cache."""
+"""Links to the model servers, and caches there."""

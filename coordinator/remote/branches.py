@@ -1,7 +1,4 @@
-"""Beam hypotheses on a model server: a sequence for each, and its likeliest next tokens.
-
-Hypotheses share a prefix, so their sequences share its blocks.
-"""
+"""Beam hypotheses on a model server: a sequence each, sharing the prefix's blocks."""
 
 import math
 from bisect import bisect_left
@@ -20,30 +17,26 @@ Tokens = tuple[int, ...]
 
 
 class Branch(Generic[Command, Answer]):
-    """A hypothesis's sequence, and the tokens after the prompt that it was fed."""
-
     def __init__(self, sequence: RemoteSequence[Command, Answer], tokens: Tokens, num_prompt_tokens: int) -> None:
         self.sequence = sequence
         self.tokens = tokens
         self._num_prompt_tokens = num_prompt_tokens
 
     def common(self, tokens: Tokens) -> int:
-        """Returns how many tokens of prompt and `tokens` its cache holds."""
+        """Returns the length of the cached prefix."""
         return min(self.sequence.length, self._num_prompt_tokens + common_length(self.tokens, tokens))
 
 
 class Branches(Generic[Command, Answer]):
-    """All branches of one search on one server."""
-
     def __init__(self, root: RemoteSequence[Command, Answer], num_prompt_tokens: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
         self._branches = [Branch(root, (), num_prompt_tokens)]
 
     def take(self, paths: Sequence[Tokens]) -> list[RemoteSequence[Command, Answer]]:
-        """Returns a sequence for each path of tokens after the prompt, which holds a prefix of prompt and path.
+        """Returns a sequence for each path, which holds a prefix of prompt and path.
 
-        A path continues the branch with which it shares the longest prefix. If several paths do so, the one with the
-        longest prefix keeps the branch and the others fork it. Unused branches are released.
+        A path continues the branch with the longest common prefix. If several do, the longest keeps the branch and the others
+        fork it.
         """
         chosen: dict[Branch[Command, Answer], list[int]] = {branch: [] for branch in self._branches}
         common = []
@@ -57,7 +50,7 @@ class Branches(Generic[Command, Answer]):
                 branch.sequence.release()
                 continue
             keeper = max(indices, key=common.__getitem__)
-            # Before the keeper cuts what it does not need.
+            # Fork before the keeper is truncated.
             for index in indices:
                 sequence = branch.sequence if index == keeper else branch.sequence.fork(common[index])
                 taken[index] = Branch(sequence, paths[index], self._num_prompt_tokens)
@@ -71,17 +64,14 @@ class Branches(Generic[Command, Answer]):
 
 
 def common_length(one: Tokens, other: Tokens) -> int:
-    """Returns the length of the common prefix."""
     most = min(len(one), len(other))
     return bisect_left(range(1, most + 1), True, key=lambda length: one[:length] != other[:length])
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The likeliest next tokens at each position, with log-probabilities, and what they cost."""
-
     next_tokens: list[list[tuple[int, float]]]
-    # Tokens that the server's cache held already.
+    # Prefix tokens found in the server's cache.
     cached_tokens: int
     computed_us: int
     queued_us: int
@@ -95,12 +85,12 @@ async def score(
     num_next: int,
     timeout_s: float,
 ) -> Scored:
-    """Returns the `num_next` likeliest tokens at the last `num_drafts` + 1 positions of `tokens`, each by the tokens up to it.
+    """Returns the top `num_next` tokens at the last `num_drafts` + 1 positions of `tokens`.
 
-    Leaves all of `tokens` in the sequence's cache. Raises Unavailable if the target is gone for longer than the timeout.
+    Leaves all of `tokens` in the cache. Raises Unavailable after the timeout.
     """
     context, drafts = tokens[: len(tokens) - num_drafts], tokens[len(tokens) - num_drafts :]
-    # The newest token must be fed for its logits.
+    # The newest token is fed again for its logits.
     sequence.truncate(len(context) - 1)
 
     def fill(command: target_pb2.TargetCommand, position: int, tail: list[int]) -> None:
@@ -122,10 +112,7 @@ async def score(
 async def guess(
     sequence: RemoteSequence[draft_pb2.DraftCommand, draft_pb2.Proposal], tokens: list[int], num_next: int
 ) -> Scored:
-    """Returns a draft model's likeliest tokens after `tokens`, out of its support at temperature 1.
-
-    Raises PacelineError if the draft server can't.
-    """
+    """Returns a draft model's top tokens at temperature 1. Raises PacelineError."""
     sequence.truncate(len(tokens) - 1)
 
     def fill(command: draft_pb2.DraftCommand, position: int, tail: list[int]) -> None:

@@ -1,7 +1,6 @@
 """One ordered stream to each server: coalesced sending, answers by command id, reconnecting.
 
-A link is up or down. Each time it comes up it has a new epoch: sequences opened in an
-older epoch are gone from the server, and their owners open them again and replay.
+Each connection has a new epoch. Sequences of an older epoch are lost; their owners reopen and replay them.
 """
 
 import asyncio
@@ -26,24 +25,21 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
-# A server sends something every second. A server that is silent for this long counts as gone.
+# Servers send something every second. After this long in silence a server counts as gone.
 STALL_S = 10.0
-# A server that is silent for this long is avoided where possible.
+# After this long in silence no drafts are requested, and metrics show the server as down.
 SILENT_S = 2.0
-# Timeout for a server's description.
 DESCRIBE_S = 10.0
-# The kind of answer that is only a part of one: more follow.
+# The kind of answer after which more follow.
 PART = "prompt_logprobs"
 
 Command = TypeVar("Command", bound=target_pb2.TargetCommand | draft_pb2.DraftCommand)
 Answer = TypeVar("Answer", bound=target_pb2.Verdict | draft_pb2.Proposal)
-TakePart = Callable[[target_pb2.Logprobs], None]
+OnPart = Callable[[target_pb2.Logprobs], None]
 
 
 @dataclass(frozen=True, slots=True)
 class LinkKind(Generic[Command, Answer]):
-    """What a link needs to know of a service."""
-
     name: str
     # grpc generates no types for stubs.
     make_stub: Callable[[grpc.aio.Channel], Any]
@@ -59,7 +55,7 @@ DRAFT: LinkKind[draft_pb2.DraftCommand, draft_pb2.Proposal] = LinkKind(
 
 
 class CacheError(PacelineError):
-    """A command failed because the cache is not as its owner believed: `cache_length` is the truth."""
+    """The cache has another length than its owner assumed."""
 
     def __init__(self, cache_length: int, message: str) -> None:
         super().__init__(message)
@@ -68,49 +64,46 @@ class CacheError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Generic[Answer]):
-    """A command that waits for its answer."""
-
     answer: asyncio.Future[Answer]
-    # Called with what precedes the answer; None if nothing may.
-    take_part: TakePart | None
+    # Called with parts that precede the answer; None if none may.
+    on_part: OnPart | None
 
 
 class Pending(Generic[Answer]):
-    """The commands of one link that are not answered yet, by their ids, which answers echo."""
+    """Unanswered commands by id."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Waiting[Answer]] = {}
 
-    async def wait(self, command_id: int, take_part: TakePart | None) -> Answer:
-        """Returns the answer. Raises what the server says, CacheError if that is about the cache's length."""
+    async def wait(self, command_id: int, on_part: OnPart | None) -> Answer:
+        """Raises the server's error; CacheError if it reports the cache's length."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[command_id] = Waiting(future, take_part)
+        self._waiting[command_id] = Waiting(future, on_part)
         try:
             return await future
         finally:
             self._waiting.pop(command_id, None)
 
     def on_answer(self, answer: target_pb2.TargetAnswer | draft_pb2.DraftAnswer) -> None:
-        """Hands an answer message to the command that waits for it. Raises Unavailable for one that no server should send."""
+        """Raises Unavailable for a protocol violation."""
         waiting = self._waiting.get(answer.command_id)
         if waiting is None or waiting.answer.done():
-            # A Truncate that failed says so by its sequence's next command as well.
+            # A failed Truncate also fails its sequence's next command.
             return
         kind = answer.WhichOneof("answer")
         if kind is None:
             raise Unavailable("the server sent an answer of unknown kind")
-        if kind == "opened" or (kind == PART and waiting.take_part is None):
+        if kind == "opened" or (kind == PART and waiting.on_part is None):
             raise Unavailable(f"the server sent {kind!r} in answer to another command")
         if kind == "failure":
             waiting.answer.set_exception(_error_of(answer.failure))
         elif kind == PART:
-            assert waiting.take_part is not None
-            waiting.take_part(getattr(answer, kind))
+            assert waiting.on_part is not None
+            waiting.on_part(getattr(answer, kind))
         else:
             waiting.answer.set_result(getattr(answer, kind))
 
     def fail(self, text: str) -> None:
-        """Raises Unavailable in every waiting command."""
         for waiting in self._waiting.values():
             if not waiting.answer.done():
                 waiting.answer.set_exception(Unavailable(text))
@@ -124,7 +117,7 @@ def _error_of(failure: model_pb2.Failure) -> PacelineError:
 
 
 class Link(Generic[Command, Answer]):
-    """The connection to one server. Commands are sent in the order of the calls; many may share a message."""
+    """The connection to one server. Commands are sent in order."""
 
     def __init__(
         self,
@@ -133,7 +126,7 @@ class Link(Generic[Command, Answer]):
         check_card: Callable[[model_pb2.ModelCard], None],
         tls: Tls = NO_TLS,
     ) -> None:
-        """`check_card` raises ConfigError for a server that can't be used. The files of `tls` are read at each connection."""
+        """`check_card` raises ConfigError for an unsuitable server. `tls` files are read at each connection."""
         self.kind = kind
         self.address = address
         self._tls = tls
@@ -141,21 +134,21 @@ class Link(Generic[Command, Answer]):
         self.forward_times = UNKNOWN_TIMES
         self.epoch = 0
         self._check_card = check_card
-        # Read several times in every round.
+        # An attribute for speed: read several times per round.
         self.is_up = False
         self._came_up = asyncio.Event()
         self._was_refused = asyncio.Event()
-        # Set if a caller waits for the server: the next attempt need not wait for the whole back-off.
+        # Set while a caller waits for the server; shortens the back-off.
         self._is_wanted = asyncio.Event()
-        self._trouble = "not reached yet"
+        self._last_error = "not reached yet"
         self._next_id = 0
         self._next_sequence_id = 0
         self._pending = Pending[Answer]()
-        # Messages that will go out together, and the size of the newest.
+        # Messages to write next, and the size of the newest.
         self._unsent: list[target_pb2.TargetRequest | draft_pb2.DraftRequest] = []
         self._newest_bytes = 0
         self._has_unsent = asyncio.Event()
-        # `time.monotonic`: when the server last sent something, and when the link came up and went down.
+        # `time.monotonic` of the last message, and of the last changes of `is_up`.
         self._heard_s = 0.0
         self._came_up_s = 0.0
         self._went_down_s = time.monotonic()
@@ -173,35 +166,34 @@ class Link(Generic[Command, Answer]):
 
     @property
     def away_s(self) -> float:
-        """Returns how long the server has been away; 0 while it is up."""
+        """Returns 0 while the server is up."""
         return 0.0 if self.is_up else time.monotonic() - self._went_down_s
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server is up but has been silent for longer than usual."""
         return self.is_up and time.monotonic() - self._heard_s > SILENT_S
 
     async def wait_up(self, timeout_s: float) -> None:
-        """Raises Unavailable, saying which server and why, if it is not up in time."""
+        """Raises Unavailable with the last error."""
         if self.is_up:
-            # The usual case, in every round: saves a task and a timer.
+            # Fast path: saves a task and a timer in every round.
             return
         self._is_wanted.set()
         try:
             await asyncio.wait_for(self._came_up.wait(), timeout_s)
         except TimeoutError:
             raise Unavailable(
-                f"the {self.kind.name} server at {self.address} is not available (away for {self.away_s:.0f} s): {self._trouble}"
+                f"the {self.kind.name} server at {self.address} is not available (away for {self.away_s:.0f} s): {self._last_error}"
             ) from None
 
     async def wait_usable(self, timeout_s: float) -> None:
-        """Like `wait_up`, but raises ConfigError at once for a server that can't be used."""
+        """Raises ConfigError at once for an unsuitable server."""
         up = asyncio.create_task(self.wait_up(timeout_s))
         refused = asyncio.create_task(self._was_refused.wait())
         try:
             await asyncio.wait((up, refused), return_when=asyncio.FIRST_COMPLETED)
             if not up.done():
-                raise ConfigError(self._trouble)
+                raise ConfigError(self._last_error)
             up.result()
         finally:
             up.cancel()
@@ -212,37 +204,33 @@ class Link(Generic[Command, Answer]):
         return self._next_sequence_id
 
     def send(self, sequence_id: int, fill: Callable[[Command], None]) -> int:
-        """Sends a command without waiting; returns its id. Drops it if the link is down, as its sequence is lost too.
-
-        Raises OutOfRange for one that no message can hold.
-        """
+        """Returns the command's id. Drops it if the link is down: its sequence is lost. Raises OutOfRange if too large."""
         self._next_id += 1
         if self.is_up:
             if not self._unsent or self._newest_bytes > SPLIT_BYTES or len(self._unsent[-1].commands) >= MAX_COMMANDS:
                 self._unsent.append(self.kind.request_class())
                 self._newest_bytes = 0
-            # Filled in place: a copy would cost as much again.
+            # Filled in place to avoid a copy.
             commands = self._unsent[-1].commands
             command: Any = commands.add(command_id=self._next_id, sequence_id=sequence_id)
             fill(command)
             if (size := command.ByteSize()) > MAX_COMMAND_BYTES:
                 del commands[-1]
-                raise OutOfRange(f"a command of {size} bytes; the {self.kind.name} server takes {MAX_COMMAND_BYTES}")
+                raise OutOfRange(
+                    f"the command has {size} bytes; the {self.kind.name} server accepts at most {MAX_COMMAND_BYTES}"
+                )
             self._newest_bytes += size
             self._has_unsent.set()
         return self._next_id
 
-    async def request(
-        self, sequence_id: int, fill: Callable[[Command], None], take_part: TakePart | None = None
-    ) -> Answer:
-        """Sends a command and waits for its answer. `take_part` is called with parts that precede it.
+    async def request(self, sequence_id: int, fill: Callable[[Command], None], on_part: OnPart | None = None) -> Answer:
+        """Sends a command and returns its answer. Parts that precede the answer go to `on_part`.
 
-        Raises what the server says, CacheError if that is about the cache's length,
-        Unavailable if the link breaks first, OutOfRange for a command that no message can hold.
+        Raises what `Pending.wait` and `send` raise, and Unavailable if the link breaks.
         """
         if not self.is_up:
-            raise Unavailable(f"the {self.kind.name} server at {self.address} is not available: {self._trouble}")
-        return await self._pending.wait(self.send(sequence_id, fill), take_part)
+            raise Unavailable(f"the {self.kind.name} server at {self.address} is not available: {self._last_error}")
+        return await self._pending.wait(self.send(sequence_id, fill), on_part)
 
     async def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -253,32 +241,30 @@ class Link(Generic[Command, Answer]):
                     self.channel = channel
                     await self._serve(channel)
             except grpc.aio.AioRpcError as error:
-                self._trouble = f"{error.code().name}: {error.details()}"
+                self._last_error = f"{error.code().name}: {error.details()}"
             except PacelineError as error:
-                self._trouble = str(error)
+                self._last_error = str(error)
                 if isinstance(error, ConfigError):
                     self._was_refused.set()
             except Exception as error:
                 # Without this task, requests would wait forever.
                 log.exception("the link to the %s server at %s failed", self.kind.name, self.address)
-                self._trouble = f"{type(error).__name__}: {error}"
+                self._last_error = f"{type(error).__name__}: {error}"
             if self.is_up:
-                # A server that breaks as soon as it is up keeps its back-off.
+                # A server that fails right after connecting keeps its back-off.
                 if time.monotonic() - self._came_up_s > MAX_BACKOFF_S:
                     backoff_s = FIRST_BACKOFF_S
-                log.warning("lost the %s server at %s: %s", self.kind.name, self.address, self._trouble)
+                log.warning("lost the %s server at %s: %s", self.kind.name, self.address, self._last_error)
             self._go_down()
-            await self._rest(backoff_s)
+            await self._back_off(backoff_s)
             backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
 
-    async def _rest(self, backoff_s: float) -> None:
-        """Waits between two attempts, for less time if a caller waits."""
+    async def _back_off(self, backoff_s: float) -> None:
         await asyncio.sleep(FIRST_BACKOFF_S)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_wanted.wait(), backoff_s - FIRST_BACKOFF_S)
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
-        """Serves one connection. Returns or raises when it is over."""
         stub = self.kind.make_stub(channel)
         card = _decoded(await stub.Describe(model_pb2.DescribeModelRequest(), timeout=DESCRIBE_S))
         self._check_version(card)
@@ -293,47 +279,47 @@ class Link(Generic[Command, Answer]):
         self._came_up.set()
         log.info("%s server at %s is up: %s (%s)", self.kind.name, self.address, card.name, card.dtype)
         writer = asyncio.create_task(self._write(call))
-        watch = asyncio.create_task(self._watch(call))
+        watchdog = asyncio.create_task(self._watchdog(call))
         try:
             while (response := _decoded(await call.read())) is not grpc.aio.EOF:
                 self._heard_s = time.monotonic()
                 for answer in response.answers:
                     self._pending.on_answer(answer)
-            self._trouble = "the server closed the session"
+            self._last_error = "the server closed the session"
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # The call was cancelled by the watchdog or the writer, not this task.
-            raise Unavailable(self._trouble) from None
+            # The watchdog or the writer cancelled the call.
+            raise Unavailable(self._last_error) from None
         finally:
             writer.cancel()
-            watch.cancel()
+            watchdog.cancel()
             call.cancel()
 
     async def _write(self, call: Any) -> None:
         try:
             while True:
                 await self._has_unsent.wait()
-                # Commands of this turn of the event loop, or of the last write, travel together.
+                # Commands of this event loop iteration, or added during the last write, share messages.
                 requests, self._unsent = self._unsent, []
                 self._has_unsent.clear()
                 for request in requests:
                     await call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # The reader reports a broken stream.
+            # Reported by the reader.
             return
         except Exception as error:
             log.exception("sending to the %s server at %s failed", self.kind.name, self.address)
-            self._trouble = f"{type(error).__name__}: {error}"
+            self._last_error = f"{type(error).__name__}: {error}"
             call.cancel()
 
-    async def _watch(self, call: Any) -> None:
-        """Breaks the stream when the server is silent."""
+    async def _watchdog(self, call: Any) -> None:
+        """Cancels the call when the server is silent."""
         while True:
             await asyncio.sleep(STALL_S / 10)
             if time.monotonic() - self._heard_s > STALL_S:
-                self._trouble = f"nothing heard for {STALL_S:g} s"
+                self._last_error = f"no message for {STALL_S:g} s"
                 call.cancel()
 
     def _check_version(self, card: model_pb2.ModelCard) -> None:
@@ -351,11 +337,11 @@ class Link(Generic[Command, Answer]):
         self.channel = None
         self._unsent.clear()
         self._has_unsent.clear()
-        self._pending.fail(f"lost the {self.kind.name} server at {self.address}: {self._trouble}")
+        self._pending.fail(f"lost the {self.kind.name} server at {self.address}: {self._last_error}")
 
 
 def _decoded(message: Any) -> Any:
-    """Raises Unavailable for None, which grpc returns for bytes that it can't decode."""
+    """Raises Unavailable for None, grpc's result for malformed bytes."""
     if message is None:
         raise Unavailable("the server sent a message that is not valid protobuf of the expected type")
     return message

@@ -1,11 +1,10 @@
 """A generation's cache on one server, of which only the length is known.
 
     tokens[:length]   in the server's cache
-    tokens[length:]   the tail (uncached tokens), which the next command brings along
+    tokens[length:]   the tail (uncached tokens), sent with the next command
 
-So prompt prefill, lazy draft prefill, catching up after a full acceptance, resuming
-after a pause and rebuilding a restarted server are one operation with a longer or
-shorter tail. After any surprise the length is corrected, and the command sent again.
+Prefill, catching up and replay differ only in the tail's length. After a cache error the length is corrected and the
+command sent again.
 """
 
 import asyncio
@@ -16,18 +15,18 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from coordinator.context import Request
-from coordinator.remote.link import Answer, CacheError, Command, Link, TakePart, TargetLink
+from coordinator.remote.link import Answer, CacheError, Command, Link, OnPart, TargetLink
 from paceline.errors import PacelineError, ResourceExhausted, Unavailable
 from paceline.rpc.messages import open_to_message
 from paceline.sampling import SamplingParams
 from paceline.v1 import draft_pb2, target_pb2
 
-# Corrections of the length in a row before a command is given up.
+# Consecutive corrections of the length before a command fails.
 MAX_CORRECTIONS = 8
 FIRST_PAUSE_S = 0.02
 MAX_PAUSE_S = 1.0
-# A server that was away for long may be back: it gets one more attempt before a request fails.
-LAST_TRIAL_S = 1.0
+# Minimum wait: a server that was away for long may be back.
+LAST_ATTEMPT_S = 1.0
 
 
 T = TypeVar("T")
@@ -35,16 +34,11 @@ SomeCommand = TypeVar("SomeCommand", contravariant=True)
 
 
 class Fill(Protocol[SomeCommand]):
-    """Writes a Propose or Verify."""
-
     def __call__(self, command: SomeCommand, position: int, tail: list[int]) -> None: ...
 
 
 class RemoteSequence(Generic[Command, Answer]):
-    """Mirrors the sequence's length; everything else about it is the server's."""
-
     def __init__(self, link: Link[Command, Answer], request: Request, sampling: SamplingParams | None = None) -> None:
-        """`sampling`: defaults to the request's own."""
         self.link = link
         self._open = open_to_message(
             sampling or request.sampling, len(request.prompt), _ending_ids(request), request.cache_salt, request.request_id,
@@ -56,7 +50,7 @@ class RemoteSequence(Generic[Command, Answer]):
 
     @property
     def length(self) -> int:
-        """Returns the tokens in the server's cache, as far as is known; 0 after a reconnect."""
+        """Returns the cached tokens; 0 after a reconnect."""
         return self._length if self._is_open else 0
 
     async def feed(
@@ -64,28 +58,28 @@ class RemoteSequence(Generic[Command, Answer]):
         tokens: list[int],
         fill: Fill[Command],
         count_drafts: Callable[[Answer], int],
-        take_part: TakePart | None = None,
+        on_part: OnPart | None = None,
     ) -> Answer:
-        """Sends one Propose or Verify, which brings tokens[length:] along, and returns its answer.
+        """Sends one Propose or Verify with the tail and returns its answer.
 
-        `fill(command, position, tail)` writes the command; `count_drafts(answer)` says how many drafts
-        the server fed after the tail; `take_part` gets parts that precede the answer, all of them again after
-        each `fill`. Raises Unavailable if the link breaks, ResourceExhausted if the server has no
-        capacity, and other errors that the server reports.
+        count_drafts: returns how many drafts the server fed after the tail.
+        on_part: gets parts that precede the answer, all of them again after each `fill`.
+
+        Raises Unavailable if the link breaks, and the server's errors.
         """
         for _ in range(MAX_CORRECTIONS):
             self._ensure_open()
             position, tail = self.length, tokens[self.length :]
             try:
                 filled = partial(fill, position=position, tail=tail)
-                answer = await self.link.request(self._sequence_id, filled, take_part)
+                answer = await self.link.request(self._sequence_id, filled, on_part)
             except CacheError as error:
-                # Evicted, or an earlier command failed: adopt the server's length.
+                # Evicted, or an earlier command failed: use the server's length.
                 self._correct(min(error.cache_length, self.length))
                 last_error: PacelineError = error
                 continue
             except PacelineError:
-                # The sequence refuses everything until a Truncate; what it holds is unchanged.
+                # The server refuses commands until a Truncate; the cache is unchanged.
                 self._correct(self.length)
                 raise
             except asyncio.CancelledError:
@@ -93,19 +87,15 @@ class RemoteSequence(Generic[Command, Answer]):
                 raise
             self._length = position + len(tail) + count_drafts(answer)
             return answer
-        raise Unavailable(f"the {self.link.kind.name} server's cache can't be brought in line: {last_error}")
+        raise Unavailable(f"the {self.link.kind.name} server's cache stayed inconsistent: {last_error}")
 
     def truncate(self, length: int) -> None:
-        """Keeps at most `length` tokens. Does not wait for an answer: the stream is ordered."""
+        """Keeps at most `length` tokens. Does not wait: the stream is ordered."""
         if length < self._length:
             self._correct(length)
 
     def fork(self, length: int) -> "RemoteSequence[Command, Answer]":
-        """Returns a new sequence that shares the first `length` tokens of this one's cache, or is empty if this one is.
-
-        Does not wait for an answer: if the server can't fork, the new sequence's first command fails and is sent again
-        with a longer tail.
-        """
+        """Returns a sequence that shares the first `length` tokens. Does not wait: after a failure it sends a longer tail."""
         forked = copy.copy(self)
         forked._epoch, forked._length = 0, 0
         if min(length, self.length) > 0:
@@ -115,7 +105,7 @@ class RemoteSequence(Generic[Command, Answer]):
         return forked
 
     def release(self) -> None:
-        """Frees the server's blocks, and cancels what runs there."""
+        """Frees the server's blocks and cancels commands."""
         if self._is_open:
             self.link.send(self._sequence_id, lambda command: command.release.SetInParent())
         self._epoch, self._length = 0, 0
@@ -125,12 +115,11 @@ class RemoteSequence(Generic[Command, Answer]):
         return self._epoch != 0 and self._epoch == self.link.epoch and self.link.is_up
 
     def _ensure_open(self) -> None:
-        """Opens the sequence, again after a reconnect."""
         if self._is_open:
             return
         self._sequence_id = self.link.new_sequence_id()
         self._epoch, self._length = self.link.epoch, 0
-        # Not awaited: the next command travels with it, and fails if it does.
+        # Not awaited: if it fails, so does the next command.
         self.link.send(self._sequence_id, lambda command: command.open.CopyFrom(self._open))
 
     def _correct(self, length: int) -> None:
@@ -142,14 +131,13 @@ class RemoteSequence(Generic[Command, Answer]):
 async def retry_until(link: TargetLink, timeout_s: float, attempt: Callable[[], Awaitable[T]]) -> T:
     """Repeats `attempt` while the server is away or has no capacity, for up to `timeout_s`.
 
-    The context is kept here, so a server that died costs a replay and nothing else. The time counts from when the server
-    went away: otherwise queued requests would wait for a dead server one after the other. Later callers get one more
-    attempt.
+    The time counts from when the server went away, or queued requests would wait for it one after the other. Later callers
+    get one attempt.
     """
     deadline_s = time.monotonic() + timeout_s - link.away_s
     pause_s = FIRST_PAUSE_S
     while True:
-        await link.wait_up(max(LAST_TRIAL_S, deadline_s - time.monotonic()))
+        await link.wait_up(max(LAST_ATTEMPT_S, deadline_s - time.monotonic()))
         try:
             return await attempt()
         except (Unavailable, ResourceExhausted):

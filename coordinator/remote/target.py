@@ -1,5 +1,3 @@
-"""Verdicts from the target server, which are waited for: without the target there is no output."""
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,10 +31,10 @@ class RemoteTarget:
         self._timeout_s = timeout_s
 
     async def verify(self, context: Context, proposal: Proposal) -> Verdict:
-        """Returns the target's verdict on `proposal`. Raises Unavailable if the target is gone for longer than the timeout."""
+        """Raises Unavailable after the timeout."""
         rule = proposal.checked_by(self._rule)
         num_prompt_logprobs = self._sampling.prompt_logprobs if context.num_generated == 0 else None
-        # A long prompt's log-probabilities that precede the verdict.
+        # Log-probabilities of a long prompt that precede the verdict.
         parts: list[target_pb2.Logprobs] = []
 
         def fill(command: target_pb2.TargetCommand, position: int, tail: list[int]) -> None:
@@ -74,10 +72,7 @@ class RemoteTarget:
         return replace(verdict, logprobs=logprobs, report=replace(verdict.report, prompt_logprobs=of_prompt))
 
     async def _score(self, tokens: list[int], parts: list[target_pb2.Logprobs]) -> list[TokenLogprobs]:
-        """Unpacks the log-probabilities of `tokens` from messages with one part each.
-
-        Raises InvalidArgument if they do not fit. Other generations run between two parts.
-        """
+        """Unpacks log-probabilities from parts. Raises InvalidArgument if sizes do not match."""
         assert self._sampling.prompt_logprobs is not None
         scored: list[TokenLogprobs] = []
         for part in parts:
@@ -85,7 +80,7 @@ class RemoteTarget:
             positions = _unpack_logprobs(part, [[token] for token in of_part], self._sampling.prompt_logprobs)
             scored += [at.of(token) for at, token in zip(positions, of_part, strict=True)]
             await asyncio.sleep(0)
-        require(len(scored) == len(tokens), "prompt_logprobs", f"of {len(scored)} tokens", f"of {len(tokens)} tokens")
+        require(len(scored) == len(tokens), "prompt_logprobs", f"{len(scored)} tokens", f"{len(tokens)} tokens")
         return scored
 
     def truncate(self, length: int) -> None:
@@ -96,7 +91,7 @@ class RemoteTarget:
 
 
 def verdict_from_answer(answer: target_pb2.Verdict, proposal: Proposal, rule: Rule, lenience: float) -> Verdict:
-    """Unpacks a verdict. Raises InvalidArgument if the message's parts do not fit together."""
+    """Raises InvalidArgument if sizes do not match."""
     tokens, num_drafts = list(answer.tokens), len(proposal.tokens)
     report = VerifyReport(answer.cached_tokens, answer.computed_us, answer.queued_us)
     if rule is Rule.MATCH or num_drafts == 0:
@@ -125,7 +120,7 @@ def _require_count(name: str, values: Sequence[Any], count: int) -> None:
 
 
 def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[int]]:
-    """Returns, per position, the tokens whose log-probabilities the target sends (see Verdict.logprobs in target.proto)."""
+    """Returns the ids whose log-probabilities the target sends (Verdict.logprobs in target.proto)."""
     if rule is Rule.MATCH and verdict.lenient_accepts:
         judged = [list(pair) for pair in zip(verdict.tokens, proposal.tokens, strict=False)]
         return [*judged, verdict.tokens[-1:]]
@@ -136,7 +131,7 @@ def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[i
 
 
 def _unpack_logprobs(message: target_pb2.Logprobs, candidates: list[list[int]], num_top: int) -> list[PositionLogprobs]:
-    """`candidates`: per position, the ids in `message.chosen`. Raises InvalidArgument if they do not fit."""
+    """`candidates`: ids of `message.chosen` by position. Raises InvalidArgument if sizes do not match."""
     sizes = [len(ids) for ids in candidates]
     values = floats_from_bytes(message.chosen, "logprobs.chosen", sum(sizes))
     chosen = np.split(values, np.cumsum(sizes)[:-1]) if sizes else []
@@ -144,13 +139,13 @@ def _unpack_logprobs(message: target_pb2.Logprobs, candidates: list[list[int]], 
     ids = np.array(message.top_token_ids, dtype=np.int64).reshape(num_positions, num_top)
     top = floats_from_bytes(message.top, "logprobs.top", num_positions * num_top).reshape(num_positions, num_top)
     return [
-        # The first mention counts: an outside token that means nothing may repeat an id of the support.
+        # The first occurrence counts: an outside token of mass 0 may repeat an id of the support.
         PositionLogprobs(dict(zip(reversed(of), reversed(values.tolist()), strict=True)), ids[at].tolist(), top[at].tolist())
         for at, (of, values) in enumerate(zip(candidates, chosen, strict=True))
     ]  # fmt: skip
 
 
-# Fields of the model card that decide the bits of the output.
+# Fields of the model card that determine the output.
 IDENTITY = {
     "weights_fingerprint": "weights",
     "tokenizer_fingerprint": "tokenizer",
@@ -163,18 +158,14 @@ IDENTITY = {
 
 
 class SameModel:
-    """Checks that a target that comes back has the first one's model.
-
-    A generation would otherwise continue with another model's tokens, and the coordinator's tokenizer is the first one's.
-    Such a target is refused until the coordinator is restarted. A draft may change: it does not affect the output.
-    """
+    """Refuses a target that reconnects with another model: the tokenizer and running generations are the first model's."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._first: model_pb2.ModelCard | None = None
 
     def check(self, card: model_pb2.ModelCard) -> None:
-        """Raises ConfigError, naming what differs, for a card that is not the first one's."""
+        """Raises ConfigError naming the difference."""
         first = self._first = self._first or card
         for field, name in IDENTITY.items():
             before, now = getattr(first, field), getattr(card, field)

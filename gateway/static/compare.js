@@ -10,9 +10,9 @@ export function compare(plain, speculative, redraws) {
   const speeds = `${fixed(on / off, 2)} times as fast (${fixed(on, 1)} vs. ${fixed(off, 1)} tokens/s after the first token)`;
   if (index === -1) return `Identical: ${count(plain.tokens.length, "token")}, ${speeds}.`;
   for (const answer of [plain, speculative]) answer.tokens[index]?.node.classList.add("differs");
-  const where = `First difference at token ${index + 1}: ${quoted(plain.tokens[index])} without speculation, `;
+  const difference = `First difference at token ${index + 1}: ${quoted(plain.tokens[index])} without speculation, `;
   const why = redraws ? " The rejection rule preserves the distribution, not the tokens." : "";
-  return `${where}${quoted(speculative.tokens[index])} with it; ${speeds}.${why}`;
+  return `${difference}${quoted(speculative.tokens[index])} with it; ${speeds}.${why}`;
 }
 
 function firstDifference(ours, theirs) {

@@ -15,7 +15,7 @@ export class Controls {
 
   // Fills in the server's defaults.
   fill({ target, draft, defaults, drafters }) {
-    const { enabled, drafter, num_speculative_tokens, rule, coupled } = this.fields;
+    const { enabled, drafter, num_speculative_tokens, rule } = this.fields;
     drafter.replaceChildren(...Object.entries(drafters).map(([name, help]) => Object.assign(new Option(name, name), { title: help })));
     enabled.checked = defaults.enabled;
     drafter.value = defaults.drafter;
@@ -23,18 +23,15 @@ export class Controls {
     num_speculative_tokens.value = defaults.num_speculative_tokens;
     this.defaultLength = defaults;
     rule.value = defaults.rule ?? "";
-    coupled.checked = defaults.coupled;
     for (const name of ["model", "hierarchical"]) drafter.querySelector(`[value=${name}]`).disabled = draft === null;
     this.fields.max_tokens.max = target.max_model_len;
     this.refresh();
   }
 
   refresh() {
-    const { enabled, compare, drafter, num_speculative_tokens, rule, coupled } = this.fields;
+    const { enabled, compare, drafter, num_speculative_tokens, rule } = this.fields;
     const off = !enabled.checked && !compare.checked;
-    for (const field of [drafter, num_speculative_tokens, coupled]) field.disabled = off;
-    // Coupled drafts need the rule `match`.
-    rule.disabled = off || coupled.checked;
+    for (const field of [drafter, num_speculative_tokens, rule]) field.disabled = off;
   }
 
   get isChat() {
@@ -72,20 +69,18 @@ export class Controls {
 
   readSpeculation(enabled) {
     if (!enabled) return { enabled: false };
-    const { drafter, num_speculative_tokens, rule, coupled } = this.fields;
+    const { drafter, num_speculative_tokens, rule } = this.fields;
     const length = num_speculative_tokens.value;
     const isRule = Number.isNaN(Number(length));
     // The page has no fields for an adaptive length's bounds: the server's default keeps its own.
     const { draft_min, draft_max, entropy_beta } = this.defaultLength;
     const isServers = isRule && length === this.defaultLength.num_speculative_tokens;
-    const chosen = coupled.checked ? "match" : rule.value;
     return {
       enabled: true,
       drafter: drafter.value,
       num_speculative_tokens: isRule ? length : Number(length),
       ...(isServers && { draft_min, draft_max, entropy_beta }),
-      ...(chosen && { rule: chosen }),
-      coupled: coupled.checked,
+      ...(rule.value && { rule: rule.value }),
     };
   }
 }

@@ -94,14 +94,14 @@ SERVICE_TABLES = ("draft", "target", "coordinator", "gateway")
 
 
 def default_map(group: Any, tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Turns paceline.toml's tables into defaults of the commands' parameters. Raises ConfigError for unknown names."""
+    """Makes paceline.toml's tables the parameters' defaults. Raises ConfigError for unknown names."""
     defaults: dict[str, dict[str, Any]] = {}
     for table, values in tables.items():
         if table in SERVICE_TABLES:
             continue
         if table not in group.commands:
             known = ", ".join((*SERVICE_TABLES, *group.commands))
-            raise ConfigError(f"{TOML_FILE}: there is no table [{table}]; there are {known}")
+            raise ConfigError(f"{TOML_FILE}: unknown table [{table}]; known are {known}")
         names = {
             field_of(option): parameter.name
             for parameter in group.commands[table].params
@@ -116,7 +116,6 @@ def default_map(group: Any, tables: dict[str, dict[str, Any]]) -> dict[str, dict
 
 
 def name_variables(group: Any) -> None:
-    """Names environment variables after flags, if a parameter has another name than its flag."""
     for name, command in group.commands.items():
         for parameter in command.params:
             fields = [field_of(option) for option in parameter.opts if option.startswith("--")]
@@ -164,13 +163,11 @@ def main() -> None:
 
 
 def help_command(commands: Collection[str]) -> str:
-    """Returns the command whose help belongs to this process's command line."""
     words = ["paceline", *(word for word in sys.argv[1:2] if word in commands), "--help"]
     return " ".join(words)
 
 
 def _said(error: TyperException, group: Any) -> str:
-    """Says what is wrong with the usage, and what an unknown option may be instead."""
     said: str = error.format_message().rstrip(".")
     command = group.commands.get("".join(sys.argv[1:2]))
     if command is None or not hasattr(error, "option_name"):
@@ -186,10 +183,9 @@ def _said(error: TyperException, group: Any) -> str:
 
 
 def _open_closed_streams() -> list[str]:
-    """Opens standard streams that are closed: stdin and stdout fail when they are used, stderr takes everything.
+    """Opens standard streams that are closed; returns their names.
 
-    Otherwise a socket may get the number of a closed stream, and what is printed to a closed stderr goes to stdout.
-    Returns the names of those that were closed.
+    Otherwise a socket may get a closed stream's number. stdin and stdout then fail on use; stderr discards.
     """
     streams = (("stdin", "r", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
     closed = [each for each in streams if getattr(sys, each[0]) is None]
@@ -199,7 +195,6 @@ def _open_closed_streams() -> list[str]:
 
 
 def _drop_output() -> None:
-    """Discards what is still buffered for stdout."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,5 +1,3 @@
-"""`paceline bench`: the load test (docs/benchmarks.md)."""
-
 import contextlib
 import json
 import math
@@ -43,8 +41,6 @@ DEFAULT_MAX_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """The checked options of a load test."""
-
     addresses: list[str]
     loads: list[Load]
     # SpeculationParams fields by variant name.
@@ -76,7 +72,10 @@ def bench(
     warmup: Annotated[int, typer.Option(help="unmeasured requests before each load and variant")] = 2,
     prompts: Annotated[Path | None, typer.Option(help=f"a file of prompts: {options.PROMPT_FORMS}")] = None,
     synthetic: Annotated[
-        str | None, typer.Option(help=f"IN:OUT tokens, IN of them random; default without --prompts: {DEFAULT_LENGTHS}")
+        str | None,
+        typer.Option(
+            help=f"IN:OUT: random prompts of IN tokens, outputs of OUT tokens; default without --prompts: {DEFAULT_LENGTHS}"
+        ),
     ] = None,
     max_tokens: Annotated[
         int | None,
@@ -100,7 +99,7 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="write metrics and requests to this file")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="write an HTML page with plots to this file")] = None,
 ) -> None:
-    """Measures latency, throughput and acceptance under load, and where the time goes."""
+    """Measures latency, throughput, acceptance and the parts of a round's time under load."""
     options.require_file("--json", json_file)
     options.require_file("--html", html_file)
     require(0 < timeout < math.inf, "--timeout", timeout, "a finite number of seconds > 0")
@@ -129,7 +128,6 @@ def bench(
 
 
 def choose_loads(concurrency: int | None, rate: float | None, sweep: str | None) -> list[Load]:
-    """Raises InvalidArgument if several are given or one is out of range."""
     given = {"--concurrency": concurrency, "--rate": rate, "--sweep": sweep}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
@@ -140,7 +138,6 @@ def choose_loads(concurrency: int | None, rate: float | None, sweep: str | None)
 
 
 def check_extent(requests: int | None, duration: float | None, warmup: int) -> Extent:
-    """Raises InvalidArgument naming the flag and its range."""
     require(requests is None or 1 <= requests < UNLIMITED, "--requests", requests, f"in [1, {UNLIMITED})")
     require(duration is None or 0 < duration < math.inf, "--duration", duration, "a finite number of seconds > 0")
     require(0 <= warmup < UNLIMITED, "--warmup", warmup, f"in [0, {UNLIMITED})")
@@ -151,7 +148,6 @@ def check_extent(requests: int | None, duration: float | None, warmup: int) -> E
 def check_lengths(
     prompts: Path | None, synthetic: str | None, max_tokens: int | None, temperature: float, seed: int, ignore_eos: bool
 ) -> tuple[Lengths, SamplingParams]:
-    """Raises InvalidArgument if flags are out of range or contradict each other."""
     if synthetic is not None and prompts is not None:
         raise InvalidArgument("--prompts and --synthetic", "are given; give one of them")
     if synthetic is not None and max_tokens is not None:
@@ -190,7 +186,6 @@ async def measure(plan: BenchPlan, settings: dict[str, str], key: str | None = N
 
 
 def described(plan: BenchPlan, prompts: Path | None) -> dict[str, str]:
-    """Describes the load test for the report."""
     extent, sampling = plan.extent, plan.sampling
     counts = [f"{extent.requests} requests"] if extent.requests != UNLIMITED else []
     counts += [f"{extent.duration_s:g} s"] if extent.duration_s < math.inf else []
@@ -214,7 +209,7 @@ def _deployment(card: Deployment) -> dict[str, str]:
 
 
 def _prompts_of(plan: BenchPlan, cards: list[Deployment]) -> Callable[[int, str], Prompt]:
-    """Returns a function from request and variant to prompt. Raises InvalidArgument if lengths don't fit the model."""
+    """Raises InvalidArgument if lengths don't fit the model."""
     if plan.prompts is not None:
         listed = plan.prompts
         return lambda index, name: listed[index % len(listed)]

@@ -1,5 +1,3 @@
-"""`paceline chat`: a conversation in the terminal."""
-
 import contextlib
 import sys
 from typing import Annotated
@@ -69,7 +67,6 @@ def chat(
 
 
 def ask() -> str:
-    """Reads a line from the user; returns an empty one at the end."""
     try:
         return input("> ").strip()
     except UnicodeDecodeError:
@@ -80,8 +77,6 @@ def ask() -> str:
 
 
 class ChatSession:
-    """Keeps the messages so far, and shows answers."""
-
     def __init__(
         self, client: Client, system: str | None, sampling: SamplingParams, speculation: SpeculationParams | None
     ) -> None:
@@ -92,13 +87,12 @@ class ChatSession:
         self._console = Console(highlight=False, soft_wrap=True)
 
     def banner(self, model: str) -> None:
-        """Prints the model's name and how to leave."""
         self._console.print(f"{model}. {HOW_TO_LEAVE}", style="dim", markup=False)
         if self._console.is_terminal and not self._console.no_color:
             self._console.print(legend())
 
     def answer(self, question: str) -> None:
-        """Streams an answer until it ends or the user stops it. Forgets a question that is refused."""
+        """Streams an answer until it ends or the user stops it. Drops a question that is refused."""
         self._messages.append({"role": "user", "content": question})
         answer, mark = Completion(), ""
         try:
@@ -118,7 +112,6 @@ class ChatSession:
             self._messages.pop()
 
     def _mark(self, answer: Completion) -> str:
-        """Returns a note for an answer that was cut off; empty otherwise."""
         assert answer.finish is not None
         if answer.finish.reason != "length":
             return ""

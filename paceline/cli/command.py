@@ -1,4 +1,4 @@
-"""A command of `paceline`: its help, and its settings without a flag."""
+"""Commands of `paceline`: their help, and settings without a flag."""
 
 from typing import Any
 
@@ -11,10 +11,7 @@ ADVANCED = "Advanced options"
 
 
 class Command(typer.core.TyperCommand):
-    """Lists what a user needs first, then the advanced options; hidden options have no flag.
-
-    The environment and paceline.toml set those.
-    """
+    """A command whose --help lists advanced options last. Hidden options have no flag, but a setting."""
 
     def __init__(self, name: str | None, **options: Any) -> None:
         super().__init__(name, **options)
@@ -49,5 +46,4 @@ class Command(typer.core.TyperCommand):
 
 
 def field_of(flag: str) -> str:
-    """Returns `--max-tokens` as paceline.toml writes it: `max_tokens`."""
     return flag.lstrip("-").replace("-", "_")

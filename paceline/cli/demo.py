@@ -1,5 +1,3 @@
-"""`paceline demo`: starts everything, answers a prompt and compares speeds. `make demo` runs it."""
-
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +21,7 @@ DRAFTERS = ", ".join(each.value for each in Drafter if each is not Drafter.CUSTO
 
 
 def demo(
-    prompt: Annotated[str, typer.Argument(help="prompt")] = PROMPT,
+    prompt: Annotated[str, typer.Argument(help="prompt to answer")] = PROMPT,
     max_tokens: options.MaxTokens = 96,
     num_speculative_tokens: Annotated[
         str, typer.Option(help="draft tokens per round: 1 to 16, adaptive or entropy")
@@ -64,7 +62,6 @@ async def _run(prompt: str, sampling: SamplingParams, speculative: SpeculationPa
 async def compare(
     console: Console, client: AsyncClient, prompt: str, sampling: SamplingParams, speculative: SpeculationParams
 ) -> None:
-    """Streams one answer, then times several runs with and without speculation."""
     plain = SpeculationParams(enabled=False)
     console.print(f"\n> {prompt}\n", style="bold", markup=False)
     answer = Completion()
@@ -88,6 +85,5 @@ async def compare(
 
 
 def _log_trouble(service: str, line: str) -> None:
-    """Prints log lines about slow steps and errors."""
     if " INFO " not in line or "converting" in line:
         print(f"{service}: {line}", file=sys.stderr)

@@ -1,5 +1,3 @@
-"""`paceline distill`: trains a small draft model for a target on text that the target writes."""
-
 import math
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +24,7 @@ def distill(
     target: Annotated[
         str, typer.Option(help="target model to train a draft model for, as for a server's --model")
     ] = "smollm2-135m",
-    layers: Annotated[int, typer.Option(help="number of layers")] = 4,
+    layers: Annotated[int, typer.Option(help="number of layers of the draft model")] = 4,
     begin_with: Annotated[
         str | None,
         typer.Option(help="model whose first and last layers to start from, such as a draft model; default: TARGET"),
@@ -70,7 +68,7 @@ def distill(
     at_once: Annotated[int, typer.Option(min=1, help="conversations that the target writes at once")] = 128,
     held_out: Annotated[
         Path | None,
-        typer.Option(help="a file of prompts to evaluate on, in the same forms; reported by `category`"),
+        typer.Option(help="a file of prompts to evaluate on, formatted as --prompts; reported by `category`"),
     ] = None,
     device: Annotated[
         str, typer.Option(help="training device: cpu or cuda; the target always writes on the CPU")

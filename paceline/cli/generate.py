@@ -1,5 +1,3 @@
-"""`paceline generate`: text from a coordinator."""
-
 import asyncio
 import contextlib
 import sys
@@ -22,8 +20,6 @@ from paceline.speculation import SpeculationParams
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What one run of the command requests."""
-
     connect: Callable[[], AsyncClient]
     records: list[PromptRecord]
     sampling: SamplingParams
@@ -126,7 +122,6 @@ def generate(
 
 
 def one_prompt(argument: str | None) -> str:
-    """Returns the prompt on the command line or on stdin. Raises InvalidArgument if there is none."""
     if argument is not None and argument != "-":
         name, text = "PROMPT", argument
     else:
@@ -144,7 +139,6 @@ def one_prompt(argument: str | None) -> str:
 
 
 def read_text(name: str, path: Path) -> str:
-    """Reads a text file. Raises InvalidArgument naming the option and the file."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -154,7 +148,6 @@ def read_text(name: str, path: Path) -> str:
 
 
 def open_to_write(name: str, path: Path) -> TextIO:
-    """Raises ConfigError naming the option and the file."""
     try:
         return path.open("w", encoding="utf-8")
     except OSError as error:

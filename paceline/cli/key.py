@@ -1,5 +1,3 @@
-"""`paceline key`: creates API keys."""
-
 import sys
 from pathlib import Path
 from typing import Annotated

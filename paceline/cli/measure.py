@@ -1,5 +1,3 @@
-"""Measures alpha and the costs of speculation on running services, for `paceline plan --measure`."""
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +29,7 @@ BUILT_IN_PROMPTS: list[Prompt] = [
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measurements at `k` draft tokens per round, one generation at a time. Costs in plain target forwards."""
+    """Results at `k` drafts per round, one generation at a time. Costs in plain target forwards."""
 
     k: int
     # Accepted / (accepted + rejected); drafts after a rejection or the end of the text count as neither.
@@ -51,14 +49,11 @@ class Measured:
 
     @property
     def row_cost(self) -> float:
-        """What each draft token adds to a target forward."""
         return max(0.0, (self.verify_cost - 1) / self.k)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over generations. Times in milliseconds."""
-
     rounds: int = 0
     tokens: int = 0
     proposed: int = 0
@@ -73,7 +68,6 @@ class Tally:
         return self.draft_ms + self.target_ms + self.between_ms
 
     def add(self, completion: Completion, sign: int = 1) -> None:
-        """Adds a generation, or subtracts it with sign -1."""
         finish = completion.finish
         assert finish is not None
         self.rounds += sign * finish.speculation.rounds
@@ -84,7 +78,6 @@ class Tally:
         self.between_ms += sign * (finish.timing.queued_ms + finish.timing.wire_ms)
 
     def add_decisions(self, completion: Completion) -> None:
-        """Counts accepted drafts, and rejections by their recovered tokens."""
         self.accepted += completion.origins.count("A")
         self.rejected += completion.origins.count("R")
 
@@ -121,7 +114,7 @@ async def measure(
 
 
 def conclude(ahead: Tally, plain: Tally) -> Measured:
-    """Compares rounds with drafts to rounds without. Raises ConfigError if there were too few."""
+    """Raises ConfigError if there were too few rounds with or without drafts."""
     decided = ahead.accepted + ahead.rejected
     if decided == 0:
         raise ConfigError(

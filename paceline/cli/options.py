@@ -1,7 +1,6 @@
-"""Options that several commands share, and what they become.
+"""Options that several commands share.
 
-An option with the panel ADVANCED is listed at the end of `--help`. A hidden option has no flag: the environment and
-paceline.toml set it (see `paceline.cli.command`).
+An option with the panel ADVANCED is listed last in `--help`. A hidden option has no flag (see `paceline.cli.command`).
 """
 
 import asyncio
@@ -42,7 +41,6 @@ def _checked_address(given: str | list[str] | None) -> str | list[str] | None:
 
 
 def at_least_one_token(given: int | None) -> int | None:
-    """Raises InvalidArgument: a command has output to show, so it asks for some."""
     require(given is None or given >= 1, "max_tokens", given, "in [1, 2147483647]")
     return given
 
@@ -114,7 +112,6 @@ DraftTemperature = Annotated[float | None, typer.Option(hidden=True)]
 def given_length(
     num_speculative_tokens: str | None, draft_min: int | None, draft_max: int | None, entropy_beta: float | None
 ) -> DraftLength | None:
-    """Returns the draft length that the options ask for; None if none was given. Raises InvalidArgument."""
     if all(each is None for each in (num_speculative_tokens, draft_min, draft_max, entropy_beta)):
         return None
     return parse_draft_length(
@@ -130,7 +127,6 @@ def given_speculation(
     lenience: float | None = None,
     draft_temperature: float | None = None,
 ) -> dict[str, Any]:
-    """Returns the fields of SpeculationParams that were given. Raises InvalidArgument."""
     given: dict[str, Any] = {}
     if speculation is not None:
         given["enabled"] = _choice("speculation", speculation, {"on": True, "off": False})
@@ -150,19 +146,18 @@ def given_speculation(
 async def resolve_speculation(
     client: AsyncClient, given: dict[str, Any], sampling: SamplingParams
 ) -> SpeculationParams | None:
-    """Merges the given fields into the coordinator's defaults; None if none was given. Raises InvalidArgument."""
+    """Merges the given fields into the coordinator's defaults. Raises InvalidArgument."""
     return (await client.describe()).defaults.overruled_by(given, sampling) if given else None
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a subcommand's coroutine."""
     with naming_the_flag():
         return asyncio.run(main)
 
 
 @contextlib.contextmanager
 def naming_the_flag() -> Iterator[None]:
-    """Names the flag that may help, if no coordinator answers or it refuses the key."""
+    """Names the flag that may help if no coordinator answers or it refuses the key."""
     try:
         yield
     except Unauthenticated as error:
@@ -175,10 +170,7 @@ def naming_the_flag() -> Iterator[None]:
 
 
 def read_key(path: Path | None) -> str | None:
-    """Reads the API key from a file; None, which leaves it to the environment, without a file.
-
-    Raises InvalidArgument, which does not name the file: somebody may have given the key itself.
-    """
+    """Raises InvalidArgument without naming the file: somebody may have passed the key itself."""
     if path is None:
         return None
     try:
@@ -190,7 +182,7 @@ def read_key(path: Path | None) -> str | None:
 
 
 def read_tls(ca: Path | None, cert: Path | None, key: Path | None) -> Tls:
-    """Takes each file from the options, or else from the environment. Raises ConfigError for missing or bad files."""
+    """Takes each file from the options, else the environment. Raises ConfigError."""
     default = find_tls(None)
     tls = Tls(
         cert or default.cert, key or default.key, ca or default.ca,
@@ -206,13 +198,13 @@ def read_tls(ca: Path | None, cert: Path | None, key: Path | None) -> Tls:
 
 
 def connector(address: str, api_key_file: Path | None, tls: Tls) -> Callable[[], AsyncClient]:
-    """Returns a function that makes a client, inside an event loop. Raises InvalidArgument at once for a bad key."""
+    """Returns a function that makes a client. Raises InvalidArgument at once for a bad key."""
     key = read_key(api_key_file)
     return lambda: AsyncClient(address, key, tls)
 
 
 def require_file(name: str, path: Path | None, suffix: str = "") -> None:
-    """Raises InvalidArgument unless `path` can be written: better before any work than after it."""
+    """Raises InvalidArgument, before any work, unless `path` can be written."""
     if path is None:
         return
     require(path.parent.is_dir() and not path.is_dir(), name, str(path), "a file in a folder that exists")

@@ -1,5 +1,3 @@
-"""`paceline plan`: whether to speculate, how far, and what to expect."""
-
 import json
 import math
 from collections.abc import Callable
@@ -35,7 +33,7 @@ def plan(
     alpha: Annotated[float | None, typer.Option(help="chance that a draft token is accepted, in [0, 1]")] = None,
     draft_cost: Annotated[float | None, typer.Option(help="time of a draft step, in target forwards")] = None,
     wire: Annotated[
-        float | None, typer.Option(help="time for a round's messages, in target forwards; default: 0, or as measured")
+        float | None, typer.Option(help="time of a round's messages, in target forwards; default: 0, or as measured")
     ] = None,
     verify_cost: Annotated[
         float | None,
@@ -44,7 +42,8 @@ def plan(
         ),
     ] = None,
     operations_cost: Annotated[
-        float | None, typer.Option(help="arithmetic of a draft step, in target tokens; default: --draft-cost")
+        float | None,
+        typer.Option(help="arithmetic of a draft step, relative to the target's for one token; default: --draft-cost"),
     ] = None,
     max_draft_tokens: Annotated[int, typer.Option(help=f"largest k, in [1, {MAX_DRAFT_TOKENS}]")] = MAX_DRAFT_TOKENS,
     png: Annotated[Path | None, typer.Option(help="write the plot to this .png file")] = None,
@@ -56,7 +55,7 @@ def plan(
         ),
     ] = None,
     measured: Annotated[
-        bool, typer.Option("--measure", help="measure alpha and costs that are not given on running services")
+        bool, typer.Option("--measure", help="measure alpha and the costs that are not given, on running services")
     ] = False,
     address: options.Address = options.DEFAULT_ADDRESS,
     api_key_file: options.ApiKeyFile = None,
@@ -67,8 +66,8 @@ def plan(
         Path | None, typer.Option(help=f"with --measure, a file of prompts: {options.PROMPT_FORMS}")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help=f"with --measure: tokens per prompt, at least {MIN_TOKENS}")] = 64,
-    temperature: Annotated[float, typer.Option(help="with --measure: 0 is greedy")] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    temperature: Annotated[float, typer.Option(help="with --measure: sampling temperature; 0 is greedy")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Says whether to speculate, how many tokens to draft, and what speed to expect."""
     check_costs(alpha, draft_cost, wire, verify_cost, operations_cost)
@@ -107,7 +106,6 @@ def check_costs(
     verify_cost: float | None,
     operations_cost: float | None,
 ) -> None:
-    """Raises InvalidArgument naming the flag and its range."""
     require(alpha is None or 0 <= alpha <= 1, "--alpha", alpha, "in [0, 1]")
     costs = {
         "--draft-cost": draft_cost,
@@ -120,7 +118,6 @@ def check_costs(
 
 
 def as_record(made: Forecast, found: Measured | None) -> dict[str, Any]:
-    """Returns the object of `--json`."""
     best, rows = made.best, made.rows()
     return {
         "alpha": made.alpha,
@@ -143,7 +140,6 @@ def as_record(made: Forecast, found: Measured | None) -> dict[str, Any]:
 
 
 def show(console: Console, made: Forecast, found: Measured | None) -> None:
-    """Prints table, plot and advice."""
     if found is not None:
         console.print(measured_text(found, made.verify_cost), end="\n\n", markup=False)
     best, rows, has_wire = made.best, made.rows(), made.wire > 0
@@ -167,7 +163,6 @@ def show(console: Console, made: Forecast, found: Measured | None) -> None:
 
 
 def measured_text(found: Measured, verify_cost: float) -> str:
-    """Describes what was measured. `verify_cost`: the forecast's."""
     text = (
         f"Measured with k = {found.k}: {found.accepted} of {found.decided} decided drafts accepted; a target forward "
         f"takes {found.target_ms:.3g} ms, a draft step {found.draft_cost:.3g} and a round's wire {found.wire:.3g} of it; "
@@ -180,7 +175,6 @@ def measured_text(found: Measured, verify_cost: float) -> str:
 
 
 def advice(made: Forecast) -> str:
-    """Says what to do in one sentence."""
     best = made.best
     if best == 0:
         return f"Do not speculate: with {made.alpha:.0%} of the drafts accepted, {_why_not(made)}"
@@ -193,7 +187,6 @@ def advice(made: Forecast) -> str:
 
 
 def about_the_draft(made: Forecast) -> str | None:
-    """Says if the draft model is too large or too weak for its target."""
     if made.alpha > MUCH_ACCEPTED:
         advised = "Try" if made.best == 0 else "Draft many tokens, and try"
         return (
@@ -209,7 +202,6 @@ def about_the_draft(made: Forecast) -> str | None:
 
 
 def about_the_oracle(made: Forecast) -> str:
-    """Says how much the best choice of k in each round would gain."""
     if math.isinf(made.oracle_speed):
         return "Drafts are always accepted and cost nothing: more of them are always faster."
     share = made.oracle_speed / made.speed(made.best) - 1
@@ -221,7 +213,7 @@ def about_the_oracle(made: Forecast) -> str:
 
 
 def _why_not(made: Forecast) -> str:
-    """Applies corollary 3.9 with wire and verification: if any number of draft tokens pays, one does."""
+    """Applies corollary 3.9 with wire and verification: if any number of drafts pays, one does."""
     limit = made.alpha * (1 + made.wire) - made.verify_cost
     if limit <= 0:
         return "it never pays, however fast the draft model is."
@@ -238,7 +230,6 @@ def _measure(connect: Callable[[], AsyncClient], path: Path | None, max_tokens: 
 
 
 def _write_pictures(made: Forecast, png: Path | None, folder: Path | None) -> None:
-    """Raises ConfigError naming the flag if a file can't be written."""
     wanted = (("--png", png, plots.write_png), ("--figures", folder, plots.write_figures))
     for name, path, write in wanted:
         if path is None:

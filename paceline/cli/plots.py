@@ -1,7 +1,6 @@
 """Plots of `paceline plan`.
 
-`write_figures` draws figures 2, 3 and 4 of Leviathan, Kalman, Matias (2211.17192) at a forecast's costs. With costs of
-0, figures 2 and 4 are the paper's.
+`write_figures` draws figures 2, 3 and 4 of 2211.17192 at a forecast's costs; at costs of 0, 2 and 4 are the paper's.
 """
 
 import csv
@@ -21,7 +20,7 @@ ALPHA_STEP = 0.1
 
 
 def terminal_plot(values: list[float], best: int) -> Text:
-    """Draws a column for each k from 0, with `best` in colour and a dotted line at 1."""
+    """Draws a column for each k from 0, `best` in color, and a dotted line at 1."""
     top = max(1.0, *values)
     one_row = int(min(1.0 / top * HEIGHT, HEIGHT - 1))
     plot = Text()
@@ -41,12 +40,10 @@ def terminal_plot(values: list[float], best: int) -> Text:
 
 
 def eighths(height: float) -> int:
-    """Returns how many eighths of a cell a column fills that rises `height` cells above the cell's foot."""
     return round(8 * min(1.0, max(0.0, height)))
 
 
 def write_png(path: Path, made: Forecast) -> None:
-    """Plots speed-up against k, for nearby alphas too, and the best k against alpha. Raises OSError."""
     # Takes a second to import.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -92,8 +89,6 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves over ALPHAS by name."""
-
     title: str
     unit: str
     curves: dict[str, list[float]]
@@ -101,7 +96,6 @@ class Panel:
 
 
 def panels(made: Forecast) -> dict[str, list[Panel]]:
-    """Returns each figure's panels by file name."""
     costs, verify = (made.draft_cost, made.wire, made.verify_cost), made.verify_cost
     best = {
         f"c = {c:g}": [float(theory.best_k(alpha, c, made.wire, FIGURE_3_LONGEST, verify)) for alpha in ALPHAS]
@@ -128,7 +122,6 @@ def panels(made: Forecast) -> dict[str, list[Panel]]:
 
 
 def write_figures(folder: Path, made: Forecast) -> None:
-    """Writes each figure as .png and .svg, and its numbers as .csv. Raises OSError."""
     folder.mkdir(exist_ok=True)
     for name, shown in panels(made).items():
         _write_table(folder / f"{name}.csv", shown)
@@ -140,12 +133,10 @@ def write_figures(folder: Path, made: Forecast) -> None:
 
 
 def _by_gamma(value: Any) -> dict[str, list[float]]:
-    """Returns a curve for each gamma. `value` is called with alpha and gamma."""
     return {f"gamma = {gamma}": [value(alpha, gamma) for alpha in ALPHAS] for gamma in GAMMAS}
 
 
 def _write_table(path: Path, shown: list[Panel]) -> None:
-    """Writes a row for each alpha and curve, with a column for each panel."""
     names = [panel.title.split(":")[0].lower() for panel in shown]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -156,7 +147,6 @@ def _write_table(path: Path, shown: list[Panel]) -> None:
 
 
 def _draw(shown: list[Panel], own_alpha: float) -> Any:
-    """Draws the panels side by side, with a line at `own_alpha`."""
     # Takes a second to import.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Prints completions as text or JSON lines, their rounds, and statistics."""
+"""Prints completions as text, JSON lines or traces, and statistics."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,6 @@ from paceline.prompts import PromptRecord
 
 
 def tokens_per_second(completions: list[Completion]) -> float:
-    """Returns generated tokens over the sum of generation times, prefill included."""
     finishes = _finishes(completions)
     total_ms = sum(finish.timing.total_ms for finish in finishes)
     return 1e3 * sum(finish.completion_tokens for finish in finishes) / total_ms if total_ms else 0.0
@@ -60,7 +59,6 @@ def _finishes(completions: list[Completion]) -> list[Finish]:
 
 
 def _per_position(finishes: list[Finish]) -> list[float]:
-    """Returns accepted / proposed at each draft position."""
     longest = max(len(finish.speculation.proposed_per_position) for finish in finishes)
     rates = []
     for index in range(longest):
@@ -76,21 +74,18 @@ HEADER_CHARACTERS = 60
 
 
 def coloured(piece: Piece) -> Segments:
-    """Colours a round's tokens by origin. Returns Segments, since Text expands tabs."""
+    """Colors tokens by origin. Returns Segments, since Text expands tabs."""
     parts = ((strip_control_codes(text), ORIGINS[origin][1]) for text, origin in piece.parts)
     return Segments(Segment(text, Style.parse(style)) for text, style in parts)
 
 
 def legend() -> Text:
-    """Returns the names of origins in their colours."""
     names = (Text(f"{name} ({style or 'plain'})", style) for name, style in ORIGINS.values())
     return Text(", ").join(names)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One sample of one prompt."""
-
     # Index of the prompt.
     index: int
     # Index of the sample.
@@ -103,7 +98,7 @@ class Printer:
     """Prints completions in the order of prompts and samples, streaming the first unfinished one."""
 
     def __init__(self, as_json: bool, color: bool, stats: bool, with_headers: bool) -> None:
-        """`color` has an effect on a terminal or with FORCE_COLOR. `with_headers`: print a line before each completion."""
+        """`color` needs a terminal or FORCE_COLOR. `with_headers`: print a line before each completion."""
         self._as_json = as_json
         self._stats = stats
         self._with_headers = with_headers and not as_json
@@ -114,7 +109,6 @@ class Printer:
             Console(stderr=True, highlight=False, soft_wrap=True).print(legend())
 
     def begin(self, answer: Answer) -> None:
-        """Starts the next completion."""
         if not self._with_headers:
             return
         words = " ".join(answer.record.text.split())
@@ -128,7 +122,6 @@ class Printer:
         self._is_first = False
 
     def piece(self, piece: Piece) -> None:
-        """Prints a piece of the current completion."""
         if self._as_json or not piece.text:
             return
         if self._color:
@@ -137,7 +130,6 @@ class Printer:
             print(piece.text, end="", flush=True)
 
     def end(self, answer: Answer) -> None:
-        """Ends the current completion."""
         if self._as_json:
             print(json.dumps(as_record(answer)), flush=True)
         else:
@@ -147,7 +139,6 @@ class Printer:
 
 
 def as_record(answer: Answer) -> dict[str, Any]:
-    """Returns the object of a `--json` line."""
     completion, finish = answer.completion, answer.completion.finish
     assert finish is not None
     return {
@@ -182,7 +173,7 @@ LEGEND = {
 
 
 class TracePrinter(Printer):
-    """Prints a line for each round instead of the text (2211.17192, figure 1)."""
+    """Prints a line per round instead of the text (2211.17192, figure 1)."""
 
     def __init__(self, stats: bool, with_headers: bool) -> None:
         super().__init__(as_json=False, color=False, stats=stats, with_headers=with_headers)
@@ -195,7 +186,6 @@ class TracePrinter(Printer):
 
 
 def line(piece: Piece) -> Text:
-    """Formats one round."""
     trace = _trace_of(piece)
     done = [draft for draft in trace.proposed if draft.p is not None]
     figures = [f"{name} {_row([getattr(draft, name) for draft in done])}" for name in ("q", "p", "r") if done]
@@ -210,7 +200,6 @@ def line(piece: Piece) -> Text:
 
 
 def write_record(file: TextIO, answer: Answer, piece: Piece) -> None:
-    """Writes a line of `--trace-json`."""
     record = {
         "index": answer.index,
         "choice": piece.index,
@@ -222,7 +211,6 @@ def write_record(file: TextIO, answer: Answer, piece: Piece) -> None:
 
 
 def _tokens(piece: Piece, trace: RoundTrace) -> list[Text]:
-    """Formats accepted drafts, the target's own token if the round has one, and the other drafts."""
     accepted, rest = trace.proposed[: trace.num_accepted], trace.proposed[trace.num_accepted :]
     found = [_token(ACCEPTED, draft.text) for draft in accepted]
     if len(piece.token_ids) == trace.num_accepted:
@@ -236,7 +224,6 @@ def _tokens(piece: Piece, trace: RoundTrace) -> list[Text]:
 
 
 def _own_text(piece: Piece, trace: RoundTrace) -> str:
-    """Returns the text of the target's own token, or its id if it has added no text yet."""
     rejected: TracedDraft | None = next(iter(trace.proposed[trace.num_accepted :]), None)
     if rejected is not None and rejected.target_text is not None:
         return rejected.target_text
@@ -244,7 +231,6 @@ def _own_text(piece: Piece, trace: RoundTrace) -> str:
 
 
 def _token(kind: tuple[str, str], text: str) -> Text:
-    """Formats a token on one line, with visible spaces and line ends."""
     shown = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
     return Text(kind[0] + shown.replace(" ", "·"), kind[1])
 

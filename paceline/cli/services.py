@@ -1,4 +1,4 @@
-"""Service processes on this machine: starts, watches, restarts and stops them."""
+"""Starts, watches, restarts and stops service processes on this machine."""
 
 import asyncio
 import contextlib
@@ -26,24 +26,19 @@ _REASON = re.compile(r"error: |paceline\.errors\.\w+: ")
 
 
 class LastWords:
-    """Finds in a process's output why it ended."""
-
     def __init__(self) -> None:
         self._line, self._reason = "", ""
 
     def hear(self, line: str) -> None:
-        """Takes a line of output. The reason may be followed by a library's traceback."""
         self._line = line or self._line
         if begin := _REASON.match(line):
             self._reason = line[begin.end() :]
 
     def of(self, status: int) -> str:
-        """Returns the reason, for a process that ended with this exit status."""
         return self._reason or f"it ended with status {status}; its last line: {self._line or 'none'}"
 
 
 async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Yields lines without their ends, until the stream ends."""
     begun = b""
     while chunk := await stream.read(READ_BYTES):
         *whole, begun = (begun + chunk).split(b"\n")
@@ -59,7 +54,6 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 def _parts(line: bytes) -> list[bytes]:
-    """Splits a line into parts of at most MAX_LINE_BYTES; an empty line has one part."""
     return [line[start : start + MAX_LINE_BYTES] for start in range(0, max(1, len(line)), MAX_LINE_BYTES)]
 
 
@@ -78,8 +72,6 @@ LogLine = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class Process:
-    """A service: its command line, and its process while it runs."""
-
     name: str
     arguments: list[str]
     # How to call it.
@@ -96,14 +88,12 @@ class Process:
 
 
 class HttpProcess(Process):
-    """A process with health checks over HTTP."""
-
     def is_serving(self) -> bool:
         return instance_at(self.address, 1.0, self.tls) == self.instance
 
 
 def make_socket_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    """Makes a folder for unix sockets: in TMPDIR, or in /tmp if gRPC can't call sockets there. Raises ConfigError."""
+    """Makes a folder in TMPDIR, or in /tmp if the path is too long for gRPC. Raises ConfigError."""
     try:
         folder = tempfile.TemporaryDirectory(prefix=prefix)
         try:
@@ -132,7 +122,6 @@ class Services:
         self.url = url_of(stack.http_listen, bool(stack.http_tls)) if stack.gateway is not None else None
 
     async def __aenter__(self) -> "Services":
-        """Starts all services. Raises ConfigError with the reason if one does not start."""
         try:
             models = [each for each in self._processes if each.name in ("target", "draft")]
             async with asyncio.TaskGroup() as starting:
@@ -149,21 +138,19 @@ class Services:
         await self.stop()
 
     async def watch(self) -> None:
-        """Restarts services that die, with exponential backoff, until cancelled."""
+        """Restarts services that die, with exponential backoff."""
         await asyncio.gather(*(self._keep_running(process) for process in self._processes))
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by service."""
         return {service.name: service.process.pid for service in self._processes if service.process is not None}
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each service listens."""
         return {service.name: service.address for service in self._processes}
 
     async def stop(self) -> None:
-        """Stops all services, clients before servers, so that generations end in order."""
+        """Stops clients before servers, so that generations end in order."""
         for process in reversed(self._processes):
             await _end(process)
         for task in self._tasks:
@@ -189,7 +176,6 @@ class Services:
             yield HttpProcess("gateway", ["gateway", *flags], called_at(stack.http_listen), stack.http_tls)
 
     async def _start(self, service: Process) -> None:
-        """Waits until the service answers health checks. Raises ConfigError if it exits or is not ready in time."""
         service.last_words = LastWords()
         service.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *service.arguments,
@@ -230,25 +216,22 @@ class Services:
 
 
 def url_of(listen: str, has_tls: bool) -> str:
-    """Returns http://HOST:PORT or https://HOST:PORT, or a unix socket's address unchanged."""
     return listen if listen.startswith("unix:") else f"http{'s' if has_tls else ''}://{listen}"
 
 
 def called_at(listen: str) -> str:
-    """Returns the address to call for a listen address: localhost for all interfaces, as certificates name it."""
+    """Returns localhost for all interfaces, as certificates name it."""
     host, colon, port = listen.rpartition(":")
     return f"localhost{colon}{port}" if host in ("0.0.0.0", "[::]") else listen
 
 
 def _first(error: BaseException) -> BaseException:
-    """Returns the first error of a group, or the error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 async def _end(service: Process) -> None:
-    """Sends SIGTERM, and SIGKILL after a timeout."""
     process = service.process
     if process is None or process.returncode is not None:
         return

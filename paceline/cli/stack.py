@@ -1,4 +1,4 @@
-"""The flags of each service that `paceline up` runs, checked before any of them starts."""
+"""Flags of the services that `paceline up` runs, checked before any starts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +25,6 @@ _GATEWAY_FLAGS = {"listen": "--http"}
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Flags of each service, except the addresses at which they call one another."""
-
     target: list[str]
     # None: no draft server.
     draft: list[str] | None
@@ -53,13 +51,13 @@ def make_stack(
     gateway: Mapping[str, Any] | None = None,
     client_tls: Tls = NO_TLS,
 ) -> Stack:
-    """Makes a stack from the given settings of each service; all others are the service's own.
+    """Makes a stack from the given settings of each service.
 
     `gateway`: None for no gateway. `client_tls`: files for calling coordinator and gateway if they serve over TLS;
-    defaults to the gateway's for the coordinator, or to the environment's. A draft model "none", or "none" as the
-    coordinator's draft, means no draft server.
+    defaults to the gateway's for the coordinator, or to the environment's. A draft model or coordinator's draft "none"
+    means no draft server.
 
-    Raises InvalidArgument naming the flag of `paceline up` and its range, ConfigError for a bad file of keys.
+    Raises InvalidArgument naming the flag of `paceline up`, ConfigError for a bad key file.
     """
     wants_target, wants_draft = dict(target or {}), dict(draft or {})
     front = make_settings(CoordinatorSettings, coordinator or {}, {})

@@ -1,5 +1,3 @@
-"""`paceline up`: the three services on this machine, and a gateway for HTTP."""
-
 import asyncio
 import sys
 from pathlib import Path
@@ -27,7 +25,6 @@ COLOURS = {"target": "cyan", "draft": "magenta", "coordinator": "green", "gatewa
 
 
 def _setting(settings: type[Settings], field: str, more: str = "", panel: str | None = None) -> Any:
-    """Declares an option with the help of a service's setting; left out, the service's own setting holds."""
     declared = settings.model_fields[field]
     default = declared.default
     shown = "" if default is None or "default:" in (declared.description or "") else f"; default: {default}"
@@ -69,7 +66,7 @@ def up(
     """Starts draft server, target server, coordinator and gateway; prints `ready ADDRESS URL` when all serve.
 
     Ctrl-C stops them. Other settings of the services are read from their tables in paceline.toml: target, draft,
-    coordinator and gateway. With --http none there is no gateway, and the line is `ready ADDRESS`.
+    coordinator and gateway. --http none leaves out the gateway and the URL.
     """
     shared: dict[str, Any] = {"api_keys": api_keys, "no_keys": no_keys or None}
     shared |= {"tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca, "traces": traces}
@@ -91,7 +88,6 @@ def up(
 
 
 def _calling(cert: Path | None, key: Path | None, ca: Path | None, client_ca: Path | None) -> Tls:
-    """Returns the files with which these services call one another. Raises InvalidArgument."""
     if ca is None:
         return NO_TLS
     if cert is None:
@@ -101,13 +97,12 @@ def _calling(cert: Path | None, key: Path | None, ca: Path | None, client_ca: Pa
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Returns the options that were given, paths as text."""
     given = {name: value for name, value in options.items() if value is not None}
     return given | {name: str(value) for name, value in given.items() if isinstance(value, Path)}
 
 
 async def _run(stack: Stack) -> None:
-    """Runs until SIGTERM or SIGINT, also while models are loading."""
+    """Runs until SIGTERM or SIGINT, which also interrupt loading."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def log_line(service: str, line: str) -> None:
@@ -135,14 +130,14 @@ async def _run(stack: Stack) -> None:
 async def _serve(stack: Stack, log_line: Any) -> None:
     async with Services(stack, log_line) as services:
         print(" ".join(filter(None, ("ready", services.address, services.url))), flush=True)
-        where = ""
+        flags = ""
         if called_at(services.address) != CoordinatorSettings.model_fields["listen"].default:
-            where += f" --address {called_at(services.address)}"
-        where += " --api-key-file FILE" if stack.has_keys else ""
-        where += f" --tls-ca {stack.tls.ca}" if stack.tls.ca else ""
+            flags += f" --address {called_at(services.address)}"
+        flags += " --api-key-file FILE" if stack.has_keys else ""
+        flags += f" --tls-ca {stack.tls.ca}" if stack.tls.ca else ""
         own = {"PACELINE_TLS_CERT": stack.tls.cert, "PACELINE_TLS_KEY": stack.tls.key}
         first = "".join(f"{name}={file} " for name, file in own.items() if file)
-        print(f'try in another terminal: {first}paceline generate "Why is the sky blue?"{where}', file=sys.stderr)
+        print(f'try in another terminal: {first}paceline generate "Why is the sky blue?"{flags}', file=sys.stderr)
         if services.url is not None:
             print(f"or in a browser: {services.url}", file=sys.stderr)
         await services.watch()

@@ -1,9 +1,9 @@
 """Training batches, and the objectives that learn from them.
 
-`NextToken` teaches a draft model to propose step by step. `MaskedTokens` teaches it to propose several tokens in one
-forward (PARD, 2504.18583, section 3): some tokens of the text are anchors, followed by mask tokens. Mask token j sees the
-text up to its anchor and the mask tokens before it, and learns the target's distribution j + 2 positions after the anchor.
-(The paper gives each token mask tokens and drops most of them.)
+`NextToken` teaches drafting step by step, `MaskedTokens` several tokens in one forward (PARD, 2504.18583, section 3):
+some tokens of the text are anchors, followed by mask tokens. Mask token j sees the text up to its anchor and the mask
+tokens before it, and learns the target's distribution j + 2 positions after the anchor. (The paper gives each token
+mask tokens and drops most of them.)
 
     text      a  b  c  d  e  f
     c, an anchor, learns d
@@ -29,7 +29,7 @@ WINDOW_BATCHES = 16
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Conversations, padded on the right, with the target's distributions at the tokens that it wrote."""
+    """Conversations, right-padded, with the target's distributions at the tokens that it wrote."""
 
     tokens: torch.Tensor  # [num_conversations, longest] int64
     # Indices into the flattened tokens, of the tokens before those that the target wrote.
@@ -55,7 +55,7 @@ def make_batch(records: Sequence[Record], index: HeadIndex) -> TrainingBatch:
 
 
 def shuffled(records: Sequence[Record], batch_tokens: int, seed: int) -> Iterator[list[Record]]:
-    """Yields one pass over `records` in batches of similar length, up to `batch_tokens` tokens with padding."""
+    """Yields one pass in batches of similar length, up to `batch_tokens` tokens with padding."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(records))
     mean = max(1.0, float(np.mean([len(record.tokens) for record in records])))
@@ -73,16 +73,12 @@ def shuffled(records: Sequence[Record], batch_tokens: int, seed: int) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Mask tokens per anchor, and the share of the target's tokens that are anchors."""
-
     per_anchor: int
     anchor_share: float
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedBatch:
-    """Conversations followed by their mask tokens, padded on the right."""
-
     # Mask token j has the id vocab_size + j.
     tokens: torch.Tensor  # [num_conversations, longest] int64
     positions: torch.Tensor  # [num_conversations, longest] int64
@@ -119,14 +115,13 @@ class _Laid:
 
 
 def anchors_of(record: Record, masks: Masks, random: np.random.Generator) -> NDArray[np.int64]:
-    """Returns random positions before tokens that the target wrote, sorted."""
     # An anchor needs a token for at least one mask token to learn.
     places = record.written[record.written < len(record.tokens) - 1].astype(np.int64) - 1
     return np.sort(random.choice(places, max(1, round(masks.anchor_share * len(places))), replace=False))
 
 
 def lay(record: Record, anchors: NDArray[np.int64], num_masks: int, vocab_size: int) -> _Laid:
-    """Lays out the text, but for its last token, and the mask tokens of each anchor."""
+    """Lays out the text without its last token, and each anchor's mask tokens."""
     num_text = len(record.tokens) - 1
     index = np.full(num_text + 1, -1)
     index[record.written] = np.arange(record.num_written)
@@ -186,8 +181,6 @@ def make_masked_batch(
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """What an objective learns from a batch."""
-
     hidden: torch.Tensor  # [num_rows, hidden_size]
     goal: Goal
     # How many unknown tokens lie between a row and its goal: 0 for the next token.
@@ -195,8 +188,6 @@ class Learning:
 
 
 class Objective(Protocol):
-    """A way to learn from conversations."""
-
     # Depths are below this.
     num_depths: int
 
@@ -204,8 +195,6 @@ class Objective(Protocol):
 
 
 class NextToken:
-    """Each token of the text learns the next one: the draft model proposes step by step."""
-
     num_depths = 1
 
     def __init__(self, index: HeadIndex, device: str = "cpu") -> None:
@@ -220,8 +209,6 @@ class NextToken:
 
 
 class MaskedTokens:
-    """Mask tokens learn later tokens: the draft model proposes several in one forward."""
-
     def __init__(self, index: HeadIndex, masks: Masks, device: str = "cpu") -> None:
         self.num_depths = masks.per_anchor + 1
         self._index = index

@@ -1,4 +1,4 @@
-"""Runs `paceline distill`: shows progress and results, and writes the model card."""
+"""Runs `paceline distill` and writes the model card."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,6 @@ def table(found: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
 
 
 def write_card(folder: Path, work: Distillation, trained: Trained, found: Mapping[str, Agreement]) -> None:
-    """Writes the model card, README.md. `found`: agreement with the target by kind of text."""
     config, plan = work.config, work.config.plan
     layers = ", ".join(map(str, chosen_layers(config.num_layers, work.beginning.config.num_layers)))
     command = (
@@ -68,7 +67,6 @@ def _markdown(rows: list[tuple[str, ...]]) -> list[str]:
 def run(
     folder: Path, config: DistillConfig, prompts: list[PromptRecord], held_out: list[PromptRecord], threads: int | None
 ) -> None:
-    """Distils and evaluates. Progress goes to stderr, results to stdout."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda'; torch finds no such device here")
     num_threads = threads or len(CORES)

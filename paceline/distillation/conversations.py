@@ -1,4 +1,4 @@
-"""Conversations that the target writes with itself: the chat frame, one in progress, its record, the corpus on disk."""
+"""Conversations that the target writes with itself, in progress and on disk."""
 
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +17,6 @@ _MARK = "\u2063paceline\u2063"
 
 
 def read_tokenizer(files: dict[str, bytes]) -> PreTrainedTokenizerFast:
-    """Creates a tokenizer from `LoadedModel.tokenizer_files`."""
     with tempfile.TemporaryDirectory() as folder:
         for name, data in files.items():
             (Path(folder) / name).write_bytes(data)
@@ -27,14 +26,14 @@ def read_tokenizer(files: dict[str, bytes]) -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """Tokens that the chat template puts before and after a user message. The answer and an EOS token follow."""
+    """Tokens of the chat template before and after a user message. The answer and an EOS token follow."""
 
     before: list[int]
     after: list[int]
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> "ChatFrame":
-        """Raises ConfigError if the model has no chat template or the template changes the user's message."""
+        """Raises ConfigError without a chat template, or if it changes the user's message."""
         if tokenizer.chat_template is None:
             raise ConfigError("the target has no chat template; distillation needs one to have it write conversations")
         message = [{"role": "user", "content": _MARK}]
@@ -47,7 +46,7 @@ class ChatFrame:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A finished conversation, with the likeliest tokens of the target's distribution at each token that it wrote."""
+    """A finished conversation, with the target's likeliest tokens at each token that it wrote."""
 
     tokens: NDArray[np.int32]  # [num_tokens]
     num_prompt_tokens: int
@@ -70,8 +69,6 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Sampling parameters of a user message or an answer."""
-
     # 0 is greedy.
     temperature: float
     top_p: float
@@ -80,19 +77,16 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A user message, or its beginning, which the target completes, if `is_whole` is False."""
-
     tokens: list[int]
     is_whole: bool
 
 
 class Conversation:
-    """A conversation in progress: the target writes the rest of the user message, then the answer."""
+    """A conversation in progress: the target completes the user message, then answers."""
 
     def __init__(
         self, number: int, frame: ChatFrame, num_cached: int, user: Style, answer: Style, question: Question
     ) -> None:
-        """`num_cached`: tokens of the frame that the cache holds."""
         self.number = number
         self._frame = frame
         self._answer = answer
@@ -115,7 +109,7 @@ class Conversation:
         self.pending = []
 
     def write(self, token: int, ends: bool, top_ids: NDArray[np.int32], top_logprobs: NDArray[np.float16]) -> None:
-        """Appends a sampled token and the likeliest tokens of its distribution: [top]. `ends`: it is an EOS token."""
+        """Appends a sampled token and its distribution's likeliest tokens: [top]. `ends`: it is an EOS token."""
         is_answer = self._num_prompt_tokens > 0
         self._num_written += 1
         is_full = self._num_written >= self.style.max_tokens
@@ -147,7 +141,7 @@ class Conversation:
 
 
 class Corpus:
-    """A folder of shards with many conversations each. A shard is written completely or not at all."""
+    """A folder of shards of conversations. A shard is written completely or not at all."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -166,7 +160,6 @@ class Corpus:
         return sum(float(_read_array(shard, "seconds")[0]) for shard in self.shards)
 
     def add(self, records: list[Record], seconds: float) -> None:
-        """Writes a shard of conversations that took `seconds`."""
         arrays = {
             "seconds": np.array([seconds]),
             "tokens": np.concatenate([record.tokens for record in records]),
@@ -185,7 +178,6 @@ class Corpus:
 
 
 def read_shard(path: Path) -> Iterator[Record]:
-    """Yields a shard's conversations. Raises ConfigError if it can't be read."""
     try:
         arrays = tensors_on_disk.load_file(path)
     except Exception as error:  # safetensors raises several types for files it can't read

@@ -16,10 +16,7 @@ from paceline.errors import ConfigError
 
 
 def chosen_layers(num_layers: int, num_model_layers: int) -> list[int]:
-    """Returns the layers that a draft model starts from, a model's first and last ones.
-
-    Raises ConfigError if the model does not have `num_layers` layers.
-    """
+    """Returns a model's first and last layers. Raises ConfigError if it has fewer than `num_layers`."""
     if not 1 <= num_layers <= num_model_layers:
         raise ConfigError(f"layers is {num_layers}; it must be in [1, {num_model_layers}], the layers of --begin-with")
     last = num_layers // 2
@@ -27,7 +24,7 @@ def chosen_layers(num_layers: int, num_model_layers: int) -> list[int]:
 
 
 def lender_of(target: LoadedModel, beginning: LoadedModel) -> LoadedModel:
-    """Returns the model whose embedding and head the draft model uses: the target, or `beginning` if its width differs.
+    """Returns the model that lends embedding and head: the target, or `beginning` if its width differs.
 
     Raises ConfigError if the vocabularies differ.
     """
@@ -40,10 +37,9 @@ def lender_of(target: LoadedModel, beginning: LoadedModel) -> LoadedModel:
 def make_backbone(
     source: Any, tensors: dict[str, torch.Tensor], num_layers: int, num_masks: int = 0
 ) -> PreTrainedModel:
-    """Creates the draft model without its head, in float32: copied layers and norm, and a frozen embedding.
+    """Creates the draft without its head, in float32: copied layers and norm, a frozen embedding.
 
-    `source`: the model's Hugging Face config; `tensors`: its tensors under Hugging Face names; `num_masks`: mask tokens to
-    learn (see `batches`).
+    `source`: a Hugging Face config; `tensors`: by Hugging Face names; `num_masks`: to learn (see `batches`).
     """
     layers = chosen_layers(num_layers, source.num_hidden_layers)
     config = AutoConfig.for_model(**{**source.to_dict(), "num_hidden_layers": num_layers})
@@ -62,19 +58,16 @@ def make_backbone(
 
 
 def _first_mask_vectors(tensors: dict[str, torch.Tensor], embedding: torch.Tensor, num_masks: int) -> torch.Tensor:
-    """Returns initial embeddings of mask tokens: [num_masks, hidden_size].
-
-    They are the model's own, the last one repeated if it has too few, or else the mean of the embedding.
-    """
+    """Returns [num_masks, hidden_size]: the model's own, the last one repeated, or the embedding's mean."""
     known = tensors.get(MASK_VECTORS)
     vectors = embedding.detach().mean(dim=0, keepdim=True) if known is None else known.float()
     return vectors[torch.arange(num_masks).clamp(max=len(vectors) - 1)].clone()
 
 
 def save_draft(folder: Path, backbone: PreTrainedModel, lender: str, head_ids: torch.Tensor) -> None:
-    """Writes a folder for `--model`: int8 layers and the name of the lender of embedding, head and tokenizer.
+    """Writes a folder for `--model`: int8 layers, and the name of the lender of embedding, head and tokenizer.
 
-    head_ids: [head_size], the tokens of the head.
+    head_ids: [head_size].
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = {HEAD_IDS: head_ids.to(torch.int32)}

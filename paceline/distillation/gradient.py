@@ -1,4 +1,4 @@
-"""The gradient of both losses in the logits: a CPU kernel of two passes over each row, and the same in torch."""
+"""The gradient of both losses in the logits, as a CPU kernel of two passes over each row and in torch."""
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ def _sum_exponentials(logits: Array, highest: np.float32) -> np.float32:
 def _kl(p: Array, q: Array, by_logit: Array) -> tuple[np.float32, np.float32]:
     """Returns KL(p || q) of a row and 1 - p_rest / q_rest, by which q is multiplied outside the top.
 
-    p, q: [num_known], for tokens of the top that the head has. Writes the gradient at these, q - p, to `by_logit`.
+    p, q: [num_known], tokens of the top that the head has. Writes their gradient, q - p, to `by_logit`.
     """
     loss, p_rest, q_rest = np.float32(0), ONE, ONE
     for j in range(p.size):
@@ -46,7 +46,7 @@ def _kl(p: Array, q: Array, by_logit: Array) -> tuple[np.float32, np.float32]:
 
 @compiled()
 def _overlap(p: Array, q: Array, by_logit: Array) -> tuple[np.float32, np.float32]:
-    """Does the same for the loss 1 - sum min(p, q)."""
+    """Does the same for 1 - sum min(p, q)."""
     loss, below = ONE, np.float32(0)
     for j in range(p.size):
         loss -= min(p[j], q[j])
@@ -58,7 +58,7 @@ def _overlap(p: Array, q: Array, by_logit: Array) -> tuple[np.float32, np.float3
 
 @compiled()
 def _differentiate_row(logits: Array, indices: Array, probs: Array, by_overlap: bool) -> np.float32:
-    """Replaces a row of logits: [head_size] by the gradient. Returns the loss."""
+    """Replaces logits: [head_size] by the gradient. Returns the loss."""
     highest = _highest(logits)
     total = _sum_exponentials(logits, highest)
     known = 0
@@ -85,7 +85,7 @@ def _differentiate_row(logits: Array, indices: Array, probs: Array, by_overlap: 
 def differentiate(logits: Array, indices: Array, probs: Array, by_overlap: bool, losses: Array) -> None:
     """Replaces logits: [num_rows, head_size] by the gradient, and writes losses: [num_rows] float32.
 
-    logits: float32, or bfloat16 as uint16; indices: [num_rows, top], of which those >= head_size are not in the head;
+    logits: float32, or bfloat16 as uint16; indices: [num_rows, top], not in the head if >= head_size;
     probs: [num_rows, top] float32.
     """
     for row in prange(logits.shape[0]):
@@ -95,7 +95,7 @@ def differentiate(logits: Array, indices: Array, probs: Array, by_overlap: bool,
 def differentiate_in_torch(
     logits: torch.Tensor, indices: torch.Tensor, probs: torch.Tensor, by_overlap: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns losses: [num_rows] and gradient: [num_rows, head_size], on any device. Arguments as of `differentiate`."""
+    """Returns losses: [num_rows] and gradient: [num_rows, head_size] for the arguments of `differentiate`."""
     q = logits.float().softmax(dim=-1)
     inside = indices < q.shape[-1]
     indices = indices.clamp(max=q.shape[-1] - 1)

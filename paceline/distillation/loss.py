@@ -1,12 +1,10 @@
-"""The frozen head and the loss: the distance of the draft model's distribution q from the target's p.
+"""The frozen head, and the loss between the draft's distribution q and the target's p.
 
-Only the gradient with respect to the head's input is needed, and both losses have it in closed form, so logits exist for
-one chunk at a time.
+Both losses have a closed-form gradient in the head's input, so logits exist for one chunk at a time. p is known for the
+target's likeliest tokens; the rest of its mass counts as one outcome.
 
-p is known only for the target's likeliest tokens. The rest of its mass counts as one outcome, "anything else".
-
-The head has only the target's frequent tokens: rare ones cost as much and are almost never drafted. The output stays
-correct without them, since tokens with q = 0 are never proposed.
+The head has only frequent tokens: rare ones cost as much and are almost never drafted. The output stays correct without
+them, since tokens with q = 0 are never proposed.
 """
 
 import enum
@@ -26,7 +24,7 @@ ALL = 0
 
 
 def frequent_ids(records: Sequence[Record], vocab_size: int, size: int) -> NDArray[np.int64]:
-    """Returns the sorted ids of the `size` most frequent tokens: [size], or [vocab_size] if `size` is ALL."""
+    """Returns the `size` most frequent ids, sorted: [size], or [vocab_size] if `size` is ALL."""
     if size == ALL or size >= vocab_size:
         return np.arange(vocab_size)
     counts = np.zeros(vocab_size, np.int64)
@@ -38,8 +36,6 @@ def frequent_ids(records: Sequence[Record], vocab_size: int, size: int) -> NDArr
 
 
 class HeadIndex:
-    """Maps token ids to indices in the head, or to `absent`."""
-
     def __init__(self, ids: NDArray[np.int64], vocab_size: int) -> None:
         self.absent = len(ids)
         self._indices = torch.full((vocab_size,), self.absent)
@@ -53,8 +49,6 @@ CHUNK_ROWS = 512
 
 
 class Divergence(enum.StrEnum):
-    """The loss."""
-
     KL = "kl"
     # 1 - sum min(p, q): the probability that a draft token is rejected (2211.17192, corollary 3.6).
     OVERLAP = "overlap"
@@ -62,8 +56,6 @@ class Divergence(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """p on the target's likeliest tokens, for some rows."""
-
     indices: torch.Tensor  # [num_rows, top]: indices in the head, or head_size
     probs: torch.Tensor  # [num_rows, top] float32
 
@@ -76,8 +68,6 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Agreement of draft model and target, summed over rows."""
-
     # Lower bound of sum min(p, q).
     alpha: float
     # Rows with the same likeliest token.
@@ -89,30 +79,28 @@ class Agreement:
 
     @property
     def mean_alpha(self) -> float:
-        """A lower bound of the probability that a draft token is accepted."""
+        """A lower bound of the acceptance probability."""
         return self.alpha / max(1, self.num_rows)
 
     @property
     def mean_top_1(self) -> float:
-        """The share of rows with the same likeliest token."""
         return self.top_1 / max(1, self.num_rows)
 
 
 class FrozenHead:
-    """The frozen head W, with logits hidden W^T."""
+    """The head W; logits are hidden W^T."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         """weight: [head_size, hidden_size] bfloat16."""
         self._weight = weight
 
     def loss(self, hidden: torch.Tensor, goal: Goal, divergence: Divergence) -> torch.Tensor:
-        """Returns the mean loss over rows, differentiable in hidden: [num_rows, hidden_size]."""
+        """Returns the mean loss, differentiable in hidden: [num_rows, hidden_size]."""
         loss: torch.Tensor = _HeadLoss.apply(hidden, self._weight, goal, divergence)
         return loss
 
     @torch.no_grad()
     def agreement(self, hidden: torch.Tensor, goal: Goal) -> Agreement:
-        """Returns the agreement for hidden: [num_rows, hidden_size]."""
         alpha, top_1 = 0.0, 0
         for rows in range(0, hidden.shape[0], CHUNK_ROWS):
             part = slice(rows, rows + CHUNK_ROWS)
@@ -148,7 +136,7 @@ class _HeadLoss(torch.autograd.Function):
 def _differentiate(
     logits: torch.Tensor, indices: torch.Tensor, probs: torch.Tensor, divergence: Divergence
 ) -> tuple[float, torch.Tensor]:
-    """Returns the sum of losses and the gradient in logits: [num_rows, head_size], which it may overwrite."""
+    """Returns the summed loss and the gradient, [num_rows, head_size]; may overwrite logits."""
     by_overlap = divergence is Divergence.OVERLAP
     if logits.device.type != "cpu":
         losses, by_logits = differentiate_in_torch(logits, indices, probs, by_overlap)
@@ -159,6 +147,6 @@ def _differentiate(
 
 
 def _at(values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Returns values[row, index], or 0 for tokens outside the head: [num_rows, top]."""
+    """Returns values[row, index], 0 outside the head: [num_rows, top]."""
     inside = indices < values.shape[-1]
     return values.gather(1, indices.clamp(max=values.shape[-1] - 1)) * inside

@@ -1,7 +1,7 @@
-"""Creates the user messages of conversations.
+"""User messages of conversations.
 
-On its own the target asks almost only for advice, plans and recipes, so most messages begin with openings that users
-write. Some openings refer to a text, which is an earlier answer of the target.
+On its own the target asks almost only for advice, plans and recipes, so most messages begin with openings by people.
+Some openings refer to a text, an earlier answer of the target.
 """
 
 from collections import deque
@@ -29,8 +29,6 @@ OWN = Question([], is_whole=False)
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The beginning of a user message, or words around a text."""
-
     before: list[int]
     after: list[int]
     is_about_text: bool
@@ -38,7 +36,6 @@ class Opening:
 
     @classmethod
     def of(cls, line: str, encode: Callable[[str], list[int]]) -> "Opening":
-        """Parses a line of openings.txt, in which \\n is a line break."""
         before, mark, after = line.replace("\\n", "\n").partition(TEXT_MARK)
         is_whole = bool(mark) and not after.endswith(GOES_ON)
         return cls(encode(before), encode(after.removesuffix(GOES_ON)), bool(mark), is_whole)
@@ -48,18 +45,16 @@ class Opening:
 
 
 def read_openings(encode: Callable[[str], list[int]]) -> list[Opening]:
-    """Reads openings.txt: one per line, # for comments."""
     lines = files("paceline.distillation").joinpath("openings.txt").read_text(encoding="utf-8").splitlines()
     return [Opening.of(line, encode) for line in lines if line and not line.startswith("#")]
 
 
 class Questions:
-    """Yields questions endlessly: alternately a given prompt and a message that the target writes or completes."""
+    """Alternates, endlessly, between a given prompt and a message that the target writes or completes."""
 
     def __init__(
         self, prompts: Sequence[list[int]], openings: Sequence[Opening], ends: Sequence[int], seed: int
     ) -> None:
-        """`ends`: EOS tokens, to remove from texts."""
         self._prompts = prompts
         self._plain = [each for each in openings if not each.is_about_text]
         self._about_text = [each for each in openings if each.is_about_text]

@@ -33,7 +33,7 @@ from paceline.errors import ConfigError
 
 
 class Curve:
-    """The learning curve, FOLDER/curve.csv and FOLDER/curve.png. Keeps existing rows."""
+    """The learning curve, curve.csv and curve.png. Keeps existing rows."""
 
     def __init__(self, folder: Path) -> None:
         self._csv, self._png = folder / "curve.csv", folder / "curve.png"
@@ -46,7 +46,7 @@ class Curve:
             ]
 
     def add(self, tokens: int, loss: float, found: Sequence[Agreement]) -> None:
-        """Adds a row. `loss`: mean since the last row; `found`: agreement by depth, each in its own columns."""
+        """`loss`: mean since the last row; `found`: agreement by depth."""
         row = {"tokens": tokens, "loss": round(loss, 4)}
         for depth, each in enumerate(found):
             suffix = f"_{depth + 1}" if depth else ""
@@ -85,7 +85,6 @@ GREEDY = Style(temperature=0.0, top_p=1.0, max_tokens=80)
 def answer_greedily(
     model: CpuLlama, frame: ChatFrame, questions: Sequence[list[int]], at_once: int, top: int
 ) -> list[Record]:
-    """Returns the target's greedy answers to tokenized questions, in order."""
     longest = max(map(len, questions), default=0)
     asked = (Question(question, is_whole=True) for question in questions)
     writer = Writer(model, frame, at_once, top, 0, asked, longest, (GREEDY,))
@@ -93,7 +92,6 @@ def answer_greedily(
 
 
 def by_category(trainer: Trainer, records: Sequence[Record], categories: Sequence[str]) -> dict[str, list[Agreement]]:
-    """Returns agreement by depth for each category."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record, category in zip(records, categories, strict=True):
         groups[category].append(record)
@@ -119,8 +117,6 @@ Progress = Callable[[str, float, int], None]
 
 @dataclass(frozen=True, slots=True)
 class DistillConfig:
-    """Settings of a distillation."""
-
     target: str
     num_layers: int
     # Model to copy the layers from: the target, or a draft model to train further.
@@ -139,8 +135,6 @@ class DistillConfig:
 
 @dataclass(slots=True)
 class Pause:
-    """When a recurring task last ran, and how long it took."""
-
     since_s: float = field(default_factory=time.monotonic)
     took_s: float = 1.0
 
@@ -156,15 +150,13 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished training with its agreement on held-out conversations."""
-
     trainer: Trainer
     # By depth.
     held_out: list[Agreement]
 
 
 def hold_out(records: list[Record]) -> list[Record]:
-    """Removes every HELD_OUT_EVERY-th record from the list, up to HELD_OUT of them, for evaluation."""
+    """Removes every HELD_OUT_EVERY-th record, up to HELD_OUT of them, for evaluation."""
     end = min(HELD_OUT, int(HELD_OUT_SHARE * len(records))) * HELD_OUT_EVERY
     held_out = [record.answer for record in records[:end:HELD_OUT_EVERY]]
     del records[:end:HELD_OUT_EVERY]
@@ -173,8 +165,6 @@ def hold_out(records: list[Record]) -> list[Record]:
 
 @dataclass(slots=True)
 class Distillation:
-    """A distillation in one folder."""
-
     folder: Path
     config: DistillConfig
     target: LoadedModel
@@ -219,10 +209,7 @@ class Distillation:
                 return
 
     def train(self) -> Trained:
-        """Trains, from the checkpoint if there is one, and writes the draft model.
-
-        Raises ConfigError if the corpus is too small.
-        """
+        """Trains from a checkpoint if there is one. Raises ConfigError if the corpus is too small."""
         records = [record for shard in self.corpus.shards for record in read_shard(shard)]
         if len(records) < MIN_CONVERSATIONS:
             raise ConfigError(f"{len(records)} conversations are too few to train on; give a larger --corpus-tokens")
@@ -267,7 +254,6 @@ class Distillation:
     def evaluate(
         self, trained: Trained, questions: Sequence[str], categories: Sequence[str]
     ) -> dict[str, list[Agreement]]:
-        """Returns agreement by category and depth on the target's greedy answers."""
         asked = self._tokens_of(questions)
         answers = answer_greedily(self._model(), self._frame(), asked, self.config.at_once, self.config.top)
         return by_category(trained.trainer, answers, categories)
@@ -278,7 +264,7 @@ class Distillation:
         return MaskedTokens(index, Masks(self.config.num_masks, ANCHOR_SHARE), self.config.device)
 
     def _head_ids(self, records: Sequence[Record]) -> NDArray[np.int64]:
-        """Returns the head's token ids: [head_size]. A file keeps them, since a checkpoint belongs to one head."""
+        """Returns [head_size]. Kept in a file, since a checkpoint belongs to one head."""
         path = self.folder / "head_ids.npy"
         if not path.exists():
             np.save(path, frequent_ids(records, self.target.config.vocab_size, self.config.head_size))

@@ -1,4 +1,4 @@
-"""Trains a draft model on the target's distributions, on text that the target wrote (2211.17192, section 3)."""
+"""Trains a draft model on text and distributions of the target (2211.17192, section 3)."""
 
 import itertools
 import math
@@ -17,13 +17,12 @@ from paceline.distillation.loss import Agreement, Divergence, FrozenHead
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A limit on tokens and seconds, whichever is reached first. Time of interrupted runs counts."""
+    """A limit on tokens and seconds, whichever is reached first. Interrupted runs count."""
 
     tokens: float = math.inf
     seconds: float = math.inf
 
     def share(self, tokens: int, seconds: float) -> float:
-        """Returns the used share of the budget, in [0, 1]."""
         return min(1.0, max(tokens / self.tokens, seconds / self.seconds))
 
 
@@ -35,8 +34,6 @@ MAX_GRADIENT_NORM = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Hyperparameters of a training."""
-
     # Tokens that the target wrote, including repeats, or training time.
     budget: Budget
     # Small batches learn more from the same number of tokens.
@@ -51,7 +48,7 @@ class TrainingPlan:
         return Divergence.OVERLAP if share >= self.overlap_from else self.divergence
 
     def rate(self, share: float) -> float:
-        """Returns the learning rate after `share` of the budget: linear warm-up, then cosine decay."""
+        """Returns the learning rate: linear warm-up, then cosine decay."""
         if share < WARM_UP_SHARE:
             return self.learning_rate * (share + 1e-3) / WARM_UP_SHARE
         fall = 0.5 * (1 + math.cos(math.pi * (share - WARM_UP_SHARE) / (1 - WARM_UP_SHARE)))
@@ -64,7 +61,6 @@ class Trainer:
     def __init__(
         self, backbone: PreTrainedModel, head: FrozenHead, objective: Objective, plan: TrainingPlan, device: str = "cpu"
     ) -> None:
-        """`backbone`, `head` and `objective` use `device`, "cpu" or "cuda"."""
         self.backbone = backbone
         self.objective = objective
         self._device = device
@@ -86,7 +82,7 @@ class Trainer:
         return self._plan.budget.share(self.seen, self.spent_s)
 
     def run(self, records: Sequence[Record]) -> Iterator[float]:
-        """Trains epoch after epoch until the budget is used. Yields each step's mean loss."""
+        """Trains until the budget is used. Yields each step's mean loss."""
         assert records, "there must be something to learn from"
         while self.share < 1:
             batches = shuffled(records, self._plan.batch_tokens, self._plan.seed + self._epoch)
@@ -99,7 +95,6 @@ class Trainer:
             self._epoch, self._used = self._epoch + 1, 0
 
     def step(self, records: Sequence[Record]) -> float:
-        """Trains on one batch. Returns its mean loss."""
         started_s = time.monotonic()
         learning = self.objective.read(self.backbone, records, self._plan.seed + self.seen)
         loss = self._head.loss(learning.hidden, learning.goal, self._plan.divergence_at(self.share))
@@ -115,7 +110,6 @@ class Trainer:
 
     @torch.no_grad()
     def agreement(self, records: Sequence[Record]) -> list[Agreement]:
-        """Returns agreement by depth over the tokens that the target wrote."""
         totals = [Agreement(0.0, 0, 0)] * self.objective.num_depths
         for number, part in enumerate(shuffled(records, self._plan.batch_tokens, 0)):
             learning = self.objective.read(self.backbone, part, number)
@@ -125,7 +119,6 @@ class Trainer:
         return totals
 
     def save(self, path: Path) -> None:
-        """Saves the state atomically."""
         state = {
             "backbone": {name: value for name, value in self.backbone.state_dict().items() if "embed" not in name},
             "optimizer": self._optimizer.state_dict(),

@@ -1,4 +1,4 @@
-"""Lets the target write conversations with itself, in large batches, which are limited by arithmetic, not memory."""
+"""Lets the target write conversations with itself, in batches large enough to be compute-bound."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,14 +21,12 @@ MAX_PROMPT_TOKENS = 512
 
 
 class Writer:
-    """Writes a conversation for each question, `at_once` at a time."""
-
     def __init__(
         self, model: CpuLlama, frame: ChatFrame, at_once: int, top: int, seed: int,
         questions: Iterable[Question], longest_question: int = 0,
         answers: Sequence[Style] = ANSWERS,
     ) -> None:  # fmt: skip
-        """`top`: likeliest tokens to record for each distribution, at most CANDIDATES."""
+        """`top`: likeliest tokens to record per distribution, at most CANDIDATES."""
         longest_answer = max(each.max_tokens for each in answers)
         longest = len(frame.before) + longest_question + USER.max_tokens + len(frame.after) + longest_answer
         self._blocks_each = -(-longest // BLOCK_SIZE)
@@ -47,7 +45,6 @@ class Writer:
         self._conversations = {index: begun for index in range(at_once) if (begun := self._begin(index)) is not None}
 
     def records(self) -> Iterator[tuple[int, Record]]:
-        """Yields conversations as they end, with the numbers of their questions."""
         while self._conversations:
             for index in self._step():
                 done = self._conversations.pop(index)
@@ -59,7 +56,7 @@ class Writer:
         return list(range(index * self._blocks_each, (index + 1) * self._blocks_each))
 
     def _read_frame(self) -> None:
-        """Caches the frame but for its last token, which each conversation feeds to sample after it."""
+        """Caches the frame without its last token, which each conversation feeds to sample after it."""
         begun, builder = self._frame.before[:-1], BatchBuilder()
         if begun:
             builder.add(begun, 0, self._frame_blocks, [False] * len(begun))
@@ -76,12 +73,11 @@ class Writer:
 
     @torch.inference_mode()
     def _forward(self, builder: BatchBuilder) -> torch.Tensor:
-        batch = builder.build(self._model.padded(builder.num_rows))
+        batch = builder.build(self._model.padded(builder.num_tokens))
         return self._model.forward(batch, self._attention, self._attention.plan(batch.spans))
 
     @torch.inference_mode()
     def _step(self) -> list[int]:
-        """Writes a token of each conversation. Returns the indices of finished ones."""
         builder, budget = BatchBuilder(), MAX_PROMPT_TOKENS
         fed: list[int] = []
         for index, conversation in self._conversations.items():
@@ -97,7 +93,7 @@ class Writer:
         return [index for index in fed if self._conversations[index].is_done]
 
     def _write(self, indices: list[int], logits: torch.Tensor) -> None:
-        """Samples and writes a token for each index. logits: [num_indices, vocab_size]."""
+        """logits: [num_indices, vocab_size]."""
         total = logits.logsumexp(dim=-1, keepdim=True)
         top, ids = logits.topk(CANDIDATES, dim=-1)  # [num_indices, CANDIDATES]
         tokens = self._sample(top, ids, [self._conversations[index].style for index in indices])
@@ -108,7 +104,7 @@ class Writer:
             self._conversations[index].write(token, ends[row], top_ids[row], top_logprobs[row])
 
     def _sample(self, top: torch.Tensor, ids: torch.Tensor, styles: list[Style]) -> torch.Tensor:
-        """Samples tokens: [num_indices]. top, ids: logits and ids of the likeliest tokens, [num_indices, CANDIDATES]."""
+        """Returns [num_indices]. top, ids: logits and ids of the likeliest tokens, [num_indices, CANDIDATES]."""
         temperature = torch.tensor([[max(style.temperature, 1e-3)] for style in styles])
         probs = torch.softmax(top / temperature, dim=-1)
         before = probs.cumsum(dim=-1) - probs

@@ -1,1 +1,1 @@
-"""The engine: models, the paged KV cache, and the worker that runs them. It uses torch, never grpc."""
+"""The engine: models, the paged KV cache, and the worker. Uses torch, never grpc."""

@@ -1,8 +1,6 @@
-"""The type of numpy arrays."""
-
 from typing import Any
 
 from numpy.typing import NDArray
 
-# A comment beside each declaration gives the array's shape and dtype.
+# A comment after each declaration gives the array's shape and dtype.
 Array = NDArray[Any]

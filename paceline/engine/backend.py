@@ -1,43 +1,27 @@
-"""The backend: a model on its device, with its KV cache, ready to run steps.
-
-`cpu.backend` and `cuda.backend` build it.
-"""
+"""The interface of the backends, which `cpu.backend` and `cuda.backend` build."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.models.weights import LoadedModel
-from paceline.engine.scheduling.job import Job
-
-
-class StepRunner(Protocol):
-    """Runs engine steps for the worker."""
-
-    def step(self, shares: list[tuple[Job, int]]) -> None:
-        """Feeds the given number of pending rows of each job, and gives each job its samples.
-
-        Raises DeviceLost if the device will fail every later step too.
-        """
-        ...
+from paceline.engine.scheduling.step import StepRunner
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A model on its device, ready to run."""
+    """A model on its device."""
 
     runner: StepRunner
-    # `copy_blocks(sources, destinations)` copies the blocks' keys and values.
+    # `copy_blocks(sources, destinations)`
     copy_blocks: Callable[[list[int], list[int]], None]
     num_blocks: int
     # Tokens in a block.
     block_size: int
-    # Parts of the model whose rows depend on the rows beside them; empty if the model is batch invariant.
+    # Names of the parts that are not batch invariant.
     batch_variant_parts: list[str]
 
 
 Progress = Callable[[str], None]
-# Takes the settings, the model's role, the weights, the most tokens in a sequence, and a function that reports
-# progress. Raises ConfigError if the model or its cache does not fit into memory.
+# `build(config, role, loaded, max_model_len, progress)` raises ConfigError if the model or its cache does not fit.
 BuildBackend = Callable[[EngineConfig, ModelRole, LoadedModel, int, Progress], Backend]

@@ -1,5 +1,3 @@
-"""torch's dtypes by the names that settings use."""
-
 import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -1,4 +1,4 @@
-"""The engine of one model: builds weights, cache and worker from its configuration."""
+"""Builds an engine."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,8 @@ from paceline.engine.models.shapes import num_masks
 from paceline.engine.models.weights import load_model
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.compute_lock import ComputeLock
-from paceline.engine.scheduling.worker import Worker
+from paceline.engine.scheduling.sequence_state import OnClose
+from paceline.engine.scheduling.worker import OnStep, Worker
 from paceline.engine.threads import CORES, set_num_workers
 from paceline.errors import ConfigError
 
@@ -34,9 +35,9 @@ class Engine:
     tokenizer_files: dict[str, bytes]
     tokenizer_fingerprint: str
     weights_fingerprint: str
-    # Masks that the model has learned to fill (see `models.shapes`).
+    # Masks that the model can fill (see `models.shapes`).
     num_masks: int
-    # Parts of the model whose rows depend on the rows beside them; empty if the model is batch invariant.
+    # Names of the parts that are not batch invariant.
     batch_variant_parts: list[str]
     # (tokens, seconds) of forwards (see `forward_times`).
     forward_times: list[tuple[int, float]]
@@ -47,11 +48,12 @@ def build_engine(
     role: ModelRole,
     loop: asyncio.AbstractEventLoop,
     progress: Callable[[str], None] = lambda _: None,
+    on_step: OnStep | None = None,
+    on_close: OnClose | None = None,
 ) -> Engine:
-    """Loads the model and builds its engine. The caller starts the worker. Raises ConfigError for a bad setting.
+    """Loads the model and builds its engine; the caller starts the worker. Raises ConfigError for an invalid setting.
 
-    Call it on the thread that will run the worker. No other thread may compute: with the OpenMP team of a second thread
-    there are more threads than cores, and every product takes half as long again.
+    Call it on the worker's thread. No other thread may compute: a second OpenMP team would oversubscribe the cores.
     """
     set_num_workers(config.threads or len(CORES))
     progress(f"loading {config.model}")
@@ -62,7 +64,7 @@ def build_engine(
         raise ConfigError(
             f"max_model_len is {max_model_len}; {config.model} holds at most {loaded.config.max_model_len}"
         )
-    # Read the tokenizer before the weights go to the device, which takes long: a bad tokenizer fails early.
+    # Read before the slow move to the device, so that an invalid tokenizer fails early.
     fingerprint = loaded.tokenizer_fingerprint
     known_masks = num_masks(loaded.tensors)
     backend = backend_builder(config, role, loaded, max_model_len, progress)
@@ -70,8 +72,9 @@ def build_engine(
     longest = min(max_model_len, backend.num_blocks * backend.block_size)
     compute_lock, batching_policy = ComputeLock(config.compute_lock_file), BatchingPolicy(config.waiting)
     worker = Worker(
-        backend.runner, pool, compute_lock, batching_policy, max_model_len, config.max_num_batched_tokens, loop
-    )
+        backend.runner, pool, compute_lock, batching_policy, max_model_len, config.max_num_batched_tokens, loop,
+        on_step, on_close,
+    )  # fmt: skip
     return Engine(
         config=config,
         model=loaded.config,
@@ -88,14 +91,13 @@ def build_engine(
 
 
 def _backend_builder(config: EngineConfig) -> BuildBackend:
-    """The backend's builder. The GPU backend is imported here only, because it needs Triton."""
     if config.device == "cuda":
         if config.kv_cache_dtype != "auto":
             raise ConfigError(
                 f"kv_cache_dtype is {config.kv_cache_dtype!r}; on a GPU keys and values have the model's dtype (auto)"
             )
         if not torch.cuda.is_available():
-            raise ConfigError("device is 'cuda'; torch finds no such device here")
+            raise ConfigError("device is 'cuda', but torch finds no CUDA device")
         from paceline.engine.cuda.backend import build_cuda
 
         return build_cuda

@@ -1,4 +1,4 @@
-"""The number of CPU threads that compute: torch and the kernels use the same number."""
+"""The number of compute threads, the same for torch and our kernels."""
 
 import os
 from typing import Any
@@ -17,11 +17,9 @@ kernel_workers: Any = types.ExternalFunction("get_num_threads", types.intp())
 
 
 def num_workers() -> int:
-    """Number of threads that share a kernel's work."""
     return torch.get_num_threads()
 
 
 def set_num_workers(count: int) -> None:
-    """Sets the number of threads for torch's products and for kernels called from this thread."""
     torch.set_num_threads(count)
     numba.set_num_threads(min(count, len(CORES)))

@@ -8,7 +8,7 @@ from html import escape
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 20, 14, 44
 BAR_HEIGHT, BAR_GAP = 22, 12
-# The page's colours, light and dark. c0 to c7 are the variants', phase0 to phase5 those of a round's parts; most
+# The page's colours, light and dark. c0 to c7 are for variants, phase0 to phase5 for the parts of a round; most
 # colour-blind readers can tell them apart (after Okabe and Ito).
 COLOURS = {
     "ground": ("#f6f7f9", "#10141b"),
@@ -38,8 +38,6 @@ NUM_COLOURS = len([name for name in COLOURS if re.fullmatch(r"c\d", name)])
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line."""
-
     name: str
     points: list[tuple[float, float]]
     colour: int
@@ -49,7 +47,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """A chart's title and axes. Both axes begin at 0 unless `x_ticks` are given."""
+    """Both axes begin at 0 unless `x_ticks` are given."""
 
     title: str
     x: str
@@ -61,7 +59,6 @@ class Axes:
 
 
 def ticks(top: float, about: int = 5) -> list[float]:
-    """Returns round numbers from 0 to at least `top`, in about `about` steps."""
     if not 0 < top < math.inf:
         return [0.0, 1.0]
     rough = top / about
@@ -72,7 +69,6 @@ def ticks(top: float, about: int = 5) -> list[float]:
 
 
 def line_chart(axes: Axes, series: list[Series]) -> str:
-    """Draws lines over a grid, or a note if there are no points."""
     points = [point for each in series for point in each.points]
     if not points:
         return empty_chart(axes.title)
@@ -94,7 +90,6 @@ def line_chart(axes: Axes, series: list[Series]) -> str:
 
 
 def stacked_bars(title: str, unit: str, rows: dict[str, dict[str, float]]) -> str:
-    """Draws a bar for each row, in parts with tooltips."""
     top = max((sum(parts.values()) for parts in rows.values()), default=0.0)
     if top <= 0:
         return empty_chart(title)
@@ -120,7 +115,6 @@ def empty_chart(title: str) -> str:
 
 
 def legend(names: list[str], kind: str = "c") -> str:
-    """Lists names with their colours: `kind` is c for variants, phase for the parts of a round."""
     items = (
         f'<span class="key"><i class="{kind}{index % NUM_COLOURS}"></i>{escape(name)}</span>'
         for index, name in enumerate(names)
@@ -144,7 +138,7 @@ def _marker(x: float, y: float, label: str, series: Series) -> str:
 
 
 def _grid(axes: Axes, x_ticks: list[tuple[float, float, float]], y_ticks: list[tuple[float, float, float]]) -> str:
-    """Draws grid, tick labels and axis titles. A tick is (value, x, y)."""
+    """A tick is (value, x, y)."""
     foot = HEIGHT - BOTTOM
     parts = []
     for value, _, y in y_ticks:
@@ -224,7 +218,6 @@ dd { margin: 0; overflow-wrap: anywhere; }
 
 
 def stylesheet() -> str:
-    """Returns the page's CSS. A class sets the colour of the same name, which lines, dots, bars and keys then use."""
     light, dark = ("".join(f"--{name}: {pair[theme]}; " for name, pair in COLOURS.items()) for theme in (0, 1))
     classes = "".join(f".{name} {{ color: var(--{name}); }}\n" for name in COLOURS)
     return (

@@ -1,12 +1,11 @@
 """Computes metrics from records of requests. No I/O.
 
-- Latencies cover requests that succeeded. Time to first token and end-to-end latency count once per request,
-  inter-token latency once per token (`Record.gaps`). Percentiles interpolate linearly.
-- Tokens per second: output tokens of requests that succeeded, over the wall time of the variant's slices.
-- Goodput: requests that succeeded within the SLO, per second of wall time and as a share of all requests.
-- A round's time: times that the coordinator reported, summed over all requests and divided by their target forwards,
-  prefill included. `coordinator` is the rest of its total: admission, tokenization, detokenization. `client` is what the
-  client measured beyond that total: transport and the load test itself.
+- Latencies cover successful requests. Time to first token and end-to-end latency count once per request, inter-token
+  latency once per token. Percentiles interpolate linearly.
+- Tokens per second: output tokens of successful requests over the wall time of the variant's slices.
+- Goodput: successful requests within the SLO, per second of wall time and as a share of all requests.
+- A round's time: as reported by the coordinator, per target forward, prefill included. `coordinator` is the rest of
+  its total: admission, tokenization, detokenization. `client` is the time beyond it: transport and the load test.
 """
 
 import math
@@ -26,7 +25,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A response with tokens: milliseconds since the request was due, and the number of tokens."""
+    """A response with tokens. Milliseconds since the request was due."""
 
     at_ms: float
     tokens: int
@@ -34,8 +33,6 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed request's gRPC status code and message."""
-
     status: str
     message: str
 
@@ -44,8 +41,8 @@ class Failure:
 class Record:
     """One request as its client saw it. Times are milliseconds since the request was due.
 
-    A closed loop's request is due when it is sent, an open loop's at its arrival time: if the load test is late, that
-    shows as latency instead of being omitted.
+    A closed loop's request is due when it is sent, an open loop's at its arrival time, so a late load test shows as
+    latency.
     """
 
     index: int
@@ -63,26 +60,24 @@ class Record:
 
     @property
     def ttft_ms(self) -> float | None:
-        """Time to first token; None without tokens."""
         return self.arrivals[0].at_ms if self.arrivals else None
 
     @property
     def e2e_ms(self) -> float | None:
-        """Time to the last token; None without tokens."""
         return self.arrivals[-1].at_ms if self.arrivals else None
 
     @property
     def gaps(self) -> list[Arrival]:
-        """Milliseconds *per token* since the previous response, and the number of tokens, for all responses but the first.
+        """Returns, for all responses but the first, milliseconds *per token* since the previous one, and tokens.
 
-        A round's tokens arrive in one response and share its latency equally.
+        A round's tokens arrive together and share its latency equally.
         """
         pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
         return [Arrival((late.at_ms - early.at_ms) / late.tokens, late.tokens) for early, late in pairs]
 
     @property
     def mean_itl_ms(self) -> float | None:
-        """Mean inter-token latency; None if all tokens came in one response."""
+        """None if all tokens came in one response."""
         if len(self.arrivals) < 2:
             return None
         first, last = self.arrivals[0], self.arrivals[-1]
@@ -91,7 +86,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Latency limits in milliseconds; None sets no limit."""
+    """Latency limits in milliseconds; None: no limit."""
 
     ttft: float | None = None
     # Limits the request's mean.
@@ -100,7 +95,6 @@ class Slo:
 
     @property
     def label(self) -> str:
-        """The limits in the form that `parse_slo` reads."""
         limits = ((field.name, getattr(self, field.name)) for field in fields(self))
         return ",".join(f"{name}={limit:g}" for name, limit in limits if limit is not None)
 
@@ -128,8 +122,6 @@ def parse_slo(text: str) -> Slo:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The distribution of a latency, in milliseconds."""
-
     count: int
     mean: float
     p50: float
@@ -139,23 +131,19 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests within the SLO, per second and as a share of all requests."""
-
     requests_per_second: float
     share: float
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The requests of one variant under one load."""
-
     records: list[Record]
     wall_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The metrics of a run. None if there was nothing to measure."""
+    """Metrics of a run; None if there was nothing to measure."""
 
     requests: int
     succeeded: int
@@ -208,7 +196,6 @@ def metrics_of(run: Run, slo: Slo | None) -> Metrics:
 
 
 def spread(values: Values) -> Spread | None:
-    """Returns mean and percentiles, or None without values."""
     if not len(values):
         return None
     p50, p90, p99 = np.percentile(values, (50, 90, 99))
@@ -216,17 +203,15 @@ def spread(values: Values) -> Spread | None:
 
 
 def ttfts_ms(records: Iterable[Record]) -> Values:
-    """Times to first token of requests that succeeded: [num_requests]."""
     return np.array([record.ttft_ms for record in records if record.is_ok and record.arrivals], dtype=np.float64)
 
 
 def e2es_ms(records: Iterable[Record]) -> Values:
-    """End-to-end latencies of requests that succeeded: [num_requests]."""
     return np.array([record.e2e_ms for record in records if record.is_ok and record.arrivals], dtype=np.float64)
 
 
 def itls_ms(records: Iterable[Record]) -> Values:
-    """Inter-token latencies: [num_tokens], tokens of first responses aside."""
+    """Returns [num_tokens], without first responses."""
     gaps = [gap for record in records if record.is_ok for gap in record.gaps]
     return np.repeat(np.array([gap.at_ms for gap in gaps], dtype=np.float64), [gap.tokens for gap in gaps])
 
@@ -237,7 +222,6 @@ def goodput(run: Run, slo: Slo) -> Goodput:
 
 
 def drafts_per_position(finishes: list[Finish]) -> tuple[list[int], list[int]]:
-    """Sums proposed and accepted drafts at position 1, 2, …"""
     longest = max((len(finish.speculation.proposed_per_position) for finish in finishes), default=0)
     proposed, accepted = [0] * longest, [0] * longest
     for finish in finishes:
@@ -249,14 +233,13 @@ def drafts_per_position(finishes: list[Finish]) -> tuple[list[int], list[int]]:
 
 
 def mean_acceptance_length(finishes: list[Finish]) -> float | None:
-    """Averages tokens per round over all rounds, not over requests."""
+    """Averages over rounds, not requests."""
     rounds = sum(finish.speculation.rounds for finish in finishes)
     tokens = sum(finish.speculation.mean_acceptance_length * finish.speculation.rounds for finish in finishes)
     return tokens / rounds if rounds else None
 
 
 def round_parts_ms(records: Iterable[Record]) -> dict[str, float]:
-    """Returns milliseconds per target forward by part, or nothing without forwards."""
     sums = dict.fromkeys(PARTS, 0.0)
     forwards = 0
     for record in records:

@@ -73,14 +73,12 @@ def _header(report: Report) -> str:
 
 
 def _when(began: str) -> str:
-    """Formats an ISO 8601 time for people."""
     moment = datetime.fromisoformat(began)
     zone = f" {moment.tzinfo}" if moment.tzinfo is not None else ""
     return f"{moment.day} {moment:%B %Y, %H:%M}{zone}"
 
 
 def _overview(report: Report) -> str:
-    """A table with a row for each load and variant."""
     top = max(metrics.tokens_per_second for point in report.points for metrics in point.metrics.values())
     headings = ["load", "variant", "requests", "tokens/s", "ttft p50", "ttft p99", "itl p50", "itl p99", "e2e p50"]
     headings += ["accepted", "length"] + (["goodput"] if report.slo is not None else [])
@@ -132,7 +130,7 @@ def _failures(report: Report) -> str:
 
 
 def _sweep(report: Report, names: list[str]) -> str:
-    """Plots of latency against throughput: a line for each variant, a dot for each load."""
+    """Plots latency against throughput: a line per variant, a dot per load."""
     drawn = []
     for title, field in (
         ("time to first token", "ttft_ms"),

@@ -1,5 +1,3 @@
-"""The report of a load test as JSON and as tables in the terminal."""
-
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,8 +15,6 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Runs and metrics under one load, by variant."""
-
     load: Load
     runs: dict[str, Run]
     metrics: dict[str, Metrics]
@@ -30,8 +26,6 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole load test: a point for each load."""
-
     # Local time with its offset, ISO 8601.
     began: str
     # Models, data types and version.
@@ -51,7 +45,6 @@ class Report:
 
 
 def as_record(report: Report) -> dict[str, Any]:
-    """Returns the object of `--json`: all metrics and every request."""
     return {
         "format_version": FORMAT_VERSION,
         "began": report.began,
@@ -89,14 +82,13 @@ VALUES_FOR_P99 = 100
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows under a heading. A row is a label and a cell for each variant."""
+    """Rows under a heading: a label, and a cell per variant."""
 
     heading: str
     rows: list[tuple[str, list[str]]]
 
 
 def groups_of(point: Point, slo: Slo | None) -> list[Group]:
-    """Formats all metrics of a point for the terminal and the HTML page."""
     all_ = list(point.metrics.values())
     groups = [
         _throughput(next(iter(point.metrics)), all_, slo),
@@ -122,7 +114,6 @@ def groups_of(point: Point, slo: Slo | None) -> list[Group]:
 
 
 def number(value: float | None) -> str:
-    """Formats a number with three significant digits."""
     if value is None:
         return NOTHING
     if abs(value) >= 100:
@@ -135,7 +126,6 @@ def percent(share: float | None) -> str:
 
 
 def of_spread(spread: Spread | None, name: str) -> str:
-    """Mean or percentile; nothing for a 99th percentile of too few values."""
     if spread is None or (name == "p99" and spread.count < VALUES_FOR_P99):
         return NOTHING
     return number(getattr(spread, name))
@@ -194,7 +184,6 @@ UNBOUNDED = 10_000
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Prints tables for each point, an overview after a sweep, and failures."""
     under = f"; goodput under {report.slo.label} ms" if report.slo is not None else ""
     for point in report.points:
         console.print(f"\n{point.load.label}{under}", style="bold", markup=False, soft_wrap=True)
@@ -209,7 +198,7 @@ def print_report(console: Console, report: Report) -> None:
 
 
 def fitting(console: Console, point: Point, slo: Slo | None) -> Iterator[Table]:
-    """Yields tables of one or more variants each, as many as fit side by side."""
+    """Yields tables of as many variants as fit side by side."""
     names: list[str] = []
     for name in point.metrics:
         if names and not fits(console, point_table(point, slo, [*names, name])):
@@ -220,13 +209,11 @@ def fitting(console: Console, point: Point, slo: Slo | None) -> Iterator[Table]:
 
 
 def fits(console: Console, table: Table) -> bool:
-    """Whether the console is wide enough for a table."""
     unbounded = console.options.update(max_width=UNBOUNDED)
     return console.measure(table, options=unbounded).maximum <= console.width
 
 
 def point_table(point: Point, slo: Slo | None, names: list[str]) -> Table:
-    """Lays out a point with a column for each variant in `names`."""
     columns = [column for column, name in enumerate(point.metrics) if name in names]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
@@ -241,7 +228,6 @@ def point_table(point: Point, slo: Slo | None, names: list[str]) -> Table:
 
 
 def sweep_table(report: Report, with_bars: bool) -> Table:
-    """Lays out throughput and latency with a row for each load and variant."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("load", no_wrap=True)
     table.add_column("variant")
@@ -264,7 +250,6 @@ def sweep_table(report: Report, with_bars: bool) -> Table:
 
 
 def first_failures(report: Report) -> list[str]:
-    """Returns the first message of each status code."""
     said: dict[str, str] = {}
     for record in report.records:
         if record.failure is not None:

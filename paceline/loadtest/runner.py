@@ -1,4 +1,4 @@
-"""Sends the requests of a load test and records when responses arrive."""
+"""Sends a load test's requests and records responses."""
 
 import asyncio
 import contextlib
@@ -26,8 +26,6 @@ PAUSE_AFTER_FAILURE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The requests, which every variant and every load share."""
-
     # Maps a request's index and a variant's name to the prompt.
     prompt_of: Callable[[int, str], Prompt]
     sampling: SamplingParams
@@ -41,8 +39,6 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much of a load each variant gets."""
-
     # Measured requests.
     requests: int
     # No request starts later; with several variants, no block.
@@ -52,7 +48,7 @@ class Extent:
 
 
 class Runner:
-    """Runs loads against one deployment, round-robin over its addresses."""
+    """Runs loads, round-robin over a deployment's addresses."""
 
     def __init__(self, clients: list[AsyncClient], workload: Workload, on_done: Callable[[Record], None]) -> None:
         """`on_done` is called for every request, warm-ups included."""
@@ -65,7 +61,7 @@ class Runner:
         self._salt = f"loadtest {secrets.token_hex(8)}"
 
     async def run(self, load: Load, variants: list[Variant], extent: Extent) -> dict[str, Run]:
-        """Runs a load and returns each variant's run by name. Variants take turns (see `blocks`)."""
+        """Returns each variant's run. Variants take turns (see `blocks`)."""
         for variant in variants:
             await self._warm_up(load, variant, extent.warmup)
         records: list[list[Record]] = [[] for _ in variants]
@@ -100,7 +96,6 @@ class Runner:
     async def _run_closed(
         self, requests: Iterator[int], variant: Variant, concurrency: int, until_s: float
     ) -> list[Record]:
-        """Runs `concurrency` clients over a shared queue of requests."""
         records: list[Record] = []
 
         async def one_client() -> None:
@@ -161,19 +156,14 @@ class Runner:
 
 
 def status_of(error: PacelineError) -> str:
-    """Returns the name of the gRPC status code.
-
-    The client raises one exception for several codes, so this prefers the code of the gRPC error that it was raised from.
-    """
+    """Returns the gRPC status code's name, if possible from the cause: one exception covers several codes."""
     cause = error.__context__
     return cause.code().name if isinstance(cause, grpc.aio.AioRpcError) else code_of(error).name
 
 
 class LiveProgress:
-    """Shows a progress bar on stderr if that is a terminal. A context manager."""
-
     def __init__(self, total: int | None) -> None:
-        """`total`: requests of the whole run, warm-ups included; None if only time ends it."""
+        """`total`: requests, warm-ups included; None if only time ends the run."""
         console = Console(stderr=True)
         columns = (
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),

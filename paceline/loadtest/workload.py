@@ -1,4 +1,4 @@
-"""What a load test sends and when: loads, arrivals, turns, synthetic prompts, variants."""
+"""What a load test sends and when."""
 
 import math
 import random
@@ -21,7 +21,7 @@ SECONDS_PER_SLICE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """A load of `concurrency` clients, each of which sends its next request when the previous one has ended."""
+    """`concurrency` clients, each of which sends its next request when the previous one has ended."""
 
     concurrency: int
 
@@ -44,7 +44,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """A load of `rate` requests per second with Poisson arrivals, however many are still running."""
+    """Poisson arrivals, `rate` per second, however many are running."""
 
     rate: float
 
@@ -83,10 +83,7 @@ def parse_sweep(text: str) -> list[Load]:
 
 
 def poisson_arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Yields arrival times in seconds from the start, endlessly: gaps are exponential with mean 1 / rate.
-
-    The seed fixes the arrivals up to the time scale, which the rate sets.
-    """
+    """Yields arrival times in seconds, endlessly, with exponential gaps of mean 1 / rate. The rate only scales them."""
     source = random.Random(seed)
     now_s = 0.0
     while True:
@@ -100,8 +97,6 @@ UNLIMITED = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One turn of a variant: its index and its requests."""
-
     variant: int
     requests: range
 
@@ -109,16 +104,14 @@ class Slice:
 def blocks(num_variants: int, requests: range, requests_per_slice: int) -> Iterator[list[Slice]]:
     """Yields each block's slices in order. A single variant gets one slice.
 
-    Every variant answers each block's requests, one variant after the other, and each block starts with the next
-    variant:
+    Every variant answers each block's requests in turn, and each block starts with the next variant:
 
         block 0   off 0-7     model 0-7     ngram 0-7
         block 1   model 8-15  ngram 8-15    off 8-15
         block 2   ngram 16-23 off 16-23     model 16-23
 
-    A machine that slows down, or a noisy neighbour, then affects all variants alike. A slice ends when its last request
-    has ended, so variants never overlap. That tail lowers the throughput of each variant equally, so compare only
-    variants of one run.
+    A disturbance then affects all variants alike. Slices never overlap; the tail of each lowers every variant's
+    throughput equally, so compare only variants of one run.
     """
     if num_variants == 1:
         yield [Slice(0, requests)]
@@ -130,8 +123,6 @@ def blocks(num_variants: int, requests: range, requests_per_slice: int) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """The lengths of a synthetic request in tokens."""
-
     prompt: int
     output: int
 
@@ -140,7 +131,7 @@ class Lengths:
         require(ok, "--synthetic", f"{self.prompt}:{self.output}", "IN:OUT, both at least 1 token")
 
     def check(self, max_model_len: int) -> None:
-        """Raises InvalidArgument if prompt and output exceed `max_model_len`."""
+        """Raises InvalidArgument beyond `max_model_len`."""
         fits = self.prompt + self.output <= max_model_len
         allowed = f"at most {max_model_len} tokens in all, the model's longest sequence"
         require(fits, "--synthetic", f"{self.prompt}:{self.output}", allowed)
@@ -155,7 +146,7 @@ def parse_lengths(text: str) -> Lengths:
 
 
 def synthetic_prompt(num_tokens: int, token_ids: range, key: str) -> Prompt:
-    """Returns `num_tokens` random ids from `token_ids`, determined by `key`."""
+    """Returns random ids, determined by `key`."""
     source = random.Random(key)
     return source.choices(token_ids, k=num_tokens)
 
@@ -171,18 +162,15 @@ _ALLOWED = (
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A speculation setting, and its name in tables and plots."""
-
     name: str
     # None leaves everything to the server.
     speculation: SpeculationParams | None = None
 
 
 def parse_variants(text: str) -> dict[str, dict[str, Any]]:
-    """Parses `off,model,ngram:4,adaptive` into the SpeculationParams fields that each name sets.
+    """Parses `off,model,ngram:4,adaptive` into SpeculationParams fields by name. Raises InvalidArgument.
 
-    The server's defaults apply to the rest: the number of draft tokens for `model`, the drafter for `4`.
-    Raises InvalidArgument.
+    The server's defaults apply to the rest: the length for `model`, the drafter for `4`.
     """
     names = [name.strip() for name in text.split(",")]
     try:

@@ -1,1 +1,0 @@
-"""Metrics, traces and logs of all services. Imports neither torch nor grpc."""

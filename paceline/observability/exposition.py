@@ -1,4 +1,4 @@
-"""Exposes Prometheus metrics over HTTP on their own port."""
+"""Prometheus metrics over HTTP, on their own port."""
 
 import contextlib
 import logging
@@ -25,7 +25,6 @@ LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 12
 
 
 def new_registry(service: str) -> CollectorRegistry:
-    """Returns a registry with the process's own metrics: service and version, memory, files, CPU time."""
     # Creation times would double the number of series.
     disable_created_metrics()
     registry = CollectorRegistry()
@@ -38,10 +37,7 @@ def new_registry(service: str) -> CollectorRegistry:
 
 @contextlib.contextmanager
 def exposed(registry: Collector, listen: str | None, service: str) -> Iterator[None]:
-    """Serves `GET /metrics` at `listen`, HOST:PORT, while the block runs. None serves nothing.
-
-    Raises ConfigError if the address can't be used.
-    """
+    """Serves `GET /metrics` at HOST:PORT while the block runs. Raises ConfigError if the address can't be used."""
     if listen is None:
         yield
         return

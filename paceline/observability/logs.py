@@ -1,4 +1,4 @@
-"""Formats logs as text or JSON. Lines logged while a request is served carry its id."""
+"""Logs as text or JSON. Lines logged while a request is served carry its id."""
 
 import json
 import logging
@@ -17,12 +17,11 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def with_fields(**fields: Any) -> dict[str, Any]:
-    """Returns `extra` for a log call: fields that follow the message."""
     return {"fields": fields}
 
 
 def set_up_logs(form: LogFormat, level: LogLevel) -> None:
-    """Sends all logs of the process to stderr in this form, Paceline's own from this level up."""
+    """Sends all logs to stderr; `level` applies to Paceline's own."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -32,7 +31,7 @@ def set_up_logs(form: LogFormat, level: LogLevel) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats lines as TIME LEVEL message name=value …"""
+    """TIME LEVEL message name=value …"""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -43,7 +42,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats lines as JSON objects: time (UTC, RFC 3339), level, logger, message, and the fields by name."""
+    """JSON objects: time (UTC, RFC 3339), level, logger, message, and the fields."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
@@ -72,7 +71,7 @@ def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _word(value: Any) -> str:
-    """Quotes a value if needed, so that client data can't pass for another field or line."""
+    """Quotes a value if needed, so that client data can't forge a field or line."""
     text = str(value)
     is_plain = text and text.isprintable() and not set(text) & set(' "=')
     return text if is_plain else json.dumps(text)

@@ -1,7 +1,7 @@
-"""Exports spans to a collector with OTLP over gRPC. Only this module imports OpenTelemetry.
+"""Exports spans with OTLP over gRPC. Only this module imports OpenTelemetry.
 
-A thread sends spans in batches from a bounded queue, so a slow or missing collector loses spans but never delays a
-request. OpenTelemetry's environment variables set sampler, headers and certificates.
+A thread sends them from a bounded queue: a slow or missing collector loses spans but never delays a request.
+OpenTelemetry's environment variables set sampler, headers and certificates.
 """
 
 import logging
@@ -31,7 +31,7 @@ _TRACE_CONTEXT = TraceContextTextMapPropagator()
 
 
 class OtlpSpan(Span):
-    """A span that is exported when it ends, if its trace is sampled."""
+    """A span that is exported if its trace is sampled."""
 
     def __init__(self, span: LibrarySpan) -> None:
         self._span = span
@@ -55,12 +55,10 @@ class OtlpSpan(Span):
 
 
 class OtlpSpans(Spans):
-    """Creates and exports the spans of one service."""
-
     are_kept = True
 
     def __init__(self, url: str, service: str) -> None:
-        """`url`: http://HOST:PORT, or https for TLS. Raises ConfigError if an OpenTelemetry variable is invalid."""
+        """`url`: http(s)://HOST:PORT. Raises ConfigError if an OpenTelemetry variable is invalid."""
         _speak_seldom()
         names = {"service.name": f"paceline-{service}", "service.version": paceline.__version__}
         try:
@@ -79,7 +77,7 @@ class OtlpSpans(Spans):
         return OtlpSpan(self._tracer.start_span(name, context, kind=_KINDS[kind], start_time=_nanoseconds(started_s)))
 
     def close(self) -> None:
-        """Sends the remaining spans for up to FLUSH_S; drops the rest."""
+        """Sends the remaining spans for up to FLUSH_S."""
         # The library's own limit is 30 s per batch.
         flushing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         flushing.start()
@@ -91,7 +89,7 @@ class OtlpSpans(Spans):
 
 
 class SeldomHandler(logging.Handler):
-    """Passes on one of the library's log lines per QUIET_S; the library writes several for each failed batch."""
+    """Passes on one log line per QUIET_S; the library writes several for each failed batch."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -112,7 +110,6 @@ def _speak_seldom() -> None:
 
 
 def _nanoseconds(moment_s: float | None) -> int | None:
-    """Converts seconds of `time.perf_counter` to nanoseconds since 1970."""
     if moment_s is None:
         return None
     return time.time_ns() - int((time.perf_counter() - moment_s) * 1e9)

@@ -1,7 +1,4 @@
-"""The interface of spans, with an implementation that records nothing; `otlp` has the one that exports.
-
-Times are seconds of `time.perf_counter`.
-"""
+"""The interface of spans; `otlp` exports them. Times are seconds of `time.perf_counter`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -11,30 +8,29 @@ Kind = Literal["server", "internal"]
 
 
 class Span:
-    """A part of a request's work in this service. This class records nothing."""
+    """A part of a request's work. This class records nothing."""
 
     # Makes other spans children of this one (W3C Trace Context); "" without a trace.
     traceparent = ""
-    # If not, there is no need to compute attributes.
+    # Lets callers skip computing attributes.
     is_kept = False
 
     def set(self, attributes: Mapping[str, Value]) -> None:
         """Adds or replaces attributes."""
 
     def fail(self, code: str) -> None:
-        """Marks the span as failed with a status code. Later calls have no effect."""
+        """Marks the span as failed; the first code counts."""
 
-    def end(self, ended_s: float | None = None) -> None:
-        """Ends the span, now by default."""
+    def end(self, ended_s: float | None = None) -> None: ...
 
 
 class Spans:
-    """Creates the spans of a service. This class records nothing."""
+    """Creates spans. This class records nothing."""
 
     are_kept = False
 
     def start(self, name: str, parent: str = "", kind: Kind = "internal", started_s: float | None = None) -> Span:
-        """Starts a span, now by default. An invalid or empty `parent` (a traceparent) starts a new trace."""
+        """An invalid or empty `parent` (a traceparent) starts a new trace."""
         return NO_SPAN
 
 

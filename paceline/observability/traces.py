@@ -1,5 +1,3 @@
-"""Sends a service's spans to the collector of `--traces`, if there is one."""
-
 import contextlib
 import logging
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def traced(collector: str | None, service: str) -> Iterator[Spans]:
-    """Yields the spans of a service. `collector`: HOST:PORT or a URL; None records nothing.
+    """Yields a service's spans. `collector`: HOST:PORT or a URL; None records nothing.
 
     Raises ConfigError if OpenTelemetry is missing or misconfigured.
     """

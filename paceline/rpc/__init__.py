@@ -1,1 +1,0 @@
-"""gRPC: servers, channels, messages, status codes. No torch, no engine."""

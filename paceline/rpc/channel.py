@@ -56,7 +56,7 @@ _HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[\w.:%]+\]):(\d{1,5})", re.ASCII)
 def check_address(name: str, address: str, is_listening: bool = False) -> None:
     """Raises InvalidArgument naming the option `name` unless `address` is HOST:PORT or unix:PATH.
 
-    A server that listens may ask for port 0: any free port.
+    A listening server may ask for port 0: any free port.
     """
     lowest = 0 if is_listening else 1
     if address.startswith("unix:"):
@@ -78,14 +78,13 @@ NO_TLS = Tls()
 
 
 def open_channel(address: str, tls: Tls = NO_TLS) -> grpc.aio.Channel:
-    """Opens a channel to HOST:PORT or unix:PATH with the current files of `tls`. Raises ConfigError for bad ones."""
     if not tls:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
     return grpc.aio.secure_channel(address, tls.channel_credentials(), options=tls_options(address))
 
 
 def tls_options(address: str) -> list[tuple[str, int | str]]:
-    """Returns channel options for TLS. Certificates name hosts, so a unix socket is called localhost."""
+    """Calls a unix socket localhost, since certificates name hosts."""
     name = [("grpc.ssl_target_name_override", "localhost")] if address.startswith("unix:") else []
     return [*CLIENT_OPTIONS, *name]
 
@@ -95,16 +94,15 @@ LINGER_S = 3600.0
 
 
 class ReloadingChannel:
-    """A channel to one server, replaced when the certificate files change. For one event loop."""
+    """A channel, replaced when the certificate files change. For one event loop."""
 
     def __init__(self, address: str, tls: Tls) -> None:
-        """Raises ConfigError for bad files."""
         self._channels = Reloaded(tls, lambda: open_channel(address, tls))
         self._replaced: dict[asyncio.Task[None], grpc.aio.Channel] = {}
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel for a new call, with the current certificates. Calls in flight keep theirs."""
+        """The channel for a new call, with current certificates. Calls in flight keep theirs."""
         before = self._channels.value
         if self._channels.newer() is not None:
             closing = asyncio.create_task(_close_later(before))
@@ -113,7 +111,6 @@ class ReloadingChannel:
         return self._channels.value
 
     async def close(self) -> None:
-        """Closes all channels, which ends calls in flight."""
         for closing, channel in list(self._replaced.items()):
             closing.cancel()
             await channel.close()

@@ -1,8 +1,6 @@
-"""Health checks: of gRPC servers (grpc.health.v1), and of the gateway over HTTP.
+"""Health checks for containers: `python -m paceline.rpc.health ADDRESS` exits 0 if healthy.
 
-`python -m paceline.rpc.health ADDRESS`, or `http://ADDRESS` for a gateway, exits 0 if what listens there is healthy; for
-container health checks. Servers with TLS are called with the files in PACELINE_TLS_CA, PACELINE_TLS_CERT and
-PACELINE_TLS_KEY.
+ADDRESS is `http://ADDRESS` for a gateway. TLS files come from PACELINE_TLS_CA, PACELINE_TLS_CERT and PACELINE_TLS_KEY.
 """
 
 import contextlib
@@ -20,7 +18,6 @@ from paceline.rpc.tls import Tls, find_tls
 
 
 def is_serving(address: str, timeout_s: float = 5.0, service: str = "", tls: Tls = NO_TLS) -> bool:
-    """Whether grpc.health.v1 at `address` answers SERVING within `timeout_s`, for all of it or for one service."""
     try:
         with _open(address, tls) as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(
@@ -32,7 +29,7 @@ def is_serving(address: str, timeout_s: float = 5.0, service: str = "", tls: Tls
 
 
 def instance_at(listen: str, timeout_s: float = 5.0, tls: Tls = NO_TLS) -> str | None:
-    """Returns the instance name that the gateway at `listen` reports; "" without a supervisor, None without a gateway."""
+    """Returns the instance name that a gateway reports; "" without a supervisor, None without a gateway."""
     try:
         connection = _connect(listen, timeout_s, tls)
     except (OSError, ConfigError):
@@ -55,7 +52,6 @@ def _open(address: str, tls: Tls) -> grpc.Channel:
 
 
 def _connect(listen: str, timeout_s: float, tls: Tls) -> http.client.HTTPConnection:
-    """Raises ConfigError for bad files, OSError for a socket without a gateway that speaks TLS."""
     context = tls.client_context() if tls else None
     if not listen.startswith("unix:"):
         if context is not None:

@@ -1,4 +1,4 @@
-"""Converts between domain values and messages."""
+"""Converts between domain values and messages. Functions from messages raise InvalidArgument naming the field."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -34,7 +34,7 @@ _OPTIONAL_FIELDS = {
 
 
 def sampling_from_message(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Raises InvalidArgument naming a field out of range. Drops repetitions from lists."""
+    """Drops duplicates from lists."""
     check_lengths(message)
     fields: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN_FIELDS}
     fields |= {name: tuple(dict.fromkeys(getattr(message, name))) for name in _LIST_FIELDS}
@@ -50,7 +50,6 @@ def sampling_to_message(params: SamplingParams) -> sampling_pb2.SamplingParams:
 
 
 def speculation_from_message(message: sampling_pb2.SpeculationParams) -> dict[str, Any]:
-    """The fields of SpeculationParams that the message has. Raises InvalidArgument."""
     plain = ("enabled", "lenience", "draft_temperature")
     fields: dict[str, Any] = {name: getattr(message, name) for name in plain if message.HasField(name)}
     for name, known in (("rule", _RULES), ("draft_mode", _DRAFT_MODES)):
@@ -98,7 +97,6 @@ def entropy_rule_to_message(rule: EntropyAdaptive) -> sampling_pb2.EntropyAdapti
 
 
 def entropy_rule_from_message(message: sampling_pb2.EntropyAdaptive) -> EntropyAdaptive:
-    """Raises InvalidArgument."""
     return EntropyAdaptive(Bounds(message.bounds.min, message.bounds.max), message.ema_beta)
 
 
@@ -115,12 +113,10 @@ def draft_mode_to_message(draft_mode: DraftMode) -> sampling_pb2.DraftMode:
 
 
 def rule_from_message(message: Any) -> Rule:
-    """Raises InvalidArgument if the field is unspecified."""
     return _required_enum(message, "rule", _RULES)
 
 
 def draft_mode_from_message(message: Any) -> DraftMode:
-    """Raises InvalidArgument if the field is unspecified."""
     return _required_enum(message, "draft_mode", _DRAFT_MODES)
 
 
@@ -142,12 +138,11 @@ def open_to_message(
 
 
 def floats_to_bytes(values: NDArray[np.floating[Any]], dtype: str = "<f4") -> bytes:
-    """Packs little-endian floats."""
     return values.astype(dtype, copy=False).tobytes()
 
 
 def floats_from_bytes(data: bytes, name: str, count: int, dtype: str = "<f4") -> NDArray[Any]:
-    """Unpacks `count` floats. Raises InvalidArgument naming the field if the size differs."""
+    """Raises InvalidArgument if there are not `count` floats."""
     values = np.frombuffer(data, dtype=dtype) if len(data) == count * np.dtype(dtype).itemsize else None
     if values is None:
         raise InvalidArgument.of_value(

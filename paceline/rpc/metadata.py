@@ -1,4 +1,4 @@
-"""What calls carry in their metadata: an API key (`authorization: Bearer KEY`) and a trace (W3C `traceparent`)."""
+"""Call metadata: an API key (`authorization: Bearer KEY`) and a trace (W3C `traceparent`)."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable
@@ -23,10 +23,9 @@ caller: ContextVar[str | None] = ContextVar("caller", default=None)
 
 
 class KeyCheck(grpc.aio.ServerInterceptor):
-    """Refuses calls without a key of the ring, except health checks, with UNAUTHENTICATED."""
+    """Refuses calls without a key of the ring with UNAUTHENTICATED, except health checks."""
 
     def __init__(self, ring: KeyRing, count_refusal: Callable[[], None] = lambda: None) -> None:
-        """`count_refusal` is called for each call that is refused."""
         self._ring = ring
         self._count_refusal = count_refusal
 
@@ -45,7 +44,7 @@ class KeyCheck(grpc.aio.ServerInterceptor):
 
 
 def key_of(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """Returns the key that a call carries; None unless it carries exactly one."""
+    """Returns None unless the call carries exactly one key."""
     values = [value for name, value in metadata if name == AUTHORIZATION]
     if len(values) != 1 or not isinstance(values[0], str):
         return None
@@ -54,7 +53,6 @@ def key_of(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
 
 
 def _refusal(text: str) -> grpc.RpcMethodHandler:
-    """Makes a handler that ends calls of any kind without reading a message."""
     error = Unauthenticated(text)
 
     async def refuse(messages: Any, context: grpc.aio.ServicerContext) -> None:
@@ -68,10 +66,10 @@ _REFUSE_UNKNOWN = _refusal("the API key is not one that this server knows")
 
 
 class KeyedChannel:
-    """A channel for stubs whose calls carry a key and other metadata. Its owner closes the channel."""
+    """A channel whose calls carry a key and other metadata. Its owner closes the channel."""
 
     def __init__(self, channel: grpc.aio.Channel, key: str | None, *more: tuple[str, str]) -> None:
-        """`more`: further metadata of every call. Raises InvalidArgument for a key that no header can carry."""
+        """Raises InvalidArgument for a key that no header can carry."""
         self._channel = channel
         keys = () if key is None else ((AUTHORIZATION, f"{SCHEME} {check_key('key', key)}"),)
         self._metadata = (*keys, *more)
@@ -94,13 +92,12 @@ _TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def trace_metadata(traceparent: str) -> tuple[str, str]:
-    """Raises InvalidArgument unless `traceparent` is one."""
     is_one = _TRACEPARENT.fullmatch(traceparent) is not None
     require(is_one, TRACEPARENT, traceparent, "VERSION-TRACE-PARENT-FLAGS, as in W3C Trace Context")
     return TRACEPARENT, traceparent
 
 
 def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Returns the traceparent of a call; "" unless it carries exactly one."""
+    """Returns "" unless the call carries exactly one."""
     values = [value for name, value in metadata or () if name == TRACEPARENT]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else ""

@@ -1,4 +1,4 @@
-"""A gRPC server from start to graceful end: health, reflection, signals, draining."""
+"""A gRPC server: health, reflection, signals, draining."""
 
 import asyncio
 import contextlib
@@ -34,8 +34,6 @@ DRAIN_S = 20.0
 
 
 class Server:
-    """Serves one or more gRPC services at one address."""
-
     def __init__(
         self,
         listen: str,
@@ -43,9 +41,9 @@ class Server:
         tls: Tls = NO_TLS,
         reflects: bool = False,
     ) -> None:
-        """`listen`: HOST:PORT (port 0: any free one) or unix:PATH. Raises ConfigError if it is neither.
+        """`listen`: HOST:PORT (port 0: any free one) or unix:PATH. Raises ConfigError.
 
-        `interceptors` see every call, including health checks and reflection. `reflects`: enables reflection.
+        `interceptors` see every call, including health checks and reflection.
         """
         try:
             check_address("--listen", listen, is_listening=True)
@@ -62,14 +60,13 @@ class Server:
         self._instance = instance_of(os.environ)
 
     def add_service(self, descriptor: ServiceDescriptor, servicer: Any) -> None:
-        """Adds `servicer`: methods named as the service's, which may raise PacelineError."""
         handlers = {method.name: _handler(method, getattr(servicer, method.name)) for method in descriptor.methods}
         generic = grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
         self._server.add_generic_rpc_handlers((generic,))
         self._names.append(descriptor.full_name)
 
     async def start(self) -> str:
-        """Starts listening; returns the address with the actual port. Raises ConfigError if the address is not available."""
+        """Returns the address with the actual port. Raises ConfigError if it is not available."""
         if self._reflects:
             reflection.enable_server_reflection(self._names, self._server)
         credentials = self._tls.server_credentials() if self._tls else None
@@ -92,19 +89,18 @@ class Server:
         return f"{self._listen.rpartition(':')[0]}:{port}"
 
     async def set_serving(self, serving: bool) -> None:
-        """Sets what health checks report."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ["", *self._names]:
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new calls at once; gives calls in flight `grace_s` to finish."""
+        """Refuses new calls; gives calls in flight `grace_s` to finish."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
 
 def require_free_address(listen: str, flag: str = "--listen") -> None:
-    """Raises ConfigError if another process listens there. For checks before models are loaded."""
+    """Raises ConfigError if another process listens there; checked before models are loaded."""
     if listen.startswith("unix:"):
         with socket.socket(socket.AF_UNIX) as probe:
             is_taken = probe.connect_ex(listen.removeprefix("unix:")) == 0
@@ -116,7 +112,6 @@ def require_free_address(listen: str, flag: str = "--listen") -> None:
 
 
 def _is_bound(host: str, port: int) -> bool:
-    """Whether something listens on the port. Raises ConfigError for a host that is not this machine's."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0
@@ -139,7 +134,7 @@ def _taken(listen: str, flag: str = "--listen") -> str:
 
 
 async def wait_for_signal() -> None:
-    """Waits for SIGTERM or SIGINT; then removes its handlers, so that a second signal kills."""
+    """Waits for SIGTERM or SIGINT, then removes its handlers, so that a second signal kills."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -153,7 +148,7 @@ async def wait_for_signal() -> None:
 
 
 def run(main: Callable[[], Any], log_format: LogFormat = "text", log_level: LogLevel = "info") -> None:
-    """Runs a service's coroutine under uvloop; a ConfigError or DeviceLost prints one line and exits with 1."""
+    """Runs a service's coroutine under uvloop; on ConfigError or DeviceLost prints one line and exits with 1."""
 
     def tell(error: Exception) -> None:
         if log_format == "json":
@@ -201,7 +196,6 @@ def _handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> grpc.Rp
 
 
 def _checked(request: Any) -> Any:
-    """Returns a decoded request, or a stream that raises at the first message that did not decode."""
     if request is None:
         raise InvalidArgument("message", "is not valid protobuf of the expected type")
     if not hasattr(request, "__aiter__"):
@@ -215,7 +209,7 @@ def _checked(request: Any) -> Any:
 
 
 def _encoded(answer: Any) -> bytes:
-    """Encodes a response unless the method has done so. Raises OutOfRange for one that exceeds the message limit."""
+    """Encodes a response that is not bytes yet. Raises OutOfRange beyond the message limit."""
     data: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
     if len(data) > MAX_MESSAGE_BYTES:
         raise OutOfRange(f"the answer has {len(data)} bytes; a message may have {MAX_MESSAGE_BYTES}")
@@ -245,7 +239,7 @@ def _answer_stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _CallGuard(contextlib.AbstractContextManager["_CallGuard"]):
-    """Catches an exception, so that `abort` can end the call with its status: INTERNAL for foreign exceptions."""
+    """Ends a call with an exception's status: INTERNAL for foreign ones."""
 
     def __init__(self, context: grpc.aio.ServicerContext) -> None:
         self._context = context
@@ -272,18 +266,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def supervised_environment(instance: str) -> dict[str, str]:
-    """Returns the environment for a service that this process starts."""
     return {**os.environ, SUPERVISOR_VARIABLE: f"{os.getpid()} {instance}"}
 
 
 def instance_of(variables: Mapping[str, str]) -> str | None:
-    """Returns the health service's name that identifies this process to its supervisor; None without a supervisor."""
+    """Returns the health service name by which the supervisor recognizes this process, if it has one."""
     _, _, instance = variables.get(SUPERVISOR_VARIABLE, "").partition(" ")
     return f"instance.{instance}" if instance else None
 
 
 def end_with_supervisor() -> None:
-    """Asks the kernel for a SIGTERM when the supervisor dies. Does nothing outside Linux."""
+    """Asks the kernel for a SIGTERM when the supervisor dies (Linux only)."""
     pid, _, _ = os.environ.get(SUPERVISOR_VARIABLE, "").partition(" ")
     if not pid or sys.platform != "linux":
         return

@@ -1,8 +1,7 @@
 """Converts between exceptions and google.rpc.Status: the only place that knows how errors travel.
 
-An error is a status code, a line for a person, and details that gRPC clients of every language can read:
-`google.rpc.ErrorInfo` (its reason), `BadRequest` (the field of an InvalidArgument) and `RetryInfo` (when to try again).
-Calls carry them in their trailing metadata (`grpc-status-details-bin`), the model servers' streams in `Failure`.
+Details are `google.rpc.ErrorInfo` (reason), `BadRequest` (an InvalidArgument's field) and `RetryInfo`. Calls carry them
+in trailing metadata (`grpc-status-details-bin`), the model servers' streams in `Failure`.
 """
 
 import grpc
@@ -38,12 +37,11 @@ MAX_TEXT_BYTES = 1000
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
-    """Returns the status code of an exception; INTERNAL for foreign ones."""
     return _kind_of(error)[0]
 
 
 def status_of(error: Exception) -> status_pb2.Status:
-    """Returns the status of an exception. Foreign exceptions keep their text to themselves."""
+    """Does not disclose the text of foreign exceptions."""
     code, reason = _kind_of(error)
     status = status_pb2.Status(code=code.value[0])
     status.message = _shortened(
@@ -64,14 +62,12 @@ def status_of(error: Exception) -> status_pb2.Status:
 
 
 async def abort_with(context: grpc.aio.ServicerContext, error: Exception) -> None:
-    """Ends a call with the status of an exception."""
     status = status_of(error)
     packed = rpc_status.to_status(status)
     await context.abort(packed.code, packed.details, packed.trailing_metadata)
 
 
 def error_of(status: status_pb2.Status) -> errors.PacelineError:
-    """Returns the exception of a status that came from a server, of Paceline or not."""
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     for detail in status.details:
         for each in (info, bad, retry):
@@ -89,7 +85,6 @@ def error_of(status: status_pb2.Status) -> errors.PacelineError:
 
 
 def error_of_call(error: grpc.aio.AioRpcError, address: str) -> errors.PacelineError:
-    """Returns the exception of a call to the coordinator at `address` that ended with an error."""
     status = rpc_status.from_call(error)
     if status is not None:
         return error_of(status)

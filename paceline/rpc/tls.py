@@ -1,7 +1,7 @@
 """TLS from PEM files, which may change while a process runs.
 
-A server has a certificate and its key, and for mutual TLS the authority of its clients' certificates. A client has the
-authority of the servers it trusts, and for mutual TLS a certificate and key of its own.
+A server has a certificate and key, and for mutual TLS its clients' authority. A client has its servers' authority, and
+for mutual TLS a certificate and key.
 """
 
 import logging
@@ -26,8 +26,6 @@ Signature = tuple[tuple[int, int, int], ...]
 
 
 class Names(NamedTuple):
-    """Names of the files in errors: flags, variables or arguments."""
-
     cert: str = "cert"
     key: str = "key"
     ca: str = "ca"
@@ -38,7 +36,7 @@ ENVIRONMENT = Names("PACELINE_TLS_CERT", "PACELINE_TLS_KEY", "PACELINE_TLS_CA")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Paths of PEM files. Without any: no TLS."""
+    """Paths of PEM files; none: no TLS. Methods raise ConfigError naming a file that is missing or bad."""
 
     # The certificate, followed by intermediate ones, and its key without a passphrase.
     cert: str | Path | None = None
@@ -52,11 +50,9 @@ class Tls:
 
     @property
     def said(self) -> str:
-        """Describes the files, for a server's log."""
         return "mutual TLS" if self.ca is not None else "TLS" if self else "no TLS"
 
     def server_context(self) -> ssl.SSLContext:
-        """For an HTTP server. Raises ConfigError naming the file that is missing, bad or does not fit."""
         if self.cert is None:
             raise ConfigError(f"{self._given} needs {self.names.cert} and {self.names.key}")
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
@@ -69,23 +65,20 @@ class Tls:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """For an HTTP client. Raises ConfigError naming the file that is missing, bad or does not fit."""
         if self.ca is None:
             raise ConfigError(f"{self._given} needs {self.names.ca}, the authority to trust")
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server: new connections get what the files hold by then. Raises ConfigError."""
+        """Credentials that read the files anew for each connection."""
         configuration = Reloaded(self, self._server_configuration)
         return grpc.dynamic_ssl_server_credentials(configuration.value, configuration.newer, self.ca is not None)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For a gRPC client: what the files hold now. Raises ConfigError."""
         self.client_context()
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
 
     def signature(self) -> Signature:
-        """Raises ConfigError for a file that is not there."""
         found = []
         for name, path in self._files:
             try:
@@ -97,7 +90,6 @@ class Tls:
 
     @property
     def _files(self) -> list[tuple[str, str | Path]]:
-        """The given files and their names."""
         pairs = zip(self.names, (self.cert, self.key, self.ca), strict=True)
         return [(name, path) for name, path in pairs if path is not None]
 
@@ -110,7 +102,7 @@ class Tls:
         return grpc.ssl_server_certificate_configuration([(_read(self.key), _read(self.cert))], _read(self.ca))
 
     def _context(self, protocol: int) -> ssl.SSLContext:
-        """Loads all files, so that OpenSSL finds what is wrong with one."""
+        """Loads all files, so that OpenSSL reports what is wrong with one."""
         if (self.cert is None) is not (self.key is None):
             raise ConfigError(f"{self.names.cert} and {self.names.key} need each other; give both")
         for name, path in self._files:
@@ -146,10 +138,9 @@ class Tls:
 
 
 class Reloaded(Generic[T]):
-    """A value made from the files, and made again when they have changed and are good."""
+    """A value made from the files, and made again when they change and are valid."""
 
     def __init__(self, tls: Tls, make: Callable[[], T]) -> None:
-        """Raises ConfigError, as `make` does."""
         self._tls = tls
         self._make = make
         self._looked_s = time.monotonic()
@@ -159,7 +150,7 @@ class Reloaded(Generic[T]):
         self.value = make()
 
     def newer(self) -> T | None:
-        """Returns the value if it has changed since the last call, else None. Bad files are logged once and change nothing."""
+        """Returns the value if it has changed since the last call. Bad files are logged once and change nothing."""
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_INTERVAL_S:
             return None
@@ -180,7 +171,7 @@ class Reloaded(Generic[T]):
 
 
 def find_tls(tls: Tls | None) -> Tls:
-    """Returns a client's files: `tls`, or else those of the environment."""
+    """Returns a client's files, by default the environment's."""
     if tls is not None:
         return tls
     cert, key, ca = (os.path.expanduser(os.environ.get(name, "")) or None for name in ENVIRONMENT)

@@ -1,1 +1,1 @@
-"""What the draft and the target server share: settings, the Session stream, the way up and down."""
+"""Common parts of the draft and the target server."""

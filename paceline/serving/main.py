@@ -1,4 +1,4 @@
-"""A model server's way up and down."""
+"""Startup and shutdown."""
 
 import asyncio
 import logging
@@ -18,15 +18,15 @@ from paceline.rpc.server import DRAIN_S, Server, require_free_address, wait_for_
 from paceline.serving.settings import ModelServerSettings
 
 log = logging.getLogger(__name__)
-# How long an idle OpenMP thread spins before it sleeps: about 0.1 ms. No spinning costs 50 us a
-# product; the library's default takes the core from the other model server for long after a forward.
+# How long an idle OpenMP thread spins before it sleeps. No spinning slows each product; the library's default keeps the
+# core from the other model server for long after a forward.
 SPIN_COUNT = "10000"
 
 
 def prepare_process() -> None:
-    """Must run before torch and transformers are imported: they read the environment once."""
+    """Sets what torch and transformers read from the environment when they are imported."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    # Bars that redraw themselves are noise in a log; what takes long is logged in a line of its own.
+    # No progress bars in the log.
     os.environ.setdefault("TQDM_DISABLE", "1")
 
 
@@ -36,7 +36,7 @@ async def serve_model(
     descriptor: ServiceDescriptor,
     make_servicer: Callable[[Any], Any],
 ) -> None:
-    """Loads the model, serves until SIGTERM or SIGINT, then drains. Raises ConfigError where it can't."""
+    """Loads the model, serves until SIGTERM or SIGINT, then drains. Raises ConfigError if it can't."""
     registry = new_registry(role.name)
     with exposed(registry, settings.metrics, role.name), traced(settings.traces, role.name) as spans:
         await _serve(settings, role, descriptor, make_servicer, registry, spans)
@@ -55,13 +55,12 @@ async def _serve(
 
     name = role.name
     require_free_address(settings.listen)
-    # Loading before listening: an address that answers is an address that serves.
+    # Load before listening, so that an address that answers can serve.
     device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
-    engine = await _load(settings, role, device_thread)
+    engine = await _load(settings, role, device_thread, registry, spans)
     server = Server(settings.listen, tls=settings.tls, reflects=settings.reflection)
     servicer = make_servicer(engine)
     server.add_service(descriptor, servicer)
-    _observe(engine, registry, spans, settings.model)
     engine.worker.start(device_thread, settings.check_integrity)
     watchdog = asyncio.create_task(watch(engine.worker, settings.step_timeout))
     try:
@@ -74,7 +73,7 @@ async def _serve(
         await _wait_for_end(engine.worker.wait_stopped())
         log.info("%s: draining for up to %.0f s", name, DRAIN_S)
         await server.set_serving(False)
-        # A device thread that hangs would be waited for.
+        # Otherwise a hung device thread would keep the process alive.
         last_resort = end_after(DRAIN_S + 5.0)
         await servicer.drain(DRAIN_S)
         await server.stop(1.0)
@@ -84,40 +83,39 @@ async def _serve(
     last_resort.cancel()
 
 
-async def _load(settings: ModelServerSettings, role: ModelRole, device_thread: ThreadPoolExecutor) -> Any:
-    """The engine, built on the device thread."""
+async def _load(
+    settings: ModelServerSettings,
+    role: ModelRole,
+    device_thread: ThreadPoolExecutor,
+    registry: CollectorRegistry,
+    spans: Spans,
+) -> Any:
     from paceline.engine.engine import Engine, build_engine
+    from paceline.serving.telemetry import EngineState, SequenceSpans, StepMetrics
 
     loop = asyncio.get_running_loop()
+    on_step = StepMetrics(registry).on_step
+    on_close = SequenceSpans(spans, settings.model).on_close if spans.are_kept else None
 
     def build() -> Engine:
-        return build_engine(settings, role, loop, lambda text: log.info("%s: %s", role.name, text))
+        return build_engine(
+            settings, role, loop, lambda text: log.info("%s: %s", role.name, text), on_step=on_step, on_close=on_close
+        )
 
     engine = await loop.run_in_executor(device_thread, build)
     if engine.batch_variant_parts and role.batch_invariant:
         log.warning(
-            "rows depend on the rows beside them (%s): output may differ with and without speculation",
+            "results depend on the rest of the batch (%s): output may differ with and without speculation",
             ", ".join(engine.batch_variant_parts),
         )
+    registry.register(EngineState(engine))
     return engine
 
 
-def _observe(engine: Any, registry: CollectorRegistry, spans: Spans, model: str) -> None:
-    """What the worker does becomes metrics and spans."""
-    from paceline.serving.metrics import EngineState, StepMetrics
-    from paceline.serving.spans import SequenceSpans
-
-    registry.register(EngineState(engine))
-    engine.worker.observe = StepMetrics(registry).count_step
-    if spans.are_kept:
-        engine.worker.settle = SequenceSpans(spans, model).settle
-
-
 async def _wait_for_end(stopped: Coroutine[Any, Any, None]) -> None:
-    """Returns at SIGTERM or SIGINT. Raises what ended the worker: a server without one must not go on saying
-    that it serves."""
+    """Returns at SIGTERM or SIGINT. Raises the exception that ended the worker."""
     signal, failure = asyncio.ensure_future(wait_for_signal()), asyncio.ensure_future(stopped)
     await asyncio.wait({signal, failure}, return_when=asyncio.FIRST_COMPLETED)
     if failure.done():
-        log.critical("the device thread has ended; so does this server")
+        log.critical("the device thread crashed; the server exits")
         await failure

@@ -1,4 +1,4 @@
-"""The Session stream and the unary commands, the same for draft and target."""
+"""The Session stream and the unary commands, for draft and target."""
 
 import asyncio
 import contextlib
@@ -27,21 +27,19 @@ from paceline.sampling import MAX_ID_CHARACTERS, MAX_LISTED_IDS, MAX_SALT_CHARAC
 from paceline.v1 import model_pb2
 
 log = logging.getLogger(__name__)
-# How often a stream carries a message at least, for whom waits at its other end.
+# A stream carries a message at least this often, for the client that waits.
 HEARTBEAT_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A Session call's two halves."""
-
     reader: asyncio.Task[None]
     outbox: asyncio.Queue[tuple[list[Answer], int] | None]
     is_drained: bool = False
 
 
 class ModelServicer(ABC):
-    """Subclasses know one job: its command message, and its answer."""
+    """Base of both services. A subclass adds one job: its command message and its answer."""
 
     # DraftResponse or TargetResponse.
     response_class: type[Any]
@@ -54,18 +52,17 @@ class ModelServicer(ABC):
 
     @abstractmethod
     def parse_job(self, command: Any) -> Command:
-        """The command that is this service's own. Raises InvalidArgument."""
+        """Converts this service's own command. Raises InvalidArgument."""
 
     @abstractmethod
     def fill_answer(self, message: Any, result: Any) -> None:
-        """Puts a job's result, or a part of it, into its answer message."""
+        """Writes a job's result, or a part of it, to its answer message."""
 
     def split_result(self, result: Any) -> Iterable[Any]:
-        """A job's result in parts with a message each, the answer last. Here: in one."""
+        """Splits a job's result into messages, the answer last. By default it is one."""
         yield result
 
     async def Session(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        """One ordered stream of commands; ends when the caller's side ends, and releases all it opened."""
         outbox: asyncio.Queue[tuple[list[Answer], int] | None] = asyncio.Queue()
         session = self._engine.worker.open_session(lambda answers, steps: outbox.put_nowait((answers, steps)))
         session_id = secrets.token_hex(8)
@@ -130,7 +127,7 @@ class ModelServicer(ABC):
         return model_pb2.ReleaseResponse()
 
     async def drain(self, timeout_s: float) -> None:
-        """Takes no more commands, lets those taken finish for up to `timeout_s`, and ends all streams."""
+        """Rejects new commands, waits up to `timeout_s` for accepted ones, and ends all streams."""
         for stream in self._streams:
             stream.is_drained = True
             stream.reader.cancel()
@@ -141,7 +138,6 @@ class ModelServicer(ABC):
             stream.outbox.put_nowait(None)
 
     def check_tokens(self, name: str, tokens: Iterable[int]) -> None:
-        """Raises InvalidArgument for a token id outside the vocabulary."""
         vocab_size = self._engine.model.vocab_size
         worst = max(tokens, default=0)
         require(worst < vocab_size, name, worst, f"token ids in [0, {vocab_size})")
@@ -152,14 +148,13 @@ class ModelServicer(ABC):
         return self._sessions[session_id]
 
     async def _read(self, requests: AsyncIterator[Any], session: EngineSession, outbox: asyncio.Queue[Any]) -> None:
-        """Hands each message's commands to the worker in one crossing."""
         try:
             async for request in requests:
-                # It ends the stream: an answer to each of millions would take all memory.
+                # Ends the stream: answers to millions of commands would exhaust memory.
                 require_at_most(MAX_COMMANDS, len(request.commands), "commands", "commands in a message")
                 self._engine.worker.submit(session, [self._parse(command) for command in request.commands])
         except asyncio.CancelledError:
-            # Drained: answers are still to come, and the end is the drain's to send.
+            # Drained: answers may follow, and `drain` ends the stream.
             raise
         except BaseException:
             outbox.put_nowait(None)
@@ -167,19 +162,18 @@ class ModelServicer(ABC):
         outbox.put_nowait(None)
 
     async def _beat(self, outbox: asyncio.Queue[Any]) -> None:
-        """Signs of life, also during a long step: a step that never ends is the watchdog's to notice."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             outbox.put_nowait(([], self._engine.worker.num_steps))
 
     def _parse(self, message: Any) -> Command:
-        """A bad command fails in its place in the sequence's order, so it becomes a Refuse."""
+        """Converts a command. An invalid one becomes a Refuse, which fails in the sequence's order."""
         ids = (message.command_id, message.sequence_id)
         try:
             match message.WhichOneof("command"):
                 case "open":
                     options = _options(message.open)
-                    # Let through, an id outside the vocabulary would fail the engine step that bans it, for everyone.
+                    # An id outside the vocabulary would fail the engine step that bans it, for every job.
                     self.check_tokens("eos_token_ids", options.eos_token_ids)
                     options.sampling.check_token_ids(self._engine.model.vocab_size, options.eos_token_ids)
                     _log_opened(message.sequence_id, options)
@@ -206,7 +200,6 @@ class ModelServicer(ABC):
             )
 
     def _responses(self, answers: list[Answer], steps: int) -> Iterable[Any]:
-        """Messages below the size limit."""
         response = self.response_class(engine_steps=steps)
         size = 0
         for answer in itertools.chain.from_iterable(map(self._parts, answers)):
@@ -236,7 +229,6 @@ class ModelServicer(ABC):
 
 
 def _log_opened(sequence_id: int, options: SequenceOptions) -> None:
-    """One line a sequence: a generation's first, and one more after each loss of the connection."""
     fields = {"request_id": options.request_id, "sequence": sequence_id, "prompt_tokens": options.num_prompt_tokens}
     log.info("sequence opened", extra=with_fields(**fields))
 

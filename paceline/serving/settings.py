@@ -1,5 +1,3 @@
-"""Settings of both model servers: the engine's, and the server's own. Imports no torch, so that `--help` is quick."""
-
 from typing import ClassVar
 
 from pydantic import Field

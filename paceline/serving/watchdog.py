@@ -1,7 +1,6 @@
-"""Watches the device thread, and ends a process that can do no more.
+"""The watchdog: exits the process if an engine step hangs, so that its supervisor restarts it.
 
-A device that hangs leaves a server that answers every call but never one of its commands. Its clients can't tell it from
-a slow one. So the server ends itself, and whoever runs it starts it again.
+Such a server still answers calls but no commands, and clients can't tell it from a slow one.
 """
 
 import asyncio
@@ -17,17 +16,17 @@ STATUS = 70
 LOOK_S = 1.0
 
 
-async def watch(worker: Worker, most_s: float) -> None:
-    """Runs until cancelled. Ends the process when a step takes longer than `most_s`."""
+async def watch(worker: Worker, timeout_s: float) -> None:
+    """Runs until cancelled. Ends the process when a step takes longer than `timeout_s`."""
     while True:
-        await asyncio.sleep(min(LOOK_S, most_s / 4))
-        if worker.step_s > most_s:
-            log.critical("an engine step has taken longer than %g s (step_timeout), so this server ends", most_s)
+        await asyncio.sleep(min(LOOK_S, timeout_s / 4))
+        if worker.step_s > timeout_s:
+            log.critical("an engine step has taken longer than %g s (step_timeout); the server exits", timeout_s)
             _end()
 
 
 def end_after(seconds: float) -> threading.Timer:
-    """Ends the process after `seconds`, whatever its threads wait for, unless the timer is cancelled."""
+    """Ends the process after `seconds`, even if its threads hang, unless the timer is cancelled."""
     timer = threading.Timer(seconds, _end)
     timer.daemon = True
     timer.start()
@@ -35,5 +34,5 @@ def end_after(seconds: float) -> threading.Timer:
 
 
 def _end() -> None:
-    # Not by an exception: the device thread would be waited for.
+    # An exception would wait for the device thread.
     os._exit(STATUS)

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class DraftStub:
-    """Proposes tokens from a small model with a KV cache of its own.
+    """Proposes tokens from a small model with its own KV cache.
     """
 
     def __init__(self, channel):
@@ -59,11 +59,11 @@ class DraftStub:
 
 
 class DraftServicer:
-    """Proposes tokens from a small model with a KV cache of its own.
+    """Proposes tokens from a small model with its own KV cache.
     """
 
     def Session(self, request_iterator, context):
-        """The ordered stream of commands. Its first answer is Hello; its end releases all its sequences.
+        """An ordered stream of commands. The first response has Hello; closing the stream releases its sequences.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,7 +122,7 @@ def add_DraftServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Draft:
-    """Proposes tokens from a small model with a KV cache of its own.
+    """Proposes tokens from a small model with its own KV cache.
     """
 
     @staticmethod

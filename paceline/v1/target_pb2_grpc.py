@@ -68,7 +68,7 @@ class TargetServicer:
     """
 
     def Session(self, request_iterator, context):
-        """The ordered stream of commands. Its first answer is Hello; its end releases all its sequences.
+        """An ordered stream of commands. The first response has Hello; closing the stream releases its sequences.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

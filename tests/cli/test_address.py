@@ -1,4 +1,4 @@
-"""What is said of an address that can't be one, and of one where no coordinator answers."""
+"""Errors for invalid addresses, and for addresses without a coordinator."""
 
 from pathlib import Path
 

@@ -98,7 +98,7 @@ class Terminal:
         self._unread = b""
 
     def read_until(self, wanted: bytes) -> None:
-        """Returns when the terminal shows `wanted`; what comes behind it is left to the next call."""
+        """Returns when the terminal shows `wanted`; the next call reads what follows."""
         deadline_s = time.monotonic() + 60
         while wanted not in self._unread:
             ready, _, _ = select.select([self._number], [], [], deadline_s - time.monotonic())
@@ -110,7 +110,7 @@ class Terminal:
         os.write(self._number, keys)
 
     def shows_a_new_line(self, seconds: float) -> bool:
-        """Within so many seconds, or because the program ends."""
+        """Waits for the given time or the end of the program."""
         deadline_s = time.monotonic() + seconds
         while b"\n" not in self._unread:
             ready, _, _ = select.select([self._number], [], [], max(0.0, deadline_s - time.monotonic()))
@@ -156,7 +156,7 @@ def processes(tmp_path: Path) -> Iterator[Trio]:
 
 
 def test_ctrl_c_ends_the_answer_on_the_server_and_then_the_conversation(processes: Trio) -> None:
-    # Ctrl-C as in a terminal, also where the tests run in the background of a shell, which ignores it.
+    # Ctrl-C as in a terminal, even if the tests run in the background of a shell, which ignores it.
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = [sys.executable, "-c", f"{heard}; from paceline.cli import main; main()"]
     arguments = ["chat", "--address", processes.address, "--max-tokens", "5"]
@@ -169,7 +169,7 @@ def test_ctrl_c_ends_the_answer_on_the_server_and_then_the_conversation(processe
         terminal = Terminal(number)
         try:
             terminal.read_until(b"> ")
-            # A target that stands still: the answer can't end by itself.
+            # A stopped target: the answer can't end by itself.
             target.send_signal(signal.SIGSTOP)
             terminal.type(b"first\n")
             wait_until_running(client, 1)

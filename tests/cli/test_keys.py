@@ -28,7 +28,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """alice's key, with a line feed behind it as an editor leaves it; beside it the coordinator's file."""
+    """alice's key, followed by a line feed as from an editor, and the coordinator's key file."""
     folder = tmp_path_factory.mktemp("keys")
     (folder / "alice").write_text(make_key(folder / "keys", "alice") + "\n")
     return folder / "alice"

@@ -227,7 +227,7 @@ def test_the_environment_overrules_a_commands_table(paceline, monkeypatch: pytes
 
 
 def test_a_variable_bears_the_name_of_its_flag(paceline, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The parameter behind --json has another name: `json` is a module.
+    # The parameter of --json has another name: `json` is a module.
     monkeypatch.setenv("PACELINE_PLAN_JSON", "1")
     assert '"alpha": 0.8' in paceline("plan", "--alpha", "0.8", "--draft-cost", "0.2").out
 

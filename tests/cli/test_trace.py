@@ -128,7 +128,7 @@ def test_settings_of_the_entropy_rule_say_how_it_smooths_and_what_it_allows(
     assert looked
     smoothed = 0.0
     for record, shown in zip(looked, lines, strict=True):
-        # Over decided positions: those accepted, and the one behind them.
+        # Over decided positions: the accepted ones and the next one.
         for entropy, found in zip(record["entropies"], record["smoothed_entropies"], strict=True):
             smoothed = 0.75 * smoothed + 0.25 * entropy
             assert found == pytest.approx(smoothed, abs=1e-6)

@@ -153,7 +153,7 @@ def test_tokens_the_target_gives_no_probability_never_come_out() -> None:
     assert total_variation(counts, p) < 0.016
 
 
-def test_rounds_of_two_give_the_joint_law_of_two_tokens() -> None:
+def test_rounds_of_two_give_the_joint_distribution_of_two_tokens() -> None:
     rng = np.random.default_rng(5)
     target, draft = rng.dirichlet(np.ones(4), 4), rng.dirichlet(np.ones(4), 4)
     counts, num_draws, lengths = np.zeros((4, 4)), 40_000, set()

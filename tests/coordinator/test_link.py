@@ -243,7 +243,7 @@ async def test_a_command_that_no_message_holds_fails_alone(tmp_path: Path) -> No
             # What is sent in the same turn of the event loop shares its message.
             beside = [asyncio.create_task(ask(link)) for _ in range(3)]
             await asyncio.sleep(0)
-            with pytest.raises(OutOfRange, match=f"target server takes {MAX_COMMAND_BYTES}"):
+            with pytest.raises(OutOfRange, match=f"target server accepts at most {MAX_COMMAND_BYTES}"):
                 await link.request(1, with_tail(size))
             assert [list((await each).tokens) for each in beside] == [[7]] * 3
         largest = await link.request(1, with_tail(MAX_COMMAND_BYTES - 100))

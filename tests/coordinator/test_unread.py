@@ -5,11 +5,11 @@ import tracemalloc
 
 import pytest
 
-from coordinator.unread import CALL_SHARE, KEEPING_BYTES, UnreadAnswer, UnreadAnswers
+from coordinator.unread import CALL_FRACTION, OVERHEAD_BYTES, UnreadAnswer, UnreadAnswers
 from paceline.errors import ResourceExhausted
 
 MOST = 4000
-MOST_OF_A_CALL = MOST // CALL_SHARE
+MOST_OF_A_CALL = MOST // CALL_FRACTION
 
 
 def answer_of(answers: UnreadAnswers, ended: list[str], name: str = "") -> UnreadAnswer[int]:
@@ -18,7 +18,7 @@ def answer_of(answers: UnreadAnswers, ended: list[str], name: str = "") -> Unrea
 
 def message(num_bytes: int) -> bytes:
     """One that counts as so many."""
-    return bytes(num_bytes - KEEPING_BYTES)
+    return bytes(num_bytes - OVERHEAD_BYTES)
 
 
 async def test_messages_come_in_order_and_count_until_they_are_read() -> None:
@@ -27,7 +27,7 @@ async def test_messages_come_in_order_and_count_until_they_are_read() -> None:
     parts = [(0, message(200)), (1, message(300)), (0, None)]
     for part in parts:
         answer.put(*part)
-    assert answers.num_bytes == 500 + KEEPING_BYTES
+    assert answers.num_bytes == 500 + OVERHEAD_BYTES
     assert [await answer.get() for _ in range(3)] == parts
     assert (answers.num_bytes, ended) == (0, [])
 
@@ -54,7 +54,7 @@ async def test_a_call_with_too_much_is_ended_and_what_it_held_is_forgotten() -> 
     assert (answers.num_bytes, ended) == (0, ["too much"])
     answer.put(3, message(200))
     assert answers.num_bytes == 0
-    said = f"{MOST_OF_A_CALL + KEEPING_BYTES} bytes .* at most {MOST_OF_A_CALL} .* {MOST}"
+    said = f"{MOST_OF_A_CALL + OVERHEAD_BYTES} bytes .* at most {MOST_OF_A_CALL} .* {MOST}"
     with pytest.raises(ResourceExhausted, match=said):
         await answer.get()
 

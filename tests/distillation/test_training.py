@@ -1,4 +1,4 @@
-"""Training learns, stops where it should, and goes on where it was broken off."""
+"""Training learns, stops in time, and resumes after an interruption."""
 
 import math
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_the_overlap_may_come_last(target: LlamaForCausalLM, records: list[Recor
     assert TrainingPlan(Budget(2000)).divergence_at(1.0) is Divergence.KL
     trainer = make_trainer(target, Budget(3000), overlap_from=0.5)
     losses = list(trainer.run(records))
-    # An overlap's loss is at most 1; the draft knows little yet where KL ends.
+    # An overlap's loss is at most 1; the draft knows little when KL ends.
     assert max(losses[len(losses) // 2 + 1 :]) <= 1 < max(losses[: len(losses) // 2])
 
 

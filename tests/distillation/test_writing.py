@@ -1,4 +1,4 @@
-"""The target writing with itself: whole conversations, and its own distribution beside them."""
+"""The target writing with itself: whole conversations with its own distribution."""
 
 import itertools
 from collections import Counter
@@ -70,7 +70,7 @@ def test_a_conversation_is_a_framed_question_and_its_answer(model: CpuLlama) -> 
 
 
 def test_what_is_kept_is_the_targets_own_distribution(model: CpuLlama) -> None:
-    """Of both sides, for conversations written side by side, begun and ended at different times."""
+    """Both sides write concurrent conversations, which begin and end at different times."""
     questions = Questions([], [Opening(OPENING, [], is_about_text=False, is_whole=False)], ENDS, 0)
     records = Writer(model, FRAME, 3, TOP, 1, questions, 2, answers=SHORT).records()
     for record in [next(records)[1] for _ in range(12)]:

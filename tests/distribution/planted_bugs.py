@@ -107,7 +107,7 @@ class PenaltiesWithoutDrafts(Rounds):
 
 
 class LongTargetCache(Rounds):
-    """The target's cache keeps the draft that was rejected, and is fed the newest token behind it."""
+    """The target's cache keeps the draft that was rejected, and is fed the newest token after it."""
 
     def truncate(self, generation: Generation, proposal: Proposal, outcome: Outcome) -> None:
         super().truncate(generation, proposal, outcome)
@@ -119,7 +119,7 @@ class LongTargetCache(Rounds):
 
 
 class StaleTargetToken(Rounds):
-    """The rejected draft stands in the target's context in place of the recovered token."""
+    """The target's context has the rejected draft in place of the recovered token."""
 
     def __init__(self, toy: Toy) -> None:
         super().__init__(toy)
@@ -235,13 +235,13 @@ class QOfTheRowAbove(GuessedProposeJob):
 
 
 class MisreportingGuesses(Rounds):
-    """With a draft that was drawn behind a guess goes the q of the row before it."""
+    """A draft drawn after a guess is sent with the q of the previous row."""
 
     guessed_job = QOfTheRowAbove
 
 
 class KeptGuesses(Rounds):
-    """A guess stays where the draft model drew another token, with the model's q."""
+    """A guess is kept although the draft model drew another token, with the model's q."""
 
     class guessed_job(GuessedProposeJob):
         def absorb(self, samples: list[Sample]) -> None:
@@ -267,16 +267,16 @@ class RightGuessesAlone(Rounds):
 
 
 class GuessesBehindAWrongOne(Rounds):
-    """Drafts that were drawn behind a wrong guess are sent, each with its own q."""
+    """Drafts drawn after a wrong guess are sent, each with its own q."""
 
     class guessed_job(GuessedProposeJob):
         def absorb(self, samples: list[Sample]) -> None:
             self._samples = samples
-            self.sequence.take_back(self._round_start)
+            self.sequence.rollback(self._round_start)
 
 
 def misreporting(change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> type[Rounds]:
-    """A draft server that samples from what `change` makes of the q it sends; likeliest tokens stand first."""
+    """A draft server that samples from what `change` makes of the q it sends; likeliest tokens come first."""
     return type("MisreportingRounds", (Rounds,), {"draft_sampler": staticmethod(lambda: MisreportingSampler(change))})
 
 
@@ -300,7 +300,7 @@ class TargetAtTheDraftsTemperature(Rounds):
 
 
 class BonusFromDraft(Rounds):
-    """The token behind the last draft comes from q."""
+    """The token after the last draft comes from q."""
 
     def logits(self, job: Job, row: int, table: Table) -> NDArray[np.float32]:
         is_bonus = isinstance(job, VerifyJob) and row == len(job.pending) - 1
@@ -308,7 +308,7 @@ class BonusFromDraft(Rounds):
 
 
 class BonusOnePositionEarly(Rounds):
-    """The token behind the last draft comes from the p that judged that draft."""
+    """The token after the last draft comes from the p that judged that draft."""
 
     def logits(self, job: Job, row: int, table: Table) -> NDArray[np.float32]:
         is_bonus = isinstance(job, VerifyJob) and row == len(job.pending) - 1
@@ -346,7 +346,7 @@ class AtTheTop(Rounds):
 
 
 class OneMinusSampler(CpuSampler):
-    """The mass outside as 1 - the float32 mass inside; where nothing is there to draw, the last token."""
+    """The mass outside as 1 - the float32 mass inside; if there is nothing to draw, the last token."""
 
     def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:
         samples = [one for one in super().sample(logits, specs) if isinstance(one, ComplementSample)]

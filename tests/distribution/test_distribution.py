@@ -103,7 +103,7 @@ def oracle() -> LlamaForCausalLM:
 
 @torch.inference_mode()
 def logits_after(prefixes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of the token after PROMPT and each prefix: [num_prefixes, 32]."""
+    """Distribution of the token after PROMPT and each prefix: [num_prefixes, 32]."""
     rows = np.concatenate([np.tile(PROMPT, (len(prefixes), 1)), prefixes], axis=1)
     return torch.cat([oracle()(part).logits[:, -1] for part in torch.from_numpy(rows).split(4096)]).numpy()
 
@@ -116,7 +116,7 @@ def logits_after_all(length: int) -> NDArray[np.float64]:
 
 @functools.cache
 def joint_distribution(temperature: float) -> NDArray[np.float64]:
-    """Of the first four tokens: [32, 32, 32, 32]."""
+    """Joint distribution of the first four tokens: [32, 32, 32, 32]."""
     joint = np.ones(1)
     for length in range(NUM_EXACT):
         joint = (joint[:, None] * softmax(logits_after_all(length) / temperature, axis=1)).reshape(-1)
@@ -137,7 +137,7 @@ def check_joint(samples: Samples, positions: tuple[int, ...], temperature: float
 
 
 def check_after_drafts(samples: Samples, num_accepted: int, temperature: float) -> dict[str, float]:
-    """The token behind so many accepted drafts of the second round, given those before it.
+    """The token after this many accepted drafts of the second round, given the earlier ones.
 
     Whether the drafts before it were accepted says nothing of this token, so it follows the
     exact distribution of its own prefix; the sums over samples have known means and variances. Counts
@@ -180,7 +180,7 @@ async def check_distribution(
     assert min(ways[letter] for letter in "ARB") > num_samples / 60, ways
     values = p_values(samples)
     assert all(value > LIMIT for value in values.values()), values
-    # The same samples are no sample of a distribution nearby: the checks above had the power to fail.
+    # The same samples do not fit a nearby distribution: the checks above had the power to fail.
     wrong = p_values(samples, wrong_temperature)
     assert sum(value < LIMIT for value in wrong.values()) >= NUM_CHECKS // 3, wrong
 
@@ -197,7 +197,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("services", "speculation"), CASES)
-async def test_output_follows_the_targets_law(
+async def test_output_follows_the_targets_distribution(
     request: pytest.FixtureRequest, services: str, speculation: SpeculationParams
 ) -> None:
     await check_distribution(request.getfixturevalue(services), speculation, 1000, wrong_temperature=1.5)
@@ -208,7 +208,7 @@ async def test_output_follows_the_targets_law(
 @pytest.mark.parametrize(
     ("services", "speculation"), [*CASES[:3], pytest.param("full", REJECTION, id="rejection, full support")]
 )
-async def test_output_follows_the_targets_law_in_10000_generations(
+async def test_output_follows_the_targets_distribution_in_10000_generations(
     request: pytest.FixtureRequest, services: str, speculation: SpeculationParams
 ) -> None:
     await check_distribution(request.getfixturevalue(services), speculation, 10_000, wrong_temperature=1.2)

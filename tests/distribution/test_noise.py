@@ -1,4 +1,4 @@
-"""Noise is a pure function of its key, the same in numpy and torch, and good where it is hard: in the tail."""
+"""Noise is a pure function of its key, the same in numpy and torch, and accurate in the tail."""
 
 import numpy as np
 import pytest

@@ -43,7 +43,7 @@ def random_tables(vocab_size: int) -> tuple[Table, Table]:
 
 
 def parallel_tables(vocab_size: int, num_masks: int) -> tuple[Table, Table]:
-    """The same; at a mask the draft says what it says of any token before it, wherever the mask stands."""
+    """Random tables with rows for masks: the draft's prediction at a mask depends on the mask alone."""
     target, draft = random_tables(vocab_size)
     masks = 0.8 * np.random.default_rng(4).normal(size=(num_masks, vocab_size))
     return target, np.concatenate([draft, masks.astype(np.float32)])
@@ -75,10 +75,10 @@ def towards(rows: dict[int, int], vocab_size: int, logit: float) -> Table:
 
 
 def moody_toy() -> Toy:
-    """A toy for the entropy rule: how a discarded draft came out is remembered in the entropy behind it.
+    """A toy for the entropy rule: the entropy after a discarded draft remembers its value.
 
     The output begins 0, 5, then any token. For the 5 the draft offers 4, which is rejected with
-    what was drafted behind it; that was one of the tokens 0 … 3, after which the draft is sure, or
+    what was drafted after it; that was one of the tokens 0 … 3, after which the draft is sure, or
     4 … 7, after which it is not. Remember that, and the next round drafts again, or leaves the
     third token to the target. Draw with the same noise again, and the third token is below 4 in
     0.75 of all outputs where 0.50 is due.
@@ -91,7 +91,7 @@ def moody_toy() -> Toy:
 
 TABLES, WIDE = random_tables(5), random_tables(12)
 PARALLEL = parallel_tables(5, 2)
-# Behind each token the one that the draft is likeliest to draw, but a wrong one behind token 2.
+# After each token the draft's likeliest one, but a wrong one after token 2.
 GUESSES = tuple(int(row.argmin() if last == 2 else row.argmax()) for last, row in enumerate(TABLES[1]))
 LEFT, RIGHT = (np.log([distribution, distribution]).astype(np.float32) for distribution in ([0.6, 0.4], [0.45, 0.55]))
 TOYS = {
@@ -139,7 +139,7 @@ def least_p_value(toy: Toy, tokens: NDArray[np.int64]) -> float:
 
 @pytest.mark.parametrize("num_sets", [2, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TOYS)
-def test_output_follows_the_targets_law_with_many_sets_of_seeds(name: str, num_sets: int) -> None:
+def test_output_follows_the_targets_distribution_with_many_sets_of_seeds(name: str, num_sets: int) -> None:
     toy = TOYS[name]
     sets = [Rounds(toy).play(range(start, start + SET_SIZE)) for start in range(0, num_sets * SET_SIZE, SET_SIZE)]
     values = [least_p_value(toy, tokens) for tokens in [*sets, np.concatenate(sets)]]
@@ -154,13 +154,13 @@ def play_patched(monkeypatch: pytest.MonkeyPatch, case: tuple[str, type[Rounds],
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bug_shows_in_the_law_of_the_output(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_shows_in_the_distribution_of_the_output(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert play_patched(monkeypatch, BUGS[bug]) < LIMIT
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", HARMLESS)
-def test_harmless_variant_leaves_the_law_of_the_output(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harmless_variant_leaves_the_distribution_of_the_output(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert play_patched(monkeypatch, HARMLESS[variant]) > LIMIT
 
 
@@ -177,13 +177,13 @@ def test_carried_entropies_and_old_noise_emit_three_quarters_where_half_is_due(m
 
 
 def test_argmax_drafts_accepted_by_dense_p_over_q_emit_the_wrong_token_in_73_percent() -> None:
-    # 0.40 / 0.55: where it is rejected the right token follows.
+    # 0.40 / 0.55: if it is rejected the right token follows.
     tokens = DenseGreedy(TOYS["greedy"]).play(range(NUM_GENERATIONS))
     assert (tokens[:, 1] == 1).mean() == pytest.approx(0.4 / 0.55, abs=0.1)
 
 
 def test_mass_outside_as_one_minus_the_inside_lets_a_banned_token_out() -> None:
-    """Too seldom to show in the distribution: looked for where it is, with noise from the residual's very end."""
+    """Too rare to show in the distribution, so this checks the residual's very end."""
     toy = replace(TOYS["banned"], target=WIDE[0], draft=WIDE[1], eos_token_ids=(len(WIDE[0]) - 1,))
     seeds, (banned,) = range(NUM_GENERATIONS), toy.eos_token_ids
     assert (OneMinusInside(toy).play(seeds) == banned).any()

@@ -67,7 +67,7 @@ def test_the_best_k_grows_with_alpha_and_shrinks_with_cost() -> None:
     assert best_k(0.8, 0.01) > best_k(0.8, 0.1) > best_k(0.8, 0.4)
 
 
-# Figure 3: the best gamma over alpha, a curve for each c. Exact numbers, so that near ties are no matter of rounding.
+# Figure 3: the best gamma over alpha, a curve for each c. Exact numbers, so that rounding decides no near tie.
 FIGURE_3_ALPHAS = [Fraction(percent, 100) for percent in range(5, 100, 5)]
 FIGURE_3_COSTS = [Fraction(1, 100), Fraction(2, 100), Fraction(5, 100), Fraction(1, 10), Fraction(1, 2)]
 FIGURE_3_LONGEST = 100
@@ -167,10 +167,10 @@ def test_an_oracle_has_as_many_tokens_a_round_as_the_text_gives(alpha: float, to
 
 
 def test_an_oracle_pays_for_accepted_drafts_and_the_targets_own_tokens() -> None:
-    # Of five tokens four were drafted: 4 * 0.1 and one forward.
+    # Four of five tokens were drafted: 4 * 0.1 and one forward.
     assert oracle_speedup(0.8, 0.1) == pytest.approx(5 / 1.4)
     assert oracle_speedup(0.8, 0.1, wire=0.2, verify=0.05) == pytest.approx(5 / (4 * 0.15 + 1.2))
-    # Of rounds whose number of drafts was known: by chance alpha^n (1 - alpha) it is n.
+    # Rounds with a known number of drafts: it is n with probability alpha^n (1 - alpha).
     rounds = [(0.8**n * 0.2, n) for n in range(400)]
     tokens, time = sum(chance * (n + 1) for chance, n in rounds), sum(chance * (0.1 * n + 1) for chance, n in rounds)
     assert oracle_speedup(0.8, 0.1) == pytest.approx(tokens / time)
@@ -187,7 +187,7 @@ def over_the_best_gamma(alpha: float, c: float) -> float:
 
 
 def test_an_oracle_is_up_to_60_percent_faster_than_the_best_gamma() -> None:
-    """Section 3.5 has some 60 % "for typical values". It is e/(e - 1), 58 %: the most that there is where a draft is
+    """Section 3.5 has some 60 % "for typical values". It is e/(e - 1), 58 %: the maximum, if a draft is
     nearly always right and (1 - alpha) / c is e - 2, and less everywhere else."""
     most = math.e / (math.e - 1)
     misses, costs = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7), (0.014, 0.02, 0.05, 0.1, 0.3, 0.6)
@@ -195,7 +195,7 @@ def test_an_oracle_is_up_to_60_percent_faster_than_the_best_gamma() -> None:
     assert all(1 <= ratio < most for ratio in found.values())
     assert max(found, key=lambda at: found[at]) == (0.99, 0.014)
     assert found[0.99, 0.014] == pytest.approx(1.58, abs=0.01)
-    # Nothing can be gained where all drafts are accepted, or none.
+    # Nothing can be gained if all drafts are accepted, or none.
     assert over_the_best_gamma(0.01, 0.1) == pytest.approx(1.0, abs=0.02)
 
 

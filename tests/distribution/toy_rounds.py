@@ -32,7 +32,7 @@ from paceline.sampling import SamplingParams
 from paceline.speculation import DraftMode, EntropyAdaptive, Rule, SpeculationParams
 from target_server.verifier import VerifyJob, VerifySpec
 
-# [vocab_size, vocab_size]: the next token's logits by the last token; a draft's may have rows for masks behind them.
+# [vocab_size, vocab_size]: the next token's logits by the last token; a draft's may end with rows for masks.
 Table = NDArray[np.float32]
 # Cells that expect fewer are pooled: far out in its tail chi-square is right for full cells alone.
 MIN_EXPECTED = 15
@@ -54,9 +54,9 @@ class Toy:
     least_confidence: float = 0.0
     # At which the draft draws; None: as the request.
     draft_temperature: float | None = None
-    # The draft's table has rows for so many masks behind those of the tokens: it drafts in one forward.
+    # The draft's table ends with rows for this many masks: it drafts in one forward.
     num_masks: int = 0
-    # The guess behind each token. The draft checks a chain of them; empty: it drafts without.
+    # The guess after each token. The draft checks a chain of them; empty: no guesses.
     guesses: tuple[int, ...] = ()
     prompt: tuple[int, ...] = (0,)
     eos_token_ids: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ class Toy:
         return len(self.target)
 
     def distribution(self, output: Seq[int]) -> NDArray[np.float64]:
-        """The target's own distribution of the token behind prompt and output, as plainly as it can be said: [vocab_size]."""
+        """The target's distribution of the token after prompt and output, computed plainly: [vocab_size]."""
         sampling = self.sampling
         logits = self.target[[*self.prompt, *output][-1]].astype(np.float64)
         counts = np.bincount(np.array(output, dtype=np.int64), minlength=self.vocab_size)
@@ -81,7 +81,7 @@ class Toy:
 
     @functools.cached_property
     def joint_distribution(self) -> NDArray[np.float64]:
-        """Of all tokens together: [vocab_size] * num_tokens."""
+        """The joint distribution of all tokens: [vocab_size] * num_tokens."""
         joint = np.ones((self.vocab_size,) * self.num_tokens)
         for length in range(self.num_tokens):
             for output in itertools.product(range(self.vocab_size), repeat=length):
@@ -161,7 +161,7 @@ class Rounds:
         return self.parallel_job(generation.draft, tail, spec, mask_ids)
 
     def guess(self, newest: int, num_guesses: int) -> list[int]:
-        """The chain of guesses behind the newest token."""
+        """The chain of guesses after the newest token."""
         chain = [newest]
         for _ in range(num_guesses):
             chain.append(self.toy.guesses[chain[-1]])
@@ -204,7 +204,7 @@ class Rounds:
         return RoundNoise(generation.seed, len(generation.tokens))
 
     def advance_ema(self, generation: Generation, outcome: Outcome) -> None:
-        """Over decided positions only: the accepted ones and the one behind them."""
+        """Over decided positions only: the accepted ones and the next one."""
         if generation.emas:
             generation.ema = generation.emas[: outcome.num_accepted + 1][-1]
 

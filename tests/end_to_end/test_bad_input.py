@@ -228,7 +228,7 @@ REFUSALS: dict[str, tuple[str, str, list[str]]] = {
     # At once: it would not become another one by waiting.
     "other tokenizer": (
         "coordinator", "PACELINE_COORDINATOR_CONNECT_TIMEOUT=1000 --target {target} --draft {other}",
-        ["'dummy:tiny-32-a'", "'dummy:tiny'", "tokenizers", "32 token ids against 512"],
+        ["'dummy:tiny-32-a'", "'dummy:tiny'", "tokenizers", "32 and 512 token ids"],
     ),
 }  # fmt: skip
 BAD_FLAGS: dict[str, tuple[str, str, list[str]]] = {

@@ -156,17 +156,17 @@ async def test_rejection_never_emits_a_token_outside_the_lists(lists: dict[str, 
     assert set(tokens.flatten().tolist()) == lawful, "each of these comes at times, and no other"
 
 
-async def test_tokens_drawn_by_rejection_under_penalties_follow_the_penalised_law(unlike_trio: Trio) -> None:
+async def test_tokens_drawn_by_rejection_under_penalties_follow_the_penalised_distribution(unlike_trio: Trio) -> None:
     """Also behind a draft: what counts there are the tokens that came, not those that were dropped."""
     tokens = await sample_many(unlike_trio, LAWFUL, 24)
-    # The law of the third token given the first two, summed over the pairs that came.
+    # The distribution of the third token given the first two, summed over the pairs that came.
     pairs = collections.Counter(map(tuple, tokens[:, :2].tolist()))
     expected = np.zeros(32)
     for pair, count in pairs.items():
         expected += count * softmax(adjusted_after(TARGET, LAWFUL, PROMPT, list(pair)))
     assert (expected >= 1).all()
     counts = np.bincount(tokens[:, 2], minlength=32)
-    # Given their pairs, counts vary less than those of one law, so chi-square's tail is an upper bound.
+    # Given their pairs, counts vary less than those of one distribution, so chi-square's tail is an upper bound.
     assert ((counts - expected) ** 2 / expected).sum() < chi2.isf(1e-6, 31)
     # Without the first two tokens' own penalties they would be far off: this test can fail.
     forgetful = sum(n * softmax(forgetful_logits(list(pair))) for pair, n in pairs.items())

@@ -149,7 +149,7 @@ async def test_a_dead_coordinator_leaks_no_block(trio: Trio) -> None:
 
 async def test_a_target_gone_for_too_long_is_named_and_nobody_is_left_waiting(trio: Trio, tmp_path: Path) -> None:
     addresses = ("--draft", trio.draft.address, "--target", trio.target.address)
-    impatient = start_service("coordinator", tmp_path, *addresses, "--patience", "1")
+    impatient = start_service("coordinator", tmp_path, *addresses, "--target-timeout", "1")
     with running(impatient):
         async with AsyncClient(impatient.address) as client:
             trio.target.kill()

@@ -68,22 +68,24 @@ def flat(entries: list[TokenLogprobs]) -> np.ndarray:
     return np.array([[each.logprob, *each.top_logprobs] for each in entries])
 
 
-def check_against(laws: np.ndarray, tokens: list[int], entries: list[TokenLogprobs], num_top: int = NUM_TOP) -> None:
-    """laws: [num_tokens, vocab_size], of each token's position."""
-    assert len(entries) == len(tokens) == len(laws)
-    for law, token, entry in zip(laws, tokens, entries, strict=True):
-        assert entry.logprob == pytest.approx(law[token], abs=ORACLE_TOLERANCE)
+def check_against(
+    logprobs: np.ndarray, tokens: list[int], entries: list[TokenLogprobs], num_top: int = NUM_TOP
+) -> None:
+    """logprobs: [num_tokens, vocab_size], of each token's position."""
+    assert len(entries) == len(tokens) == len(logprobs)
+    for row, token, entry in zip(logprobs, tokens, entries, strict=True):
+        assert entry.logprob == pytest.approx(row[token], abs=ORACLE_TOLERANCE)
         assert len(entry.top_token_ids) == len(set(entry.top_token_ids)) == num_top
         assert entry.top_logprobs == sorted(entry.top_logprobs, reverse=True)
-        np.testing.assert_allclose(entry.top_logprobs, np.sort(law)[::-1][:num_top], atol=ORACLE_TOLERANCE)
-        np.testing.assert_allclose(entry.top_logprobs, law[entry.top_token_ids], atol=ORACLE_TOLERANCE)
+        np.testing.assert_allclose(entry.top_logprobs, np.sort(row)[::-1][:num_top], atol=ORACLE_TOLERANCE)
+        np.testing.assert_allclose(entry.top_logprobs, row[entry.top_token_ids], atol=ORACLE_TOLERANCE)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_logprobs_are_the_oracles_and_the_same_with_and_without_speculation(name: str, unlike_trio: Trio) -> None:
     plain, *others = await complete(unlike_trio, REQUESTS[name], PLAIN, *WAYS.values())
-    laws = oracle_logprobs(TARGET, PROMPT, plain.token_ids, REQUESTS[name])
-    check_against(laws, plain.token_ids, plain.logprobs)
+    logprobs = oracle_logprobs(TARGET, PROMPT, plain.token_ids, REQUESTS[name])
+    check_against(logprobs, plain.token_ids, plain.logprobs)
     for way, other in zip(WAYS, others, strict=True):
         assert other.token_ids == plain.token_ids, way
         assert len(other.logprobs) == len(other.token_ids), way
@@ -135,8 +137,8 @@ async def test_logprobs_under_rejection_are_the_oracles_of_the_text_that_came(
         sampling = SamplingParams(**{**SAMPLED, **controls, "seed": seed})
         speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=1 + seed % 3, rule=Rule.REJECTION)
         [completion] = await complete(unlike_trio, sampling, speculation)
-        laws = oracle_logprobs(TARGET, PROMPT, completion.token_ids, sampling)
-        check_against(laws, completion.token_ids, completion.logprobs)
+        logprobs = oracle_logprobs(TARGET, PROMPT, completion.token_ids, sampling)
+        check_against(logprobs, completion.token_ids, completion.logprobs)
         origins += completion.origins
     assert min(origins.count(letter) for letter in "ARB") >= 3, "every way to a token was taken"
 
@@ -154,14 +156,14 @@ async def test_logprobs_under_rejection_agree_with_scoring_the_same_text(unlike_
 async def test_prompt_logprobs_are_the_oracles_in_one_chunk_and_in_many(
     prompt: list[int], speculation: SpeculationParams, unlike_trio: Trio
 ) -> None:
-    """By the model's own law: what the request changes is for what it generates."""
+    """By the model's own distribution: what the request changes is for what it generates."""
     sampling = SamplingParams(**{**SAMPLED, **CONTROLS, "prompt_logprobs": 3, "max_tokens": 12})
     [completion] = await complete(unlike_trio, sampling, speculation, prompt=prompt)
-    laws = log_softmax(model_logits(TARGET, prompt), axis=-1)[:-1]
+    logprobs = log_softmax(model_logits(TARGET, prompt), axis=-1)[:-1]
     assert len(completion.prompt_logprobs) == len(prompt) - 1
-    check_against(laws, prompt[1:], completion.prompt_logprobs, num_top=3)
-    laws = oracle_logprobs(TARGET, prompt, completion.token_ids, sampling)
-    check_against(laws, completion.token_ids, completion.logprobs)
+    check_against(logprobs, prompt[1:], completion.prompt_logprobs, num_top=3)
+    logprobs = oracle_logprobs(TARGET, prompt, completion.token_ids, sampling)
+    check_against(logprobs, completion.token_ids, completion.logprobs)
 
 
 @pytest.mark.parametrize("num_top", [0, 3])

@@ -31,7 +31,7 @@ async def test_other_weights_and_another_dtype_are_refused_and_the_right_ones_ta
             return service
 
         target = start("target_server", *UNLIKE_TARGET)
-        coordinator = start("coordinator", "--target", target.address, "--draft", "none", "--patience", "3")
+        coordinator = start("coordinator", "--target", target.address, "--draft", "none", "--target-timeout", "3")
         async with AsyncClient(coordinator.address) as client:
             expected = (await client.complete(PROMPT, GREEDY)).token_ids
             for name, flags in OTHERS.items():

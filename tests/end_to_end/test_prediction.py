@@ -113,7 +113,9 @@ def test_the_client_for_threads_takes_a_prediction(tiny_trio: Trio) -> None:
     assert [token for piece in pieces for token in piece.token_ids] == plain.token_ids
 
 
-async def test_under_rejection_the_output_follows_the_targets_law_with_a_prediction_too(unlike_trio: Trio) -> None:
+async def test_under_rejection_the_output_follows_the_targets_distribution_with_a_prediction_too(
+    unlike_trio: Trio,
+) -> None:
     """By turns the prediction's tokens are matched and the model's are accepted by ratio."""
     sampling = SamplingParams(max_tokens=3, temperature=1.0, ignore_eos=True, n=64)
     speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=3, rule=Rule.REJECTION)
@@ -129,5 +131,5 @@ async def test_under_rejection_the_output_follows_the_targets_law_with_a_predict
     expected = sum(count * softmax(model_logits("tiny-32-a", [*PROMPT, *pair])[-1]) for pair, count in pairs.items())
     counts = np.bincount([third for _, _, third in samples], minlength=32)
     assert (expected >= 1).all()
-    # Given their pairs, counts vary less than those of one law, so chi-square's tail is an upper bound.
+    # Given their pairs, counts vary less than those of one distribution, so chi-square's tail is an upper bound.
     assert ((counts - expected) ** 2 / expected).sum() < chi2.isf(1e-6, 31)

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from coordinator.drafters.deadline import LEAST_S
+from coordinator.drafters.deadline import MIN_TIMEOUT_S
 from coordinator.remote.link import STALL_S
 from paceline.client import AsyncClient, Completion
-from paceline.engine.scheduling.compute_lock import PATIENCE_S
+from paceline.engine.scheduling.compute_lock import TIMEOUT_S
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 from tests.conftest import TINY
@@ -22,7 +22,7 @@ PLAIN = SpeculationParams(enabled=False)
 SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
 # A pause that nothing should take for a death, and one that everything must. In the short one a generation can wait for
 # its draft, and then for the compute lock, if the draft server was stopped while it held it.
-SHORT_S, LONG_S = LEAST_S + PATIENCE_S + 1.5, STALL_S + 5.0
+SHORT_S, LONG_S = MIN_TIMEOUT_S + TIMEOUT_S + 1.5, STALL_S + 5.0
 
 
 @pytest.fixture(scope="module")

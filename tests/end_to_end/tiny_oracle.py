@@ -83,5 +83,5 @@ def oracle_ids(name: str, prompt: list[int], sampling: SamplingParams) -> list[i
 def oracle_logprobs(name: str, prompt: list[int], output: list[int], sampling: SamplingParams) -> Floats:
     """Of every token after each part of `output`: [num_tokens, vocab_size]."""
     rows = model_logits(name, prompt + output)[len(prompt) - 1 : -1]
-    laws = [adjusted(row, sampling, prompt, output[:index]) for index, row in enumerate(rows)]
-    return log_softmax(np.array(laws), axis=-1)
+    adjusted_rows = [adjusted(row, sampling, prompt, output[:index]) for index, row in enumerate(rows)]
+    return log_softmax(np.array(adjusted_rows), axis=-1)

@@ -62,7 +62,7 @@ class Feeder:
         builder = BatchBuilder()
         for share in shares:
             builder.add(share.tokens, share.position, share.blocks, [True] * len(share.tokens))
-        batch = builder.build(self._model.padded(builder.num_rows))
+        batch = builder.build(self._model.padded(builder.num_tokens))
         plan = self._attention.plan(batch.spans)
         logits = self._model.forward(batch, self._attention, plan)
         return list(logits.split([len(share.tokens) for share in shares]))

@@ -22,15 +22,15 @@ FLAGS = (
 # Two models that seldom agree: drafts are accepted, and rejected. Each is the other one's "other weights".
 TARGET, DRAFT = ("--model", "dummy:tiny-32-a", *FLAGS), ("--model", "dummy:tiny-32-b", *FLAGS)
 # Of the second coordinator, which soon says what is wrong with its target.
-IMPATIENCE_S = 3.0
+SHORT_TIMEOUT_S = 3.0
 # Of the first: a busy machine starts a server in a minute.
-PATIENCE_S = 600.0
+TARGET_TIMEOUT_S = 600.0
 READY_S = 60.0
 
 
 @dataclass(slots=True)
 class Deployment:
-    """Draft, target, coordinator, gateway; and a coordinator of little patience, which speaks to the target alone."""
+    """Draft, target, coordinator, gateway; and a coordinator with a short target timeout, which speaks to the target alone."""
 
     folder: Path
     services: dict[str, Service] = field(default_factory=dict)
@@ -58,8 +58,15 @@ class Deployment:
             classes = (getattr(messages, f"{name.title()}{kind}") for kind in ("Request", "Response"))
             await self._put_proxy(name, Proxy(self.services[name].address, (next(classes), next(classes))))
         servers = ("--draft", self.proxies["draft"].address, "--target", self.proxies["target"].address)
-        servers = (*servers, "--patience", f"{PATIENCE_S:g}")
-        alone = ("--draft", "none", "--target", self.services["target"].address, "--patience", f"{IMPATIENCE_S:g}")
+        servers = (*servers, "--target-timeout", f"{TARGET_TIMEOUT_S:g}")
+        alone = (
+            "--draft",
+            "none",
+            "--target",
+            self.services["target"].address,
+            "--target-timeout",
+            f"{SHORT_TIMEOUT_S:g}",
+        )
         for name, flags in (("coordinator", servers), ("impatient", alone)):
             # In a thread: the proxies are here.
             self.services[name] = await asyncio.to_thread(start_service, "coordinator", self._folder(name), *flags)

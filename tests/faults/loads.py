@@ -25,7 +25,7 @@ DRAFTING: list[tuple[SpeculationParams | None, Any]] = [
         SpeculationParams(
             drafter=Drafter.MODEL, num_speculative_tokens=3, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED
         ),
-        {"drafter": "model", "num_speculative_tokens": 3, "coupled": True},
+        {"drafter": "model", "num_speculative_tokens": 3, "rule": "match"},
     ),
     (None, None),
     (

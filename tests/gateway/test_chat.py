@@ -25,7 +25,7 @@ WAYS: dict[str, Any] = {
     "model": {"drafter": "model", "num_speculative_tokens": 4},
     "n-gram": {"drafter": "ngram", "num_speculative_tokens": 4},
     "adaptive": {"num_speculative_tokens": "adaptive"},
-    "coupled": {"drafter": "model", "num_speculative_tokens": 3, "coupled": True},
+    "match": {"drafter": "model", "num_speculative_tokens": 3, "rule": "match"},
 }
 NUM_TOKENS = 16
 

@@ -109,11 +109,11 @@ async def test_answers_go_on_when_the_only_coordinator_is_back(
             assert (await new).status_code == 200
 
 
-async def test_without_a_coordinator_for_longer_than_the_patience_answers_end_with_an_error(
+async def test_without_a_coordinator_for_longer_than_the_retry_timeout_answers_end_with_an_error(
     open_door: OpenDoor, tiny_trio: Trio, coordinators: list[Service]
 ) -> None:
     # Longer than gRPC pauses between two attempts to connect: who comes when the coordinator is back is served.
-    door = open_door(tiny_trio, "--coordinators", coordinators[0].address, "--patience", "4")
+    door = open_door(tiny_trio, "--coordinators", coordinators[0].address, "--retry-timeout", "4")
     async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
         following = await begin(http, SEEDED)
         coordinators[0].kill()

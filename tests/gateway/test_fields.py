@@ -217,9 +217,6 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str, str]] = {
         {"temperature": 0, "speculation": {"draft_temperature": 0.5}}, "speculation.draft_temperature", "left out",
     ),
     "a trace of a whole answer": ({"trace": True}, "trace", "needs stream"),
-    "coupled under rejection": (
-        {"speculation": {"coupled": True, "rule": "rejection"}}, "speculation.coupled", "rejection",
-    ),
     "prediction": ({"prediction": {"type": "content", "content": 5}}, "prediction.content", "a string"),
     "request_id": ({"request_id": "x" * 300}, "request_id", "256"),
     "cache_salt": ({"cache_salt": "x" * 257}, "cache_salt", "256"),

@@ -198,18 +198,12 @@ def test_controls_send_what_they_say(page: Page) -> None:
     choose(page, drafter="model", num_speculative_tokens=3, rule="rejection", temperature=0.7, seed=11, max_tokens=5)
     bodies = catch_requests(page)
     send(page)
-    speculation = {
-        "enabled": True,
-        "drafter": "model",
-        "num_speculative_tokens": 3,
-        "rule": "rejection",
-        "coupled": False,
-    }
+    speculation = {"enabled": True, "drafter": "model", "num_speculative_tokens": 3, "rule": "rejection"}
     expected = {"temperature": 0.7, "seed": 11, "max_tokens": 5, "speculation": speculation}
     assert {name: bodies[0][name] for name in expected} == expected
-    choose(page, coupled=True, num_speculative_tokens="entropy")
+    choose(page, rule="match", num_speculative_tokens="entropy")
     send(page)
-    expected = {**speculation, "num_speculative_tokens": "entropy", "rule": "match", "coupled": True}
+    expected = {**speculation, "num_speculative_tokens": "entropy", "rule": "match"}
     assert bodies[1]["speculation"] == expected
     # The server's own rule, as the server has it.
     choose(page, num_speculative_tokens="adaptive")

@@ -120,7 +120,7 @@ def test_bad_usage_is_one_line_that_names_the_flag(paceline: Paceline, flags: li
 
 async def test_ctrl_c_ends_with_130_and_frees_the_server(tiny_trio: Trio) -> None:
     flags = ("--address", tiny_trio.address, "--duration", "60", "--synthetic", "20:400")
-    # Ctrl-C as in a terminal, also where the tests run in the background of a shell, which ignores it. In the program itself:
+    # Ctrl-C as in a terminal, even if the tests run in the background of a shell, which ignores it. In the program itself:
     # what runs between fork and exec may wait for ever for a lock that another thread of the tests held.
     heard = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     started = "runpy.run_module('paceline.loadtest', run_name='__main__')"

@@ -17,7 +17,7 @@ EVIL = "<script>alert('&')</script>"
 
 
 class Checker(HTMLParser):
-    """Fails where a tag is closed that is not open; collects tags and attributes."""
+    """Fails if a tag is closed that is not open; collects tags and attributes."""
 
     def __init__(self) -> None:
         super().__init__()

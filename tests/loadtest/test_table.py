@@ -1,4 +1,4 @@
-"""Figures in the terminal stay readable where it is narrow, and say what they can't."""
+"""Tables stay readable in a narrow terminal, and name what they leave out."""
 
 import functools
 import io

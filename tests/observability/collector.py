@@ -62,7 +62,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self._server.stop(None).wait()
 
     def wait(self, number: int, **fields: Any) -> list[Received]:
-        """The spans with these fields, once there are so many; raises AssertionError if there are not in time."""
+        """Waits for this many spans with these fields. Raises AssertionError on timeout."""
         deadline_s = time.monotonic() + TIMEOUT_S
         while len(found := self.find(**fields)) < number:
             assert time.monotonic() < deadline_s, f"{[(each.service, each.name) for each in found]} for {fields}"

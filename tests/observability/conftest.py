@@ -61,7 +61,7 @@ class Watched:
         return [json.loads(line) for line in self.log(service).splitlines()]
 
     async def until(self, service: str, name: str, value: float, **labels: str) -> None:
-        """Waits for what is counted behind the answer's end."""
+        """Waits for what is counted after the answer's end."""
         deadline_s = time.monotonic() + TIMEOUT_S
         while (now := (await asyncio.to_thread(self.scrape, service)).value(name, **labels)) != value:
             assert time.monotonic() < deadline_s, f"{name} {labels} of the {service} is {now}, not {value}"

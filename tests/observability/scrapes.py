@@ -22,7 +22,7 @@ class Scrape:
         }
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum over all series of this name with these labels; 0 if there is none yet."""
+        """The sum over all series of this name with these labels; 0 without any."""
         assert name in self.names, f"{name} is not exposed"
         found = [each for each in self.samples if each.name == name and labels.items() <= each.labels.items()]
         return sum(each.value for each in found)

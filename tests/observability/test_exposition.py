@@ -1,4 +1,4 @@
-"""The address where a service's metrics are."""
+"""The address of a service's metrics."""
 
 from pathlib import Path
 

@@ -203,7 +203,7 @@ async def test_the_gateway_has_the_same_numbers_under_vllms_names(watched: Watch
         headers = {"authorization": f"Bearer {watched.key}"}
         asked = {**body, "speculation": {"drafter": "model", "num_speculative_tokens": 4}}
         assert (await http.post("/v1/completions", json=asked, headers=headers)).status_code == 200
-    # At the gateway's own address, where a client of vLLM looks.
+    # At the gateway's own address, as a client of vLLM expects.
     found = scrape(f"{watched.url}/metrics", watched.key)
     for name, source in VLLM_NAMES.items():
         own = [each for each in found.samples if each.name.startswith(source) and each.name[len(source) :] in SUFFIXES]
@@ -252,7 +252,7 @@ async def test_a_draft_that_is_away_is_seen_at_the_coordinator_and_one_that_is_b
     completion, _ = await answer(watched, BY_MODEL)
     assert len(completion.token_ids) == SAMPLED.max_tokens
     assert watched.scrape("coordinator").value("paceline_server_up", server="target") == 1
-    # In the same place, where the fixture ends it.
+    # In the same place, so that the fixture ends it.
     watched.trio.draft.process = (await asyncio.to_thread(restart, watched.trio.draft)).process
     await watched.until("coordinator", "paceline_server_up", 1, server="draft")
     assert watched.scrape("coordinator").value("paceline_server_connections_total", server="draft") == 2

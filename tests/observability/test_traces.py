@@ -105,7 +105,7 @@ async def test_the_page_on_operations_names_every_span_and_every_attribute(watch
     page = (ROOT / "docs/operations.md").read_text()
     assert [span.name for span in spans if f"`{span.name}`" not in page] == []
     names = {name for span in spans for name in span.attributes}
-    # Behind its first, a name of a family may stand for its last part.
+    # After a family's first name, the last part of a name is enough.
     assert [name for name in names if f"`{name}`" not in page and f"`.{name.split('.', 2)[-1]}`" not in page] == []
 
 
@@ -214,7 +214,7 @@ async def test_what_failed_says_so_with_its_code(watched: Watched) -> None:
         assert (span.status, span.message) == ("STATUS_CODE_ERROR", "INVALID_ARGUMENT"), span
         assert span.attributes["error.type"] == "INVALID_ARGUMENT"
     assert named(spans, "generate").attributes["rpc.response.status_code"] == "INVALID_ARGUMENT"
-    # What HTTP alone knows has none of gRPC's codes.
+    # Errors of HTTP alone have no gRPC code.
     for body, key, status in (({**BODY, "nobody": 1}, watched.key, 400), (BODY, watched.wrong_key, 401)):
         trace, _, parent = new_parent()
         assert (await post(watched, body, key, traceparent=parent)).status_code == status

@@ -41,7 +41,7 @@ def ask(host: Host, trio: Trio, *flags: str) -> str:
 
 @pytest.fixture(params=["away", "silent"])
 def no_collector(request: pytest.FixtureRequest) -> Iterator[str]:
-    """An address where nobody listens, or where nobody answers."""
+    """An address at which nobody listens, or nobody answers."""
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         if request.param == "silent":
@@ -82,7 +82,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_waited_for_a_moment(
 
 @pytest.fixture
 def bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    """A process that has no OpenTelemetry, and notes where it is looked for."""
+    """A process without OpenTelemetry that records attempts to import it."""
     (tmp_path / "opentelemetry.py").write_text(
         f"open({str(tmp_path / 'looked-for')!r}, 'w').close()\n"
         "raise ModuleNotFoundError(\"No module named 'opentelemetry'\")\n"

@@ -1,4 +1,4 @@
-"""Addresses: what is none is refused by name, and what is one is listened on as it stands."""
+"""Bad addresses are refused by name; servers listen on good ones unchanged."""
 
 import asyncio
 import re

@@ -68,7 +68,7 @@ def test_a_second_close_does_nothing_and_a_call_behind_it_is_refused(never_done:
     client.close()
     client.close()
     with warnings.catch_warnings():
-        # Of a coroutine that nobody awaits.
+        # A warning about a coroutine that nobody awaits.
         warnings.simplefilter("error")
         for call in CALLS.values():
             with pytest.raises(Unavailable, match="the client is closed"):

@@ -44,5 +44,5 @@ def test_a_server_without_its_gpu_ends_with_one_line(tmp_path: Path) -> None:
         assert process.wait(timeout=30) == 1
     assert not is_serving(address, timeout_s=1.0)
     last_lines = log.read_text().splitlines()[-2:]
-    assert last_lines[0].endswith("the device thread has ended; so does this server")
+    assert last_lines[0].endswith("the device thread crashed; the server exits")
     assert last_lines[1] == "error: the GPU failed: CUDA error: an illegal memory access was encountered"

@@ -1,1 +1,1 @@
-"""The parts of the measurement, a module each: `measure(options, results)`."""
+"""The parts of the measurement, one module each: `measure(options, results)`."""

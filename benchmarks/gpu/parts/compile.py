@@ -1,4 +1,4 @@
-"""All kernels, compiled for a Hopper GPU by the Triton that is installed, and the registers that they spill."""
+"""Compiles all kernels for a Hopper GPU with the installed Triton, and counts spilled registers."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Steps of each model alone, beside the time to read the model's weights once at the measured copy bandwidth."""
+"""Steps of each model alone, against the time to read its weights once at the measured copy bandwidth."""
 
 from benchmarks.gpu.engines import NUM_DRAFTS, GpuEngine, MakeJob, gpu_engine, one_row, propose, verify
 from benchmarks.gpu.options import Options

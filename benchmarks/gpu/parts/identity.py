@@ -1,4 +1,4 @@
-"""Greedy answers with speculation against those without: how many differ.
+"""Greedy answers with and without speculation: how many differ.
 
 Target and draft are one small model, the draft in int8, so that many drafts are accepted and many are not.
 """

@@ -1,4 +1,4 @@
-"""The GPU, the versions of all packages that matter, and the GPU's copy bandwidth."""
+"""The GPU, package versions, and the GPU's copy bandwidth."""
 
 import importlib.metadata
 import platform
@@ -30,7 +30,7 @@ def measure(options: Options, results: Results) -> None:
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second, read and written, of a copy within the GPU's memory."""
+    """Returns bytes per second, read and written, of a copy in GPU memory."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     target.copy_(source)

@@ -1,7 +1,7 @@
-"""The GPU's memory in use by both servers, against the sum of their budgets, under the dearest requests.
+"""GPU memory of both servers against the sum of their budgets, under the most expensive requests.
 
-The caches have a fixed size. A cache that takes what is left would hide a wrong budget. Two CUDA contexts, some
-hundred MiB each, are in no budget.
+The caches have a fixed size, since a cache that takes the rest would hide a wrong budget. Two CUDA contexts of some
+hundred MiB each are in no budget.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Where a step's time goes: a table by kernel, from torch.profiler, and the gaps between kernels."""
+"""The parts of a step's time: a table by kernel, from torch.profiler, and the gaps between kernels."""
 
 from typing import Any
 
@@ -32,7 +32,6 @@ def measure(options: Options, results: Results) -> None:
 
 
 def profile_step(engine: GpuEngine, make_job: MakeJob) -> dict[str, Any]:
-    """Of one sequence."""
     engine.time_step(make_job, 1)
     step_us = gpu_seconds(engine.launch, STEPS) * 1e6
     rows, without_graph = kernels_of(engine.launch), False
@@ -52,7 +51,7 @@ def compute(engine: GpuEngine) -> None:
 
 
 def kernels_of(launch: Any) -> list[dict[str, Any]]:
-    """Those that take most time come first."""
+    """Returns kernels by total time, longest first."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for _ in range(STEPS):
             launch()

@@ -14,7 +14,7 @@ TOKENS = 64
 
 
 def measure(options: Options, results: Results) -> None:
-    """Tokens per second, one sequence at a time, and ours by the target's step alone."""
+    """Measures tokens per second of one sequence, and of our target's step alone."""
     model, assistant = load(options.target), load(options.draft)
     prompt = torch.arange(100, 100 + options.prompt_tokens, device="cuda")[None]
     for name, extra in (("plain", {}), ("assisted", {"assistant_model": assistant})):
@@ -30,7 +30,7 @@ def measure(options: Options, results: Results) -> None:
 
 
 def load(name: str) -> Any:
-    """A dummy shape in bfloat16."""
+    """Loads a dummy shape in bfloat16."""
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(
             dummy_config(name.removeprefix("dummy:")), dtype=torch.bfloat16, attn_implementation="eager"
@@ -41,7 +41,7 @@ def load(name: str) -> Any:
 
 @torch.inference_mode()
 def generate(model: Any, prompt: torch.Tensor, tokens: int, extra: dict[str, Any]) -> float:
-    """Seconds."""
+    """Returns seconds."""
     torch.cuda.synchronize()
     started_s = time.perf_counter()
     model.generate(

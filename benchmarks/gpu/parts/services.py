@@ -1,4 +1,4 @@
-"""The three services: speed by alpha, by the number of requests at once, and by k."""
+"""The three services: speed by alpha, batch size and k."""
 
 import asyncio
 import itertools
@@ -22,7 +22,7 @@ def measure(options: Options, results: Results) -> None:
 
 
 async def sweep(options: Options, results: Results) -> None:
-    """The model servers start once. Each alpha has a coordinator of its own."""
+    """Starts the model servers once, and a coordinator per alpha."""
     rows: list[Row] = []
     target, draft = {"model": options.target, **options.servers}, {"model": options.draft, **options.servers}
     costs = costs_of(results.of("forwards"))
@@ -51,7 +51,7 @@ async def measure_point(
 
 
 def costs_of(forwards: dict[str, Any]) -> float | None:
-    """A draft step's time over that of the target's forward; None where the forwards were not measured."""
+    """Returns a draft step's time in target forwards; None if the forwards were not measured."""
     try:
         return float(forwards["draft int8, four drafts"]["whole_ms"] / 4 / forwards["target, one row"]["whole_ms"])
     except KeyError:
@@ -59,7 +59,7 @@ def costs_of(forwards: dict[str, Any]) -> float | None:
 
 
 def compare(row: Row, rows: list[Row], draft_cost: float | None) -> None:
-    """Adds speed over plain, and for one request at a time with a fixed k: that over theory's."""
+    """Adds speed over plain; for one request and a fixed k also speed over theory's."""
     plain = next(
         each for each in rows if (each["alpha"], each["at_once"], each["k"]) == (row["alpha"], row["at_once"], "0")
     )

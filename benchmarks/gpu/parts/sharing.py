@@ -1,4 +1,4 @@
-"""Two servers on one device: in the system's own time slices, one at a time by the compute lock, side by side by MPS."""
+"""Two servers on one device: time slices, the compute lock, or MPS."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ def measure(options: Options, results: Results) -> None:
 
 
 async def speeds(options: Options, more: dict[str, Any]) -> dict[str, Any]:
-    """By the number of requests at once."""
+    """Returns speeds by batch size."""
     both = {**options.servers, "cuda_graph_max_tokens": CUDA_GRAPH_MAX_TOKENS, **more}
     found = {}
     target, draft = {"model": options.target, **both}, {"model": options.draft, **both}
@@ -44,7 +44,7 @@ async def speeds(options: Options, more: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def mps() -> Iterator[None]:
-    """NVIDIA's Multi-Process Service, with pipes of its own, for processes that start inside."""
+    """Runs NVIDIA's Multi-Process Service with its own pipes, for processes started inside."""
     with tempfile.TemporaryDirectory(prefix="paceline-mps-") as folder:
         own = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         os.environ.update(own)

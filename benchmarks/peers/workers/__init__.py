@@ -1,1 +1,1 @@
-"""One engine a process. Each runs in the environment that has its engine, and speaks `protocol`."""
+"""One engine per process, in its own environment, speaking `protocol`."""

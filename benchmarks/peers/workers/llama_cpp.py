@@ -1,4 +1,4 @@
-"""llama.cpp's server, inside this process, by xllamacpp's bindings."""
+"""llama.cpp's server in this process, through xllamacpp's bindings."""
 
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -49,7 +49,7 @@ class LlamaCpp:
             "top_p": 1.0,
             "min_p": 0.0,
             "seed": 1,
-            # Bars these tokens, where other engines take them and go on.
+            # Bans these tokens; other engines sample them and go on.
             "ignore_eos": True,
             "cache_prompt": False,
             # Token ids are in the verbose part of the answer alone.

@@ -1,4 +1,4 @@
-"""llama.cpp's server, built for this processor, as a process below this one."""
+"""llama.cpp's server, built for this processor, as a child process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching, inside this process, on weights that `make peers` exported."""
+"""OpenVINO GenAI's continuous batching in this process, on weights that `make peers` exported."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import openvino_genai
 from benchmarks.peers.protocol import Settings, serve
 
 CACHE_GIB = 2
-# As Paceline's own n-grams: four tokens behind a match of three or fewer.
+# As Paceline's n-grams: four tokens after a match of three or fewer.
 NUM_DRAFTS, LONGEST_MATCH = 4, 3
 
 

@@ -16,7 +16,7 @@ class Transformers:
         torch.set_num_threads(settings.threads)
         self._model = _load(settings.model_folder, torch.bfloat16)
         self._temperature = settings.temperature
-        # The model itself in int8: Paceline's own draft is no whole model. These products give float32 only.
+        # The model itself in int8: Paceline's own draft is not a complete model. These products give float32 only.
         assistant = _load(settings.model_folder, torch.float32)
         self._assistant = torch.ao.quantization.quantize_dynamic(assistant, {torch.nn.Linear}, dtype=torch.qint8)
 

@@ -1,4 +1,4 @@
-"""vLLM's CPU build, eager, its engine inside this process."""
+"""vLLM's CPU build, eager, with its engine in this process."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import vllm
 
 from benchmarks.peers.protocol import Settings, serve
 
-# Four tokens behind the longest match of three, two or one: as Paceline's own n-grams.
+# Four tokens after the longest match of three, two or one, as Paceline's n-grams.
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 

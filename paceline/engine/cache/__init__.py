@@ -1,1 +1,1 @@
-"""The paged KV cache's bookkeeping: blocks, prefixes, sequences. The backend holds the keys and values."""
+"""Bookkeeping of the paged KV cache: blocks, prefixes, sequences. The backend stores keys and values."""

@@ -1,11 +1,9 @@
-"""The block pool: which KV cache blocks are free, cached or held.
+"""The block pool: tracks which KV cache blocks are free, cached or held.
 
     all blocks = free + cached + held
 
-A block's count is the number of sequences that hold it. A block with count 0 is cached if the prefix index can still
-find it (see `prefix_index`), otherwise free. The pool gives out cached blocks when no free ones are left.
-`check_integrity` compares the counts with the sequences' block tables; they agree at every moment between two
-commands.
+A block's count is the number of sequences that hold it. A block with count 0 is cached if the prefix index still has it,
+otherwise free. Cached blocks are reused when no free ones are left.
 """
 
 from collections import Counter
@@ -25,7 +23,6 @@ class BlockPool:
         copy_blocks: Callable[[list[int], list[int]], None],
         caches_prefixes: bool = True,
     ) -> None:
-        """`copy_blocks(sources, destinations)` copies the blocks' keys and values."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.copy_blocks = copy_blocks
@@ -33,33 +30,28 @@ class BlockPool:
         self.prefixes = PrefixIndex()
         # Number of sequences that hold each block.
         self._counts = [0] * num_blocks
-        # Blocks that are neither held nor cached. The last one released is given out first: then a light load touches
-        # little memory.
+        # Free blocks. The last one released is allocated first, so that a light load touches little memory.
         self._free = list(reversed(range(num_blocks)))
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can give out: free or cached."""
+        """Number of blocks that `allocate` can return: free or cached."""
         return len(self._free) + len(self.prefixes.idle)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks `num_tokens` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def count_freed(self, block_tables: Iterable[list[int]]) -> int:
-        """How many blocks would have no holder if the holders of all `block_tables` released them."""
+        """Returns how many blocks would be unreferenced if the holders of all `block_tables` released them."""
         released = Counter(block for table in block_tables for block in table)
         return sum(self._counts[block] == count for block, count in released.items())
 
     def is_private(self, block: int) -> bool:
-        """Whether the holder of a block may write to it: the block has one holder and is not in the prefix index."""
+        """Whether the block has one holder and is not indexed, so that the holder may write to it."""
         return self._counts[block] == 1 and block not in self.prefixes
 
     def allocate(self, count: int) -> list[int]:
-        """Returns `count` blocks, each with one holder. Takes cached blocks only if no free ones are left.
-
-        Raises ResourceExhausted, and takes nothing, if there are fewer.
-        """
+        """Returns `count` blocks, evicting cached ones if necessary. Raises ResourceExhausted, and takes nothing."""
         if count > self.num_free:
             raise ResourceExhausted(f"{count} KV cache blocks wanted, {self.num_free} of {self.num_blocks} are free")
         blocks = [self._free.pop() if self._free else self.prefixes.evict() for _ in range(count)]
@@ -67,23 +59,19 @@ class BlockPool:
             self._counts[block] = 1
         return blocks
 
-    def share(self, blocks: list[int]) -> None:
-        """Adds one holder to each block. The blocks must be held or cached."""
+    def ref(self, blocks: list[int]) -> None:
         for block in blocks:
-            assert self._counts[block] or block in self.prefixes, "a free block has nothing to share"
+            assert self._counts[block] or block in self.prefixes, "a free block has no content to share"
             self._counts[block] += 1
             self.prefixes.use(block)
 
     def release(self, blocks: list[int]) -> None:
-        """Removes one holder from each block.
-
-        The blocks are in a sequence's order. Of these the last is evicted first, because fewer contexts share it.
-        """
+        """Removes one holder from each of a sequence's blocks. The last is evicted first: fewer contexts share it."""
         for block in reversed(blocks):
             assert self._counts[block] > 0, f"block {block} is free already"
             self._counts[block] -= 1
             if self._counts[block] == 0 and block in self.prefixes:
-                self.prefixes.let_go(block)
+                self.prefixes.release(block)
             elif self._counts[block] == 0:
                 self._free.append(block)
 

@@ -1,7 +1,6 @@
 """The prefix index: finds full blocks by the tokens from the context's start to the block's end (prefix caching).
 
-A block's digest covers all these tokens. So equal digests mean equal keys and values: each row depends only on its
-own token and the tokens before it.
+A block's digest covers all these tokens, so equal digests mean equal keys and values.
 """
 
 import hashlib
@@ -11,14 +10,12 @@ from collections.abc import Collection
 
 
 def first_digest(salt: str) -> bytes:
-    """Digest of no tokens. Contexts with different salts have different digests, and share no blocks."""
-    # The person keeps salts apart from tokens: else a salt could spell a block's tokens, and its contexts would be found
-    # by those that begin with these.
+    """Returns the digest of no tokens. Contexts with different salts share no blocks."""
+    # `person` keeps salts apart from tokens: otherwise a salt could collide with a block's tokens.
     return hashlib.blake2b(salt.encode(), digest_size=16, person=b"salt").digest() if salt else b""
 
 
 def extend_digest(before: bytes, tokens: list[int]) -> bytes:
-    """Digest of a context that ends with `tokens`; `before` is the digest of the tokens before these."""
     return hashlib.blake2b(before + array("Q", tokens).tobytes(), digest_size=16).digest()
 
 
@@ -36,35 +33,30 @@ class PrefixIndex:
 
     @property
     def idle(self) -> Collection[int]:
-        """Indexed blocks without a holder."""
         return self._idle
 
     def add(self, digest: bytes, block: int) -> None:
-        """Indexes a held block. If another block with the same content is indexed, that block stays."""
+        """Indexes a held block, unless its content or the block is indexed already."""
         if digest not in self._blocks and block not in self._digests:
             self._blocks[digest] = block
             self._digests[block] = digest
 
     def find(self, digest: bytes) -> int | None:
-        """The block with this digest; None if no block has it."""
         return self._blocks.get(digest)
 
     def use(self, block: int) -> None:
-        """The block has a holder, so it is not idle."""
         self._idle.pop(block, None)
 
-    def let_go(self, block: int) -> None:
-        """The block has no holder. If it is indexed, it becomes idle."""
+    def release(self, block: int) -> None:
         if block in self._digests:
             self._idle[block] = None
 
     def evict(self) -> int:
-        """Removes the least recently used idle block from the index, and returns it."""
+        """Removes the least recently used idle block from the index and returns it."""
         block, _ = self._idle.popitem(last=False)
         del self._blocks[self._digests.pop(block)]
         return block
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if the index's two maps disagree."""
         assert {block: digest for digest, block in self._blocks.items()} == self._digests, "index and blocks disagree"
         assert self._idle.keys() <= self._digests.keys(), "a block without content waits to be found"

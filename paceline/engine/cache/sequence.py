@@ -1,4 +1,4 @@
-"""A sequence: the tokens in its cache, and the blocks that hold their keys and values."""
+"""A sequence's tokens and blocks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,16 +11,14 @@ from paceline.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SequenceOptions:
-    """A sequence's options, from its Open command."""
-
     sampling: SamplingParams
     num_prompt_tokens: int
     eos_token_ids: tuple[int, ...]
-    # Sequences with the same one share cached prefixes.
+    # Only sequences with equal salts share cached prefixes.
     cache_salt: str = ""
     # For logs.
     request_id: str = ""
-    # The trace that the sequence belongs to; "" where there is none.
+    # The trace that the sequence belongs to, or "".
     traceparent: str = ""
 
     @property
@@ -29,37 +27,33 @@ class SequenceOptions:
         return self.sampling.seed
 
     def banned_token_ids(self, position: int) -> tuple[int, ...]:
-        """Tokens that are not allowed at `position`: those that would end the text before min_tokens."""
-        # Without min_tokens none, also where the prompt is said to end behind the position.
+        """Returns the tokens that would end the text before min_tokens."""
+        # Without min_tokens nothing is banned, even if num_prompt_tokens lies after the position.
         if self.sampling.min_tokens == 0 or position - self.num_prompt_tokens >= self.sampling.min_tokens:
             return ()
         return self.eos_token_ids + self.sampling.stop_token_ids
 
 
 class Sequence:
-    """A sequence's tokens and its block table. Invariant: `len(blocks) * block_size >= length`."""
+    """Tokens and block table of a sequence. Invariant: `len(blocks) * block_size >= length`."""
 
     def __init__(self, options: SequenceOptions, pool: BlockPool) -> None:
         self.options = options
         self._pool = pool
-        # Exactly the tokens whose keys and values are in the cache.
+        # Exactly the tokens in the cache.
         self.tokens: list[int] = []
-        # The block table: blocks[i] holds the tokens from i * block_size on.
+        # The block table: blocks[i] begins at token i * block_size.
         self.blocks: list[int] = []
-        # Digest i is of the context that ends with blocks[i] (see `prefix_index`). Only confirmed blocks have digests.
+        # Digest i is of the context that ends with blocks[i] (see `prefix_index`). Only committed blocks have digests.
         self._digests: list[bytes] = []
 
     @property
     def length(self) -> int:
-        """Number of tokens in the cache."""
         return len(self.tokens)
 
-    def adopt(self, tokens: list[int]) -> int:
-        """Takes over cached blocks that hold the beginning of `tokens`. Returns how many tokens they hold.
-
-        The sequence must be empty.
-        """
-        assert not self.blocks, "a sequence adopts before it is fed"
+    def match_prefix(self, tokens: list[int]) -> int:
+        """Takes the cached blocks of a prefix of `tokens` into the empty sequence. Returns the prefix's length."""
+        assert not self.blocks, "prefixes are matched before a sequence is fed"
         found: list[int] = []
         for digest in self._digests_of(tokens):
             block = self._pool.prefixes.find(digest)
@@ -67,27 +61,26 @@ class Sequence:
                 break
             found.append(block)
             self._digests.append(digest)
-        self._pool.share(found)
+        self._pool.ref(found)
         self.blocks = found
         self.tokens = tokens[: len(self.blocks) * self._pool.block_size]
         return self.length
 
     def fork(self, parent: "Sequence", length: int) -> None:
-        """Shares the blocks that hold the parent's first `length` tokens, the last of them perhaps filled in part: who
-        writes into it first writes into a copy (see `reserve`).
+        """Shares the blocks of the parent's first `length` tokens; `reserve` copies a partly filled one before a write.
 
-        The sequence must be empty. Raises OutOfRange, and changes nothing, if the parent's cache holds fewer tokens.
+        Raises OutOfRange, and changes nothing, if the parent's cache holds fewer tokens.
         """
         assert not self.blocks, "a sequence is forked before it is fed"
         if length > parent.length:
             raise OutOfRange(f"length is {length}, but the parent's cache holds {parent.length} tokens")
         self.blocks = parent.blocks[: self._pool.blocks_for(length)]
-        self._pool.share(self.blocks)
+        self._pool.ref(self.blocks)
         self.tokens = parent.tokens[:length]
         self._digests = parent._digests[: length // self._pool.block_size]
 
-    def confirm(self, length: int) -> None:
-        """Indexes the full blocks of the first `length` tokens. These must belong to the context: no drafts."""
+    def commit(self, length: int) -> None:
+        """Indexes the full blocks of the first `length` tokens, which must not be drafts."""
         num_known = len(self._digests)
         if not self._pool.caches_prefixes or length // self._pool.block_size <= num_known:
             return
@@ -96,16 +89,15 @@ class Sequence:
             self._digests.append(digest)
 
     def missing_blocks(self, length: int) -> int:
-        """Number of blocks that `reserve` would take."""
         more = max(0, self._pool.blocks_for(length) - len(self.blocks))
         return more + (self._shared_index() is not None)
 
     def reserve(self, length: int) -> None:
-        """Takes the blocks for `length` tokens. If it raises ResourceExhausted, it changes nothing."""
+        """Allocates blocks for `length` tokens. Raises ResourceExhausted, and changes nothing, if it can't."""
         taken = self._pool.allocate(self.missing_blocks(length))
         index = self._shared_index()
         if index is not None:
-            # Other sequences read this block or may find it, so this sequence writes to a copy.
+            # The block is shared or indexed, so write to a copy.
             copy = taken.pop(0)
             self._pool.copy_blocks([self.blocks[index]], [copy])
             self._pool.release([self.blocks[index]])
@@ -113,15 +105,11 @@ class Sequence:
         self.blocks += taken
 
     def require_holds(self, length: int) -> None:
-        """Raises OutOfRange if the cache holds fewer than `length` tokens."""
         if length > self.length:
             raise OutOfRange(f"length is {length}, but the cache holds {self.length} tokens")
 
     def truncate(self, length: int) -> None:
-        """Keeps the first `length` tokens and releases the blocks that hold none of these.
-
-        Raises OutOfRange if the cache holds fewer tokens.
-        """
+        """Keeps the first `length` tokens and releases the other blocks. Raises OutOfRange if there are fewer."""
         self.require_holds(length)
         del self.tokens[length:]
         keep = self._pool.blocks_for(length)
@@ -129,21 +117,17 @@ class Sequence:
         del self.blocks[keep:]
         del self._digests[length // self._pool.block_size :]
 
-    def take_back(self, length: int) -> None:
-        """Drops the tokens from `length` on, and keeps their blocks for those that come in their place.
-
-        No dropped token may belong to a confirmed block.
-        """
-        assert len(self._digests) * self._pool.block_size <= length <= self.length, "only drafts are taken back"
+    def rollback(self, length: int) -> None:
+        """Drops the tokens from `length` on but keeps their blocks. Must not reach into a committed block."""
+        assert len(self._digests) * self._pool.block_size <= length <= self.length, "only drafts are rolled back"
         del self.tokens[length:]
 
     def _shared_index(self) -> int | None:
-        """Index of the block that the next token goes into, if this sequence may not write to that block; else None."""
+        """Index of the next token's block if `reserve` must copy it; else None."""
         index = self.length // self._pool.block_size
         return index if index < len(self.blocks) and not self._pool.is_private(self.blocks[index]) else None
 
     def _digests_of(self, tokens: list[int]) -> Iterator[bytes]:
-        """Digests of the contexts that end with the full blocks of `tokens`, without those in `_digests`."""
         size = self._pool.block_size
         digest = self._digests[-1] if self._digests else first_digest(self.options.cache_salt)
         for start in range(len(self._digests) * size, len(tokens) - size + 1, size):

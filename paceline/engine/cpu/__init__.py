@@ -1,1 +1,1 @@
-"""The CPU backend: the forward, its cache and its samplers, with kernels that Numba compiles from Python."""
+"""The CPU backend, with kernels that Numba compiles."""

@@ -1,8 +1,6 @@
-"""How much memory this process may still take: what the machine has, and what its control group allows; and giving back.
+"""Builds the CPU backend, with a cache that fits into memory.
 
-In a container the machine's memory is not the limit: who takes more than the group's limit is killed, without a word.
-
-The CPU backend's builder: makes the forward and a cache that fits into memory.
+A process that exceeds its container's limit is killed without any message.
 """
 
 import contextlib
@@ -23,7 +21,7 @@ from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 
 MEMINFO = Path("/proc/meminfo")
-# Where the control groups of a container are: version 2, then version 1. Limit, usage and statistics.
+# Control groups, version 2 and version 1: folder, limit, usage.
 GROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -31,28 +29,24 @@ GROUPS = (
 
 
 def available_bytes() -> int:
-    """What can be taken without swapping, and without reaching the control group's limit."""
+    """Returns the bytes available without swapping or reaching a container's limit."""
     return min([_of_machine(), *_of_groups()])
 
 
 def give_back_freed() -> None:
-    """Gives back to the system what was freed. glibc keeps it: 0.2 GiB after a model with 128,256 tokens is loaded.
-
-    Other C libraries have no such call, and keep less.
-    """
+    """Returns freed memory to the system, which glibc alone would keep. Does nothing with other C libraries."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _of_machine() -> int:
-    """Free memory, and what the kernel gives back: files it keeps in memory."""
     fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def _of_groups() -> list[int]:
-    """What each control group with a limit leaves. Files kept in memory count as usage, and are given back."""
-    rooms = []
+    """Returns the bytes left in each control group. Cached files count as usage but can be reclaimed."""
+    left = []
     for folder, limit_name, usage_name in GROUPS:
         try:
             limit = (folder / limit_name).read_text().strip()
@@ -61,8 +55,8 @@ def _of_groups() -> list[int]:
         except OSError:
             continue
         if limit != "max":
-            rooms.append(int(limit) - usage + int(statistics.get("inactive_file", 0)))
-    return rooms
+            left.append(int(limit) - usage + int(statistics.get("inactive_file", 0)))
+    return left
 
 
 # The default of `kv_cache_memory`.
@@ -76,7 +70,7 @@ RESERVE_BYTES = 512 << 20
 def build_cpu(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel, max_model_len: int, progress: Progress
 ) -> Backend:
-    """Builds the backend. Raises ConfigError if the model does not fit into memory, or a setting is bad."""
+    """Builds the backend. Raises ConfigError if the model does not fit into memory or a setting is invalid."""
     weights_bytes = sum(
         tensor.data.nbytes if isinstance(tensor, FileTensor) else tensor.numel() * tensor.element_size()
         for tensor in loaded.tensors.values()
@@ -85,7 +79,7 @@ def build_cpu(
     cache_dtype = CACHE_DTYPES[config.kv_dtype]
     block_bytes = make_layout(loaded.config, loaded.config.num_layers, block_size, cache_dtype).block_bytes
     num_blocks = _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_bytes, weights_bytes)
-    # A sequence is never longer than the cache, and the tables of rotary angles need not be either.
+    # No sequence is longer than the cache, so the rotary tables need not be either.
     longest = min(max_model_len, num_blocks * block_size)
     model = CpuLlama(
         loaded.config, loaded.tensors, config.quantization, longest, config.is_batch_invariant(role), cache_dtype
@@ -105,7 +99,7 @@ def build_cpu(
 
 
 def _fit_cache(cache_bytes: int, block_bytes: int, weights_bytes: int) -> int:
-    """Number of blocks in the cache. Raises ConfigError with the budget if they do not fit into memory."""
+    """Returns the number of blocks. Raises ConfigError if they do not fit."""
     num_blocks = cache_bytes // block_bytes
     available = available_bytes()
     budget = (

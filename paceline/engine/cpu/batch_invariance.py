@@ -1,7 +1,6 @@
-"""Batch invariance check: does a row's result depend on the rows beside it?
+"""Checks that a token's result does not depend on the rest of the batch.
 
-Only a batch invariant model gives the same greedy output with and without speculation. Processors and versions of torch
-differ in this, so the check runs at load, on this machine.
+Otherwise greedy output differs with speculation. It depends on processor and torch version, so it is checked at load.
 """
 
 from collections.abc import Callable
@@ -14,9 +13,9 @@ from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.llama import CpuLlama
 
-# The last rows run again in parts of each of these sizes. Each result is compared with one run of all rows.
+# The last rows run again in parts of each of these sizes.
 SPLITS = (1, 5, 17, 40, 100)
-# So many of the last rows at least, or one part of them.
+# At least this many of the last rows, or one part of them.
 NUM_REPEATED = 16
 NUM_ROWS = 200
 # The layer's rows fill at least this many blocks: torch has several orders of summation, and some differ only after
@@ -26,27 +25,23 @@ NUM_BLOCKS = 9
 
 @torch.inference_mode()
 def find_batch_variant_parts(model: CpuLlama, block_size: int) -> list[str]:
-    """Names of the model's parts whose rows depend on the rows beside them; empty if the model is batch invariant.
+    """Returns the names of the parts that are not batch invariant.
 
-    Runs the first layer (all layers have the same shapes) and the head on random rows, together and in parts.
+    Runs the first layer and the head on random rows, together and in parts.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     num_rows = min(max(NUM_ROWS, NUM_BLOCKS * block_size), model.max_model_len)
     x = bits_of(torch.randn(num_rows, model.config.hidden_size, generator=generator).to(model.dtype))
     layer = _OneLayer(model, -(-num_rows // block_size), block_size)
     dependent = []
-    if _depends_on_company(layer.run, x):
+    if _depends_on_batch(layer.run, x):
         dependent.append("decoder layer")
-    if _depends_on_company(lambda rows, _: model.run_head(rows).numpy(), x[:NUM_ROWS]):
+    if _depends_on_batch(lambda rows, _: model.run_head(rows).numpy(), x[:NUM_ROWS]):
         dependent.append("head")
     return dependent
 
 
-def _depends_on_company(run: Callable[[Array, int], Array], x: Array) -> bool:
-    """Whether rows of x: [num_rows, hidden_size] come out otherwise in smaller parts.
-
-    `run` takes the rows of a part and the index of its first.
-    """
+def _depends_on_batch(run: Callable[[Array, int], Array], x: Array) -> bool:
     whole = run(x, 0)
     return not all(
         np.array_equal(run(x[first : first + split], first), whole[first : first + split])
@@ -56,23 +51,20 @@ def _depends_on_company(run: Callable[[Array, int], Array], x: Array) -> bool:
 
 
 def _firsts(num_rows: int, split: int) -> range:
-    """Where the last parts of this size begin."""
     num_parts = max(1, NUM_REPEATED // split)
     return range(max(0, num_rows - num_parts * split), num_rows, split)
 
 
 class _OneLayer:
-    """The model's first layer and a cache, for the rows of one sequence."""
-
     def __init__(self, model: CpuLlama, num_blocks: int, block_size: int) -> None:
         self._model = model
         self._blocks = list(range(num_blocks))
         self._attention = model.make_cache(num_blocks, block_size, num_layers=1)
 
     def run(self, x: Array, position: int) -> Array:
-        """The layer's output for x: [num_rows, hidden_size], rows from `position` on. The cache holds those before."""
+        """x: [num_rows, hidden_size], from `position` on."""
         builder, num_rows = BatchBuilder(), x.shape[0]
         builder.add([0] * num_rows, position, self._blocks, [False] * num_rows)
-        batch = builder.build(self._model.padded(builder.num_rows))
+        batch = builder.build(self._model.padded(builder.num_tokens))
         plan = self._attention.plan(batch.spans)
-        return self._model.run_layers(pad_rows(x, batch.num_rows), self._attention, plan)[:num_rows]
+        return self._model.run_layers(pad_rows(x, batch.num_tokens), self._attention, plan)[:num_rows]

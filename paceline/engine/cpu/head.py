@@ -1,9 +1,4 @@
-"""The embedding on a CPU: a token's vector.
-
-Where the head has the same weights, the vectors are read from those that it multiplies with: nothing is kept twice.
-
-The head: hidden states -> logits. A draft's head may know only the most frequent tokens.
-"""
+"""Embedding and head. A draft's head may cover only the most frequent tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,17 +14,13 @@ from paceline.engine.models.config import UNKNOWN_LOGIT
 from paceline.engine.sampling.specs import ConfidentSample, Sample, TruncatedSample
 
 
-class Rows(Protocol):
-    """A matrix whose rows can be read."""
-
+class EmbeddingRows(Protocol):
     def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
-        """ids: [num_rows] int64 -> [num_rows, hidden_size] of the dtype, float32 or bfloat16 as uint16."""
+        """ids: [num_rows] int64 -> [num_rows, hidden_size] float32, or bfloat16 as uint16."""
         ...
 
 
 class DenseRows:
-    """A matrix as it is."""
-
     def __init__(self, weight: Array) -> None:
         self._weight = weight  # [vocab_size, hidden_size]
 
@@ -40,10 +31,10 @@ class DenseRows:
 
 
 class Embedding:
-    """Vectors of tokens, and of masks, whose ids come behind those of the tokens (see `models.shapes`)."""
+    """Vectors of tokens and of masks, whose ids follow the tokens' (see `models.shapes`)."""
 
-    def __init__(self, tokens: Rows, masks: Array | None, vocab_size: int, dtype: np.dtype[Any]) -> None:
-        """masks: [num_masks, hidden_size] of the dtype, or None."""
+    def __init__(self, tokens: EmbeddingRows, masks: Array | None, vocab_size: int, dtype: np.dtype[Any]) -> None:
+        """masks: [num_masks, hidden_size] or None."""
         self.dtype = dtype
         self._tokens = tokens
         self._masks = masks
@@ -60,8 +51,6 @@ class Embedding:
 
 
 class Head:
-    """Computes the logits of the tokens that the head knows."""
-
     def __init__(self, linear: CpuLinear, ids: Array | None, vocab_size: int) -> None:
         """`linear` has weights [head_size, hidden_size].
 
@@ -73,11 +62,9 @@ class Head:
 
     @property
     def is_full_vocab(self) -> bool:
-        """Whether a token's index among the logits is its id."""
         return self.ids is None
 
     def padded(self, num_rows: int) -> int:
-        """How many rows to run, with padding, for `num_rows` rows."""
         return self.linear.padded(num_rows)
 
     def __call__(self, x: Array) -> torch.Tensor:
@@ -93,7 +80,7 @@ class Head:
         return torch.from_numpy(logits)
 
     def with_ids(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Replaces indices among the known logits by token ids, in samples from the known logits."""
+        """Replaces indices of the head's logits by token ids in samples."""
         assert self.ids is not None, "indices are ids"
         return [_with_ids(each, self.ids) for each in samples]
 

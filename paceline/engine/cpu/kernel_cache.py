@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: in which folder, and what happens if they can't be kept."""
+"""The on-disk cache of compiled kernels."""
 
 import functools
 import hashlib
@@ -12,30 +12,29 @@ from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, NullCache, UserProvidedCacheLocator
 
 from paceline import noise
-from paceline.engine.cache_folder import cache_folder
+from paceline.engine.config import cache_folder
 from paceline.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 KERNELS = Path(__file__).parent / "kernels"
-# Sources outside of this folder from which kernels take constants or functions: they are compiled in.
+# Sources outside this folder that kernels inline.
 COMPILED_IN = (Path(noise.__file__),)
 # What the user sets (NUMBA_CACHE_DIR).
 _GIVEN = config.CACHE_DIR  # type: ignore[attr-defined]
 
 
 def keep(kernel: Any) -> Any:
-    """Lets a kernel be found on disk at its first call, or be kept there. Returns the kernel."""
     kernel._cache = KernelCache(kernel.py_func)
     return kernel
 
 
 @functools.cache
 def kernel_folder() -> Path:
-    """Returns NUMBA_CACHE_DIR, or a folder beside the sources, or else in the cache folder; one for each state of the sources.
+    """Returns a folder in NUMBA_CACHE_DIR, next to the sources, or in `cache_folder`.
 
-    Numba compiles a function again only if the function's own file changes. What it inlines may be in other files, so
-    this folder's name depends on all of them. Raises ConfigError for a user without a home.
+    Numba only watches a function's own file, so the name has a digest of all files that it may
+    inline. Raises ConfigError for a user without a home.
     """
     digest = hashlib.blake2b(digest_size=8)
     for source in (*sorted(KERNELS.rglob("*.py")), *COMPILED_IN):
@@ -48,7 +47,7 @@ def kernel_folder() -> Path:
 
 
 class KernelCache(NullCache):
-    """Finds and keeps the compiled forms of a function. If it can't, the log says so once, and kernels are compiled."""
+    """Loads and saves compiled functions. If that fails, logs it once and compiles."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -68,14 +67,12 @@ class KernelCache(NullCache):
         try:
             self._files = self._files or _Files(self._function)
             return use(self._files)
-        except Exception as error:  # of the disk, or what pickle raises for a file that was cut off
+        except Exception as error:  # a disk error, or pickle's for a truncated file
             reason = getattr(error, "strerror", None) or error
-            return _tell(f"they can't be kept in {folder}: {reason}; NUMBA_CACHE_DIR names another folder")
+            return _tell(f"can't use the kernel cache {folder}: {reason}; set NUMBA_CACHE_DIR to another folder")
 
 
 class _Locator(UserProvidedCacheLocator):
-    """A folder inside `kernel_folder`, for a function's file. It may be one that can only be read."""
-
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> "_Locator":
         return cls(py_func, py_file)
@@ -94,5 +91,4 @@ class _Files(FunctionCache):
 
 @functools.cache
 def _tell(reason: str) -> None:
-    """Says it once."""
-    log.warning("each start compiles the kernels, for minutes: %s", reason)
+    log.warning("compiling the kernels at every start, which takes minutes: %s", reason)

@@ -1,8 +1,4 @@
-"""Linear layers on a CPU: torch's own, packed for oneDNN, and bfloat16 and int8 with our kernels.
-
-Equal output with and without speculation needs batch invariance: a row's result must not depend on the rows beside it.
-Each class says how many rows to run, with padding, to keep that. `batch_invariance` checks it at load.
-"""
+"""Linear layers on a CPU. Each class pads the number of rows as its batch invariance needs."""
 
 import platform
 from abc import ABC, abstractmethod
@@ -39,7 +35,7 @@ from paceline.engine.models.shapes import Weight
 
 
 class CpuLinear(Protocol):
-    """y = x W^T + b + residual, for x: [num_rows, in_features] and residual: [num_rows, out_features] or None.
+    """y = x W^T + b + residual. x: [num_rows, in_features]; residual: [num_rows, out_features] or None.
 
     Arrays are float32, or bfloat16 as uint16.
     """
@@ -47,13 +43,11 @@ class CpuLinear(Protocol):
     def __call__(self, x: Array, residual: Array | None = None) -> Array: ...
 
     def padded(self, num_rows: int) -> int:
-        """How many rows to run, with padding, for `num_rows` rows: with fewer rows torch may sum in another order."""
+        """Returns how many rows to run for `num_rows`: with fewer torch may sum in another order."""
         ...
 
 
 class PlainLinear:
-    """torch's own linear."""
-
     _MIN_ROWS = 8
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -69,15 +63,15 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """Weights in oneDNN's own layout: about twice as fast for few rows."""
+    """Weights in oneDNN's layout, which is faster for few rows."""
 
     # One row alone is a matrix-vector product with another order of summation. Two or three rows give the same result
     # as more, but they are slower than four when the weights come from memory.
     _MIN_ROWS = 4
-    # The row count that the layout is chosen for; any count runs.
+    # The row count that the layout is optimised for.
     _PACKED_FOR_ROWS = 4
     # Significant binary digits of a padded row count. For each count and shape of weight oneDNN makes a kernel, which
-    # takes 2 ms and 0.6 MiB. Counts are every number up to 31, every second up to 63, and so on: 93 counts up to 512
+    # takes time and memory. Counts are every number up to 31, every second up to 63, and so on: 93 counts up to 512
     # rows. At most one row in 16 is padding.
     _COUNT_DIGITS = 5
 
@@ -97,14 +91,14 @@ class PackedLinear:
 
     @staticmethod
     def supports(weight: torch.Tensor) -> bool:
-        """oneDNN takes bfloat16 only on processors with instructions of AVX-512 or AVX-NE-CONVERT."""
+        """Requires AVX-512 or AVX-NE-CONVERT for bfloat16."""
         if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
             return False
         return weight.dtype is not torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class KernelLinear(ABC):
-    """A linear with one of our kernels, which may also run as a part of `kernels.decoder`."""
+    """A linear layer that can run inside `kernels.decoder`."""
 
     def __init__(self, out_features: int) -> None:
         self._out_features = out_features
@@ -115,7 +109,7 @@ class KernelLinear(ABC):
 
     @property
     def has_whole_tiles(self) -> bool:
-        """Whether the kernel returns no more than the output features."""
+        """Whether the kernel returns no padding features."""
         return self._out_features % WIDTH == 0
 
     def __call__(self, x: Array, residual: Array | None = None) -> Array:
@@ -125,8 +119,6 @@ class KernelLinear(ABC):
 
 
 class MatrixUnitLinear(KernelLinear):
-    """bfloat16 weights, with our kernel for the processor's matrix unit (AMX)."""
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight.shape[0])
         bias_row = pad_features(_float_bias(weight, bias))
@@ -141,7 +133,6 @@ class MatrixUnitLinear(KernelLinear):
         return self._weights
 
     def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
-        """Rows of the weights, for an embedding: ids: [num_rows] -> [num_rows, in_features] bfloat16."""
         return unpack_rows(self._weights.packed, ids)
 
     @staticmethod
@@ -150,8 +141,6 @@ class MatrixUnitLinear(KernelLinear):
 
 
 class Bfloat16Linear(KernelLinear):
-    """bfloat16 weights, with our kernel for processors with AVX512-BF16."""
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight.shape[0])
         bias_row = pad_features(_float_bias(weight, bias))
@@ -164,7 +153,6 @@ class Bfloat16Linear(KernelLinear):
         return self._weights
 
     def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
-        """Rows of the weights, for an embedding: ids: [num_rows] -> [num_rows, in_features] bfloat16."""
         return unpack_rows(self._weights.packed, ids)
 
     @staticmethod
@@ -173,7 +161,7 @@ class Bfloat16Linear(KernelLinear):
 
 
 class Int8Linear(KernelLinear):
-    """int8 weights with one scale per output feature, times rows rounded to 15 bits with one scale per row."""
+    """int8 weights, one scale per output feature; activations rounded to 15 bits, one scale per row."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight.shape[0])
@@ -193,11 +181,7 @@ class Int8Linear(KernelLinear):
 
 
 class DraftInt8Linear(KernelLinear):
-    """A draft's weights twice: int8 for few rows, bfloat16 on the matrix unit for many.
-
-    For few rows reading the weights takes most of the time, and int8 weights are half as large. Not batch invariant: a
-    row's result depends on the number of rows.
-    """
+    """int8 weights for few rows, which are bound by memory, and bfloat16 for many. Not batch invariant."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight.shape[0])
@@ -216,7 +200,7 @@ class DraftInt8Linear(KernelLinear):
 
 
 class Int8WeightLinear:
-    """int8 weights with one scale per output feature, times rows that are not rounded. For any processor."""
+    """int8 weights, one scale per output feature; activations are not rounded. For any processor."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         quantised, self._scale = (each.numpy() for each in quantise(weight))
@@ -231,13 +215,13 @@ class Int8WeightLinear:
 
 
 class QuantisedLinear(KernelLinear):
-    """Weights in blocks of whole numbers, as GGUF files have them, times rows rounded to 8 bits (`kernels.quantised`)."""
+    """Weights in GGUF's quantized blocks; activations rounded to 8 bits (`kernels.quantised`)."""
 
     def __init__(self, parts: tuple[FileTensor, ...], bias: torch.Tensor | None) -> None:
         out_features = sum(part.shape[0] for part in parts)
         super().__init__(out_features)
         self._in_features = parts[0].shape[1]
-        # The kernel knows their addresses; this keeps them alive.
+        # Keeps the arrays alive whose addresses the kernel has.
         formats = [BY_NAME[part.format.name] for part in parts]
         self._packed = [
             pack(part.data, part.row_order, fmt, self._in_features) for part, fmt in zip(parts, formats, strict=True)
@@ -259,7 +243,7 @@ class QuantisedLinear(KernelLinear):
         return self._weights[dtype]
 
     def rows(self, ids: Array, dtype: np.dtype[Any]) -> Array:
-        """Rows of the weights, for an embedding: ids: [num_rows] -> [num_rows, in_features] of the dtype."""
+        """ids: [num_rows] -> [num_rows, in_features] of the dtype."""
         out = np.empty((ids.size, self._in_features), dtype)
         number, _, unpacks_at, address, _, tile_bytes = self._parts[0]
         look_up(number, unpacks_at, address, tile_bytes, ids, out)
@@ -267,7 +251,7 @@ class QuantisedLinear(KernelLinear):
 
     @staticmethod
     def supports(weight: Weight) -> bool:
-        """Parts begin at a tile; so all but the last must fill theirs."""
+        """Every part begins at a tile, so all but the last must fill theirs."""
         is_possible = platform.machine() != "x86_64" or has_features("f16c", "fma")
         return is_possible and isinstance(weight, tuple) and all(part.shape[0] % WIDTH == 0 for part in weight[:-1])
 
@@ -279,9 +263,9 @@ def _float_bias(weight: torch.Tensor, bias: torch.Tensor | None) -> Array:
 def make_cpu_linear(
     weight: Weight, bias: torch.Tensor | None, quantization: str, batch_invariant: bool = True
 ) -> CpuLinear:
-    """The fastest linear layer for `weight`: [out_features, in_features] on this processor.
+    """Returns the fastest linear layer for `weight`: [out_features, in_features].
 
-    `quantization`: see EngineConfig. With `batch_invariant` a row's result does not depend on the rows beside it.
+    `quantization`: see EngineConfig.
     """
     if isinstance(weight, tuple):
         if QuantisedLinear.supports(weight):

@@ -1,4 +1,4 @@
-"""The decoder forward on a CPU, over a flat batch of rows, with fused QKV and gate-up projections.
+"""The decoder forward on a CPU, over a flat batch, with fused QKV and gate-up projections.
 
 Covers Llama, Mistral, Qwen2 (QKV bias) and Qwen3 (norms on queries and keys).
 """
@@ -12,7 +12,7 @@ import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
-from paceline.engine.cpu.head import DenseRows, Embedding, Head, Rows
+from paceline.engine.cpu.head import DenseRows, Embedding, EmbeddingRows, Head
 from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend, part_address
 from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.decoder import LayerArrays, kinds_of, run_layers, table_of, with_kernel
@@ -37,13 +37,10 @@ ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 
 
 def _take_vector(tensors: Tensors, name: str) -> Array:
-    """Takes a norm's weights out of `tensors`: float32, in memory of their own."""
     return as_tensor(tensors.pop(name), torch.float32).clone().numpy()
 
 
-class Layer:
-    """One decoder layer's weights."""
-
+class CpuLayer:
     def __init__(
         self, tensors: Tensors, prefix: str, config: ModelConfig, make: MakeLinear, rope: tuple[Array, Array]
     ) -> None:
@@ -67,7 +64,7 @@ class Layer:
         self.rotation = HeadRotation(*rope, query_norm, key_norm)
 
     def arrays(self, dtype: np.dtype[Any], cache: Cache) -> LayerArrays | None:
-        """For `kernels.decoder`; None if the library multiplies in this layer."""
+        """Arguments for `kernels.decoder`; None if this layer uses a library's products."""
         linears = self.qkv, self.output, self.gate_up, self.down
         weights = [each.weights(dtype) for each in linears if isinstance(each, KernelLinear) and each.has_whole_tiles]
         if len(weights) < len(linears):
@@ -80,15 +77,13 @@ class Layer:
 
 
 def _make_head(head: torch.Tensor | FileTensor, ids: Any, make: MakeLinear, vocab_size: int) -> Head:
-    """`ids`: [head_size], the tokens that the head knows; None for all."""
     if ids is None:
         return Head(make((head,) if isinstance(head, FileTensor) else head, None), None, vocab_size)
     known = head if isinstance(head, torch.Tensor) else as_tensor(head, torch.bfloat16)
     return Head(make(known[ids], None), ids.numpy(), vocab_size)
 
 
-def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make: MakeLinear) -> Rows:
-    """The embedding's rows; `head`: the linear with the same weights, if there is one."""
+def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make: MakeLinear) -> EmbeddingRows:
     if isinstance(embedding, FileTensor):
         linear = head if head is not None else make((embedding,), None)
         assert isinstance(linear, QuantisedLinear), "a matrix alone begins at a tile"
@@ -99,15 +94,13 @@ def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make:
 
 
 class CpuLlama:
-    """Embedding, decoder layers, head."""
-
     def __init__(
         self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool = True,
         cache_dtype: np.dtype[Any] | None = None,
     ) -> None:  # fmt: skip
-        """Takes the tensors out of `tensors`. Raises ConfigError if a tensor is missing or has a wrong shape.
+        """Takes the tensors out of `tensors`. Raises ConfigError if one is missing or has a wrong shape.
 
-        `batch_invariant`: see EngineConfig; `cache_dtype`: one of CACHE_DTYPES, None for the model's.
+        `cache_dtype`: one of CACHE_DTYPES, None for the model's.
         """
         self.config = config
         self.max_model_len = max_model_len
@@ -118,7 +111,7 @@ class CpuLlama:
         make = partial(make_cpu_linear, quantization=quantization, batch_invariant=batch_invariant)
         cos, sin = rope_tables(config, max_model_len)
         rope = cos.numpy(), sin.numpy()
-        self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, rope) for i in range(config.num_layers)]
+        self.layers = [CpuLayer(tensors, f"model.layers.{i}.", config, make, rope) for i in range(config.num_layers)]
         self._norm = _take_vector(tensors, "model.norm.weight")  # [hidden_size]
         # Only distilled drafts have this: the ids of the tokens that the head knows.
         ids = tensors.pop(HEAD_IDS, None)  # [head_size]
@@ -134,21 +127,19 @@ class CpuLlama:
         self._decoder_arguments: tuple[LayerArrays, Array] | None = None
 
     def make_cache(self, num_blocks: int, block_size: int, num_layers: int | None = None) -> CpuPagedAttention:
-        """Blocks for the model's first layers or all."""
         return CpuPagedAttention(self.config, num_blocks, block_size, self._cache_dtype, num_layers)
 
     def padded(self, num_rows: int) -> int:
-        """How many rows to run, with padding, for `num_rows` rows (see `linear`)."""
         layer = self.layers[0]
         return max(linear.padded(num_rows) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down))
 
     def forward(self, batch: Batch, attention: CpuPagedAttention, plan: AttentionPlan) -> torch.Tensor:
-        """Feeds the batch's rows into the cache. Returns the wanted rows' logits: [num_wanted, head_size] float32."""
+        """Returns the wanted tokens' logits: [num_wanted, head_size] float32."""
         x = self.run_layers(self._embedding(batch.tokens), attention, plan)  # [num_rows, hidden_size]
         return self.run_head(x[batch.wanted])
 
     def run_layers(self, x: Array, attention: CpuPagedAttention, plan: AttentionPlan) -> Array:
-        """Runs the layers that `attention` has a cache for on x: [num_rows, hidden_size]. Returns the same shape."""
+        """Runs the layers that `attention` has a cache for. x: [num_rows, hidden_size]."""
         if (decoder := self._decoder(attention, x.dtype)) is not None:
             return run_layers(x, *decoder, plan, self.config.norm_eps)
         for layer, cache in zip(self.layers, attention.cache, strict=False):
@@ -156,7 +147,6 @@ class CpuLlama:
         return x
 
     def _decoder(self, attention: CpuPagedAttention, dtype: np.dtype[Any]) -> tuple[LayerArrays, Array] | None:
-        """The arguments of `kernels.decoder` for these caches; None if the library multiplies in a layer."""
         if self._decoder_of is not attention:
             pairs = zip(self.layers, attention.cache, strict=False)
             arrays = [layer.arrays(dtype, cache) for layer, cache in pairs]
@@ -166,8 +156,7 @@ class CpuLlama:
             self._decoder_of = attention
         return self._decoder_arguments
 
-    def _run_layer(self, layer: Layer, x: Array, cache: Cache, plan: AttentionPlan) -> Array:
-        """As `kernels.decoder` runs a layer, with the library's products."""
+    def _run_layer(self, layer: CpuLayer, x: Array, cache: Cache, plan: AttentionPlan) -> Array:
         eps = self.config.norm_eps
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]
         x = layer.output(attend(qkv, plan, layer.rotation, eps, cache), residual=x)
@@ -175,7 +164,7 @@ class CpuLlama:
         return layer.down(silu_gate(gate_up), residual=x)
 
     def run_head(self, x: Array) -> torch.Tensor:
-        """Logits [num_wanted, head_size] of x: [num_wanted, hidden_size]. The head pads x to its own row count."""
+        """x: [num_wanted, hidden_size] -> logits [num_wanted, head_size]."""
         num_wanted = x.shape[0]
         if num_wanted == 0:
             return torch.empty((0, 0))

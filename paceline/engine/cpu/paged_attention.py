@@ -1,20 +1,12 @@
-"""Where a block of the KV cache has its keys and values.
+"""Paged attention on a CPU: the KV cache's layout, and which blocks each token attends to.
 
-A block is a row of equal parts. Each layer has one part of keys and one of values:
+Keys and values have the model's dtype or int8. The kernel (`kernels.attention`) multiplies in float32 and is batch
+invariant. A block holds all layers, so that it fills large pages and takes memory only when a sequence needs it. It is a
+row of equal parts:
 
     keys of layer 0 | its values | keys of layer 1 | its values | ... | int8: the scales of all layers
 
-A block's place is its first part's number. With a view that begins at a layer's first keys, the same place leads to the
-keys of this layer.
-
-Paged attention on a CPU: the KV cache's arrays, and which blocks each row of a batch attends to.
-
-Keys and values have the model's dtype, or a smaller one. With many sequences or long ones a forward reads more of them than of
-weights. In the model's dtype values lose nothing: they come out of a product in this dtype. Keys are rounded once, after their
-rotation. The kernel (`kernels.attention`) multiplies in float32, and is batch invariant.
-
-A block holds the keys and values of all layers (`cache_layout`), so that it fills large pages (`kernels.memory`) and takes memory
-only when a sequence has come so far.
+A block's place is its first part's number. In a view that begins at a layer's keys, the same place finds that layer.
 """
 
 from typing import Any
@@ -22,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from paceline.engine.arrays import Array
-from paceline.engine.batch import Span
+from paceline.engine.batch import TokenSpan
 from paceline.engine.cpu.kernels.attention import PRODUCTS_TO_SHARE, TILE_ROWS, AttentionPlan
 from paceline.engine.cpu.kernels.cache import Cache, FloatCache, Int8Cache
 from paceline.engine.cpu.kernels.memory import map_region
 from paceline.engine.models.config import ModelConfig
 
-# As arrays hold them, by the names that settings use.
+# By the names that settings use.
 CACHE_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(np.uint16),
@@ -37,7 +29,7 @@ CACHE_DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class CacheLayout:
-    """Blocks of float32, or of bfloat16 as uint16."""
+    """Blocks of float32, or bfloat16 as uint16."""
 
     def __init__(self, config: ModelConfig, num_layers: int, block_size: int, dtype: np.dtype[Any]) -> None:
         self._num_layers = num_layers
@@ -48,7 +40,6 @@ class CacheLayout:
 
     @property
     def num_parts(self) -> int:
-        """Parts of a block: from its place to the next one's."""
         return 2 * self._num_layers
 
     @property
@@ -56,7 +47,7 @@ class CacheLayout:
         return self.num_parts * self._kv_heads * self._head_dim * self._block_size * self._dtype.itemsize
 
     def split(self, memory: Array) -> list[Cache]:
-        """Each layer's part of the cache, over memory: [num_blocks * block_bytes] uint8."""
+        """Returns each layer's cache. memory: [num_blocks * block_bytes] uint8."""
         heads = memory.view(self._dtype).reshape(-1, self._kv_heads, self._head_dim * self._block_size)
         keys = heads.reshape(*heads.shape[:2], self._head_dim, self._block_size)
         values = heads.reshape(*heads.shape[:2], self._block_size, self._head_dim)
@@ -64,10 +55,7 @@ class CacheLayout:
 
 
 class Int8CacheLayout(CacheLayout):
-    """Blocks of int8, with a scale for each token, KV head and matrix: head_dim / 4 matrices' scales fill a part.
-
-    They take whole parts, so that a place leads to the scales too.
-    """
+    """Blocks of int8 with a scale for each token, KV head and matrix, in whole parts so that a place leads to them."""
 
     @property
     def num_parts(self) -> int:
@@ -84,25 +72,20 @@ class Int8CacheLayout(CacheLayout):
 
 
 def make_layout(config: ModelConfig, num_layers: int, block_size: int, dtype: np.dtype[Any]) -> CacheLayout:
-    """`dtype`: one of CACHE_DTYPES."""
     kind = Int8CacheLayout if dtype == np.int8 else CacheLayout
     return kind(config, num_layers, block_size, dtype)
 
 
-# Cores share tiles and KV heads. A sequence with as many rows as this makes two tiles: three KV heads on two cores would
-# keep one of them waiting for a third of the time.
+# A sequence with this many rows makes two tiles, so that cores share the work evenly (three KV heads on two cores).
 ROWS_TO_DIVIDE = 4
 
 
 def _tile_rows(num_rows: int) -> int:
-    """Rows of a sequence that form a tile: equal parts, and two at least where the work of one would be uneven."""
     num_tiles = max(-(-num_rows // TILE_ROWS), 2 if num_rows >= ROWS_TO_DIVIDE else 1)
     return -(-num_rows // num_tiles)
 
 
 class CpuPagedAttention:
-    """The cache's arrays, and attention over them."""
-
     def __init__(
         self,
         config: ModelConfig,
@@ -111,7 +94,6 @@ class CpuPagedAttention:
         dtype: np.dtype[Any],
         num_layers: int | None = None,
     ) -> None:
-        """`dtype`: one of CACHE_DTYPES; `num_layers`: None for all of the model's."""
         layout = make_layout(config, num_layers or config.num_layers, block_size, dtype)
         self._heads = config.num_heads
         self._kv_heads = config.num_kv_heads
@@ -124,26 +106,24 @@ class CpuPagedAttention:
         self.cache = layout.split(memory)  # each layer's
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
-        """Copies blocks' keys and values in all layers, scales included."""
         self._blocks[destinations] = self._blocks[sources]
 
-    def plan(self, spans: list[Span]) -> AttentionPlan:
-        """Plans where the rows' keys and values are written, and which rows form a tile of attention."""
+    def plan(self, spans: list[TokenSpan]) -> AttentionPlan:
         positions, tiles, products = [], [], 0
         blocks: list[int] = []
         for span in spans:
-            positions.append(span.position + np.arange(span.num_rows))
-            tile_rows = _tile_rows(span.num_rows)
-            for done in range(0, span.num_rows, tile_rows):
-                num_rows = min(tile_rows, span.num_rows - done)
-                tiles.append((span.first_row + done, num_rows, span.position + done, len(blocks)))
-            products += span.num_rows * (span.position + span.num_rows)
+            positions.append(span.position + np.arange(span.num_tokens))
+            tile_rows = _tile_rows(span.num_tokens)
+            for done in range(0, span.num_tokens, tile_rows):
+                num_rows = min(tile_rows, span.num_tokens - done)
+                tiles.append((span.first_token + done, num_rows, span.position + done, len(blocks)))
+            products += span.num_tokens * (span.position + span.num_tokens)
             blocks += span.blocks
         slots = [
             self._places(span.blocks)[position // self._block_size] * self._block_size + position % self._block_size
             for span, position in zip(spans, positions, strict=True)
         ]
-        num_queries = sum(span.num_rows for span in spans) * (self._heads // self._kv_heads)
+        num_queries = sum(span.num_tokens for span in spans) * (self._heads // self._kv_heads)
         return AttentionPlan(
             positions=np.concatenate(positions),
             slots=np.concatenate(slots),

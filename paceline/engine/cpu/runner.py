@@ -1,4 +1,4 @@
-"""The CPU runner: an engine step is one forward over rows of some jobs, then one call of the sampler."""
+"""The CPU runner: an engine step is one forward, then one call of the sampler."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,7 @@ WARM_UP_ROWS = 8
 
 
 class CpuRunner:
-    """Runs engine steps. Only the worker's thread may use it."""
+    """Runs engine steps, on the worker's thread only."""
 
     def __init__(self, model: CpuLlama, attention: CpuPagedAttention) -> None:
         self._model = model
@@ -28,19 +28,15 @@ class CpuRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Runs forwards of the usual row counts, so that the first request does not wait while kernels are prepared.
-
-        The rows go to the first block. No sequence holds it yet.
-        """
+        """Prepares kernels for the usual sizes. Writes to the first block, which no sequence holds yet."""
         for num_rows in range(1, min(WARM_UP_ROWS, self._model.max_model_len) + 1):
             builder = BatchBuilder()
             builder.add([0] * num_rows, 0, [0], [False] * (num_rows - 1) + [True])
-            batch = builder.build(self._model.padded(builder.num_rows))
+            batch = builder.build(self._model.padded(builder.num_tokens))
             self._model.forward(batch, self._attention, self._attention.plan(batch.spans))
 
     @torch.inference_mode()
     def step(self, shares: list[tuple[Job, int]]) -> None:
-        """Feeds the given number of pending rows of each job, and gives each job its samples."""
         builder = BatchBuilder()
         specs = []
         for job, num_rows in shares:
@@ -49,7 +45,7 @@ class CpuRunner:
             sequence = job.sequence
             builder.add(tokens, sequence.length, sequence.blocks, [spec is not None for spec in wanted])
             specs.append([spec for spec in wanted if spec is not None])
-        batch = builder.build(self._model.padded(builder.num_rows))
+        batch = builder.build(self._model.padded(builder.num_tokens))
         plan = self._attention.plan(batch.spans)
         flat = [spec for of_job in specs for spec in of_job]
         known = self._model.forward(batch, self._attention, plan)  # [num_wanted, head_size]

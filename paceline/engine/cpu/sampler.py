@@ -1,13 +1,6 @@
-"""Scratch memory for kernels, kept from step to step: getting new pages would take longer than the kernels' work.
+"""The CPU's sampler: kernels for the specs they support, torch for the rest.
 
-The Gumbel sampler: a backend of CPU kernels for specs without truncation. It takes a tenth of torch's time.
-
-The top-k sampler: a backend of CPU kernels for specs that depend only on a row's likeliest tokens.
-
-These are SampleTruncated, and specs with top-k, top-p or min-p. If a row needs more than the MOST likeliest tokens, the
-next backend samples it (see `sampler`).
-
-The CPU's sampler: kernels for the specs they support, torch for the rest.
+Truncated specs sample from the MOST likeliest tokens; torch samples rows that need more.
 """
 
 from collections.abc import Sequence as Seq
@@ -36,13 +29,13 @@ from paceline.sampling import SamplingParams
 
 
 class Scratch:
-    """An array that grows when needed. Only one thread may use it."""
+    """Reused working memory: mapping new pages would take longer than the kernels. Not thread-safe."""
 
     def __init__(self) -> None:
         self._kept = np.empty((0, 0), np.float32)
 
     def like(self, logits: Array) -> Array:
-        """A float32 array of the shape of logits: [num_rows, vocab_size], with undefined values."""
+        """Returns an uninitialised float32 array of the shape of logits."""
         num_rows, width = logits.shape
         if self._kept.shape[0] < num_rows or self._kept.shape[1] != width:
             self._kept = np.empty((num_rows, width), np.float32)
@@ -50,16 +43,13 @@ class Scratch:
 
 
 class GumbelKernelSampler:
-    """Supports GumbelMax and SampleComplement without top-k, top-p and min-p."""
-
     def __init__(self, ids: Array | None = None) -> None:
-        """`ids`: [num_logits], the token of each logit, where GumbelMax gives its index; None: logit i is token i."""
+        """`ids`: [num_logits], the token of each logit; None: logit i is token i. GumbelMax returns an index."""
         self._scratch = Scratch()
         self._ids = np.empty(0, np.uint32) if ids is None else ids.astype(np.uint32)
 
     @staticmethod
     def supports(spec: SampleSpec) -> bool:
-        """Whether the kernels can sample for this spec."""
         is_known = isinstance(spec, GumbelMax | SampleComplement)
         return is_known and spec.sampling.is_untruncated
 
@@ -118,9 +108,9 @@ class Ranking:
     is_whole: bool
 
     def truncated(self, sampling: SamplingParams) -> "Ranking | None":
-        """Applies top-k, then top-p to what top-k leaves, then min-p, and normalises the rest.
+        """Applies top-k, then top-p to what top-k leaves, then min-p, and normalises.
 
-        None if that needs tokens that are not in the ranking.
+        None if that needs tokens outside the ranking.
         """
         top, total, is_whole = self.probs, 1.0, self.is_whole
         if 0 < sampling.top_k <= len(top):
@@ -132,7 +122,7 @@ class Ranking:
         keep = (top > 0) & (top >= sampling.min_p * top[0])
         if sampling.top_p < 1:
             keep &= sums - top < sampling.top_p * total
-            # The likeliest stays where the product is 0.
+            # The likeliest stays if the product is too small for a float.
             keep[0] = True
         reaches = sampling.top_p < 1 and sums[-1] >= sampling.top_p * total
         if not (is_whole or reaches or keep[-1] < keep[0]):
@@ -142,14 +132,11 @@ class Ranking:
 
 
 class TopKKernelSampler:
-    """Ranks the tokens of each row with a kernel, and samples from the likeliest."""
-
     def __init__(self) -> None:
         self._scratch = Scratch()
 
     @staticmethod
     def supports(spec: SampleSpec) -> bool:
-        """Whether the likeliest tokens may be enough for this spec."""
         if spec.sampling.is_greedy:
             return False
         if isinstance(spec, SampleTruncated):
@@ -157,7 +144,7 @@ class TopKKernelSampler:
         return isinstance(spec, GumbelMax | SampleComplement) and not spec.sampling.is_untruncated
 
     def sample(self, logits: torch.Tensor, specs: Seq[Any]) -> list[Sample]:
-        """None for a row that needs more tokens. logits: [num_specs, vocab_size] float32."""
+        """Returns None for a row that needs more tokens. logits: [num_specs, vocab_size] float32."""
         return [self._sample(*each) for each in zip(self._rank(logits, specs), specs, strict=True)]
 
     def _rank(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Ranking]:
@@ -184,7 +171,6 @@ class TopKKernelSampler:
 
 
 def _sample_truncated(kept: Ranking, spec: SampleTruncated) -> TruncatedSample:
-    """Samples from the likeliest tokens that together have the mass `min_mass`, at most `max_size` tokens."""
     sums = kept.probs.cumsum()
     size = int(np.searchsorted(sums, spec.min_mass)) + 1
     size = min(size, spec.max_size, int(np.count_nonzero(kept.probs)))
@@ -204,16 +190,16 @@ def _sample_complement(kept: Ranking, spec: SampleComplement) -> ComplementSampl
 
 
 def _invert(probs: Floats, uniform: float) -> int:
-    """The first index whose cumulative sum exceeds uniform * total. Its probability is 0 only if all are 0."""
+    """Returns the first index whose cumulative sum exceeds uniform * total."""
     sums = probs.cumsum()
     index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
     return min(index, int(np.searchsorted(sums, sums[-1])))
 
 
 class CpuSampler(Sampler):
-    """Only one thread may use it: the kernels keep their working memory."""
-
     def __init__(self, ids: Array | None = None) -> None:
-        """`ids`: [num_logits], the token of each logit; then only specs that `needs_whole_vocab` denies may come, and an int is
-        an index among the logits. None: logit i is token i."""
+        """`ids`: [num_logits], the token of each logit; None: logit i is token i.
+
+        With `ids`, specs must not need the whole vocabulary, and an int is an index among the logits.
+        """
         super().__init__(GumbelKernelSampler(ids), TopKKernelSampler(), TorchSampler())

@@ -1,4 +1,4 @@
-"""The CUDA backend's builder: puts a loaded model on a GPU with its budget, cache and graphs."""
+"""Builds the CUDA backend."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from paceline.engine.backend import Backend, Progress
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cuda.batch_invariance import find_batch_variant_parts
-from paceline.engine.cuda.budget import Budget, run_largest_step
+from paceline.engine.cuda.budget import MemoryBudget, run_largest_step
 from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention, tiles_at_once
@@ -21,34 +21,29 @@ from paceline.errors import ConfigError
 
 # The default of `block_size`, in tokens.
 BLOCK_SIZE = 16
-# Graphs are captured for contexts up to this many tokens, and for steps of up to `cuda_graph_max_tokens`. Larger steps launch each
-# kernel.
+# Graphs are captured for contexts up to this many tokens.
 GRAPH_TOKENS = 16_384
 
 
 class Memory(Protocol):
-    """A device's memory, in bytes."""
-
     total: int
 
     def used(self) -> int:
-        """Bytes that this process has taken from the device at this moment."""
+        """Bytes that this process holds on the device."""
         ...
 
     def peak_of(self, run: Callable[[], object]) -> int:
-        """The most bytes that `run` takes in addition to those used before it."""
+        """Returns the peak bytes that `run` takes on top of those used before."""
         ...
 
 
 class CudaMemory:
-    """A GPU's memory, as torch counts it."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.total = torch.cuda.get_device_properties(device).total_memory
 
     def used(self) -> int:
-        # What a fraction is a fraction of: with the gaps between tensors, which loading leaves behind.
+        # Counts the gaps between tensors that loading leaves.
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self._device)
 
@@ -64,7 +59,7 @@ class CudaMemory:
 def build_cuda(
     config: EngineConfig, role: ModelRole, loaded: LoadedModel, max_model_len: int, progress: Progress
 ) -> Backend:
-    """Raises ConfigError where the kernels can't take the model, and with the budget where it does not fit."""
+    """Raises ConfigError if the kernels can't take the model, or with the budget if it does not fit."""
     device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.set_per_process_memory_fraction(config.gpu_memory_utilization, device)
     progress(f"device: {torch.cuda.get_device_name(device)}")
@@ -80,7 +75,6 @@ def build_on(
     device: torch.device,
     memory: Memory,
 ) -> Backend:
-    """As `build_cuda`, but on any device, for tests."""
     head_dim = loaded.config.head_dim
     if head_dim & (head_dim - 1):
         raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
@@ -90,7 +84,7 @@ def build_on(
         model = CudaLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, batch_invariant, device)
     budget = _fit(config, model, graph_shapes, batch_invariant, device, memory)
     progress(f"budget: {budget}")
-    # One block more: nobody's (see `forward_plan`).
+    # One more block, which no sequence holds (see `forward_plan`).
     attention = _cache(model, budget.num_blocks + 1, block_size, DTYPES[config.dtype], device)
     progress("checking batch invariance")
     dependent = find_batch_variant_parts(model, attention, batch_invariant, device)
@@ -118,11 +112,8 @@ def _fit(
     batch_invariant: bool,
     device: torch.device,
     memory: Memory,
-) -> Budget:
-    """Measures the budget. The weights are already on the device.
-
-    Measures the largest step, at the end of the longest context, with a small trial cache.
-    """
+) -> MemoryBudget:
+    """Measures the largest step, at the end of the longest context, with a small trial cache."""
     weights = memory.used()
     block_size = config.block_size or BLOCK_SIZE
     num_rows = min(config.max_num_batched_tokens, model.max_model_len)
@@ -132,7 +123,7 @@ def _fit(
     largest, _ = next(graph_shapes.shapes())
     widened_bytes = model.widened_bytes if largest.num_rows > FEW_ROWS else 0
     _, result_bytes = tiles_at_once(largest, model.config.num_heads, model.config.head_dim)
-    return Budget.fit(
+    return MemoryBudget.fit(
         total=memory.total,
         fraction=config.gpu_memory_utilization,
         weights=weights,

@@ -1,4 +1,4 @@
-"""Batch invariance check on this GPU: does a row's result depend on the rows beside it? See `cpu.batch_invariance`."""
+"""Checks batch invariance on this GPU (see `cpu.batch_invariance`)."""
 
 import torch
 
@@ -7,7 +7,7 @@ from paceline.engine.cuda.forward_plan import ForwardShape, Staging
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 
-# The rows run in parts of each of these sizes, as in rounds and in chunks. Each result is compared with one run of all.
+# The rows run in parts of each of these sizes, as in rounds and in chunks.
 SPLITS = (1, 5, 17, 40)
 NUM_ROWS = 80
 
@@ -16,10 +16,7 @@ NUM_ROWS = 80
 def find_batch_variant_parts(
     model: CudaLlama, attention: CudaPagedAttention, batch_invariant: bool, device: torch.device
 ) -> list[str]:
-    """["forward"] if the logits change when the rows run in parts; empty if the model is batch invariant.
-
-    Writes to the cache's first blocks, so no sequence may hold them yet.
-    """
+    """Returns ["forward"] if the logits change in parts, else []. Overwrites the cache's first blocks."""
     num_rows = min(NUM_ROWS, model.max_model_len, (attention.num_blocks - 1) * attention.block_size)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.config.vocab_size, (num_rows,), generator=generator).tolist()

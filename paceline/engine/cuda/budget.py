@@ -1,7 +1,4 @@
-"""The budget of a GPU's memory: weights, KV cache, activations, graphs and a reserve.
-
-The largest step: the most memory that a step takes beside weights, cache and graphs.
-"""
+"""The GPU memory budget."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,15 +23,15 @@ RESERVE_BYTES = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """One server's budget. All sizes are in bytes."""
+class MemoryBudget:
+    """The memory budget of one server, in bytes."""
 
     # The whole GPU.
     total: int
     # The part of `total` that this server may use.
     fraction: float
     weights: int
-    # The most that a forward of the largest batch takes beside weights and cache.
+    # Peak memory of the largest step.
     activations: int
     # Captured graphs, with their arrays of fixed shapes.
     graphs: int
@@ -45,8 +42,8 @@ class Budget:
     @classmethod
     def fit(
         cls, total: int, fraction: float, weights: int, activations: int, graphs: int, block: int, cache: int | None
-    ) -> "Budget":
-        """Computes the number of blocks. `cache`: bytes for keys and values; None takes all that is left.
+    ) -> "MemoryBudget":
+        """Computes the number of blocks. `cache`: bytes; None takes all that is left.
 
         Raises ConfigError with the budget if two blocks, or `cache` bytes, do not fit.
         """
@@ -55,7 +52,7 @@ class Budget:
         made = cls(total, fraction, weights, activations, graphs, block, max(0, num_blocks))
         if num_blocks < 2:
             option = "--gpu-memory-utilization" if cache is None else "--kv-cache-memory"
-            raise ConfigError(f"no room for two blocks of keys and values; raise {option}; budget: {made}")
+            raise ConfigError(f"the KV cache has fewer than two blocks; raise {option}; budget: {made}")
         if num_blocks * block > left:
             raise ConfigError(
                 f"the KV cache does not fit; lower --kv-cache-memory or raise --gpu-memory-utilization; budget: {made}"
@@ -64,7 +61,6 @@ class Budget:
 
     @property
     def used(self) -> int:
-        """The sum of all parts, in bytes."""
         return self.weights + self.activations + self.graphs + RESERVE_BYTES + self.block * self.num_blocks
 
     def __str__(self) -> str:
@@ -77,7 +73,7 @@ class Budget:
         )
 
 
-# Looks at the whole vocabulary, because no token is too unlikely, and has penalties and log-probabilities.
+# Keeps the whole vocabulary, with penalties and log-probabilities.
 DEAREST = SamplingParams(temperature=1.0, min_p=1e-300, repetition_penalty=1.1)
 _COMMON: dict[str, Any] = {"before": TokensBefore([0], [0]), "num_logprobs": 1, "wants_entropy": True}
 
@@ -85,10 +81,9 @@ _COMMON: dict[str, Any] = {"before": TokensBefore([0], [0]), "num_logprobs": 1, 
 def run_largest_step(
     model: CudaLlama, trial: CudaPagedAttention, num_rows: int, batch_invariant: bool, device: torch.device
 ) -> None:
-    """Runs a step of `num_rows` rows at the end of the longest context, all of whose logits matter.
+    """Runs a step of `num_rows` tokens at the end of the longest context, all with logits.
 
-    `trial`: a cache of at least `num_rows` positions and one block more. The values do not matter, so the block table
-    repeats its blocks.
+    `trial`: a cache with at least `num_rows` positions and one more block.
     """
     num_blocks = trial.num_blocks - 1
     blocks = [index % num_blocks for index in range(-(-model.max_model_len // trial.block_size))]
@@ -105,7 +100,6 @@ def run_largest_step(
 
 
 def _dearest_specs() -> list[SampleSpec]:
-    """One of each kind that needs arrays of float64."""
     support = torch.arange(1).numpy()
     return [
         SampleTruncated(DEAREST, (), 0.5, 4096, 1.0, **_COMMON),

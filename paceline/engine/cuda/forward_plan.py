@@ -1,9 +1,7 @@
-"""The forward plan: a batch's arrays on the GPU, and their sizes.
+"""The forward plan: a batch's arrays on the GPU, moved in one copy.
 
-Staging: a batch -> its forward plan on the GPU. One copy moves all arrays, as 32-bit integers.
-
-A captured graph reads the same addresses every time, so the arrays have fixed shapes, with padding. Padding rows have
-position -1, attend to nothing, and are written to the cache's last block, which no sequence holds.
+A captured graph needs fixed addresses and shapes. Padding rows have position -1, attend to nothing, and are written to
+the last block, which no sequence holds.
 """
 
 import math
@@ -14,7 +12,7 @@ import numpy as np
 import torch
 
 from paceline.engine.arrays import Array
-from paceline.engine.batch import Batch, Span
+from paceline.engine.batch import Batch, TokenSpan
 
 # Positions that one program of attention reads (see `paged_attention`).
 PART_TOKENS = 256
@@ -24,8 +22,6 @@ FEW_ROWS, MANY_ROWS = 8, 16
 
 @dataclass(frozen=True, slots=True)
 class ForwardShape:
-    """Sizes of a forward's arrays."""
-
     num_rows: int
     num_wanted: int
     num_tiles: int
@@ -36,25 +32,22 @@ class ForwardShape:
 
     @classmethod
     def of(cls, batch: Batch, batch_invariant: bool, num_ahead: int = 0) -> "ForwardShape":
-        """The smallest shape for a batch and `num_ahead` further steps.
+        """Returns the smallest shape for a batch and `num_ahead` further steps.
 
         With `batch_invariant` all tiles have the same number of rows.
         """
-        longest = max(span.position + span.num_rows for span in batch.spans) + num_ahead
-        has_chunk = not batch_invariant and any(span.num_rows > FEW_ROWS for span in batch.spans)
+        longest = max(span.position + span.num_tokens for span in batch.spans) + num_ahead
+        has_chunk = not batch_invariant and any(span.num_tokens > FEW_ROWS for span in batch.spans)
         tile_rows = MANY_ROWS if has_chunk else FEW_ROWS
-        num_tiles = sum(-(-span.num_rows // tile_rows) for span in batch.spans)
-        return cls(batch.num_rows, len(batch.wanted), num_tiles, -(-longest // PART_TOKENS), tile_rows)
+        num_tiles = sum(-(-span.num_tokens // tile_rows) for span in batch.spans)
+        return cls(batch.num_tokens, len(batch.wanted), num_tiles, -(-longest // PART_TOKENS), tile_rows)
 
     def table_width(self, block_size: int) -> int:
-        """Width of a block table: the blocks of the longest sequence."""
         return -(-self.num_parts * PART_TOKENS // block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardPlan:
-    """Views of one int32 array on the GPU."""
-
     tokens: torch.Tensor  # [num_rows]
     positions: torch.Tensor  # [num_rows]
     slots: torch.Tensor  # [num_rows]: block * block_size + offset in the block
@@ -73,8 +66,6 @@ PADDING_POSITION = -1
 
 
 class Staging:
-    """The arrays of one shape, on the host and on the GPU."""
-
     def __init__(self, shape: ForwardShape, num_blocks: int, block_size: int, device: torch.device) -> None:
         self.shape = shape
         self._block_size = block_size
@@ -92,9 +83,9 @@ class Staging:
         self.plan = ForwardPlan(tokens, positions, slots, wanted, tiles, tables, shape.num_parts, shape.tile_rows)
 
     def fill(self, batch: Batch) -> None:
-        """Writes a batch, which must fit into the shape, and starts its copy to the GPU without waiting for its end."""
+        """Writes a batch, which must fit the shape, and starts its copy to the GPU."""
         tokens, positions, slots, wanted, tiles, tables = self._arrays
-        count = min(batch.num_rows, len(tokens))
+        count = min(batch.num_tokens, len(tokens))
         tokens[:count], tokens[count:] = batch.tokens[:count], 0
         positions[:], slots[:], wanted[:], tiles[:] = PADDING_POSITION, self._trash_slot, 0, 0
         wanted[: len(batch.wanted)] = batch.wanted
@@ -104,23 +95,22 @@ class Staging:
         padding[:, 0], padding[:, 1], padding[:, 2] = count + np.arange(len(padding)), 1, PADDING_POSITION
         self._on_device.copy_(self._on_host, non_blocking=True)
 
-    def _place(self, spans: Seq[Span], positions: Array, slots: Array) -> None:
+    def _place(self, spans: Seq[TokenSpan], positions: Array, slots: Array) -> None:
         for span in spans:
-            own = slice(span.first_row, span.first_row + span.num_rows)
-            at = span.position + np.arange(span.num_rows)
+            own = slice(span.first_token, span.first_token + span.num_tokens)
+            at = span.position + np.arange(span.num_tokens)
             positions[own] = at
             slots[own] = np.asarray(span.blocks)[at // self._block_size] * self._block_size + at % self._block_size
 
-    def _tile(self, spans: Seq[Span], tiles: Array, tables: Array) -> int:
-        """Writes the tiles and the block tables. Returns the number of tiles."""
+    def _tile(self, spans: Seq[TokenSpan], tiles: Array, tables: Array) -> int:
         num_tiles, tile_rows = 0, self.shape.tile_rows
         for sequence_index, span in enumerate(spans):
             # Includes the blocks that are reserved for the next steps.
             used = min(len(span.blocks), tables.shape[1])
             tables[sequence_index, :used] = span.blocks[:used]
-            for done in range(0, span.num_rows, tile_rows):
-                num_rows = min(tile_rows, span.num_rows - done)
-                tiles[num_tiles] = span.first_row + done, num_rows, span.position + done, sequence_index
+            for done in range(0, span.num_tokens, tile_rows):
+                num_rows = min(tile_rows, span.num_tokens - done)
+                tiles[num_tiles] = span.first_token + done, num_rows, span.position + done, sequence_index
                 num_tiles += 1
         return num_tiles
 
@@ -130,8 +120,5 @@ class Staging:
 
 
 def _aligned(size: tuple[int, ...]) -> int:
-    """Number of integers reserved for an array of this shape, a multiple of 4.
-
-    Kernels are compiled for addresses that are multiples of 16 bytes.
-    """
+    """Returns the integers reserved for an array of this shape, a multiple of 4: kernels need 16-byte alignment."""
     return -(-math.prod(size) // 4) * 4

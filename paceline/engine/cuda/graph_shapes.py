@@ -1,7 +1,4 @@
-"""Graph shapes: the shapes that have captured graphs.
-
-There are enough shapes to need little padding, and few enough to capture all of them in seconds.
-"""
+"""The shapes that have captured graphs: enough to need little padding, few enough to capture in seconds."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -28,9 +25,9 @@ TAIL_ROWS = 2
 
 @dataclass(frozen=True, slots=True)
 class GraphShapes:
-    """The largest captured shape: rows of a single step, positions of a sequence, next steps.
+    """The largest captured shape.
 
-    A program with next steps has one wanted row for each sequence, and the rows of the sequences' tails.
+    A program with next steps has one wanted row per sequence, and the rows of the sequences' tails.
     """
 
     num_rows: int
@@ -38,7 +35,7 @@ class GraphShapes:
     num_ahead: int
 
     def shapes(self) -> Iterator[tuple[ForwardShape, int]]:
-        """All shapes with their numbers of next steps. The largest comes first, so that the others reuse its memory."""
+        """Yields all shapes with their numbers of next steps, the largest first: the others reuse its memory."""
         parts = _up_to(PARTS, -(-self.num_tokens // PART_TOKENS))[::-1]
         for num_rows in reversed(_up_to(ROWS, self.num_rows)):
             for num_parts in parts:
@@ -50,11 +47,11 @@ class GraphShapes:
                         yield _several_steps(num_sequences, num_parts), num_ahead
 
     def multi_steps(self, wanted: int) -> int:
-        """The largest captured number of next steps that is not larger than `wanted`. Single steps do the rest."""
+        """Returns the largest captured number of next steps up to `wanted`."""
         return max(size for size in MULTI_STEPS if size <= min(wanted, self.num_ahead))
 
     def rounded(self, batch: Batch, batch_invariant: bool, num_ahead: int) -> tuple[ForwardShape, int] | None:
-        """The captured shape for a batch, and its number of next steps; None if no shape is large enough."""
+        """Returns the captured shape for a batch and its number of next steps; None if none is large enough."""
         exact = ForwardShape.of(batch, batch_invariant, num_ahead)
         num_parts = _fitting(exact.num_parts, _up_to(PARTS, -(-self.num_tokens // PART_TOKENS)))
         if num_parts is None or exact.tile_rows != FEW_ROWS:
@@ -68,7 +65,7 @@ class GraphShapes:
         return None if num_rows is None else (_single_step(num_rows, num_parts), 0)
 
     def most_logits(self) -> int:
-        """Rows of logits in the largest shape, including the next steps."""
+        """Rows of logits in the largest shape, next steps included."""
         return max(shape.num_wanted * (1 + num_ahead) for shape, num_ahead in self.shapes())
 
     @property
@@ -76,7 +73,7 @@ class GraphShapes:
         return _up_to(ROWS, min(self.num_rows, MULTI_STEP_SEQUENCES))
 
     def bytes(self, vocab_size: int) -> int:
-        """Bytes of all graphs: the shared logits, the working memory of sampling, and each graph's own memory."""
+        """Estimates the memory of all graphs."""
         most_rows = max(shape.num_wanted for shape, _ in self.shapes())
         logits = LOGIT_BYTES * self.most_logits() + SAMPLING_BYTES * most_rows
         return vocab_size * logits + GRAPH_BYTES * len(list(self.shapes()))
@@ -91,11 +88,9 @@ def _several_steps(num_sequences: int, num_parts: int) -> ForwardShape:
 
 
 def _up_to(sizes: Seq[int], most: int) -> list[int]:
-    """The increasing `sizes` below `most`, and the first size that is at least `most`."""
     below = [size for size in sizes if size < most]
     return [*below, next(size for size in sizes if size >= most)]
 
 
 def _fitting(number: int, sizes: Seq[int]) -> int | None:
-    """The smallest of the increasing `sizes` that is at least `number`; None if there is none."""
     return next((size for size in sizes if size >= number), None)

@@ -1,4 +1,4 @@
-"""The decoder forward on a GPU, over a flat batch of rows, for the same models as `cpu.llama`."""
+"""The decoder forward on a GPU, over a flat batch, for the same models as `cpu.llama`."""
 
 from functools import partial
 
@@ -14,9 +14,7 @@ from paceline.engine.models.rope import rope_tables
 from paceline.engine.models.shapes import HEAD_IDS, Tensors, check_shapes, fused, with_masks
 
 
-class Layer:
-    """One decoder layer's weights."""
-
+class CudaLayer:
     def __init__(
         self,
         tensors: Tensors,
@@ -48,16 +46,11 @@ class Layer:
 
 
 class CudaLlama:
-    """Embedding, decoder layers, head."""
-
     def __init__(
         self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool,
         device: torch.device,
     ) -> None:  # fmt: skip
-        """Takes the tensors out of `tensors` and copies them to the GPU one by one.
-
-        Raises ConfigError if a tensor is missing or has a wrong shape.
-        """
+        """Moves the tensors to the GPU one by one. Raises ConfigError if one is missing or has a wrong shape."""
         self.config = config
         self.max_model_len = max_model_len
         check_shapes(config, tensors)
@@ -71,17 +64,17 @@ class CudaLlama:
         self._head_ids = None if ids is None else ids.long().to(device)
         shared = self._embedding[: config.vocab_size] if config.tied_embeddings else head
         self._head = make(shared if ids is None else head[ids.long()], None)
-        self.layers = [Layer(tensors, f"model.layers.{i}.", config, make, (cos, sin)) for i in range(config.num_layers)]
+        self.layers = [
+            CudaLayer(tensors, f"model.layers.{i}.", config, make, (cos, sin)) for i in range(config.num_layers)
+        ]
         self._norm = tensors.pop("model.norm.weight").float().to(device)  # [hidden_size]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights that a forward reads."""
         return sum(each.num_bytes for each in self._products)
 
     @property
     def widened_bytes(self) -> int:
-        """The most bytes that a product of many rows takes for a copy of its weight."""
         return max(each.widened_bytes for each in self._products)
 
     @property
@@ -90,10 +83,7 @@ class CudaLlama:
         return [*of_layers, self._head]
 
     def forward(self, plan: ForwardPlan, attention: CudaPagedAttention, out: torch.Tensor) -> torch.Tensor:
-        """Feeds the plan's rows into the cache.
-
-        Writes the wanted rows' logits to out: [num_wanted, vocab_size] float32.
-        """
+        """Writes the plan's tokens to the cache, and the wanted logits to out: [num_wanted, vocab_size] float32."""
         eps = self.config.norm_eps
         x = functional.embedding(plan.tokens, self._embedding)  # [num_rows, hidden_size]
         added = None
@@ -114,5 +104,5 @@ class CudaLlama:
         return out.fill_(UNKNOWN_LOGIT).index_copy_(1, self._head_ids, logits.float())
 
     def new_logits(self, num_rows: int) -> torch.Tensor:
-        """An empty array for `forward` to write to: [num_rows, vocab_size] float32."""
+        """Returns an uninitialised [num_rows, vocab_size] float32 for `forward`."""
         return torch.empty((num_rows, self.config.vocab_size), device=self._embedding.device)

@@ -2,10 +2,9 @@
 
     keys[layer], values[layer]: [num_blocks, block_size, kv_heads, head_dim]
 
-A tile is some rows of one sequence, with all query heads of one KV head. A program computes one tile over one part of
-PART_TOKENS positions (Dao et al. 2023, "Flash-Decoding"). A second kernel adds each row's parts in order. Parts begin
-at fixed positions, and each row of a matrix product is computed separately, so attention is batch invariant. It does
-not depend on the number of rows in a tile either.
+A tile is some rows of one sequence, with all query heads of one KV head. A program computes one tile over PART_TOKENS
+positions (Dao et al. 2023, "Flash-Decoding"), and a second kernel adds each row's parts in order. Parts begin at fixed
+positions and rows are computed separately, so attention is batch invariant.
 """
 
 from typing import Any
@@ -108,7 +107,7 @@ def _add_parts(
 
 
 def tiles_at_once(plan: ForwardPlan | ForwardShape, num_heads: int, head_dim: int) -> tuple[int, int]:
-    """How many tiles one pass computes, so that the parts' results fit into RESULT_BYTES; and the results' bytes."""
+    """Returns how many tiles one pass computes so that their results fit into RESULT_BYTES, and the results' bytes."""
     num_tiles = plan.num_tiles
     tile_bytes = 4 * plan.tile_rows * num_heads * plan.num_parts * (head_dim + 2)
     at_once = min(num_tiles, max(1, RESULT_BYTES // tile_bytes))
@@ -116,8 +115,6 @@ def tiles_at_once(plan: ForwardPlan | ForwardShape, num_heads: int, head_dim: in
 
 
 class CudaPagedAttention:
-    """The cache's tensors, and attention over them."""
-
     def __init__(
         self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int,
         dtype: torch.dtype, device: torch.device,
@@ -130,15 +127,11 @@ class CudaPagedAttention:
         self._factor = head_dim**-0.5 * _LOG2_E
 
     def copy_blocks(self, sources: list[int], destinations: list[int]) -> None:
-        """Copies blocks' keys and values in all layers."""
         for cache in (self.keys, self.values):
             cache[:, destinations] = cache[:, sources]
 
     def attend(self, layer: int, queries: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
-        """queries: [num_rows, heads, head_dim], rotated. Returns the same shape.
-
-        The keys and values of these rows must be in the cache.
-        """
+        """queries: [num_rows, heads, head_dim], rotated. Returns the same shape."""
         num_heads, head_dim = queries.shape[1:]
         kv_heads = self.keys.shape[3]
         group = num_heads // kv_heads

@@ -1,8 +1,7 @@
-"""Products on a GPU: linear layers with torch's product, or with our tiles of bfloat16 or int8 weights.
+"""Linear layers on a GPU: torch's product, or our tiles of bfloat16 or int8 weights.
 
-For few rows, reading the weights takes most of the time, and int8 weights are half as large. Our product is batch
-invariant: all tiles have one size, and the input features are divided into spans that depend only on the weight's shape
-and are added in one order. torch's product is not: cuBLAS selects its kernel by the number of rows.
+Our product is batch invariant: equal tiles, and spans that depend only on the weight's shape, added in order. cuBLAS
+selects its kernel by the number of rows.
 """
 
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from torch.nn import functional
 
 from paceline.engine.models.quantization import quantise
 
-# Of a tile: rows, output features and input features at a time.
+# Rows, output features and input features of a tile.
 TILE_ROWS, TILE_FEATURES, TILE_DEPTH = 16, 32, 128
 # Number of programs that keeps all processors of a large GPU busy.
 PROGRAMS = 512
@@ -29,7 +28,7 @@ FEW_ROWS = 64
 
 
 class CudaLinear(Protocol):
-    """y = x W^T + b for x: [num_rows, in_features]. Returns [num_rows, out_features]."""
+    """x: [num_rows, in_features]. Returns [num_rows, out_features]."""
 
     # Bytes of weights that a product reads.
     num_bytes: int
@@ -40,8 +39,6 @@ class CudaLinear(Protocol):
 
 
 class LibraryLinear:
-    """torch's own linear (cuBLAS)."""
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight  # [out_features, in_features]
         self._bias = bias
@@ -58,8 +55,7 @@ def _multiply(
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, IN_ONE: tl.constexpr,
     ROWS: tl.constexpr, FEATURES: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    # Programs start in the order of axis 0: those of all row tiles read a tile of weights while the GPU's own cache
-    # has it.
+    # Programs start in the order of axis 0, so all row tiles read a tile of weights while it is in the GPU's cache.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
     is_row, is_feature = row < num_rows, feature < out_features
@@ -109,20 +105,14 @@ def _add_spans(
 
 
 def spans_of(out_features: int, in_features: int) -> int:
-    """Number of spans of input features that a product of few rows is divided into, so that it keeps the GPU busy.
-
-    It depends only on the weight's shape, so that the product is batch invariant.
-    """
+    """Returns into how many spans of input features few rows' product is split, by the weight's shape alone."""
     programs = triton.cdiv(out_features, TILE_FEATURES)
     wanted = triton.next_power_of_2(triton.cdiv(PROGRAMS, programs))
     return max(1, min(wanted, MOST_SPANS, in_features // LEAST_SPAN))
 
 
 class TiledLinear:
-    """Our product, with tiles of one size. With scales the weights are int8.
-
-    bfloat16 represents every int8 exactly, so int8 products are as exact as bfloat16 products.
-    """
+    """Our product. int8 weights lose nothing more in it: bfloat16 represents every int8 exactly."""
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None) -> None:
         """weight: [out_features, in_features]; scale: [out_features] float32, only for int8 weights."""
@@ -154,10 +144,7 @@ class TiledLinear:
 
 
 class Int8Linear:
-    """int8 weights. Few rows use our tiles; many rows use torch's product with the weights converted back.
-
-    For many rows multiplying takes most of the time, and cuBLAS is faster. With `batch_invariant` all use our tiles.
-    """
+    """int8 weights: our tiles for few rows or with `batch_invariant`, dequantized with cuBLAS for many."""
 
     def __init__(
         self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, batch_invariant: bool
@@ -179,9 +166,9 @@ class Int8Linear:
 def make_cuda_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, batch_invariant: bool, device: torch.device
 ) -> CudaLinear:
-    """The fastest linear layer for `weight`: [out_features, in_features] on this GPU.
+    """Returns the fastest linear layer for `weight`: [out_features, in_features].
 
-    `quantization`: none or int8. With `batch_invariant` a row's result does not depend on the rows beside it.
+    `quantization`: none or int8.
     """
     placed_bias = None if bias is None else bias.to(device)
     if quantization == "int8":

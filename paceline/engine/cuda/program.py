@@ -1,9 +1,6 @@
-"""A program: a forward in fixed shapes, the sampling of its rows, and further steps that feed the sampled tokens.
+"""A program: a forward in fixed shapes, sampling, and further steps that feed the sampled tokens.
 
-The host does nothing between these steps. On a GPU a program can be captured as a CUDA graph and replayed: one launch
-for some hundreds of kernels. On other devices, and for shapes without a graph, each kernel is launched.
-
-The next step's forward plan, made from a step's samples on the GPU: one row for each sequence that goes on.
+A captured program is replayed as one CUDA graph.
 """
 
 from collections.abc import Sequence as Seq
@@ -29,8 +26,6 @@ WARM_UPS = 2
 
 
 class Program:
-    """The arrays of one shape, and the computation on them."""
-
     def __init__(
         self,
         model: CudaLlama,
@@ -40,10 +35,7 @@ class Program:
         logits: torch.Tensor,
         device: torch.device,
     ) -> None:
-        """`num_ahead`: the number of steps after the first.
-
-        logits: [at least (1 + num_ahead) * num_wanted, vocab_size] float32: working memory.
-        """
+        """logits: [at least (1 + num_ahead) * num_wanted, vocab_size] float32, for `num_ahead` next steps."""
         self.shape, self.num_ahead = shape, num_ahead
         self._model, self._attention, self._device = model, attention, device
         self.staging = Staging(shape, attention.num_blocks, attention.block_size, device)
@@ -53,7 +45,7 @@ class Program:
         self._supports = _Pair((steps, wanted, MOST), torch.int32, device)
         # For each wanted row the index of its sequence, and the number of next steps that it takes part in.
         self._continuations = _Pair((2, wanted), torch.int32, device)
-        # Without a -1, which torch refuses where no row is wanted.
+        # Without a -1, which torch refuses if no row is wanted.
         self.logits = logits[: steps * wanted].view(steps, wanted, logits.shape[1])
         self._samples = (
             _Pair((steps, wanted, len(Found)), torch.float64, device),
@@ -65,10 +57,7 @@ class Program:
     def fill(
         self, batch: Batch, specs: Seq[SampleSpec], sequence_indices: Seq[int], next_specs: Seq[Seq[SampleSpec]]
     ) -> None:
-        """Starts the copy of a batch to the device.
-
-        For each wanted row: its sample spec, the index of its sequence, and the sample specs of the next steps.
-        """
+        """Copies a batch. For each wanted row: its spec, its sequence's index, and the specs of the next steps."""
         vocab_size = self._model.config.vocab_size
         self.staging.fill(batch)
         for step in range(1 + self.num_ahead):
@@ -82,24 +71,19 @@ class Program:
             pair.send()
 
     def run(self) -> Results:
-        """Runs the program and waits for its samples. The host waits only once per step."""
         self.launch()
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return Results(*(pair.on_host for pair in self._samples))
 
     def launch(self) -> None:
-        """Starts the program on the device and does not wait for it."""
         if self._graph is not None:
             self._graph.replay()
         else:
             self._compute()
 
     def capture(self, pool: Any) -> None:
-        """Captures a graph. The arrays must hold a batch that can run.
-
-        `pool`: memory that all graphs share, because only one of them runs at a time.
-        """
+        """Captures a graph of a valid batch. `pool`: memory that all graphs share."""
         for _ in range(WARM_UPS):
             self._compute()
         torch.cuda.synchronize()
@@ -123,7 +107,7 @@ class Program:
 
 
 class _Pair:
-    """An array on the host and its copy on the device. The host's memory is pinned, so copies run asynchronously."""
+    """An array in pinned host memory and its copy on the device."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         self._host_tensor = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
@@ -163,10 +147,10 @@ def plan_next_step(
     first: ForwardPlan, samples: SampleTable, sequence_indices: torch.Tensor, num_steps: torch.Tensor, step: int,
     block_size: int, trash_slot: int,
 ) -> ForwardPlan:  # fmt: skip
-    """The plan of step number `step` after `first`, which feeds the tokens of `samples`.
+    """Plans step `step` after `first`, which feeds the tokens of `samples`.
 
-    sequence_indices: [num_wanted] int32, each wanted row's sequence; num_steps: [num_wanted] int32, the number of next
-    steps that each row takes part in.
+    sequence_indices: [num_wanted] int32, each wanted row's sequence; num_steps: [num_wanted] int32, how many next steps
+    each takes part in.
     """
     [count] = first.wanted.shape
     tokens, positions, slots, rows = (

@@ -1,4 +1,4 @@
-"""Row kernels between the products: norm, rotation with the write to the cache, and gated activation."""
+"""Row kernels: norm, rotary embedding with the cache write, and gated activation."""
 
 from dataclasses import dataclass
 
@@ -58,8 +58,6 @@ def silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A layer's norm and rotation of queries and keys."""
-
     cos: torch.Tensor  # [max_model_len, head_dim] float32
     sin: torch.Tensor  # [max_model_len, head_dim] float32; the first half of head_dim is negated
     # Norm weights of queries and keys: [head_dim] float32, or None if the model has none.
@@ -106,8 +104,8 @@ def rotate_and_place(
     """Rotates queries and keys (Su et al. 2021), and writes keys and values into the cache.
 
     qkv: [num_rows, heads + 2 * kv_heads, head_dim]; positions: [num_rows]; slots: [num_rows], block * block_size +
-    offset in the block; keys and values of one layer: [num_blocks, block_size, kv_heads, head_dim].
-    Returns the queries: [num_rows, heads, head_dim].
+    offset; keys and values of one layer: [num_blocks, block_size, kv_heads, head_dim]. Returns the queries: [num_rows,
+    heads, head_dim].
     """
     num_rows, all_heads, head_dim = qkv.shape
     kv_heads = keys.shape[2]

@@ -1,10 +1,7 @@
-"""Faults of a GPU: after some errors every later call of the process fails, for instance after a bad address.
+"""The CUDA runner: an engine step runs one program.
 
-The CUDA runner: an engine step runs rows of some jobs in one program.
-
-A batch of few rows is rounded up to a shape that has a captured graph. A prompt's chunk launches each kernel, in its
-exact shape. If a job's next steps only feed the tokens they sample (`Job.multi_step_specs`), one program runs several
-steps.
+A small batch is padded to a shape with a captured graph. If a job's next steps only feed the tokens they sample
+(`Job.multi_step_specs`), one program runs several steps.
 """
 
 from collections.abc import Callable
@@ -14,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.engine.batch import Batch, BatchBuilder, Span
+from paceline.engine.batch import Batch, BatchBuilder, TokenSpan
 from paceline.engine.cuda.forward_plan import ForwardShape
 from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.model import CudaLlama
@@ -30,9 +27,9 @@ from paceline.errors import DeviceLost
 
 
 def raise_if_lost(device: torch.device, error: Exception) -> None:
-    """Asks the GPU whether it still works after `error`. Raises DeviceLost if it does not.
+    """Raises DeviceLost if the GPU no longer works after `error`.
 
-    No list of errors can say this: a launch that was refused or memory that ran out hurts no later call.
+    Asks the GPU: after an illegal address every later call fails, after a refused launch or exhausted memory none does.
     """
     if device.type != "cuda":
         return
@@ -40,7 +37,7 @@ def raise_if_lost(device: torch.device, error: Exception) -> None:
         torch.cuda.synchronize(device)
     except RuntimeError as fault:
         first_line = str(fault).splitlines()[0]
-        raise DeviceLost(f"the GPU failed, and this process can't use it any more: {first_line}") from error
+        raise DeviceLost(f"the GPU failed and this process can no longer use it: {first_line}") from error
 
 
 # A progress line after this many captured graphs.
@@ -49,8 +46,6 @@ REPORT_EVERY = 25
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row whose logits matter."""
-
     job: Job
     # Index of the job's sequence in the batch.
     sequence_index: int
@@ -60,7 +55,7 @@ class _Row:
 
 
 class CudaRunner:
-    """Runs engine steps. Only the worker's thread may use it."""
+    """Runs engine steps, on the worker's thread only."""
 
     def __init__(
         self,
@@ -70,7 +65,6 @@ class CudaRunner:
         graph_shapes: GraphShapes,
         device: torch.device,
     ) -> None:
-        """Shapes are rounded up to `graph_shapes` also on devices without graphs."""
         self._model, self._attention = model, attention
         self._batch_invariant, self._device, self._graph_shapes = batch_invariant, device, graph_shapes
         self._sampler = Sampler(TorchSampler())
@@ -82,17 +76,15 @@ class CudaRunner:
 
     @property
     def model_bytes(self) -> int:
-        """Bytes of weights that a forward reads."""
         return self._model.num_bytes
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[str], None] = lambda _: None) -> None:
-        """Captures all graphs. Does nothing on devices without graphs."""
         if self._device.type != "cuda":
             return
         shapes, pool = list(self._graph_shapes.shapes()), torch.cuda.graph_pool_handle()
         # The rows go to the last block, which no sequence holds.
-        padding_span = [Span(0, 1, 0, [self._attention.num_blocks - 1])]
+        padding_span = [TokenSpan(0, 1, 0, [self._attention.num_blocks - 1])]
         for done, (shape, num_ahead) in enumerate(shapes):
             if done % REPORT_EVERY == 0:
                 progress(f"capturing graph {done + 1} of {len(shapes)}")
@@ -102,10 +94,9 @@ class CudaRunner:
 
     @torch.inference_mode()
     def step(self, shares: list[tuple[Job, int]]) -> None:
-        """Feeds the given number of pending rows of each job, and gives each job its samples.
+        """Feeds the given number of pending tokens of each job, and next steps (`multi_step_specs`) if possible.
 
-        If possible also runs the next steps of jobs that have `multi_step_specs`. Raises DeviceLost if the GPU failed
-        and will fail every later step too.
+        Raises DeviceLost if the GPU will fail every later step too.
         """
         try:
             self._step(shares)
@@ -125,7 +116,7 @@ class CudaRunner:
             samples = [spec for spec in wanted if spec is not None]
             # The next step feeds the token that the job's last row samples.
             rows += [_Row(job, sequence_index, spec, next_specs if spec is samples[-1] else []) for spec in samples]
-        batch = builder.build(builder.num_rows)
+        batch = builder.build(builder.num_tokens)
         program = self.last = self._program_for(batch, self._steps_ahead(rows))
         ahead = [row.next_specs[: program.num_ahead] for row in rows]
         program.fill(batch, [row.spec for row in rows], [row.sequence_index for row in rows], ahead)
@@ -138,14 +129,13 @@ class CudaRunner:
         self._absorb_next_steps(rows, program, results)
 
     def _steps_ahead(self, rows: Seq[_Row]) -> int:
-        """How many next steps the program runs: as many as any job asks for, but 0 if a spec can't be encoded."""
+        """Returns the most next steps that a job asks for, 0 if a spec can't be encoded."""
         if not all(map(is_codable, (spec for row in rows for spec in (row.spec, *row.next_specs)))):
             return 0
         return self._graph_shapes.multi_steps(max((len(row.next_specs) for row in rows), default=0))
 
     def _absorb_next_steps(self, rows: Seq[_Row], program: Program, results: Results) -> None:
-        """Gives each job the samples of the next steps, in order, as if each had been an engine step."""
-        # If the kernels could not sample a row, its job's next steps are not valid: later engine steps repeat them.
+        # Next steps after a row that the kernels could not sample are invalid; later engine steps repeat them.
         active = [(index, row) for index, row in enumerate(rows) if results.is_complete[0, index]]
         for step in range(1, 1 + program.num_ahead):
             active = [(index, row) for index, row in active if len(row.next_specs) >= step and row.job.pending]
@@ -160,7 +150,6 @@ class CudaRunner:
     def _decoded(
         self, specs: list[SampleSpec], program: Program, results: Results, step: int
     ) -> list[tuple[Sample, RowLogprobs | None]]:
-        """All samples of a step. Rows that the kernels could not sample are sampled again, from the step's logits."""
         samples = decode(specs, results.of_step(step))
         row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
         left = [row for row, spec in enumerate(specs) if samples[row] is None or spec.wants_logprobs]

@@ -1,1 +1,1 @@
-"""Model weights and their shapes, for every device."""
+"""Model weights and their shapes."""

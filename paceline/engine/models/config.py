@@ -1,5 +1,3 @@
-"""A model's configuration: the shape of a Llama-like decoder."""
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +6,7 @@ from paceline.errors import ConfigError
 SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # Names of x * sigmoid(x), the activation that the kernels have.
 ACTIVATIONS = ("silu", "swish")
-# The logit of a token that a draft's head does not know. It is finite: if a request allows only such tokens, there is
-# still a distribution to sample from.
+# The logit of a token outside a draft's head; finite, so that a request that allows only such tokens can be sampled.
 UNKNOWN_LOGIT = -1e9
 
 
@@ -33,7 +30,7 @@ class ModelConfig:
 
     @classmethod
     def from_transformers(cls, config: Any) -> "ModelConfig":
-        """Reads a config of transformers. Raises ConfigError if architecture, activation or head_dim is not supported."""
+        """Reads a transformers config. Raises ConfigError for an unsupported architecture, activation or head_dim."""
         if config.model_type not in SUPPORTED_ARCHITECTURES:
             raise ConfigError(
                 f"model type {config.model_type!r} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"

@@ -1,4 +1,4 @@
-"""Dummy models: random weights in published shapes, for timing, memory and tests without real weights."""
+"""Dummy models: random weights in published shapes."""
 
 import json
 import zlib
@@ -23,7 +23,7 @@ _TINY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 512, "eos_token_id": 0,
 }  # fmt: skip
-# The original length is so short that a few hundred tokens are far beyond it, where Llama-3.2 needs 8,192.
+# A few hundred tokens are far beyond the original length; Llama-3.2 has 8,192.
 _TINY_LLAMA_32: dict[str, Any] = _TINY | {
     "vocab_size": 32, "max_position_embeddings": 1024,
     "rope_parameters": _LLAMA3_ROPE | {"original_max_position_embeddings": 64},
@@ -50,31 +50,28 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny-llama-3.2-1b": _TINY_LLAMA_32 | {"num_attention_heads": 8, "head_dim": 64},
     "tiny-llama-3.2-3b": _TINY_LLAMA_32 | {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 128},
 }  # fmt: skip
-# Behind a shape's name: the same model, with vectors for so many masks (see `shapes`).
+# Suffix of a shape's name for the same model with NUM_MASKS mask vectors (see `shapes`).
 MASKS_SUFFIX, NUM_MASKS = "-masks", 4
 # Standard deviation of a tiny model's weights. A smaller one would make its distribution nearly uniform.
 _TINY_STD = 0.25
 
 
 def dummy_config(name: str) -> PreTrainedConfig:
-    """The config of a published shape, as in transformers. Raises ConfigError for an unknown name."""
+    """Returns a published shape's config. Raises ConfigError for an unknown name."""
     shape = name.removesuffix(MASKS_SUFFIX)
     if shape not in SHAPES:
         raise ConfigError(
             f"model 'dummy:{name}' is not known; known: {', '.join('dummy:' + shape for shape in SHAPES)}, "
             f"each also with {MASKS_SUFFIX}"
         )
-    # Here, because it imports torch's compiler: 1 s and 100 MiB, which a server of another model does not need.
+    # Here, because it imports torch's compiler, which a server of another model does not need.
     from transformers import LlamaConfig
 
     return LlamaConfig(**SHAPES[shape])
 
 
 def make_dummy(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """Config and random tensors of a published shape. Every call gives the same tensors on one kind of device.
-
-    They are made on `device`: one CPU generator takes 25 s for three billion numbers.
-    """
+    """Returns config and random tensors, equal in every call on one kind of `device`."""
     config = ModelConfig.from_transformers(dummy_config(name))
     generator = torch.Generator(device).manual_seed(zlib.crc32(name.removesuffix(MASKS_SUFFIX).encode()))
     std = _TINY_STD if config.hidden_size < 128 else 0.02
@@ -104,7 +101,7 @@ def make_dummy(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[Mode
 
 
 def dummy_tokenizer_files(vocab_size: int) -> dict[str, bytes]:
-    """A tokenizer whose tokens are the words "t0", "t1" and so on, so that any ids make a text."""
+    """Builds a tokenizer whose tokens are the words "t0", "t1" and so on, so that any ids are a text."""
     vocabulary = {f"t{i}": i for i in range(vocab_size)}
     tokenizer: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,

@@ -1,7 +1,4 @@
-"""The tokens that end a text: the union of all places where a model names one.
-
-Chat models often end a turn with another token than their `eos_token_id`, and name it elsewhere.
-"""
+"""The tokens that end a text: all that the model's files name."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -24,10 +21,9 @@ _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def find_ends(named: Mapping[str, Any], tokenizer_files: Mapping[str, bytes], vocab_size: int) -> tuple[int, ...]:
-    """Token ids that end a text, each once.
+    """`named`: each place's `eos_token_id`: an id, a list of ids or None.
 
-    `named`: what each place says of `eos_token_id`: an id, a list of ids or None. Raises ConfigError, naming the place, if
-    an id is outside the vocabulary.
+    Raises ConfigError, naming the place, if an id is outside the vocabulary.
     """
     ids = [token_id for place, value in named.items() for token_id in _checked(place, value, vocab_size)]
     # A tokenizer may have more tokens than the model, which can't write them.
@@ -44,7 +40,6 @@ def _checked(place: str, value: Any, vocab_size: int) -> list[int]:
 
 
 def _ends_of_tokenizer(files: Mapping[str, bytes]) -> Iterator[int]:
-    """The ids of `eos_token` and of added tokens in NAMES. Raises ConfigError if a file can't be read."""
     vocabulary, added = read_vocabulary(files)
     known = vocabulary | added
     for name in _TOKENIZER_SETTINGS:
@@ -57,7 +52,7 @@ def _ends_of_tokenizer(files: Mapping[str, bytes]) -> Iterator[int]:
 
 
 def read_vocabulary(tokenizer_files: Mapping[str, bytes]) -> tuple[dict[str, int], dict[str, int]]:
-    """The ids of the vocabulary's tokens and of added tokens. Raises ConfigError if tokenizer.json can't be read."""
+    """Returns the ids of vocabulary and added tokens. Raises ConfigError if tokenizer.json can't be read."""
     tokenizer = read_object("tokenizer.json", tokenizer_files["tokenizer.json"])
     try:
         vocabulary = tokenizer["model"]["vocab"]
@@ -69,7 +64,7 @@ def read_vocabulary(tokenizer_files: Mapping[str, bytes]) -> tuple[dict[str, int
 
 
 def read_object(name: str, data: bytes) -> dict[str, Any]:
-    """The JSON object of the file `name`. Raises ConfigError, naming it."""
+    """Parses the JSON object of the file `name`. Raises ConfigError, naming it."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:

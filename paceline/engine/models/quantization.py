@@ -1,4 +1,4 @@
-"""Weights as int8, one scale for each output feature; weights in blocks of whole numbers, as GGUF files have them."""
+"""Quantized weights: int8 with a scale per output feature, or GGUF's blocks."""
 
 import torch
 from gguf import GGMLQuantizationType, quants
@@ -9,13 +9,13 @@ BLOCK_FEATURES = 32
 
 
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """weight: [out_features, in_features]. Returns it as int8, and its scales: [out_features] float32."""
+    """weight: [out_features, in_features]. Returns int8, and its scales: [out_features] float32."""
     scale = (weight.float().abs().amax(dim=1) / 127).clamp_min(1e-10)
     return (weight.float() / scale.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def in_blocks(weight: torch.Tensor, name: str) -> FileTensor | None:
-    """weight: [out_features, in_features] in a block format: Q8_0 or Q4_1. None if its rows are no whole blocks."""
+    """Quantizes weight: [out_features, in_features] to Q8_0 or Q4_1. None if its rows don't divide into blocks."""
     if weight.shape[1] % BLOCK_FEATURES:
         return None
     data = quants.quantize(weight.float().numpy(), GGMLQuantizationType[name])

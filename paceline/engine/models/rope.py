@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021): cosines and sines for every position."""
+"""Rotary position embedding (Su et al. 2021)."""
 
 from typing import Any
 
@@ -10,10 +10,9 @@ from paceline.errors import ConfigError
 
 
 def rope_tables(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, each [max_len, head_dim] float32. The first half of the sines is negated.
+    """Returns cosines and sines, each [max_len, head_dim] float32. The first half of the sines is negated.
 
-    The frequencies come from transformers. Raises ConfigError if the model's rope_type is not supported, or if only a
-    part of a head's features turn.
+    The frequencies come from transformers. Raises ConfigError for an unsupported rope_type or a partial rotation.
     """
     parameters = config.source.rope_parameters
     kind = parameters["rope_type"]
@@ -37,5 +36,5 @@ def rope_tables(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, torch.
 
 
 def _has_one_scale(parameters: dict[str, Any]) -> bool:
-    """Whether frequencies are divided by the same factors at every length: so GGUF files say it of Llama 3.1 and later."""
+    """Whether the same factors apply at every length, as GGUF files express Llama 3.1's scaling."""
     return parameters["rope_type"] == "longrope" and parameters["short_factor"] == parameters["long_factor"]

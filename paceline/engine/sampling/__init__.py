@@ -1,1 +1,1 @@
-"""Sampling from logits: sample specs, samples, and what the sampler backends of all devices share."""
+"""Sampling from logits: specs, samples, and what all devices share."""

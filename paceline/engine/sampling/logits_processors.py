@@ -1,4 +1,4 @@
-"""Logits processors: a request's penalties, bias and token lists, applied in this order before a row is sampled."""
+"""Logits processors: penalties, bias and token lists, applied in this order before sampling."""
 
 from collections.abc import Sequence as Seq
 
@@ -12,7 +12,7 @@ LARGEST_LOGIT = 1e38
 
 
 def process_logits(logits: torch.Tensor, specs: Seq[SampleSpec]) -> None:
-    """Changes logits: [num_specs, vocab_size] float32 in place. Each row depends only on its own spec."""
+    """Changes logits: [num_specs, vocab_size] float32 in place. Batch invariant."""
     for row, spec in enumerate(specs):
         if spec.is_processed:
             _process_row(logits[row], spec)
@@ -39,8 +39,7 @@ def _process_row(logits: torch.Tensor, spec: SampleSpec) -> None:
 def _penalise(logits: torch.Tensor, sampling: SamplingParams, before: TokensBefore) -> None:
     """Applies the penalties to logits: [vocab_size].
 
-    The repetition penalty counts prompt and output (Keskar et al. 2019, section 4.1); the presence and frequency
-    penalties count the output only.
+    Repetition counts prompt and output (Keskar et al. 2019, section 4.1), presence and frequency the output only.
     """
     device = logits.device
     if sampling.repetition_penalty != 1:
@@ -53,5 +52,5 @@ def _penalise(logits: torch.Tensor, sampling: SamplingParams, before: TokensBefo
 
 
 def _put(logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
-    """Infinite logits would give probabilities that are no numbers. logits: [vocab_size]; ids, values: [num_ids]."""
+    """Sets logits, clamped: infinite ones would yield NaN. logits: [vocab_size]; ids, values: [num_ids]."""
     logits[ids] = values.clamp(-LARGEST_LOGIT, LARGEST_LOGIT)

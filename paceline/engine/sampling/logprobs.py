@@ -1,9 +1,7 @@
-"""Log-probabilities and entropy of a row's distribution.
+"""Log-probabilities, entropy and confidence of a row.
 
-The distribution is the softmax of the logits after penalties, bias and token lists, and before temperature and
-truncation: with temperature 0 all the mass would be on one token.
-
-How likely a sampled token was: a draft model that is unsure of its tokens stops drafting.
+Log-probabilities are those before temperature and truncation: at temperature 0 all the mass would be on one token.
+Confidence is a draft token's probability at the temperature.
 """
 
 import math
@@ -26,14 +24,12 @@ from paceline.engine.sampling.specs import (
     TruncatedSample,
 )
 
-# Rows at a time. A row of 128,256 logits takes 2 MiB meanwhile, and a prompt has hundreds of rows in one step.
+# Rows at a time, to bound memory: a prompt has hundreds of rows in one step.
 ROWS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
-    """Entropy and log-probabilities of one row."""
-
     # Entropy in nats, divided by ln(vocab_size), in [0, 1].
     entropy: float
     # Log-probabilities of the tokens of `scored_tokens`.
@@ -44,10 +40,10 @@ class RowLogprobs:
 
 
 def compute_logprobs(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[Sample]) -> list[RowLogprobs | None]:
-    """logits: [num_specs, vocab_size] float32, processed. None for a spec that asks for no log-probabilities."""
+    """logits: [num_specs, vocab_size] float32, processed."""
     rows = [row for row, spec in enumerate(specs) if spec.wants_logprobs]
     row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
-    # Made once: made again for each part, beside results that stay, it would spread over half of what all rows take.
+    # Allocated once: once per part, between results that stay, would fragment memory.
     scratch = torch.empty((2, min(len(rows), ROWS_AT_ONCE), logits.shape[1]), dtype=torch.float64, device=logits.device)
     for first in range(0, len(rows), ROWS_AT_ONCE):
         some = rows[first : first + ROWS_AT_ONCE]
@@ -61,7 +57,7 @@ def compute_logprobs(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[
 
 
 def scored_tokens(spec: SampleSpec, sample: Sample) -> list[int]:
-    """All tokens that may be emitted at this position, or the one token that the spec scores.
+    """Returns the tokens that may be emitted here, or the one that the spec scores.
 
     A complement sample: the support, then the sampled token. A lenient sample: the sampled token, then the draft.
     """
@@ -102,7 +98,7 @@ LOWEST_TEMPERATURE = 1e-6
 
 
 def with_confidence(logits: torch.Tensor, specs: Seq[SampleSpec], samples: Seq[Sample]) -> list[Sample]:
-    """Makes a ConfidentSample of each int whose spec wants it. logits: [num_specs, vocab_size] float32, processed."""
+    """logits: [num_specs, vocab_size] float32, processed."""
     results = list(samples)
     rows = [row for row, spec in enumerate(specs) if spec.wants_confidence and isinstance(samples[row], int)]
     if rows:

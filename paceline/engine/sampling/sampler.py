@@ -1,10 +1,4 @@
-"""The interface of a sampler backend (see `sampler`).
-
-The sampler: a batch of logits and sample specs -> samples, computed on the device of the logits.
-
-Sampling is batch invariant: each row's sample depends only on that row and its spec. The choice of the backend for a
-row depends only on these two as well.
-"""
+"""The sampler and its backends. A row's sample and its backend depend only on that row and its spec."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -20,21 +14,16 @@ SampleAlike = Callable[[torch.Tensor, list[Any]], Seq[Sample]]
 
 
 class SamplerBackend(Protocol):
-    """One way to sample from logits."""
-
-    def supports(self, spec: SampleSpec) -> bool:
-        """Whether the backend knows this kind of spec."""
-        ...
+    def supports(self, spec: SampleSpec) -> bool: ...
 
     def sample(self, logits: torch.Tensor, specs: Seq[Any]) -> Seq[Sample]:
-        """logits: [num_specs, vocab_size] float32. None for a row that the next backend must sample."""
+        """logits: [num_specs, vocab_size] float32. Returns None for a row that the next backend must sample."""
         ...
 
 
 def sample_by_kind(
     samplers: Mapping[type[SampleSpec], SampleAlike], logits: torch.Tensor, specs: Seq[SampleSpec]
 ) -> list[Sample]:
-    """Samples the rows of each kind of spec together."""
     results: list[Sample] = [None] * len(specs)
     for kind, sample_alike in samplers.items():
         rows = [row for row, spec in enumerate(specs) if type(spec) is kind]
@@ -46,10 +35,8 @@ def sample_by_kind(
 
 
 class Sampler:
-    """Samples each row with the first of its backends that supports the row's spec."""
-
     def __init__(self, *backends: SamplerBackend) -> None:
-        """`backends`: the fastest first; the last one must support every spec."""
+        """`backends`: fastest first; the last must support every spec."""
         self._backends = backends
 
     def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:

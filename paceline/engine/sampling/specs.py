@@ -1,4 +1,4 @@
-"""Sample specs and samples: what a job may ask of a row's logits, and the results. A job never sees the logits."""
+"""Sample specs and samples: what a job may ask of a row's logits, which it never sees itself."""
 
 from dataclasses import dataclass, field
 
@@ -10,25 +10,21 @@ from paceline.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokensBefore:
-    """The tokens before a position, including the drafts before it."""
-
     prompt: list[int]
     output: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """Base of all sample specs."""
-
     sampling: SamplingParams
     # Tokens that may not be sampled for this row (see SequenceOptions.banned_token_ids).
     banned: tuple[int, ...]
     # Set only if the request has penalties.
     before: TokensBefore | None = field(default=None, kw_only=True)
-    # Return log-probabilities, and those of this many likeliest tokens; None: return none.
+    # Return log-probabilities, also for this many likeliest tokens; None: return nothing.
     num_logprobs: int | None = field(default=None, kw_only=True)
     wants_entropy: bool = field(default=False, kw_only=True)
-    # Of an engine that can: also return how likely the sampled token was. An int becomes a ConfidentSample.
+    # Also return how likely the sampled token was: an int becomes a ConfidentSample.
     wants_confidence: bool = field(default=False, kw_only=True)
 
     @property
@@ -37,23 +33,19 @@ class SampleSpec:
 
     @property
     def is_processed(self) -> bool:
-        """Whether a logits processor changes the row's logits."""
         sampling = self.sampling
         lists = sampling.allowed_token_ids or sampling.banned_token_ids or self.banned
         return bool(lists or sampling.logit_bias) or self.before is not None
 
     @property
     def needs_whole_vocab(self) -> bool:
-        """Whether the sample is taken from a row with a logit for every token.
-
-        Otherwise a head that knows only some tokens can sample from their logits, and map the result to token ids.
-        """
+        """Whether sampling needs a logit for every token. Otherwise a head with fewer tokens may sample."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class Argmax(SampleSpec):
-    """The likeliest token. Gives int."""
+    """The likeliest token; int."""
 
     @property
     def needs_whole_vocab(self) -> bool:
@@ -62,7 +54,7 @@ class Argmax(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class ArgmaxWithLenience(SampleSpec):
-    """The likeliest token, and whether p(draft) >= lenience * its probability. Gives LenientSample."""
+    """The likeliest token, and whether p(draft) >= lenience * its probability; LenientSample."""
 
     draft: int
     lenience: float
@@ -70,7 +62,7 @@ class ArgmaxWithLenience(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class GumbelMax(SampleSpec):
-    """A token by Gumbel-max with the noise of `key`. Draft and target use equal keys for equal noise. Gives int."""
+    """A token by Gumbel-max with the noise of `key`, equal on draft and target; int."""
 
     key: int
 
@@ -81,7 +73,7 @@ class GumbelMax(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class SampleTruncated(SampleSpec):
-    """A token sampled from the likeliest few, and the distribution it was sampled from. Gives TruncatedSample."""
+    """A token sampled from the likeliest few, and their distribution; TruncatedSample."""
 
     uniform: float
     max_size: int
@@ -94,10 +86,7 @@ class SampleTruncated(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class SampleComplement(SampleSpec):
-    """A token sampled from outside `support`, and the probabilities inside. Gives ComplementSample.
-
-    With an empty support: a token from the whole distribution.
-    """
+    """A token sampled from outside `support` (empty: from all), and the probabilities inside; ComplementSample."""
 
     support: NDArray[np.int64]  # [support_size]
     uniform: float
@@ -105,7 +94,7 @@ class SampleComplement(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class Score(SampleSpec):
-    """No sample, only the log-probability of `token` under the model's unprocessed distribution. Gives None."""
+    """Only the log-probability of `token` in the model's unprocessed distribution; None."""
 
     token: int
 
@@ -116,7 +105,7 @@ class Score(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class TruncatedSample:
-    """Result of SampleTruncated: `token` was sampled from exactly `probs`, divided by their sum."""
+    """Result of SampleTruncated: `token` was sampled from exactly `probs`, normalised."""
 
     token: int
     support: NDArray[np.int64]  # [support_size]
@@ -134,7 +123,7 @@ class ConfidentSample:
 
 @dataclass(frozen=True, slots=True)
 class ComplementSample:
-    """Result of SampleComplement. `mass` is the probability outside the support; if it is 0, `token` has no meaning."""
+    """Result of SampleComplement. If `mass`, the probability outside the support, is 0, `token` is meaningless."""
 
     token: int
     mass: float

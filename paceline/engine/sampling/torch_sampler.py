@@ -1,4 +1,4 @@
-"""The torch sampler: draws every kind of spec by tensor operations, on any device.
+"""The torch sampler: tensor operations for every kind of spec, on any device.
 
 Its noise has the same integers as `paceline.noise`.
 """
@@ -30,12 +30,11 @@ MASK_32 = 0xFFFFFFFF
 
 
 def hash_ids(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """One 32-bit integer for each key and token id: [num_keys, num_ids].
+    """Returns one 32-bit integer for each key and token id: [num_keys, num_ids], int64.
 
-    `low` and `high` are the halves of the keys: [num_keys, 1]; ids: [num_keys, num_ids], or [1, num_ids] for all keys.
-    All are int64.
+    `low` and `high` are the halves of the keys: [num_keys, 1]; ids: [num_keys, num_ids] or [1, num_ids].
     """
-    # int64 products overflow, but their low 32 bits equal those of the unsigned product.
+    # int64 products overflow, but their low 32 bits are correct.
     x = ids ^ low
     x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
     x = (x + high) & MASK_32
@@ -44,13 +43,12 @@ def hash_ids(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.
 
 
 def gumbel_of(ids: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Gumbel noise for each key and token id, float64: [num_keys, num_ids]."""
     u = (hash_ids(ids, low, high).to(torch.float64) + 0.5) / 2**32
     return -torch.log(-torch.log1p(-u))
 
 
 def gumbel(keys: list[int], num_ids: int, device: torch.device) -> torch.Tensor:
-    """Gumbel noise for each key and all token ids, float64: [num_keys, num_ids]."""
+    """Gumbel noise for each key and all token ids: [num_keys, num_ids] float64."""
     low = torch.tensor([key & MASK_32 for key in keys], device=device).unsqueeze(1)
     high = torch.tensor([key >> 32 for key in keys], device=device).unsqueeze(1)
     return gumbel_of(torch.arange(num_ids, device=device).unsqueeze(0), low, high)
@@ -62,8 +60,6 @@ CANDIDATES = (256, 4096)
 
 
 class TorchSampler:
-    """Groups rows by the kind of their spec, and samples each group with a few tensor operations."""
-
     def __init__(self) -> None:
         self._samplers: dict[type[SampleSpec], SampleAlike] = {
             Argmax: self._argmax_specs,
@@ -75,7 +71,6 @@ class TorchSampler:
         }
 
     def supports(self, spec: SampleSpec) -> bool:
-        """Always true."""
         return True
 
     def sample(self, logits: torch.Tensor, specs: Seq[SampleSpec]) -> list[Sample]:
@@ -86,7 +81,7 @@ class TorchSampler:
         return _argmax(logits).tolist()
 
     def _argmax_with_lenience(self, logits: torch.Tensor, specs: list[ArgmaxWithLenience]) -> list[LenientSample]:
-        """Accepts if p(draft) >= lenience * max p (2211.17192, A.5). Compares logits: the softmax's total cancels."""
+        """Accepts if p(draft) >= lenience * max p (2211.17192, A.5). Compares logits: the normaliser cancels."""
         tokens = _argmax(logits)
         best = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
         drafts = torch.tensor([spec.draft for spec in specs], device=logits.device).unsqueeze(1)
@@ -95,7 +90,6 @@ class TorchSampler:
         return [LenientSample(*pair) for pair in zip(tokens.tolist(), accepts, strict=True)]
 
     def _gumbel_max(self, logits: torch.Tensor, specs: list[GumbelMax]) -> list[int]:
-        """argmax(log p + Gumbel noise) is a sample from p."""
         log_probs = probabilities(logits, [spec.sampling for spec in specs]).log()
         keys = [spec.key for spec in specs]
         return _argmax(log_probs + gumbel(keys, logits.shape[-1], logits.device)).tolist()
@@ -110,7 +104,7 @@ class TorchSampler:
         keep = (rank < limit[:, :1]) & (before < limit[:, 1:]) & (top > 0)
         kept = top * keep
         kept = (kept / kept.cumsum(dim=-1)[:, -1:]).to(torch.float32)
-        # Sample from the float32 probabilities that are sent: the verdict needs exactly the q of the sample.
+        # Sample from the float32 probabilities that are sent: the verdict needs this exact q.
         token_rank, _ = _invert(kept.double(), [spec.uniform for spec in specs])
         sizes = keep.sum(dim=-1).tolist()
         tokens = ids.gather(1, token_rank.unsqueeze(1)).squeeze(1).tolist()
@@ -126,7 +120,7 @@ class TorchSampler:
         row_of = torch.arange(len(specs)).repeat_interleave(torch.tensor(sizes)).to(logits.device)
         ids = torch.cat([torch.from_numpy(spec.support) for spec in specs]).to(logits.device)
         inside = probs[row_of, ids]  # [sum of support sizes]
-        # Sum over the complement. Because of rounding 1 - sum(inside) may be above 0 where only banned tokens are left.
+        # Sum over the complement. Because of rounding 1 - sum(inside) may be above 0 if only banned tokens are left.
         probs[row_of, ids] = 0
         tokens, masses = _invert(probs, [spec.uniform for spec in specs])
         parts = inside.to(torch.float32).cpu().split(sizes)
@@ -135,10 +129,7 @@ class TorchSampler:
 
 
 def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """The distribution after temperature and truncation: [num_specs, vocab_size] float64, each row sums to 1.
-
-    A greedy row is one-hot.
-    """
+    """The distribution after temperature and truncation: [num_specs, vocab_size] float64. Greedy rows are one-hot."""
     greedy = torch.tensor([p.is_greedy for p in params], device=logits.device)
     temperature = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float64, device=logits.device)
     # Subtract the largest logit first: 0 divided by a tiny temperature stays 0 and does not overflow.
@@ -154,10 +145,7 @@ def probabilities(logits: torch.Tensor, params: list[SamplingParams]) -> torch.T
 
 
 def _truncated(probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """Applies top-k, then top-p to what top-k leaves, then min-p. probs: [num_rows, vocab_size].
-
-    A row for which the candidates are not enough looks at more tokens (see CANDIDATES).
-    """
+    """Applies top-k, then top-p to what top-k leaves, then min-p. probs: [num_rows, vocab_size]."""
     vocab_size = probs.shape[-1]
     kept = torch.empty_like(probs)
     short = list(range(len(params)))
@@ -171,9 +159,9 @@ def _truncated(probs: torch.Tensor, params: list[SamplingParams]) -> torch.Tenso
 
 
 def _keep_candidates(probs: torch.Tensor, params: list[SamplingParams], count: int) -> tuple[torch.Tensor, list[bool]]:
-    """Keeps the allowed tokens of the `count` likeliest and sets all others to 0, for probs: [num_rows, vocab_size].
+    """Zeroes all but the allowed tokens of the `count` likeliest of probs: [num_rows, vocab_size].
 
-    Also says for each row whether `count` tokens were enough.
+    Also returns for each row whether `count` tokens were enough.
     """
     vocab_size, device = probs.shape[-1], probs.device
     top, ids = probs.topk(count, dim=-1)  # [num_rows, count]
@@ -184,7 +172,7 @@ def _keep_candidates(probs: torch.Tensor, params: list[SamplingParams], count: i
     sums = (top * in_top_k).cumsum(dim=-1)
     total = torch.where(top_k <= count, sums[:, -1:], probs.sum(dim=-1, keepdim=True))
     keep = in_top_k & ((sums - top < top_p * total) | (top_p == 1)) & (top >= min_p * top[:, :1])
-    # The likeliest stays where top_p times the total is 0.
+    # The likeliest stays if top_p times the total is too small for a float.
     keep[:, 0] = True
     complete = (
         (top_k <= count) | ((top_p < 1) & (sums[:, -1:] >= top_p * total)) | (top[:, -1:] < min_p * top[:, :1])
@@ -199,20 +187,16 @@ def _keep_candidates(probs: torch.Tensor, params: list[SamplingParams], count: i
 
 
 def _argmax(values: torch.Tensor) -> torch.Tensor:
-    """Index of each row's largest value, the first of equal values: [num_rows].
-
-    On a CPU numpy does this in a thirtieth of torch's time.
-    """
+    """Index of each row's first largest value: [num_rows]. On a CPU numpy is much faster than torch."""
     if values.device.type == "cpu":
         return torch.from_numpy(values.numpy().argmax(axis=-1))
     return values.argmax(dim=-1)
 
 
 def _invert(probs: torch.Tensor, uniforms: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples an index from each row of probs: [num_rows, vocab_size] float64, not normalised.
+    """Samples an index from each row of probs: [num_rows, vocab_size] float64, unnormalised; undefined for zeros.
 
-    Returns the indices and the rows' totals, both [num_rows]. The index is the first whose cumulative sum exceeds
-    uniform * total, so its probability is never 0. The index of a row of zeros has no meaning.
+    Also returns the rows' totals: [num_rows]. The index is the first whose cumulative sum exceeds uniform * total.
     """
     sums = probs.cumsum(dim=-1)
     wanted = torch.tensor(uniforms, dtype=torch.float64, device=probs.device).unsqueeze(1) * sums[:, -1:]

@@ -1,19 +1,17 @@
 """The batching policy: when a free worker waits for a fuller batch.
 
-A forward reads all weights, whether it has one row or twenty. Sequences that start one step apart would stay one
-step apart for ever: two groups, each with forwards of its own. So a free worker that has n jobs may wait a time w
-for m sequences that were answered lately and should come back soon. It waits if the wait shortens the sum of all
-waits:
+A forward reads all weights, whether it has one token or twenty. Without waiting, sequences that start one step apart stay
+one step apart, in two groups with a forward each. So a free worker with n jobs may wait a time w for m sequences that
+should come back soon, if that shortens the sum of all waits:
 
     n w < m (F - w)     without the wait, those m sequences would wait F - w longer for the step in progress
 
-F is the part of a step's time that does not grow with its rows: a separate step for the m sequences would cost F.
-If the step has a long prompt's chunk, F is the time of the whole step.
+F is the part of a step's time that does not grow with its tokens: the cost of a separate step for the m sequences. If the
+step has a long prompt's chunk, F is the time of the whole step.
 
-Two model servers may share one device. Then the peer computes for exactly the sequences that are away, and a wait
-costs nothing while the peer holds the compute lock (see `compute_lock`). When the peer's lease ends, the sequences
-it answered are on their way to this worker. The worker waits a fraction of F for them, so that a sequence that fell
-one step behind joins the others again. The lease's record says how many sequences to expect.
+If two model servers share one device, the peer computes for exactly the sequences that are away, and waiting costs
+nothing while it holds the compute lock. When its lease ends, the worker waits a fraction of F for the sequences that the
+lease's record announces, so that one that is a step late joins the others again.
 """
 
 import time
@@ -30,22 +28,20 @@ LATENESS_S = 0.5e-3
 # Longest wait for the sequences that the peer answered, as a multiple of the fixed cost.
 PEER_WAIT = 0.5
 # A step with this many rows or more is a chunk: all its jobs wait for the rows of one prompt.
-CHUNK_ROWS = 64
+CHUNK_TOKENS = 64
 
 
 class ReturnTime:
-    """How long a sequence is usually away: the time from an answer to its next job."""
+    """How long a sequence is usually away, from an answer to its next job."""
 
     def __init__(self) -> None:
         self._left_s: float | None = None
         self._usual_s: float | None = None
 
     def leave(self, at_s: float) -> None:
-        """The sequence was answered."""
         self._left_s = at_s
 
     def arrive(self, at_s: float) -> None:
-        """The sequence came back with a job."""
         if self._left_s is not None:
             away_s = max(0.0, at_s - self._left_s)
             self._usual_s = away_s if self._usual_s is None else self._usual_s + SMOOTHING * (away_s - self._usual_s)
@@ -61,33 +57,29 @@ class ReturnTime:
 
 
 class BatchingPolicy:
-    """One worker's policy."""
-
     def __init__(self, waits: bool) -> None:
-        """With `waits` False the worker never waits."""
         self._waits = waits
         self._fixed_s: float | None = None
         # Seconds that each row of a chunk adds to a step.
-        self._row_s = 0.0
+        self._token_s = 0.0
 
-    def count_step(self, duration_s: float, num_rows: int) -> None:
-        """Learns from one step: the fixed cost is the shortest recent step; a chunk also gives the cost of a row."""
+    def count_step(self, duration_s: float, num_tokens: int) -> None:
+        """Learns from a step: the shortest recent step is the fixed cost; a chunk gives the cost per token."""
         if self._fixed_s is None or duration_s < self._fixed_s:
             self._fixed_s = duration_s
         else:
             self._fixed_s += FORGETTING * (duration_s - self._fixed_s)
-        if num_rows >= CHUNK_ROWS:
-            self._row_s += SMOOTHING * ((duration_s - self._fixed_s) / num_rows - self._row_s)
+        if num_tokens >= CHUNK_TOKENS:
+            self._token_s += SMOOTHING * ((duration_s - self._fixed_s) / num_tokens - self._token_s)
 
-    def wait_s(self, ready_s: float, num_ready: int, num_rows: int, return_times: Iterable[ReturnTime]) -> float:
-        """The longest wait from this moment that pays off, in seconds; 0 if none does.
+    def wait_s(self, ready_s: float, num_ready: int, num_tokens: int, return_times: Iterable[ReturnTime]) -> float:
+        """Returns the longest wait that pays off, in seconds, or 0.
 
-        `ready_s`: when the worker became free with jobs ready; `num_ready`: the number of these jobs; `num_rows`: the
-        rows of the step they would make.
+        `ready_s`: when the worker became free; `num_ready` jobs with `num_tokens` tokens are ready.
         """
         if not self._waits or self._fixed_s is None:
             return 0.0
-        lost_s = self._fixed_s + (self._row_s * num_rows if num_rows >= CHUNK_ROWS else 0.0)
+        lost_s = self._fixed_s + (self._token_s * num_tokens if num_tokens >= CHUNK_TOKENS else 0.0)
         now_s = time.perf_counter()
         expected = sorted(at for return_time in return_times if (at := return_time.expected_s(now_s)) is not None)
         best_s = now_s
@@ -98,7 +90,6 @@ class BatchingPolicy:
         return best_s - now_s
 
     def peer_wait_s(self, ended_s: float) -> float:
-        """Seconds left to wait for the sequences that the peer answered in its lease, which ended at `ended_s`."""
         if not self._waits or self._fixed_s is None:
             return 0.0
         return max(0.0, ended_s + PEER_WAIT * self._fixed_s - time.perf_counter())

@@ -1,4 +1,4 @@
-"""Commands for sequences, and their answers."""
+"""Commands and their answers."""
 
 import time
 from collections.abc import Callable
@@ -27,8 +27,8 @@ class Open(Command):
 class Start(Command):
     """Starts a job at `position`, which must be the cache's length.
 
-    The job feeds `tail` and then up to `num_more` tokens. If the sequence is empty, up to `num_reusable` tokens of
-    `tail` may come from cached blocks; `make_job` gets the tokens after these.
+    The job feeds `tail` and up to `num_more` tokens. An empty sequence may take up to `num_reusable` of them from
+    cached blocks; `make_job` gets the rest.
     """
 
     position: int
@@ -42,7 +42,7 @@ class Start(Command):
 
 @dataclass(frozen=True, slots=True)
 class Fork(Command):
-    """Gives the sequence, which is newly opened, the first `length` tokens of another. No answer when it succeeds."""
+    """Gives a newly opened sequence the first `length` tokens of another. Not answered on success."""
 
     parent_id: int
     length: int
@@ -60,7 +60,7 @@ class Release(Command):
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Command):
-    """A command that was already found invalid. It fails when the commands before it have run."""
+    """A command already found invalid, which fails in its turn."""
 
     error: PacelineError
 

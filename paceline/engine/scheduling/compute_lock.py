@@ -1,15 +1,14 @@
-"""The compute lock: of the model servers that share one set of cores, one computes at a time.
+"""The compute lock: model servers on the same cores compute one at a time.
 
-Two OpenMP teams on the same cores are ten times slower than one, not twice. The threads of each team spin while they
-wait for each other, and occupy the cores that the other team needs. So a server computes only while it holds a lease:
-an advisory lock on a file that all these servers open. A server that waits for the lease holds a second lock, which
-means "I am next". So the server that has just computed cannot take the next lease before it.
+Two OpenMP teams on the same cores spin while they wait and are far slower than one after the other. So a server
+computes only while it holds a lease, an advisory lock on a shared file. A second lock means "I am next", so that the
+server that has just computed can't take the next lease first.
 
-A lease lasts for one forward, or for several that together take no longer than the peer's last lease. If a lease were
-always one forward, a chunk of a long prompt would run between any two of the peer's small steps.
+A lease lasts for one forward, or for several that take no longer than the peer's last lease. Otherwise a prompt's chunk
+would run between any two of the peer's small steps.
 
-Only speed depends on this lock. When a process dies, the system frees its lock. If a peer keeps the lock for too long
-(it is stopped, or swapped out), the server computes without the lock.
+Only speed depends on the lock. The system releases a dead process's lock, and a server computes without it if the peer
+holds it for too long (stopped or swapped out).
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from paceline.errors import ConfigError
 
 # Longest wait for a lease; a full batch's forward should be shorter.
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 # Time between two attempts to take the lock.
 POLL_S = 50e-6
 # The file's record of the last lease: its holder, its start and end (time.perf_counter, which is one clock for all
@@ -35,8 +34,6 @@ LAST_LEASE = struct.Struct("=Qddq")
 
 @dataclass(frozen=True, slots=True)
 class PastLease:
-    """A lease of the peer that has ended."""
-
     started_s: float
     ended_s: float
     num_handed_over: int
@@ -54,17 +51,14 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Whether the peer may compute next."""
         return time.perf_counter() >= self.ends_s
 
 
 class ComputeLock:
-    """One server's access to the lock."""
-
     def __init__(self, path: str | None) -> None:
-        """Opens `path` and `path`.next, and creates them if they do not exist. With None there is no lock.
+        """Opens or creates `path` and `path`.next. Does nothing without a path.
 
-        Raises ConfigError if it can't create or open the files.
+        Raises ConfigError if the files can't be opened.
         """
         try:
             self._file = None if path is None else _open(path)
@@ -72,12 +66,12 @@ class ComputeLock:
         except OSError as error:
             raise ConfigError(f"compute_lock_file {path} can't be opened: {error.strerror}") from error
         self._holder = secrets.randbits(64)
-        # After a wait that got no lock this is 0: try once without waiting, until the peer has released the lock.
-        self._patience_s = PATIENCE_S
+        # 0 after a timeout: don't wait again until the peer has released the lock.
+        self._timeout_s = TIMEOUT_S
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Lease]:
-        """Compute inside this context, at least once. Waits at most PATIENCE_S for the peer's lease to end."""
+        """Holds a lease; the caller computes at least once. Waits at most TIMEOUT_S for the peer."""
         held = self._acquire()
         started_s = time.perf_counter()
         before = self._before() if held else None
@@ -87,13 +81,12 @@ class ComputeLock:
         finally:
             if held and self._file is not None:
                 last = LAST_LEASE.pack(self._holder, started_s, time.perf_counter(), lease.num_handed_over)
-                # A full disk has no place for the record: the peer then takes this for no lease.
+                # On a full disk the peer just misses this lease's record.
                 with contextlib.suppress(OSError):
                     os.pwrite(self._file, last, 0)
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _before(self) -> PastLease | None:
-        """The lease before this one, if the peer held it."""
         assert self._file is not None
         found = os.pread(self._file, LAST_LEASE.size, 0)
         if len(found) < LAST_LEASE.size:
@@ -102,15 +95,14 @@ class ComputeLock:
         return PastLease(started_s, ended_s, num_handed_over) if holder != self._holder else None
 
     def _acquire(self) -> bool:
-        """Takes the lock. False if there is no lock, or the wait was too long."""
         if self._file is None or self._next is None:
             return False
-        deadline_s = time.perf_counter() + self._patience_s
+        deadline_s = time.perf_counter() + self._timeout_s
         held = False
         if _poll_lock(self._next, deadline_s):
             held = _poll_lock(self._file, deadline_s)
             fcntl.flock(self._next, fcntl.LOCK_UN)
-        self._patience_s = PATIENCE_S if held else 0.0
+        self._timeout_s = TIMEOUT_S if held else 0.0
         return held
 
 
@@ -119,7 +111,7 @@ def _open(path: str) -> int:
 
 
 def _poll_lock(file: int, deadline_s: float) -> bool:
-    """Takes the lock, or returns False at the deadline. It polls, because a blocking flock has no deadline."""
+    """Polls, because a blocking flock has no deadline."""
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,6 @@
-"""A job: the rows that a command feeds to the model, and the sample specs of these rows.
+"""A job: the tokens that a command feeds to the model, and their sample specs.
 
-Chunked prefill, drafting, verification and replay are all jobs. Each engine step takes some rows of each active job,
-and gives each job the samples of these rows.
+Chunked prefill, drafting, verification and replay are all jobs.
 """
 
 import time
@@ -30,32 +29,32 @@ class Job(ABC):
         self._computed_s = 0.0
 
     @abstractmethod
-    def specs(self, num_rows: int) -> list[SampleSpec | None]:
-        """The sample specs of the first `num_rows` pending rows; None for a row whose logits do not matter."""
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
+        """Returns the specs of the first `num_tokens` pending tokens; None if a token's logits do not matter."""
 
     def multi_step_specs(self) -> list[SampleSpec]:
-        """The sample specs of the steps that follow the one that feeds all of `pending`, one spec for each step.
+        """Returns the specs of the steps after the one that feeds all of `pending`, one per step.
 
-        These steps run without a return to the worker, so each may depend only on the token that the step before it
-        sampled, which it feeds. Empty if the job has no such steps.
+        These steps run without returning to the worker, so each may depend only on the token that the previous step
+        sampled.
         """
         return []
 
     @abstractmethod
     def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
-        """Takes the log-probabilities that specs of this step asked for. Called before `absorb`."""
+        """Takes the log-probabilities of this step, before `absorb`."""
 
     @abstractmethod
     def absorb(self, samples: list[Sample]) -> None:
-        """Takes the samples of the rows that had a spec. Called after these rows left `pending`."""
+        """Takes the samples of tokens that had a spec, after their log-probabilities."""
 
     @property
     @abstractmethod
     def result(self) -> Any:
-        """The answer, when `is_done` is true."""
+        """The answer, once `is_done`."""
 
     def tokens_before(self, row: int) -> TokensBefore | None:
-        """The tokens up to and including pending row `row`; None if the request has no penalties."""
+        """Returns the tokens up to pending token `row`; None if the request has no penalties."""
         options = self.sequence.options
         if not options.sampling.has_penalties:
             return None
@@ -72,15 +71,14 @@ class Job(ABC):
         return True
 
     def count_step(self, duration_s: float) -> None:
-        """Counts an engine step that had rows of this job."""
         self._computed_s += duration_s
 
     @property
     def queued_us(self) -> int:
-        """Microseconds from the command's arrival to this moment, without the engine steps of this job."""
+        """Microseconds since the command's arrival, minus this job's engine steps."""
         return max(0, int((time.perf_counter() - self.arrived_s - self._computed_s) * 1e6))
 
     @property
     def computed_us(self) -> int:
-        """Microseconds of all engine steps that had rows of this job."""
+        """Microseconds of this job's engine steps."""
         return int(self._computed_s * 1e6)

@@ -1,17 +1,11 @@
-"""What a sequence cost, for those who ask for accounts (`Worker.settle`). On the device thread.
+"""The state of a sequence: queued commands, running job and usage; and eviction.
 
-What the worker counts on the device thread, for those who watch it. Plain numbers: other threads read them.
+When the cache is full, the youngest idle sequences of all sessions lose their blocks. A sequence is evicted only for an
+older one, so the oldest always finish; otherwise sequences would evict and replay one another forever. One that has
+been idle for long, and may never come back, can be evicted for any other.
 
-A sequence of a session: what it holds, what runs and what waits.
-
-Eviction: which idle sequences lose their blocks when the cache is full: the youngest first, across all sessions.
-
-A sequence is evicted only for an older one. So the oldest sequences always finish, and those that do not fit wait. If
-young sequences could evict old ones, all would evict and replay one another for ever. A sequence that is idle for a
-long time may be evicted for any other, because it may never come back.
-
-An evicted sequence has length 0. The next command for it fails with the cache's length, and its coordinator sends the
-whole context again.
+An evicted sequence has length 0. Its next command fails with the cache's length, and its coordinator sends the whole
+context again.
 """
 
 import time
@@ -28,22 +22,22 @@ from paceline.errors import PacelineError, ResourceExhausted
 
 
 @dataclass(slots=True)
-class Account:
-    """Of one sequence, from its Open on. Of jobs that were dropped nothing is counted."""
+class Usage:
+    """Usage of a sequence since its Open, without dropped jobs."""
 
     opened_s: float = field(default_factory=time.perf_counter)
     jobs: int = 0
-    # Rows that the model was fed and that stayed in the cache when their job ended: of contexts, and of drafts.
+    # Tokens of contexts and drafts that were fed and stayed in the cache when their job ended.
     read_tokens: int = 0
-    # Of contexts those that the cache held already.
+    # Tokens of contexts that the cache already held.
     cached_tokens: int = 0
     computed_us: int = 0
     queued_us: int = 0
-    # On what the engine failed last.
+    # The last error of the engine.
     failure: PacelineError | None = None
 
     def count(self, job: Job) -> None:
-        """A job that is done, before the sequence's next command runs."""
+        """Adds a finished job, before the sequence's next command runs."""
         self.jobs += 1
         self.read_tokens += job.sequence.length - job.start - job.num_cached_tokens
         self.cached_tokens += job.num_cached_tokens
@@ -51,27 +45,25 @@ class Account:
         self.queued_us += job.queued_us
 
 
-# Called when a sequence is over.
-Settle = Callable[[SequenceOptions, Account], None]
+# Called when a sequence ends.
+OnClose = Callable[[SequenceOptions, Usage], None]
 
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """Since the start."""
+    """Counters since startup."""
 
-    # Tokens with which empty sequences began, and those of them that the cache held.
+    # Tokens looked up in the prefix cache, and hits.
     queried_tokens: int = 0
     hit_tokens: int = 0
     # Sequences that lost their blocks to others.
     evicted_sequences: int = 0
-    # Checks of the cache's books that found them right; one that does not ends the worker.
+    # Checks of the cache's bookkeeping that passed. One that fails ends the worker.
     integrity_checks: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """A sequence with its queued commands and its running job."""
-
     sequence: Sequence
     # Order of Open across all streams. The youngest sequence is evicted first.
     opened_order: int
@@ -84,11 +76,10 @@ class SequenceState:
     return_time: ReturnTime = field(default_factory=ReturnTime)
     # When it last got its blocks or ended a job, however that ended.
     idle_since_s: float = field(default_factory=time.perf_counter)
-    # Where somebody asks for it.
-    account: Account | None = None
+    # Only for sequences that belong to a trace.
+    usage: Usage | None = None
 
     def end_job(self) -> None:
-        """The job is done, failed or dropped."""
         self.job = None
         self.idle_since_s = time.perf_counter()
 
@@ -98,9 +89,9 @@ LONG_S = 10.0
 
 
 def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]) -> int:
-    """Reserves blocks for `length` tokens of `state`, and evicts sequences of `everyone` if it must. Returns how many.
+    """Reserves blocks for `length` tokens. Returns how many sequences of `everyone` it evicted.
 
-    Raises ResourceExhausted if eviction can't free enough blocks; then it evicts no sequence.
+    Raises ResourceExhausted, and evicts none, if eviction can't free enough blocks.
     """
     victims = _victims(pool, state, length, everyone)
     for victim in victims:
@@ -112,7 +103,6 @@ def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterab
 def _victims(
     pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]
 ) -> list[SequenceState]:
-    """The youngest idle sequences that together hold enough blocks."""
     missing = state.sequence.missing_blocks(length) - pool.num_free
     if missing <= 0:
         return []

@@ -1,11 +1,10 @@
-"""A session: the sequences of one stream, and the order of the commands for each sequence.
+"""A session: the sequences of one stream, and the order of each sequence's commands.
 
     command ──▶ waiting (per sequence, in the order sent) ──▶ running job ──▶ answer
 
-Commands of one sequence run in order. Three things do not wait: a Release, a Truncate to a length below the start of
-the running job, and the end of the stream. They drop the queued commands and the running job. After a failure a
-sequence refuses all commands until a Truncate or Release. A Fork runs in the order of its parent's commands, and the
-forked sequence's later commands wait for it. Everything here runs on the worker's thread.
+Commands of a sequence run in order. Release, Truncate below the running job's start, and the end of the stream run at
+once and drop the queued commands and the job. After a failure a sequence refuses commands until a Truncate or Release. A
+Fork runs in its parent's order, and the forked sequence's commands wait for it. Runs on the worker's thread.
 """
 
 import time
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Opened, Refuse, Release, Start, Truncate
-from paceline.engine.scheduling.sequence_state import Account, SequenceState, Settle, WorkerCounts
+from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
 from paceline.errors import (
     Aborted,
     Cancelled,
@@ -28,21 +27,18 @@ from paceline.errors import (
 
 
 class Session:
-    """The sequences of one stream. When the session closes, it releases all of them."""
-
     def __init__(
         self, pool: BlockPool, max_model_len: int,
-        make_room: Callable[[SequenceState, int], None], next_order: Callable[[], int], counts: WorkerCounts,
-        settle: Settle | None = None,
+        reserve_blocks: Callable[[SequenceState, int], None], next_order: Callable[[], int], counts: WorkerCounts,
+        on_close: OnClose | None = None,
     ) -> None:  # fmt: skip
-        """`make_room(state, length)` reserves blocks, and evicts other sequences if it must. `settle` gets the accounts of
-        sequences that belong to a trace; None: none are kept."""
+        """`reserve_blocks(state, length)` may evict sequences; `on_close` gets the usage of traced sequences."""
         self._pool = pool
         self._max_model_len = max_model_len
-        self._make_room = make_room
+        self._reserve_blocks = reserve_blocks
         self._next_order = next_order
         self._counts = counts
-        self._settle = settle
+        self._on_close = on_close
         self._states: dict[int, SequenceState] = {}
         self._last_id = -1
         self.answers: list[Answer] = []
@@ -57,7 +53,6 @@ class Session:
         return len(self._states)
 
     def execute(self, command: Command) -> None:
-        """Runs a command, or queues it behind the sequence's running job."""
         if self.is_closed:
             return
         state = self._states.get(command.sequence_id)
@@ -79,27 +74,26 @@ class Session:
             self._advance(state)
 
     def finish_job(self, state: SequenceState) -> None:
-        """Answers the sequence's job, which is done, and runs the commands that wait behind it."""
         assert state.job is not None
         self.answers.append(Answer(state.job_command_id, state.job.result))
-        if state.account is not None:
-            state.account.count(state.job)
+        if state.usage is not None:
+            state.usage.count(state.job)
         state.end_job()
         state.return_time.leave(state.idle_since_s)
         self._advance(state)
 
     def fail_job(self, state: SequenceState, error: PacelineError) -> None:
-        """Handles a job that failed in the engine: removes the tokens it fed from the cache."""
+        """Fails a job: removes the tokens it fed from the cache."""
         assert state.job is not None
         state.sequence.truncate(min(state.job.start, state.sequence.length))
-        if state.account is not None:
-            state.account.failure = error
+        if state.usage is not None:
+            state.usage.failure = error
         state.end_job()
         self._fail_id(state.job_command_id, error, state)
         self._advance(state)
 
     def truncate_now(self, sequence_id: int, length: int) -> int:
-        """The unary Truncate: returns the cache's length. Raises NotFound, OutOfRange; then it drops nothing."""
+        """Truncates out of order and returns the cache's length. Raises NotFound or OutOfRange."""
         state = self._require(sequence_id)
         state.sequence.require_holds(length)
         self._drop_work(state, "dropped by a Truncate")
@@ -108,11 +102,10 @@ class Session:
         return state.sequence.length
 
     def release_now(self, sequence_id: int) -> None:
-        """The unary Release. Raises NotFound."""
+        """Releases out of order. Raises NotFound."""
         self._release(self._require(sequence_id), sequence_id)
 
     def close(self) -> None:
-        """Releases all sequences without answers, because the stream has ended."""
         for sequence_id, state in list(self._states.items()):
             self._release(state, sequence_id)
         self.answers.clear()
@@ -124,7 +117,6 @@ class Session:
         return self._states[sequence_id]
 
     def _advance(self, state: SequenceState) -> None:
-        """Runs what waits, of the sequence and of those that a Fork of it lets go on."""
         # A list, for a chain of forks may be longer than a stack.
         ready = [state]
         while ready:
@@ -137,15 +129,13 @@ class Session:
                     self._attempt(command, state)
 
     def _queue_fork(self, command: Fork, state: SequenceState) -> None:
-        """Puts a Fork into its parent's order, or a refusal into the order of the sequence itself."""
+        """Queues a Fork with its parent, or a Refuse with the sequence itself."""
         parent = self._states.get(command.parent_id)
         is_new = not (state.sequence.blocks or state.waiting or state.job or state.fork)
         if parent is None or parent is state:
             error = InvalidArgument.of_value("parent_sequence_id", command.parent_id, "another open sequence")
         elif not is_new:
-            error = InvalidArgument.of_value(
-                "fork", f"of {command.parent_id}", "a sequence's first command behind Open"
-            )
+            error = InvalidArgument.of_value("fork", f"of {command.parent_id}", "a sequence's first command after Open")
         else:
             state.fork = command
             parent.waiting.append(command)
@@ -155,7 +145,7 @@ class Session:
         self._advance(state)
 
     def _fork(self, command: Fork, parent: SequenceState) -> list[SequenceState]:
-        """Runs a Fork; all commands of the parent before it have run. Returns the forked sequence's state, if it is there."""
+        """Returns the forked sequence's state, if it still exists."""
         state = self._states.get(command.sequence_id)
         if state is None or state.fork is not command:
             return []
@@ -171,7 +161,6 @@ class Session:
         return [state]
 
     def _attempt(self, command: Command, state: SequenceState | None) -> None:
-        """Runs one command; all commands before it have run."""
         try:
             if isinstance(command, Open):
                 self._open(command)
@@ -197,8 +186,8 @@ class Session:
             )
         self._last_id = command.sequence_id
         state = SequenceState(Sequence(command.options, self._pool), self._next_order())
-        if self._settle is not None and command.options.traceparent:
-            state.account = Account()
+        if self._on_close is not None and command.options.traceparent:
+            state.usage = Usage()
         self._states[command.sequence_id] = state
         self.answers.append(Answer(command.command_id, Opened()))
 
@@ -210,14 +199,14 @@ class Session:
         if length > self._max_model_len:
             raise OutOfRange(f"the sequence would hold {length} tokens; the model's maximum is {self._max_model_len}")
         # The cache holds only tokens of the context here: rejected drafts were truncated.
-        sequence.confirm(sequence.length)
+        sequence.commit(sequence.length)
         num_cached = 0
         if sequence.length == 0:
-            num_cached = sequence.adopt(command.tail[: command.num_reusable])
+            num_cached = sequence.match_prefix(command.tail[: command.num_reusable])
             self._counts.queried_tokens += len(command.tail)
             self._counts.hit_tokens += num_cached
         try:
-            self._make_room(state, length)
+            self._reserve_blocks(state, length)
         except ResourceExhausted:
             sequence.truncate(command.position)
             raise
@@ -229,7 +218,7 @@ class Session:
         state.return_time.arrive(command.arrived_s)
 
     def _drop_work(self, state: SequenceState, why: str) -> None:
-        """Cancels the queued commands and the running job. The cache keeps the tokens that the job has fed."""
+        """Cancels the queued commands and the job. The cache keeps the tokens already fed."""
         if state.job is not None:
             self._fail_id(state.job_command_id, Cancelled(why), state, poison=False)
             state.end_job()
@@ -246,7 +235,6 @@ class Session:
                 self._fail_id(waiting.command_id, Cancelled(why), state, poison=False)
 
     def _drop_fork(self, command: Fork, why: str) -> None:
-        """A Fork that waited for its parent comes to nothing, and what waits behind it fails."""
         state = self._states.get(command.sequence_id)
         if state is not None and state.fork is command:
             state.fork = None
@@ -255,15 +243,15 @@ class Session:
 
     def _release(self, state: SequenceState, sequence_id: int) -> None:
         if state.job is None:
-            # So that the conversation's next request finds these blocks. With a running job some tokens may be drafts.
-            state.sequence.confirm(state.sequence.length)
+            # Lets the conversation's next request find these blocks. With a running job some tokens may be drafts.
+            state.sequence.commit(state.sequence.length)
         self._drop_work(state, "dropped by a Release")
         state.sequence.truncate(0)
         self._pool.release(state.sequence.blocks)
         state.sequence.blocks.clear()
         del self._states[sequence_id]
-        if self._settle is not None and state.account is not None:
-            self._settle(state.sequence.options, state.account)
+        if self._on_close is not None and state.usage is not None:
+            self._on_close(state.sequence.options, state.usage)
 
     def _fail(self, command: Command, error: PacelineError, state: SequenceState | None) -> None:
         self._fail_id(command.command_id, error, state)

@@ -1,60 +1,59 @@
-"""The token budget of a step: how many pending rows of each job it feeds.
+"""One engine step: how many tokens of each job it feeds, and which jobs fail with it.
 
-Most of it goes to the jobs with the fewest pending rows, so that a round of drafts does not wait for a prompt, nor a
-short prompt for a long one. By this alone a long prompt would never be fed while shorter jobs keep coming. So a part goes
-to the jobs in the order in which they arrived. Whoever waits is then fed after a bounded number of steps: those that it
-takes to feed, in such parts, the rows of all that came before.
+Most of the token budget goes to the jobs with the fewest pending tokens, so that drafts and short prompts do not wait
+for long prompts. A part goes to the jobs in order of arrival, so that every job is fed after a bounded number of steps.
 
-One engine step for several jobs, of which one may be the culprit if it fails.
-
-A fault in a forward says nothing of whose rows caused it. So after a failed step each of its jobs runs alone. Those that
-fail alone fail for good; the others go on, one step later.
+An exception in a forward does not say which job caused it. After a failed step each job runs alone, and only those that
+fail alone have failed.
 """
 
 import logging
 from collections.abc import Sequence
+from typing import Protocol
 
-from paceline.engine.backend import StepRunner
 from paceline.engine.scheduling.job import Job
 from paceline.errors import DeviceLost, InternalError, PacelineError, Unavailable
 from paceline.observability.logs import with_fields
 from paceline.speculation import MAX_DRAFT_TOKENS
 
-# The part in order of arrival, as a fraction of the budget. The larger one if that leaves room for all rounds of
-# drafts, else what they leave, and the smaller one in any case.
+# The part in order of arrival, as a divisor of the budget: the larger part if all rounds of drafts still fit, else what
+# they leave, but at least the smaller part.
 LARGER_PART = 4
 SMALLER_PART = 16
-# Most pending rows of a round: the last round's drafts and new ones.
-ROUND_ROWS = 2 * MAX_DRAFT_TOKENS
+# Maximum pending tokens of a round: the last round's drafts and new ones.
+ROUND_TOKENS = 2 * MAX_DRAFT_TOKENS
+
+
+class StepRunner(Protocol):
+    def step(self, shares: list[tuple[Job, int]]) -> None:
+        """Feeds the given number of pending tokens of each job, and gives each job its samples.
+
+        Raises DeviceLost if the device will fail every later step too.
+        """
+        ...
 
 
 def share_budget(jobs: Sequence[Job], budget: int, step: int) -> list[tuple[Job, int]]:
-    """How many rows each job gets, without those that get none. `step` is the step's number.
-
-    Jobs with equally many pending rows rotate from step to step.
-    """
+    """Returns how many tokens each job feeds, if any. Equal jobs rotate with `step`, the step's number."""
     first = step % len(jobs)
     shortest_first = sorted([*jobs[first:], *jobs[:first]], key=lambda job: len(job.pending))
-    in_rounds = sum(len(job.pending) for job in jobs if len(job.pending) <= ROUND_ROWS)
+    in_rounds = sum(len(job.pending) for job in jobs if len(job.pending) <= ROUND_TOKENS)
     part = max(1, budget // SMALLER_PART, min(budget // LARGER_PART, budget - in_rounds))
     shares = dict.fromkeys(shortest_first, 0)
     oldest_first = sorted(jobs, key=lambda job: job.arrived_s)
-    for queue, num_rows in ((oldest_first, part), (shortest_first, budget - part)):
+    for queue, num_tokens in ((oldest_first, part), (shortest_first, budget - part)):
         for job in queue:
-            taken = min(len(job.pending) - shares[job], num_rows)
+            taken = min(len(job.pending) - shares[job], num_tokens)
             shares[job] += taken
-            num_rows -= taken
-    return [(job, num_rows) for job, num_rows in shares.items() if num_rows > 0]
+            num_tokens -= taken
+    return [(job, num_tokens) for job, num_tokens in shares.items() if num_tokens > 0]
 
 
 log = logging.getLogger(__name__)
 
 
 def run_step(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, PacelineError]:
-    """Feeds the given number of pending rows of each job. Returns the jobs that failed, and what their owners are told.
-
-    Raises DeviceLost if the device fails every later call: then no answer is right.
-    """
+    """Returns the errors of failed jobs. Raises DeviceLost if the device will fail every later call."""
     num_pending = {job: len(job.pending) for job, _ in shares}
     try:
         runner.step(shares)
@@ -69,10 +68,10 @@ def run_step(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, Pac
     else:
         return {}
     failed: dict[Job, PacelineError] = {}
-    for job, num_rows in shares:
+    for job, num_tokens in shares:
         if len(job.pending) == num_pending[job]:
-            failed |= run_step(runner, [(job, num_rows)])
+            failed |= run_step(runner, [(job, num_tokens)])
         else:
-            # Its rows are fed, and whether it has all of its samples is not known.
+            # Its tokens are fed, but samples may be missing.
             failed[job] = Unavailable("the engine failed in the middle of this command")
     return failed

@@ -1,11 +1,11 @@
-"""The worker: the one device thread, its inbox, and the way of answers back to the event loop.
+"""The worker: the device thread, its inbox, and the return of answers to the event loop.
 
     event loop ──submit──▶ inbox ──▶ sessions ──▶ active jobs ──▶ Runner.step ─┐
         ▲                                                                      │
         └───────────────── one call_soon_threadsafe a step ◀── answers ◀───────┘
 
-A batch has the jobs that wait when the model is free (continuous batching), and those that are worth waiting for
-(`batching_policy`). A long prompt is fed in chunks: its part of each step's token budget (`step`).
+A batch has the jobs that are ready when the model is free (continuous batching), and those worth waiting for
+(`batching_policy`). Long prompts are fed in chunks (`step`).
 """
 
 import asyncio
@@ -14,40 +14,32 @@ import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import TypeVar
 
-from paceline.engine.backend import StepRunner
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
-from paceline.engine.scheduling.sequence_state import SequenceState, Settle, WorkerCounts, reserve
+from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, WorkerCounts, reserve
 from paceline.engine.scheduling.session import Session
-from paceline.engine.scheduling.step import run_step, share_budget
+from paceline.engine.scheduling.step import StepRunner, run_step, share_budget
 
 T = TypeVar("T")
-# Called on the device thread after a step: its seconds, jobs, rows and failed jobs.
-Observe = Callable[[float, int, int, int], None]
+# Called on the device thread after a step: its seconds, jobs, tokens and failed jobs.
+OnStep = Callable[[float, int, int, int], None]
 # Called on the event loop with the answers of one delivery and the number of engine steps so far.
 Deliver = Callable[[list[Answer], int], None]
 
 
-@dataclass(slots=True, eq=False)
-class Client:
-    """A session, and the function that takes its answers."""
-
-    session: Session
-    deliver: Deliver
-
-
 class Worker:
-    """Owns the model, the block pool and all sessions. All but the public methods runs on the device thread."""
+    """Owns the model, the block pool and all sessions. Private methods run on the device thread."""
 
     def __init__(
         self, runner: StepRunner, pool: BlockPool, compute_lock: ComputeLock, batching_policy: BatchingPolicy,
-        max_model_len: int, max_num_batched_tokens: int, loop: asyncio.AbstractEventLoop,
+        max_model_len: int, max_num_batched_tokens: int, loop: asyncio.AbstractEventLoop, on_step: OnStep | None = None,
+        on_close: OnClose | None = None,
     ) -> None:  # fmt: skip
+        """`on_step` is called after each engine step, `on_close` when a traced sequence ends."""
         self._runner = runner
         self._pool = pool
         self._compute_lock = compute_lock
@@ -57,49 +49,46 @@ class Worker:
         self._loop = loop
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._orders = itertools.count()
-        self._clients: dict[Session, Client] = {}
+        self._sessions: dict[Session, Deliver] = {}
+        self._on_step, self._on_close = on_step, on_close
         # Engine steps so far. Other threads read it.
         self.num_steps = 0
         self.counts = WorkerCounts()
-        # For those who count steps; set it before `start`.
-        self.observe: Observe = lambda duration_s, num_jobs, num_rows, num_failed: None
-        # For those who want accounts of sequences; set it before `start`.
-        self.settle: Settle | None = None
         self._checks_integrity = False
         self._running: Future[None] | None = None
         # When the step that runs began (time.monotonic). Other threads read it.
         self._step_began_s: float | None = None
 
     def start(self, device_thread: Executor, checks_integrity: bool = False) -> None:
-        """Starts on `device_thread`, the thread that built the model, and occupies it until `stop`.
-
-        With `checks_integrity` the worker checks the cache whenever it becomes idle.
-        """
+        """Occupies `device_thread`, the thread that built the model, until `stop`."""
         self._checks_integrity = checks_integrity
         self._running = device_thread.submit(self._run)
 
     def stop(self) -> None:
-        """Returns when the step in progress has ended and the thread is free."""
+        """Waits for the step in progress and stops."""
         self._inbox.put(None)
         if self._running is not None:
             self._running.result()
 
     async def wait_stopped(self) -> None:
-        """Returns when the worker has stopped. If an exception stopped the worker, raises that exception."""
+        """Waits until the worker has stopped, and raises the exception that stopped it."""
         assert self._running is not None, "the worker was never started"
         await asyncio.wrap_future(self._running)
 
     def open_session(self, deliver: Deliver) -> Session:
         """Opens a session. `deliver` gets its answers on the event loop."""
         session = Session(
-            self._pool, self._max_model_len, self._make_room, lambda: next(self._orders), self.counts, self.settle
+            self._pool,
+            self._max_model_len,
+            self._reserve_blocks,
+            lambda: next(self._orders),
+            self.counts,
+            self._on_close,
         )
-        self._inbox.put(lambda: self._clients.__setitem__(session, Client(session, deliver)))
+        self._inbox.put(lambda: self._sessions.__setitem__(session, deliver))
         return session
 
     def submit(self, session: Session, commands: list[Command]) -> None:
-        """Puts commands into the inbox. The device thread runs them in order."""
-
         def execute() -> None:
             for command in commands:
                 session.execute(command)
@@ -111,12 +100,12 @@ class Worker:
 
         def close() -> None:
             session.close()
-            self._clients.pop(session, None)
+            self._sessions.pop(session, None)
 
         self._inbox.put(close)
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Runs `function` on the device thread between two steps. Raises what `function` raises."""
+        """Runs `function` on the device thread between two steps, and raises what it raises."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -130,23 +119,22 @@ class Worker:
 
     @property
     def step_s(self) -> float:
-        """Seconds since the step that runs began; 0 between steps. For any thread."""
+        """Seconds since the running step began, 0 between steps. Thread-safe."""
         began_s = self._step_began_s
         return 0.0 if began_s is None else time.monotonic() - began_s
 
     @property
     def num_sequences(self) -> int:
-        """Open sequences. For any thread."""
-        return sum(session.num_sequences for session in list(self._clients))
+        return sum(session.num_sequences for session in list(self._sessions))
 
     @property
     def is_busy(self) -> bool:
         """Whether any job is running. Read it through `call`."""
-        return any(state.job is not None for session in self._clients for state in session.states)
+        return any(state.job is not None for session in self._sessions for state in session.states)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the pool and the sequences disagree. Call it through `call`."""
-        self._pool.check_integrity(state.sequence.blocks for session in self._clients for state in session.states)
+        self._pool.check_integrity(state.sequence.blocks for session in self._sessions for state in session.states)
 
     def _run(self) -> None:
         while self._take_inbox(wait_s=0.0 if self._active() else None):
@@ -162,10 +150,10 @@ class Worker:
                 self.counts.integrity_checks += 1
 
     def _active(self) -> list[tuple[Session, SequenceState]]:
-        return [(session, state) for session in self._clients for state in session.states if state.job is not None]
+        return [(session, state) for session in self._sessions for state in session.states if state.job is not None]
 
     def _take_inbox(self, wait_s: float | None) -> bool:
-        """Runs all items of the inbox. Waits up to `wait_s` for the first (None: for ever). False means stop."""
+        """Waits up to `wait_s` for the first item (None: forever). False means stop."""
         while True:
             try:
                 item = self._inbox.get(timeout=wait_s) if wait_s != 0 else self._inbox.get_nowait()
@@ -177,15 +165,15 @@ class Worker:
             wait_s = 0.0
 
     def _wait_for_batch(self) -> bool:
-        """Waits for a fuller batch while the wait pays off. False means stop."""
+        """False means stop."""
         ready_s = time.perf_counter()
         while active := self._active():
             return_times = [
-                state.return_time for session in self._clients for state in session.states if state.job is None
+                state.return_time for session in self._sessions for state in session.states if state.job is None
             ]
             num_pending = sum(len(state.job.pending) for _, state in active if state.job is not None)
-            num_rows = min(num_pending, self._max_num_batched_tokens)
-            wait_s = self._batching_policy.wait_s(ready_s, len(active), num_rows, return_times)
+            num_tokens = min(num_pending, self._max_num_batched_tokens)
+            wait_s = self._batching_policy.wait_s(ready_s, len(active), num_tokens, return_times)
             if wait_s == 0:
                 break
             if not self._take_inbox(wait_s):
@@ -193,7 +181,7 @@ class Worker:
         return True
 
     def _compute_under(self, lease: Lease) -> bool:
-        """Runs one step, and more while the lease lasts. False means stop."""
+        """Runs steps while the lease lasts. False means stop."""
         if not self._wait_for_peer_work(lease):
             return False
         while True:
@@ -207,7 +195,7 @@ class Worker:
                 return True
 
     def _wait_for_peer_work(self, lease: Lease) -> bool:
-        """Waits for the sequences that the peer answered in the lease before this one. False means stop."""
+        """Waits for what the peer handed over in the previous lease. False means stop."""
         if (before := lease.before) is None:
             return True
         while (wait_s := self._batching_policy.peer_wait_s(before.ended_s)) > 0:
@@ -219,7 +207,7 @@ class Worker:
         return True
 
     def _step(self) -> int:
-        """Runs one forward. Returns the number of finished jobs whose sequence has its next job with the peer."""
+        """Returns the number of finished jobs that the peer continues."""
         owners = {state.job: (session, state) for session, state in self._active() if state.job is not None}
         if not owners:
             return 0
@@ -230,9 +218,10 @@ class Worker:
         self._step_began_s = None
         self.num_steps += 1
         duration_s = time.perf_counter() - started_s
-        num_rows = sum(num_rows for _, num_rows in shares)
-        self._batching_policy.count_step(duration_s, num_rows)
-        self.observe(duration_s, len(shares), num_rows, len(failed))
+        num_tokens = sum(num_tokens for _, num_tokens in shares)
+        self._batching_policy.count_step(duration_s, num_tokens)
+        if self._on_step is not None:
+            self._on_step(duration_s, len(shares), num_tokens, len(failed))
         for job, _ in shares:
             job.count_step(duration_s)
         num_handed_over = 0
@@ -245,17 +234,16 @@ class Worker:
                 session.finish_job(state)
         return num_handed_over
 
-    def _make_room(self, state: SequenceState, length: int) -> None:
-        everyone = (other for session in self._clients for other in session.states)
+    def _reserve_blocks(self, state: SequenceState, length: int) -> None:
+        everyone = (other for session in self._sessions for other in session.states)
         self.counts.evicted_sequences += reserve(self._pool, state, length, everyone)
 
     def _deliver(self) -> None:
-        """Hands all answers to the event loop in one call."""
         ready: list[tuple[Deliver, list[Answer]]] = []
-        for client in self._clients.values():
-            if answers := client.session.answers:
-                client.session.answers = []
-                ready.append((client.deliver, answers))
+        for session, deliver in self._sessions.items():
+            if answers := session.answers:
+                session.answers = []
+                ready.append((deliver, answers))
         if ready:
             self._loop.call_soon_threadsafe(_hand_over, ready, self.num_steps)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coordinator.drafters.deadline import DraftDeadline
-from coordinator.drafters.hierarchical import HierarchicalDrafter, num_worth_a_row
+from coordinator.drafters.hierarchical import HierarchicalDrafter, best_num_guesses
 from coordinator.drafters.ngram import NgramDrafter
 from tests.coordinator.contexts import make_context
 from tests.coordinator.test_remote_model import FakeDraft, fill_with, linked
@@ -80,4 +80,4 @@ async def test_one_draft_needs_no_guess(tmp_path: Path) -> None:
     ],
 )
 def test_guesses_go_as_far_as_they_save_more_than_rows(rates: list[float], expected: int) -> None:
-    assert num_worth_a_row(rates) == expected
+    assert best_num_guesses(rates) == expected

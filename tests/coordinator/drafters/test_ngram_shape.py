@@ -38,7 +38,7 @@ def test_orders_may_be_given_in_any_order() -> None:
     ("given", "parts"),
     [
         *(
-            ({"ngram_orders": orders}, [f"ngram_orders is {orders!r}: it must be different whole numbers in [2, 8]"])
+            ({"ngram_orders": orders}, [f"ngram_orders is {orders!r}: it must be distinct whole numbers in [2, 8]"])
             for orders in ("", "1", "9,2", "4,4", "4;3", "-3", "4,", "4.0", "9" * 30)
         ),
         ({"ngram_window": 3}, ["ngram_window is 3: it must be in [4 (the longest order), 131072]"]),

@@ -54,9 +54,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(not sequence.blocks for sequence in self.sequences))
     @rule(data=st.data(), tokens=TOKENS)
-    def adopt(self, data: st.DataObject, tokens: list[int]) -> None:
+    def match_prefix(self, data: st.DataObject, tokens: list[int]) -> None:
         sequence = data.draw(st.sampled_from([each for each in self.sequences if not each.blocks]))
-        num_cached = sequence.adopt(tokens)
+        num_cached = sequence.match_prefix(tokens)
         assert num_cached % BLOCK_SIZE == 0
         assert sequence.tokens == tokens[:num_cached]
 
@@ -96,9 +96,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
-    def confirm(self, data: st.DataObject) -> None:
+    def commit(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.sequences))
-        sequence.confirm(sequence.length)
+        sequence.commit(sequence.length)
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
@@ -185,7 +185,7 @@ def test_truncate_inside_a_block_keeps_what_is_before_it() -> None:
 def test_a_block_with_two_holders_is_free_only_after_both_let_go() -> None:
     pool = make_pool()
     blocks = pool.allocate(3)
-    pool.share(blocks[:2])
+    pool.ref(blocks[:2])
     pool.release(blocks)
     assert pool.num_free == NUM_BLOCKS - 2
     pool.release(blocks[:2])
@@ -202,29 +202,29 @@ def fed(pool: BlockPool, tokens: list[int]) -> Sequence:
 def test_a_released_beginning_is_found_again_up_to_its_last_full_block() -> None:
     pool = make_pool()
     first = fed(pool, list(range(11)))
-    first.confirm(11)
+    first.commit(11)
     blocks = list(first.blocks)
     first.truncate(0)
     assert pool.num_free == NUM_BLOCKS
     second = Sequence(OPTIONS, pool)
-    assert second.adopt([*range(9), 99]) == 8
+    assert second.match_prefix([*range(9), 99]) == 8
     assert second.blocks == blocks[:2]
     assert pool.num_free == NUM_BLOCKS - 2
 
 
 def test_the_same_tokens_behind_others_are_not_the_same_beginning() -> None:
     pool = make_pool()
-    fed(pool, [1, 2, 3, 4, 5, 6, 7, 8]).confirm(8)
-    assert Sequence(OPTIONS, pool).adopt([9, 9, 9, 9, 5, 6, 7, 8]) == 0
-    assert Sequence(OPTIONS, pool).adopt([5, 6, 7, 8]) == 0
+    fed(pool, [1, 2, 3, 4, 5, 6, 7, 8]).commit(8)
+    assert Sequence(OPTIONS, pool).match_prefix([9, 9, 9, 9, 5, 6, 7, 8]) == 0
+    assert Sequence(OPTIONS, pool).match_prefix([5, 6, 7, 8]) == 0
 
 
 def test_a_beginning_is_read_by_both_while_another_grows_from_it() -> None:
     pool = make_pool()
     first = fed(pool, list(range(10)))
-    first.confirm(10)
+    first.commit(10)
     second = Sequence(OPTIONS, pool)
-    assert second.adopt([*range(8), 99]) == 8
+    assert second.match_prefix([*range(8), 99]) == 8
     assert second.blocks == first.blocks[:2]
     first.truncate(0)
     assert pool.num_free == NUM_BLOCKS - 2
@@ -232,28 +232,28 @@ def test_a_beginning_is_read_by_both_while_another_grows_from_it() -> None:
 
 def test_drafts_are_not_found() -> None:
     pool = make_pool()
-    fed(pool, list(range(8))).confirm(7)
-    assert Sequence(OPTIONS, pool).adopt(list(range(8))) == 4
+    fed(pool, list(range(8))).commit(7)
+    assert Sequence(OPTIONS, pool).match_prefix(list(range(8))) == 4
 
 
 def test_the_least_recently_used_beginning_is_given_up_first_and_its_end_before_its_start() -> None:
     pool = make_pool(4)
     for tokens in ([1] * 8, [2] * 8):
         sequence = fed(pool, tokens)
-        sequence.confirm(8)
+        sequence.commit(8)
         sequence.truncate(0)
     pool.allocate(1)
-    assert Sequence(OPTIONS, pool).adopt([2] * 8) == 8
-    assert Sequence(OPTIONS, pool).adopt([1] * 8) == 4
+    assert Sequence(OPTIONS, pool).match_prefix([2] * 8) == 8
+    assert Sequence(OPTIONS, pool).match_prefix([1] * 8) == 4
 
 
 def test_writing_into_a_block_that_others_read_copies_it_first() -> None:
     copies: list[tuple[list[int], list[int]]] = []
     pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, lambda sources, destinations: copies.append((sources, destinations)))
     first = fed(pool, list(range(8)))
-    first.confirm(8)
+    first.commit(8)
     second = Sequence(OPTIONS, pool)
-    second.adopt(list(range(8)))
+    second.match_prefix(list(range(8)))
     second.truncate(6)
     second.reserve(7)
     assert copies == [([first.blocks[1]], [second.blocks[1]])]
@@ -263,26 +263,26 @@ def test_writing_into_a_block_that_others_read_copies_it_first() -> None:
 def test_an_end_that_was_replaced_is_found_by_its_new_tokens() -> None:
     pool = make_pool()
     sequence = fed(pool, list(range(8)))
-    sequence.confirm(8)
+    sequence.commit(8)
     sequence.truncate(4)
     sequence.reserve(8)
     sequence.tokens += [9] * 4
-    sequence.confirm(8)
-    assert Sequence(OPTIONS, pool).adopt([0, 1, 2, 3, 9, 9, 9, 9]) == 8
+    sequence.commit(8)
+    assert Sequence(OPTIONS, pool).match_prefix([0, 1, 2, 3, 9, 9, 9, 9]) == 8
     # And by its former ones, which were in a block of their own before it was written to.
-    assert Sequence(OPTIONS, pool).adopt(list(range(8))) == 8
+    assert Sequence(OPTIONS, pool).match_prefix(list(range(8))) == 8
 
 
 def test_without_prefix_caching_nothing_is_kept() -> None:
     pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, lambda sources, destinations: None, caches_prefixes=False)
-    fed(pool, list(range(8))).confirm(8)
-    assert Sequence(OPTIONS, pool).adopt(list(range(8))) == 0
+    fed(pool, list(range(8))).commit(8)
+    assert Sequence(OPTIONS, pool).match_prefix(list(range(8))) == 0
 
 
 def test_letting_go_of_a_shared_block_frees_it_only_with_its_last_holder() -> None:
     pool = make_pool()
     first, second = pool.allocate(3), pool.allocate(2)
-    pool.share(first[:2])
+    pool.ref(first[:2])
     borrowed = first[:2]
     assert pool.count_freed([first]) == 1
     assert pool.count_freed([first, second]) == 3
@@ -307,7 +307,7 @@ def test_the_check_finds_a_leaked_block(held: tuple[BlockPool, list[list[int]]])
 
 def test_the_check_finds_a_block_counted_twice(held: tuple[BlockPool, list[list[int]]]) -> None:
     pool, tables = held
-    pool.share(tables[1][:1])
+    pool.ref(tables[1][:1])
     with pytest.raises(AssertionError, match=f"block {tables[1][0]}: count 2, held 1"):
         pool.check_integrity(tables)
 
@@ -322,7 +322,7 @@ def test_the_check_finds_a_block_that_two_tables_hold_and_the_pool_counts_once(
 
 def test_a_free_block_is_neither_shared_nor_released(held: tuple[BlockPool, list[list[int]]]) -> None:
     pool, tables = held
-    for misuse in (pool.share, pool.release):
+    for misuse in (pool.ref, pool.release):
         with pytest.raises(AssertionError, match="free"):
             misuse([NUM_BLOCKS - 1])
     pool.check_integrity(tables)

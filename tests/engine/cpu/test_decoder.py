@@ -28,7 +28,7 @@ def feed(
         builder.add([0] * size, position, [1, 0], [False] * size)
         batch = builder.build(model.padded(size))
         plan = attention.plan(batch.spans)
-        rows = pad_rows(x[position : position + size], batch.num_rows)
+        rows = pad_rows(x[position : position + size], batch.num_tokens)
         if is_compiled:
             rows = model.run_layers(rows, attention, plan)
         else:

@@ -96,8 +96,8 @@ def test_kernels_that_can_not_be_kept_are_compiled_and_one_line_says_so(
         out, error = run_program(tmp_path, NUMBA_CACHE_DIR=folder / "numba")
     assert out == "40 0"
     assert error.count("\n") == 1
-    assert f"can't be kept in {folder}/numba" in error
-    assert error.endswith(f": {said}; NUMBA_CACHE_DIR names another folder\n")
+    assert f"can't use the kernel cache {folder}/numba" in error
+    assert error.endswith(f": {said}; set NUMBA_CACHE_DIR to another folder\n")
 
 
 def test_kernels_of_a_read_only_checkout_are_kept_in_the_cache_folder(tmp_path: Path) -> None:

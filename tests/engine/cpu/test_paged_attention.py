@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paceline.engine.batch import Span
+from paceline.engine.batch import TokenSpan
 from paceline.engine.cpu.kernels.attention import HeadRotation, attend
 from paceline.engine.cpu.kernels.cache import Int8Cache
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
@@ -63,7 +63,7 @@ def attend_in_parts(
     """The first layer's attention, SIZES rows at a time."""
     parts, done = [], 0
     for size in SIZES:
-        plan = attention.plan([Span(0, size, done, blocks)])
+        plan = attention.plan([TokenSpan(0, size, done, blocks)])
         rows = bits_of(qkv[done : done + size])
         parts.append(tensor_of(attend(rows, plan, model.layers[0].rotation, model.config.norm_eps, attention.cache[0])))
         done += size
@@ -88,7 +88,7 @@ def kept_in_int8(attention: CpuPagedAttention, blocks: list[int]) -> list[tuple[
     (cache,) = attention.cache
     assert isinstance(cache, Int8Cache)
     head_dim, block_size = cache.keys.shape[2:]
-    slots = attention.plan([Span(0, NUM_ROWS, 0, blocks)]).slots
+    slots = attention.plan([TokenSpan(0, NUM_ROWS, 0, blocks)]).slots
     places, offsets = slots // block_size, slots % block_size
     scale_places = places * head_dim // 4
     pairs = (
@@ -130,7 +130,7 @@ def test_the_kernel_reads_no_key_behind_a_row(cache: str) -> None:
     qkv = bits_of(random_qkv(model.config, torch.float32, 20))
 
     def run(attention: CpuPagedAttention) -> np.ndarray:
-        plan = attention.plan([Span(0, 20, 0, [1, 3])])
+        plan = attention.plan([TokenSpan(0, 20, 0, [1, 3])])
         return attend(qkv, plan, model.layers[0].rotation, model.config.norm_eps, attention.cache[0])
 
     clean, dirty = (model.make_cache(4, 16, num_layers=1) for _ in range(2))

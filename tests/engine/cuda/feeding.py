@@ -37,11 +37,11 @@ class GpuFeeder:
         builder = BatchBuilder()
         for share in shares:
             builder.add(share.tokens, share.position, share.blocks, [True] * len(share.tokens))
-        batch = builder.build(builder.num_rows)
+        batch = builder.build(builder.num_tokens)
         staging = Staging(
             shape or ForwardShape.of(batch, self.batch_invariant), self.num_blocks, self.attention.block_size, DEVICE
         )
         staging.fill(batch)
         out = self.model.new_logits(len(staging.plan.wanted))
-        logits = self.model.forward(staging.plan, self.attention, out)[: batch.num_rows]
+        logits = self.model.forward(staging.plan, self.attention, out)[: batch.num_tokens]
         return list(logits.cpu().split([len(share.tokens) for share in shares]))

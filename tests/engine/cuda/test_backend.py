@@ -76,7 +76,7 @@ def test_activations_are_those_of_a_step_whose_rows_all_want_log_probabilities(m
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no room for two blocks .* budget: weights 3 MiB"):
+    with pytest.raises(ConfigError, match=r"the KV cache has fewer than two blocks; .* budget: weights 3 MiB"):
         build_on(CONFIG, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(6 * MIB))
 
 
@@ -93,7 +93,7 @@ def test_graphs_of_many_rows_have_room_for_the_largest_weight_as_bfloat16(
         asked.append(graphs)
         raise ConfigError("enough")
 
-    monkeypatch.setattr(backend.Budget, "fit", spy)
+    monkeypatch.setattr(backend.MemoryBudget, "fit", spy)
     for quantization in ("int8", "none"):
         config = CONFIG.model_copy(
             update={

@@ -2,14 +2,14 @@
 
 import pytest
 
-from paceline.engine.cuda.budget import MIB, Budget
+from paceline.engine.cuda.budget import MIB, MemoryBudget
 from paceline.errors import ConfigError
 
 GIB = 1024 * MIB
 
 
-def fit(fraction: float = 0.5, cache: int | None = None, weights: int = 6 * GIB) -> Budget:
-    return Budget.fit(80 * GIB, fraction, weights, GIB, GIB // 2, 2 * MIB, cache)
+def fit(fraction: float = 0.5, cache: int | None = None, weights: int = 6 * GIB) -> MemoryBudget:
+    return MemoryBudget.fit(80 * GIB, fraction, weights, GIB, GIB // 2, 2 * MIB, cache)
 
 
 def test_the_cache_takes_what_is_left() -> None:

@@ -30,7 +30,7 @@ def test_a_gpu_that_fails_again_is_lost(runner: CudaRunner, monkeypatch: pytest.
     # A fake: only a GPU with a bad address in it answers so.
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     with pytest.raises(
-        DeviceLost, match=r"can't use it any more: CUDA error: an illegal memory access was encountered$"
+        DeviceLost, match=r"can no longer use it: CUDA error: an illegal memory access was encountered$"
     ):
         runner.step([])
 

@@ -16,7 +16,7 @@ def batch_of(*spans: tuple[int, int], is_draft: bool = False) -> Batch:
     builder = BatchBuilder()
     for num_rows, position in spans:
         builder.add([0] * num_rows, position, [], [not is_draft] * (num_rows - 1) + [True])
-    return builder.build(builder.num_rows)
+    return builder.build(builder.num_tokens)
 
 
 @pytest.mark.parametrize("num_sequences", [1, 3, 8, 12, 32])

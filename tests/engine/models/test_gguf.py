@@ -223,8 +223,8 @@ FAULTS: dict[str, Any] = {
     "empty": (lambda path: cut(path, 0), "it is empty"),
     "gone": (lambda path: path.unlink(), "No such file"),
     "old": (lambda path: changed(path, b"GGUF\x03", b"GGUF\x01"), "its GGUF version is 1; supported: 2, 3"),
-    "cut in the header": (lambda path: cut(path, 700), "its header is damaged or cut short"),
-    "cut in the last tensor": (lambda path: cut(path, path.stat().st_size - 1), "it ends before the end of tensor"),
+    "cut in the header": (lambda path: cut(path, 700), "its header is corrupt or truncated"),
+    "cut in the last tensor": (lambda path: cut(path, path.stat().st_size - 1), "the file is truncated in tensor"),
     "unknown architecture": (lambda path: tiny_named(path, "gemma2"), "'gemma2' is not supported; supported: llama,"),
     "unsupported type": (
         lambda path: write_gguf(path, "llama", random_blocks("llama", F32) | {"token_embd.weight": Q3_K}),
@@ -232,7 +232,7 @@ FAULTS: dict[str, Any] = {
     ),
     "unknown tensor": (
         lambda path: write_gguf(path, "llama", random_blocks("llama", F32) | {"blk.0.attn_q.scale": Q3_K}),
-        "its tensor 'blk.0.attn_q.scale' is none of a llama model",
+        "its tensor 'blk.0.attn_q.scale' is not part of a supported llama model",
     ),
     "not whole heads": (
         lambda path: write_gguf(path, "llama", random_blocks("llama", F32) | {"blk.0.attn_q.weight": ODD_ROWS}),

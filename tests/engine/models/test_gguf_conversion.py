@@ -142,7 +142,7 @@ def test_a_cache_that_can_not_be_written_is_named_with_its_variable(
         assert not [*folder.glob("cache/**/*.safetensors")]
     assert f"can't be converted into {folder / 'cache'}: " in str(error.value)
     assert said in str(error.value)
-    assert str(error.value).endswith("; PACELINE_CACHE_DIR names another folder")
+    assert str(error.value).endswith("; set PACELINE_CACHE_DIR to another folder")
 
 
 def test_a_user_without_a_home_is_told_of_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,13 +40,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "yarn's factor": ({"rope__scaling__yarn_attn_factor": 0.5}, "rope.scaling.yarn_attn_factor is 0.5, a key that"),
     "the other factor": ({"rope__scaling__attn_factor": 0.5}, "rope.scaling.attn_factor is 0.5; it must be 1.0"),
     "yarn's mixture": ({"rope__scaling__yarn_ext_factor": 0.5}, "rope.scaling.yarn_ext_factor is 0.5, a key that"),
-    "a text for a factor": ({"rope__scaling__factor": "two"}, "factor is 'two'; it must be a number above 0"),
+    "a text for a factor": ({"rope__scaling__factor": "two"}, "factor is 'two'; it must be positive"),
     "a text for a head": (
-        {"attention__key_length": "two", "rope__dimension_count": None}, "head_dim is 'two'; it must be a number above 0",
+        {"attention__key_length": "two", "rope__dimension_count": None}, "head_dim is 'two'; it must be positive",
     ),
     "yarn from nowhere": (
         {"rope__scaling__type": "yarn", "rope__scaling__factor": 2.0, "rope__scaling__original_context_length": 0},
-        "original_max_position_embeddings is 0; it must be a number above 0",
+        "original_max_position_embeddings is 0; it must be positive",
     ),
 }  # fmt: skip
 

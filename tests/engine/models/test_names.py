@@ -30,7 +30,7 @@ def test_a_file_is_a_gguf_file_by_its_content(home: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "model.gguf", "model"])
 def test_another_file_is_told_to_be_none(home: Path, name: str, in_place: bool) -> None:
     (home / name).write_bytes(b"PK" + bytes(100))
-    with pytest.raises(ConfigError, match=f"{name}' could not be read: it is not a GGUF file; models in other formats"):
+    with pytest.raises(ConfigError, match=f"{name}' could not be read: it is not a GGUF file; other formats"):
         load_model(str(home / name), torch.float32, in_place=in_place)
 
 

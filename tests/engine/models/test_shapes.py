@@ -78,10 +78,10 @@ FAULTS: dict[str, tuple[str, dict[str, torch.Tensor | None], str]] = {
     "no norm of queries": ("qwen3", {Q_NORM: None}, f"{Q_NORM} is missing"),
     "a short norm of keys": ("qwen3", {K_NORM: torch.ones(8)}, f"{K_NORM} has shape (8,), the config says (16,)"),
     "a norm of queries in a llama": (
-        "llama", {Q_NORM: torch.ones(HEAD_DIM)}, f"{Q_NORM} is none of a llama model that is supported",
+        "llama", {Q_NORM: torch.ones(HEAD_DIM)}, f"{Q_NORM} is not part of a supported llama model",
     ),
     "scales of blocks": (
-        "qwen3", {f"{LAYER}mlp.up_proj.weight_scale_inv": torch.ones(1, 1)}, "weight_scale_inv is none of a qwen3 model",
+        "qwen3", {f"{LAYER}mlp.up_proj.weight_scale_inv": torch.ones(1, 1)}, "weight_scale_inv is not part of a supported qwen3 model",
     ),
     "an adapter": ("llama", {f"{LAYER}mlp.up_proj.lora_A.weight": torch.ones(4, HIDDEN)}, "lora_A.weight is none of"),
     "masks of another width": ("llama", {"mask_vectors": torch.ones(4, 47)}, "mask_vectors has shape (4, 47)"),

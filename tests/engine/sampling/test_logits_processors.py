@@ -171,9 +171,9 @@ def test_entropy_is_scipys_of_the_adjusted_distribution_over_the_vocabularys_log
     specs = [replace(draw_with(sampling), wants_entropy=True) for sampling in (*MANY, *shaped)]
     for row, seen in enumerate(see(torch.cat([logits, logits]), specs)):
         row %= len(MANY)
-        law = softmax(adjusted(logits[row].double().numpy(), MANY[row], PROMPT, OUTPUT))
+        distribution = softmax(adjusted(logits[row].double().numpy(), MANY[row], PROMPT, OUTPUT))
         assert seen is not None
-        assert seen.entropy == pytest.approx(stats.entropy(law) / np.log(VOCAB_SIZE), rel=1e-6)
+        assert seen.entropy == pytest.approx(stats.entropy(distribution) / np.log(VOCAB_SIZE), rel=1e-6)
 
 
 def test_entropy_of_one_certain_token_is_0_and_of_all_alike_is_1() -> None:
@@ -202,13 +202,13 @@ def test_logprobs_are_of_all_tokens_that_may_be_emitted_with_the_likeliest_sorte
     asked = [[tokens[0]], [tokens[1], 44], [tokens[2]], [tokens[3]], [*support, samples[4].token]]
     assert seen[5] is None
     for row, ids in enumerate(asked):
-        law = log_softmax(
+        distribution = log_softmax(
             adjusted(logits[row].double().numpy(), replace(sampling, banned_token_ids=(3,)), PROMPT, OUTPUT)
         )
         assert seen[row].chosen.dtype == np.float32
-        np.testing.assert_allclose(seen[row].chosen, law[ids], rtol=1e-5)
-        assert seen[row].top_ids.tolist() == np.argsort(-law)[:4].tolist()
-        np.testing.assert_allclose(seen[row].top, np.sort(law)[::-1][:4], rtol=1e-5)
+        np.testing.assert_allclose(seen[row].chosen, distribution[ids], rtol=1e-5)
+        assert seen[row].top_ids.tolist() == np.argsort(-distribution)[:4].tolist()
+        np.testing.assert_allclose(seen[row].top, np.sort(distribution)[::-1][:4], rtol=1e-5)
 
 
 def test_observing_does_not_depend_on_the_rows_beside() -> None:

@@ -18,7 +18,7 @@ def away(usual_s: float, gone_s: float) -> ReturnTime:
 
 def batching_policy(fixed_s: float = 1.0, waits: bool = True) -> BatchingPolicy:
     made = BatchingPolicy(waits)
-    made.count_step(fixed_s, num_rows=1)
+    made.count_step(fixed_s, num_tokens=1)
     return made
 
 
@@ -61,7 +61,7 @@ def test_a_chunk_waits_for_those_who_would_have_to_wait_for_it() -> None:
     policy, back_soon = batching_policy(fixed_s=0.02), [away(0.8, 0.5)] * 4
     assert wait_s(policy, 1, back_soon) == 0
     for _ in range(20):
-        policy.count_step(1.4, num_rows=512)
+        policy.count_step(1.4, num_tokens=512)
     assert policy.wait_s(time.perf_counter(), 1, 512, back_soon) > 0.2
     assert policy.wait_s(time.perf_counter(), 1, 1, back_soon) == 0
 
@@ -88,8 +88,8 @@ def test_an_absence_is_as_long_as_the_last_ones_were() -> None:
 def test_long_steps_are_not_soon_taken_for_a_fixed_cost_but_believed_in_the_end() -> None:
     policy = batching_policy(fixed_s=0.1)
     for _ in range(50):
-        policy.count_step(1.0, num_rows=1)
+        policy.count_step(1.0, num_tokens=1)
     assert wait_s(policy, 1, [away(0.9, 0.5)] * 7) == 0
     for _ in range(5000):
-        policy.count_step(1.0, num_rows=1)
+        policy.count_step(1.0, num_tokens=1)
     assert wait_s(policy, 1, [away(0.9, 0.5)] * 7) > 0

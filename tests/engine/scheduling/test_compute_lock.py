@@ -73,7 +73,7 @@ def is_held(file: int) -> bool:
 def _short_patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a peer hangs; the others must not lose patience on a busy machine."""
     if "peer" in request.fixturenames:
-        monkeypatch.setattr(compute_lock, "PATIENCE_S", 0.2)
+        monkeypatch.setattr(compute_lock, "TIMEOUT_S", 0.2)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.scheduling import sequence_state
 from paceline.engine.scheduling.commands import Command, Fork, Open, Release, Start, Truncate
 from paceline.engine.scheduling.job import Job
-from paceline.engine.scheduling.sequence_state import Account, SequenceState, Settle, WorkerCounts, reserve
+from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts, reserve
 from paceline.engine.scheduling.session import Session
 from paceline.errors import InternalError, OutOfRange, ResourceExhausted
 from paceline.sampling import SamplingParams
@@ -25,8 +25,8 @@ OPTIONS = SequenceOptions(SamplingParams(temperature=0, seed=1), 2, (), tracepar
 class ReadingJob(Job):
     """Only feeds its tokens. Its result is what the cache then holds."""
 
-    def specs(self, num_rows: int) -> list[SampleSpec | None]:
-        return [None] * num_rows
+    def specs(self, num_tokens: int) -> list[SampleSpec | None]:
+        return [None] * num_tokens
 
     def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
         pass
@@ -42,23 +42,25 @@ class ReadingJob(Job):
 class Stream:
     """A session without a model: `feed` stands for the engine's steps."""
 
-    def __init__(self, caches_prefixes: bool = True, settle: Settle | None = None) -> None:
+    def __init__(self, caches_prefixes: bool = True, on_close: OnClose | None = None) -> None:
         self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, lambda sources, destinations: None, caches_prefixes)
-        self.session = Session(self.pool, 512, self._make_room, itertools.count().__next__, WorkerCounts(), settle)
+        self.session = Session(
+            self.pool, 512, self._reserve_blocks, itertools.count().__next__, WorkerCounts(), on_close
+        )
 
-    def _make_room(self, state: SequenceState, length: int) -> None:
+    def _reserve_blocks(self, state: SequenceState, length: int) -> None:
         reserve(self.pool, state, length, self.session.states)
 
     def send(self, *commands: Command) -> None:
         for command in commands:
             self.session.execute(command)
 
-    def feed(self, num_rows: int | None = None) -> None:
-        """Feeds up to `num_rows` pending rows of each job, or all."""
+    def feed(self, num_tokens: int | None = None) -> None:
+        """Feeds up to `num_tokens` pending rows of each job, or all."""
         for state in self.session.states:
             if state.job is not None:
-                state.sequence.tokens += state.job.pending[:num_rows]
-                state.job.pending = state.job.pending[num_rows:] if num_rows is not None else []
+                state.sequence.tokens += state.job.pending[:num_tokens]
+                state.job.pending = state.job.pending[num_tokens:] if num_tokens is not None else []
                 if state.job.is_done:
                     self.session.finish_job(state)
 
@@ -152,11 +154,11 @@ def test_a_failed_job_leaves_nothing_of_what_it_took_over() -> None:
     assert stream.pool.num_free == NUM_BLOCKS
 
 
-def test_an_account_tells_what_was_read_from_what_was_held() -> None:
-    accounts: list[Account] = []
-    stream = Stream(settle=lambda options, account: accounts.append(account))
+def test_usage_tells_what_was_read_from_what_was_held() -> None:
+    usages: list[Usage] = []
+    stream = Stream(on_close=lambda options, usage: usages.append(usage))
     for sequence_id in (1, 2):
         stream.send(opening(sequence_id), start(2 * sequence_id, sequence_id, list(range(40))))
         stream.feed()
         stream.send(Release(2 * sequence_id + 1, sequence_id))
-    assert [(account.read_tokens, account.cached_tokens) for account in accounts] == [(40, 0), (8, 32)]
+    assert [(usage.read_tokens, usage.cached_tokens) for usage in usages] == [(40, 0), (8, 32)]

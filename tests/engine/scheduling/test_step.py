@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.backend import StepRunner
 from paceline.engine.scheduling.commands import Answer
 from paceline.engine.scheduling.job import Job
+from paceline.engine.scheduling.step import StepRunner
 from paceline.errors import DeviceLost, InternalError, Unavailable
 from tests.engine.scheduling.test_worker import build_tiny, verify
 
@@ -84,8 +84,8 @@ async def test_a_fault_that_does_not_come_again_fails_nobody() -> None:
 async def test_a_job_whose_rows_were_fed_before_the_fault_is_to_be_repeated() -> None:
     def fault(shares: Shares) -> None:
         if len(shares) > 1:
-            job, num_rows = shares[0]
-            del job.pending[:num_rows]
+            job, num_tokens = shares[0]
+            del job.pending[:num_tokens]
             raise ValueError("in the middle")
 
     results, _ = await answers_of_three(fault)

@@ -7,7 +7,7 @@ import pytest
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.scheduling.job import Job
-from paceline.engine.scheduling.step import LARGER_PART, ROUND_ROWS, SMALLER_PART, share_budget
+from paceline.engine.scheduling.step import LARGER_PART, ROUND_TOKENS, SMALLER_PART, share_budget
 from tests.engine.scheduling.test_session import OPTIONS, ReadingJob
 
 BUDGET = 512
@@ -15,9 +15,9 @@ POOL = BlockPool(1, 16, lambda sources, destinations: None)
 CLOCK = itertools.count()
 
 
-def job(num_rows: int) -> Job:
+def job(num_tokens: int) -> Job:
     """A job that arrives now, behind all before it."""
-    made = ReadingJob(Sequence(OPTIONS, POOL), [1] * num_rows)
+    made = ReadingJob(Sequence(OPTIONS, POOL), [1] * num_tokens)
     made.arrived_s = float(next(CLOCK))
     return made
 
@@ -25,7 +25,7 @@ def job(num_rows: int) -> Job:
 def rows_of(jobs: list[Job], budget: int = BUDGET, step: int = 0) -> list[int]:
     shares = dict(share_budget(jobs, budget, step))
     assert sum(shares.values()) == min(budget, sum(len(each.pending) for each in jobs))
-    assert all(0 < num_rows <= len(each.pending) for each, num_rows in shares.items())
+    assert all(0 < num_tokens <= len(each.pending) for each, num_tokens in shares.items())
     return [shares.get(each, 0) for each in jobs]
 
 
@@ -33,15 +33,15 @@ def steps_until_fed(waiting: Job, others: list[Job], others_rows: int, budget: i
     """Steps until `waiting` is fed, where each of `others` comes anew, with as many rows, as soon as it is fed."""
     for step in range(10_000):
         shares = share_budget([*others, waiting], budget, step)
-        for each, num_rows in shares:
-            del each.pending[:num_rows]
+        for each, num_tokens in shares:
+            del each.pending[:num_tokens]
         if not waiting.pending:
             return step + 1
         others = [job(others_rows) if each.is_done else each for each in others]
     raise AssertionError(f"{len(waiting.pending)} rows still wait")
 
 
-@pytest.mark.parametrize("others_rows", [1, 5, ROUND_ROWS, 200, 479])
+@pytest.mark.parametrize("others_rows", [1, 5, ROUND_TOKENS, 200, 479])
 @pytest.mark.parametrize("num_others", [8, 600])
 def test_who_waits_is_fed_whatever_keeps_coming(num_others: int, others_rows: int) -> None:
     before = [job(others_rows) for _ in range(num_others)]

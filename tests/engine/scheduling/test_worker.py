@@ -55,7 +55,7 @@ async def with_peer(tmp_path: Path) -> AsyncIterator[Engine]:
     """A worker that would wait for ten seconds for whom the peer hands over."""
     with ThreadPoolExecutor(max_workers=1) as device_thread:
         engine = await build_tiny(device_thread, str(tmp_path / "lock"))
-        engine.worker._batching_policy.count_step(20.0, num_rows=1)
+        engine.worker._batching_policy.count_step(20.0, num_tokens=1)
         engine.worker.start(device_thread)
         yield engine
         engine.worker.stop()

@@ -1,12 +1,7 @@
-"""The encoding of sample specs as rows of a table for the GPU, and of the table of samples back into samples.
+"""Encodes sample specs as rows of a GPU table, and decodes samples.
 
-top-k, top-p and min-p look at the MOST likeliest tokens. If a row needs more, its sample says so, and `TorchSampler`
-samples the row again. It also samples the rows whose spec can't be encoded.
-
-The remainder: rows of a step that the kernels do not sample or score. torch does this, for some rows at a time.
-
-One row of 128,000 logits in float64 takes 1 MB several times over, and a prompt's log-probabilities need hundreds of
-rows in one step.
+torch samples rows that need more than the MOST likeliest tokens or can't be encoded, and computes log-probabilities;
+some rows at a time, because it works on float64.
 """
 
 from collections.abc import Iterator
@@ -37,18 +32,16 @@ LEAST_TOP_P = 1e-200
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A `SampleTable` on the host, of one step ([num_rows, ...]) or several ([num_steps, num_rows, ...])."""
+    """A `SampleTable` on the host: one step ([num_rows, ...]) or several ([num_steps, num_rows, ...])."""
 
     numbers: Array  # [..., num_rows, len(Found)] float64
     ids: Array  # [..., num_rows, MOST] int32
     probs: Array  # [..., num_rows, MOST] float32
 
     def of_step(self, step: int) -> "Results":
-        """The results of one step."""
         return Results(self.numbers[step], self.ids[step], self.probs[step])
 
     def at(self, rows: list[int]) -> "Results":
-        """The results of some rows of one step."""
         return Results(self.numbers[rows], self.ids[rows], self.probs[rows])
 
     @property
@@ -58,7 +51,6 @@ class Results:
 
 
 def is_codable(spec: SampleSpec) -> bool:
-    """Whether a row of a `SpecTable` can hold the spec."""
     if spec.is_processed or spec.wants_logprobs:
         return False
     match spec:
@@ -72,7 +64,7 @@ def is_codable(spec: SampleSpec) -> bool:
 
 
 def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Array) -> None:
-    """Writes the specs into the first rows of a table's arrays. Specs that can't be encoded become padding rows.
+    """Writes specs into a table's first rows; those that can't be encoded become padding.
 
     numbers: [num_rows, len(Column)] float64; supports: [num_rows, MOST] int32.
     """
@@ -83,7 +75,7 @@ def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Ar
         if sampling.is_greedy or not is_codable(spec):
             continue
         own[Column.TEMPERATURE], own[Column.TOP_K] = sampling.temperature, sampling.top_k
-        # The kernel keeps tokens before which there is less than this mass: of 0 it would keep none.
+        # The kernel keeps tokens preceded by less than this mass, so 0 would keep nothing.
         own[Column.TOP_P], own[Column.MIN_P] = max(sampling.top_p, LEAST_TOP_P), sampling.min_p
         own[Column.IS_CUT] = 0 < sampling.top_k < vocab_size or sampling.top_p < 1 or sampling.min_p > 0
         match spec:
@@ -100,7 +92,7 @@ def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Ar
 
 
 def decode(specs: Seq[SampleSpec], samples: Results) -> list[Sample]:
-    """The samples of one step. None for a row that `TorchSampler` must sample."""
+    """Returns samples; None for a row that `TorchSampler` must sample."""
     found: list[Sample] = []
     for row, spec in enumerate(specs):
         own, probs = samples.numbers[row], samples.probs[row]
@@ -124,10 +116,7 @@ REMAINDER_ROWS = 32
 def sample_remainder(
     sampler: Sampler, logits: torch.Tensor, specs: Seq[SampleSpec], rows: Seq[int]
 ) -> Iterator[tuple[int, Sample, RowLogprobs | None]]:
-    """Samples and scores `rows` of logits: [at least len(specs), vocab_size] float32, which do not change.
-
-    Gives each row with its sample and its log-probabilities, if the spec asks for them.
-    """
+    """Samples and scores `rows` of logits: [at least len(specs), vocab_size] float32, without changing them."""
     for first in range(0, len(rows), REMAINDER_ROWS):
         some = rows[first : first + REMAINDER_ROWS]
         own, own_specs = logits[list(some)], [specs[row] for row in some]

@@ -1,8 +1,4 @@
-"""The softmax over parts of the vocabulary: each part's largest logit, sum of weights, and best Gumbel score.
-
-One program computes one part. A program ends at once if its row does not need the result: a greedy row needs only its
-largest logits.
-"""
+"""The softmax over parts of the vocabulary. A program computes one part, or exits if its row does not need it."""
 
 from dataclasses import dataclass
 
@@ -35,7 +31,7 @@ MIX_1, MIX_2 = tl.constexpr(_MIX_1), tl.constexpr(_MIX_2)
 
 @triton.jit
 def gumbel(ids, low, high):
-    """Gumbel noise for token ids and a key's halves, float64: as in `engine.sampling.torch_sampler`."""
+    """Gumbel noise for token ids and a key's halves, float64, as in `engine.sampling.torch_sampler`."""
     x = ids.to(tl.uint32) ^ low.to(tl.uint32)
     x = (x ^ (x >> 16)) * tl.full([], MIX_1, tl.uint32)
     x = x + high.to(tl.uint32)
@@ -48,13 +44,12 @@ def gumbel(ids, low, high):
 
 @triton.jit
 def weights_of(logits, peak, temperature):
-    """exp((logit - peak) / temperature), float64: at most 1, also for the smallest temperatures."""
+    """exp((logit - peak) / temperature), float64: at most 1 at any temperature."""
     return tl.exp((logits.to(tl.float64) - peak.to(tl.float64)) / temperature)
 
 
 @triton.jit
 def outside_of(weights, token, supports, row, size):
-    """The tokens' weights, but 0 for tokens in the row's support."""
     for index in range(0, size):
         weights = tl.where(token == tl.load(supports + row * FEW + index), 0.0, weights)
     return weights
@@ -62,7 +57,6 @@ def outside_of(weights, token, supports, row, size):
 
 @triton.jit
 def load_parts(values, row, num_parts, other, PADDED: tl.constexpr):
-    """The values of all parts of a row: [PADDED]."""
     part = tl.arange(0, PADDED)
     return tl.load(values + row * num_parts + part, mask=part < num_parts, other=other)
 
@@ -104,7 +98,7 @@ def _weigh(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The results of each part of each row: [num_rows, num_parts] each."""
+    """Results of each part of each row: [num_rows, num_parts] each."""
 
     # Largest logit, and its token.
     peaks: torch.Tensor  # float32
@@ -122,7 +116,6 @@ class Parts:
 
     @property
     def padded(self) -> int:
-        """num_parts, rounded up to a power of two."""
         return triton.next_power_of_2(self.num_parts)
 
 

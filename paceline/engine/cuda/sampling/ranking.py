@@ -1,8 +1,7 @@
-"""The ranking of a row's MOST likeliest tokens, and which of them top-k, top-p and min-p keep.
+"""Ranks a row's MOST likeliest tokens, and finds which of them top-k, top-p and min-p keep.
 
-A key is a 64-bit number made of a logit and its token. It is larger for a larger logit, and for equal logits larger for
-the lower token id. A bisection finds a limit such that MOST keys of a part are at least the limit. Then the same search
-runs over the keys that all parts found.
+Keys combine a logit and its token, so that equal logits rank by lower token id. A bisection finds the MOST largest keys
+of each part, then of all parts.
 """
 
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from paceline.engine.cuda.sampling.table import (
     SpecTable,
 )
 
-# Tokens in a part. Parts are larger than those of `partial_softmax`, because each part gives MOST keys to merge.
+# Tokens in a part. Parts are larger than in `partial_softmax`, because each part gives MOST keys to merge.
 PART_TOKENS = 8192
 # Keys that a program compares in one pass of a loop.
 CHUNK = tl.constexpr(16)
@@ -59,13 +58,12 @@ def logit_of(key):
 
 @triton.jit
 def needs_ranking(spec):
-    """Whether a spec with these numbers needs the row's likeliest tokens."""
     return (tl.load(spec + KIND) == SUPPORT) | (tl.load(spec + IS_CUT) > 0)
 
 
 @triton.jit
 def _store_largest(keys, out):
-    """Writes the FEW largest of `keys` to `out`, in no order. All keys must be different."""
+    """Writes the FEW largest of the distinct `keys` to `out`, unordered."""
     # Invariant: at least FEW keys are >= low, and fewer are >= high.
     low, high = tl.min(keys, 0), tl.max(keys, 0) + 1
     held = tl.sum((keys >= low).to(tl.int32), 0)
@@ -103,7 +101,6 @@ def _merge(lists, numbers, merged, num_parts, PADDED: tl.constexpr):
 
 @triton.jit
 def _rank_among(keys, key, peak, temperature, whole):
-    """For each key: its rank among the row's `keys`, and the sum of the probabilities of likelier keys."""
     rank, before = tl.zeros([FEW], tl.int32), tl.zeros([FEW], tl.float64)
     for start in range(0, FEW, CHUNK):
         other = tl.load(keys + start + tl.arange(0, CHUNK))
@@ -159,7 +156,7 @@ def _cut(
 
 @dataclass(frozen=True, slots=True)
 class Few:
-    """The likeliest tokens of the rows that need them, likeliest first. Undefined for other rows."""
+    """The likeliest tokens of the rows that need them, in descending order; undefined for other rows."""
 
     ids: torch.Tensor  # [num_rows, MOST] int32
     # Normalised over the kept tokens; 0 for the others.
@@ -169,7 +166,7 @@ class Few:
 def rank(logits: torch.Tensor, table: SpecTable, parts: Parts, samples: SampleTable) -> Few:
     """Ranks the tokens of logits: [num_rows, vocab_size] float32.
 
-    Also writes into `samples` which rows are complete, and the token ids of supports.
+    Writes into `samples` which rows are complete, and the token ids of supports.
     """
     num_rows, vocab_size = logits.shape
     size = (num_rows, triton.cdiv(vocab_size, PART_TOKENS))

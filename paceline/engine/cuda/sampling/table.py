@@ -1,4 +1,4 @@
-"""Tables of sample specs and of samples: arrays of fixed shapes, which a graph can use."""
+"""Tables of sample specs and samples in fixed shapes, for graphs."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -6,13 +6,11 @@ from enum import IntEnum
 import torch
 import triton.language as tl
 
-# How many of a row's likeliest tokens supports, top-k, top-p and min-p look at; also the most tokens in a support.
+# How many likeliest tokens of a row supports, top-k, top-p and min-p look at; the maximum size of a support.
 MOST = 256
 
 
 class Kind(IntEnum):
-    """The kind of a spec. Padding rows are LIKELIEST."""
-
     # Argmax.
     LIKELIEST = 0
     # GumbelMax.
@@ -24,7 +22,7 @@ class Kind(IntEnum):
 
 
 class Column(IntEnum):
-    """The numbers of a spec, all float64. float64 holds 32-bit integers exactly."""
+    """Columns of a spec. float64 holds 32-bit integers exactly."""
 
     KIND = 0
     TEMPERATURE = 1
@@ -45,7 +43,7 @@ class Column(IntEnum):
 
 
 class Found(IntEnum):
-    """The numbers of a sample, all float64."""
+    """Columns of a sample, float64."""
 
     TOKEN = 0
     # Number of tokens in a SUPPORT sample's support.
@@ -58,16 +56,12 @@ class Found(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpecTable:
-    """The sample specs of a step."""
-
     numbers: torch.Tensor  # [num_rows, len(Column)] float64
     supports: torch.Tensor  # [num_rows, MOST] int32, each padded with vocab_size
 
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """The samples of a step."""
-
     numbers: torch.Tensor  # [num_rows, len(Found)] float64
     # A SUPPORT sample's support, likeliest first. Undefined for other kinds.
     ids: torch.Tensor  # [num_rows, MOST] int32

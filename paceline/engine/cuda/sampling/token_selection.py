@@ -1,4 +1,4 @@
-"""Token selection: samples each row's token from the results of its parts and its likeliest tokens."""
+"""Samples each row's token from its parts' results and its likeliest tokens."""
 
 import torch
 import triton
@@ -40,9 +40,9 @@ NO_CANDIDATE = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _first_above(sums, weights, target, candidates):
-    """The lowest candidate whose cumulative sum exceeds the target. Its weight is 0 only if all weights are 0.
+    """Returns the lowest candidate whose cumulative sum exceeds the target.
 
-    If rounding left no sum above the target: the highest candidate with a weight.
+    If rounding left no such sum, the highest candidate with a weight.
     """
     last = tl.max(tl.where(weights > 0, candidates, 0), 0)
     return tl.minimum(tl.min(tl.where((sums > target) & (weights > 0), candidates, NO_CANDIDATE), 0), last)
@@ -53,7 +53,6 @@ def _from_whole(
     logits, numbers, supports, peaks, totals, outsides, samples, sample_probs, row, vocab_size, num_parts,
     PART: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """OUTSIDE without truncation: a token from outside the support, the mass outside, the probabilities inside."""
     spec, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
     peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
     whole = tl.sum(load_parts(totals, row, num_parts, 0.0, PADDED), 0)
@@ -78,10 +77,7 @@ def _from_whole(
 
 @triton.jit
 def _from_few(numbers, supports, ids, kept, samples, sample_probs, row):
-    """OUTSIDE with truncation: as `_from_whole`, from the kept tokens.
-
-    The ranking orders tokens by likelihood, but the cumulative sum is over increasing token ids.
-    """
+    """Truncated OUTSIDE: as `_from_whole`, from the kept tokens, summed by increasing token id."""
     spec, found = numbers + row * NUM_COLUMNS, samples + row * NUM_FOUND
     index = tl.arange(0, FEW)
     token, support = tl.load(ids + row * FEW + index), tl.load(supports + row * FEW + index)

@@ -1,1 +1,1 @@
-"""GGUF files, read in place: mapped into memory, and never copied as a whole."""
+"""GGUF files, memory-mapped."""

@@ -1,8 +1,7 @@
-"""A GGUF file's metadata -> the config of transformers.
+"""Converts a GGUF file's metadata to a transformers config.
 
-transformers could read it, too, but parses the whole vocabulary for it with `gguf.GGUFReader`: 10 s for Llama 3. And
-its class for an architecture imports torch's compiler, 1 s and 100 MiB, to check the fields. So the config is of the
-class that all have in common, and the fields are checked here.
+transformers would take seconds for the whole vocabulary, and its architectures' classes import torch's compiler. So the
+config has the base class, and its fields are checked here.
 """
 
 from typing import Any
@@ -15,7 +14,7 @@ from paceline.errors import ConfigError
 
 # Mistral's models are "llama" in GGUF.
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-# llama.cpp's key, behind the architecture's name -> the config's field.
+# llama.cpp's key, after the architecture's name -> the config's field.
 _NEEDED = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -24,30 +23,30 @@ _NEEDED = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-# Other keys that we use, behind the architecture's name.
+# Other keys that we use, after the architecture's name.
 _USED = (
     "vocab_size", "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.dimension_count",
     "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
 )  # fmt: skip
-# Keys that change no number of a forward, whatever they say.
+# Keys that never affect a forward.
 _IDLE = ("tensor_data_layout", "attention.layer_norm_epsilon", "rope.scaling.finetuned", "pooling_type")
-# Keys that change nothing with this value, and that we do not know with another one.
+# Keys that are supported with this value only.
 _IDLE_AT: dict[str, Any] = {
     "expert_count": 0, "expert_used_count": 0, "attention.causal": True, "attention.sliding_window": 0,
     "rope.scaling.attn_factor": 1.0,
 }  # fmt: skip
 # Fields that need not be whole numbers.
 _FRACTIONS = ("rms_norm_eps", "rope_theta", "factor", "beta_fast", "beta_slow")
-# Keys tokenizer.ggml.NAME_token_id: of tokens that end a text, and of others.
+# Keys tokenizer.ggml.NAME_token_id: end tokens, and others.
 _ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _NO_ENDS = ("bos", "padding", "unknown")
 
 
 def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
-    """The model's config. `rope_factors`: [head_dim / 2], by which the rotary frequencies are divided.
+    """Reads the model's config. `rope_factors`: [head_dim / 2], divisors of the rotary frequencies.
 
-    Raises ConfigError if the architecture is not supported, a key is missing, or one says what we do not know.
+    Raises ConfigError if a key is missing or unsupported.
     """
     architecture, metadata = header.architecture, header.metadata
     if architecture not in ARCHITECTURES:
@@ -91,7 +90,6 @@ def read_config(header: Header, rope_factors: Array | None) -> PreTrainedConfig:
 
 
 def _token_ids(metadata: dict[str, Any]) -> dict[str, int]:
-    """Of the tokens that the file names. Raises ConfigError for an id outside the vocabulary."""
     size = len(metadata.get("tokenizer.ggml.tokens", ()))
     found = {}
     for name in (*_ENDS, *_NO_ENDS):
@@ -104,15 +102,14 @@ def _token_ids(metadata: dict[str, Any]) -> dict[str, int]:
 
 
 def _require_positive(fields: dict[str, Any]) -> None:
-    """Raises ConfigError for a field that is no number above 0: whole, but for those of _FRACTIONS."""
     for field, value in fields.items():
         kinds = (int, float) if field in _FRACTIONS else int
         if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
-            raise ConfigError(f"its metadata is not a config: {field} is {value!r}; it must be a number above 0")
+            raise ConfigError(f"its metadata is not a config: {field} is {value!r}; it must be positive")
 
 
 def _require_known(header: Header) -> None:
-    """Raises ConfigError for a key of the architecture that may change the model in a way that we do not know."""
+    """Raises ConfigError for an unknown key of the architecture, which may change the model."""
     prefix, known = f"{header.architecture}.", (*_NEEDED, *_USED, *_IDLE)
     for key, value in header.metadata.items():
         name = key.removeprefix(prefix)
@@ -123,13 +120,11 @@ def _require_known(header: Header) -> None:
 
 
 def _rope(header: Header, max_len: int, factors: Array | None) -> dict[str, Any]:
-    """The rotary frequencies. Raises ConfigError if they are scaled in a way that is not supported."""
-
     def given(key: str, default: Any) -> Any:
         return header.metadata.get(f"{header.architecture}.rope.{key}", default)
 
     parameters = {"rope_type": "default", "rope_theta": given("freq_base", 10_000.0)}
-    # As llama.cpp reads it: a factor alone is linear, 0 is none, and old files have it under another key.
+    # As llama.cpp reads it: a factor alone means linear, 0 means unscaled, and old files use another key.
     kind = given("scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
         raise ConfigError(f"its rope.scaling.type {kind!r} is not supported; supported: none, linear, yarn")

@@ -1,4 +1,4 @@
-"""GGUF files as model folders: read by transformers once, and kept in the cache folder under their content."""
+"""Converts GGUF files to model folders, once, with transformers."""
 
 import hashlib
 import tempfile
@@ -9,7 +9,7 @@ import torch
 from filelock import FileLock
 from safetensors import SafetensorError
 
-from paceline.engine.cache_folder import cache_folder
+from paceline.engine.config import cache_folder
 from paceline.engine.models.gguf.file import read_gguf
 from paceline.errors import ConfigError
 
@@ -18,9 +18,9 @@ FORMAT = 6
 
 
 def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> Path:
-    """The folder with the file's model in `dtype`; made on first use, whole or not at all.
+    """Returns the folder with the file's model in `dtype`, made on first use under a digest of the file.
 
-    Known by the file's content: two files may have one name and one size. Raises ConfigError if it can't be read or kept.
+    Raises ConfigError if the file can't be read or the folder can't be written.
     """
     name = f"{file.stem}-{_digest(file)}-{str(dtype).removeprefix('torch.')}"
     folder = cache_folder() / name
@@ -33,13 +33,13 @@ def converted(file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"model {str(file)!r} can't be converted into {folder.parent}: {reason}; PACELINE_CACHE_DIR names another folder"
+            f"model {str(file)!r} can't be converted into {folder.parent}: {reason}; "
+            "set PACELINE_CACHE_DIR to another folder"
         ) from error
     return folder
 
 
 def _fill(folder: Path, file: Path, dtype: torch.dtype, progress: Callable[[str], None]) -> None:
-    """Makes the folder, unless another process has."""
     if folder.is_dir():
         return
     progress(f"converting {file.name}, once (about 20 s)")
@@ -49,7 +49,6 @@ def _fill(folder: Path, file: Path, dtype: torch.dtype, progress: Callable[[str]
 
 
 def _digest(file: Path) -> str:
-    """Of all of the file: a gigabyte takes about a second. Raises ConfigError if it can't be read."""
     try:
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256")
@@ -60,9 +59,8 @@ def _digest(file: Path) -> str:
 
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
-    """Writes config, tensors and tokenizer. Refuses what `read_gguf` refuses in a config."""
     in_place = read_gguf(file)
-    # Here, because a file that is read in place does not need them, and they take a second.
+    # Slow imports that a file read in place does not need.
     from transformers import AutoModelForCausalLM, GgufConfig
 
     try:
@@ -71,7 +69,7 @@ def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
         )
         # transformers reads neither their scaling nor the factors that divide them (Llama 3.1 and later).
         model.config.rope_parameters = in_place.config.rope_parameters
-        # It reads one of the keys that name an end of a text, and takes a default of its own if that is not there.
+        # It reads only one of the keys that name end tokens, and has a default.
         model.config.eos_token_id = model.generation_config.eos_token_id = in_place.config.eos_token_id
     except Exception as error:  # transformers and gguf raise many types for files they can't read
         raise ConfigError(f"model {str(file)!r} could not be read: {str(error).splitlines()[0]}") from error

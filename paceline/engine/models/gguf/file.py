@@ -1,7 +1,4 @@
-"""llama.cpp's tensor names -> Hugging Face's.
-
-A GGUF file as a model: read in place.
-"""
+"""A GGUF file as a model, read in place under Hugging Face's tensor names."""
 
 import hashlib
 import mmap
@@ -30,7 +27,6 @@ _IN_A_LAYER = (
 
 
 def tensor_names(architecture: str, num_layers: int) -> dict[str, str]:
-    """Hugging Face's name for each of llama.cpp's, of all tensors that we can use in a model of this architecture."""
     identifier = next(known for known, name in MODEL_ARCH_NAMES.items() if name == architecture)
     theirs = get_tensor_name_map(identifier, num_layers)
     ours = [*_OUTSIDE_LAYERS, *(f"model.layers.{i}.{name}" for i in range(num_layers) for name in _IN_A_LAYER)]
@@ -38,43 +34,40 @@ def tensor_names(architecture: str, num_layers: int) -> dict[str, str]:
     return {their_name: name for their_name, name in pairs if their_name is not None}
 
 
-# Factors that divide the rotary frequencies (Llama 3.1 and later): a part of the config, although they are a tensor.
+# Divisors of the rotary frequencies (Llama 3.1 and later): a tensor that belongs to the config.
 ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """A model whose tensors stay in their file."""
-
     config: PreTrainedConfig
     # With Hugging Face's names.
     tensors: dict[str, FileTensor]
     tokenizer_files: dict[str, bytes]
-    # The beginning of what `sha256sum` says of the file.
+    # The beginning of the file's `sha256sum`.
     fingerprint: str
     mapping: mmap.mmap
 
     def drop_pages(self) -> None:
-        """Takes what was read out of the process's memory. It comes back from the file when it is used again."""
+        """Drops pages from memory; the file is read again on access."""
         self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def read_gguf(path: Path) -> GgufModel:
-    """Maps the file, and reads all but its tensors. Raises ConfigError, with the file and the reason, if it can't."""
+    """Maps the file and reads all but its tensors. Raises ConfigError, with the file and the reason, if it can't."""
     with _naming(path):
         mapping, header, config = _read_beginning(path)
-        # One thread for the digest, 0.6 s a gigabyte: the tokenizer takes as long. Hashing the mapping in one call needs
+        # One thread for the digest, meanwhile the tokenizer is read. Hashing the mapping in one call needs
         # no lock of Python's; a file's digest would take it for every part, and wait for it.
-        with ThreadPoolExecutor(1) as beside:
+        with ThreadPoolExecutor(1) as other_thread:
             tensors = _tensors(mapping, header, config)
-            digest = beside.submit(hashlib.sha256, mapping)
+            digest = other_thread.submit(hashlib.sha256, mapping)
             files = tokenizer_files(header)
             return GgufModel(config, tensors, files, digest.result().hexdigest()[:16], mapping)
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors inside say which file could not be read."""
     try:
         yield
     except (ConfigError, OSError) as error:
@@ -82,7 +75,6 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _read_beginning(path: Path) -> tuple[mmap.mmap, Header, PreTrainedConfig]:
-    """The file's mapping, which stays when the file is closed, and what comes before its tensors."""
     with path.open("rb") as opened:
         if not path.stat().st_size:
             raise ConfigError("it is empty")
@@ -97,7 +89,6 @@ def _read_beginning(path: Path) -> tuple[mmap.mmap, Header, PreTrainedConfig]:
 
 
 def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> dict[str, FileTensor]:
-    """Under Hugging Face's names. Raises ConfigError if there is one that we would not use."""
     if config.num_hidden_layers > len(header.places):  # a damaged number may be billions
         raise ConfigError(f"it has {len(header.places)} tensors for {config.num_hidden_layers} layers")
     names = tensor_names(header.architecture, config.num_hidden_layers)
@@ -106,7 +97,7 @@ def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> di
         if place.name == ROPE_FACTORS:
             continue
         if place.name not in names:
-            raise ConfigError(f"its tensor {place.name!r} is none of a {header.architecture} model that is supported")
+            raise ConfigError(f"its tensor {place.name!r} is not part of a supported {header.architecture} model")
         name = names[place.name]
         heads = _heads(name, config) if header.architecture == "llama" else None
         tensors[name] = file_tensor(mapping, place, heads)
@@ -114,7 +105,6 @@ def _tensors(mapping: mmap.mmap, header: Header, config: PreTrainedConfig) -> di
 
 
 def _heads(name: str, config: PreTrainedConfig) -> int | None:
-    """How many heads a projection of queries or keys has; None for other tensors."""
     if ".self_attn.q_proj." in name:
         return int(config.num_attention_heads)
     return int(config.num_key_value_heads) if ".self_attn.k_proj." in name else None

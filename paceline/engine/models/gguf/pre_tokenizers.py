@@ -1,8 +1,7 @@
-r"""How a byte-level vocabulary splits text before merging: `tokenizer.ggml.pre` -> a pre-tokenizer.
+"""Pre-tokenizers of byte-level vocabularies by `tokenizer.ggml.pre`, as in llama.cpp's `llama-vocab.cpp`.
 
-A vocabulary's merges were learned within the pieces of one split. Another split spells the same text with tokens that
-the model saw rarely or never, so an unknown name is refused rather than guessed. The patterns are those of each model's
-own tokenizer.json. Names are llama.cpp's (`llama-vocab.cpp`); listed are those that models of our architectures have.
+Merges were learned within the pieces of one split, and another yields tokens that the model rarely saw, so an unknown
+name is rejected. The patterns are from each model's tokenizer.json.
 """
 
 from dataclasses import dataclass
@@ -45,32 +44,29 @@ _DEEPSEEK_V3 = (
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """The split of one kind of byte-level vocabulary."""
-
     # Each pattern splits the pieces that the one before left.
     patterns: tuple[str, ...]
     # A piece that is a token by itself is not built from merges.
     ignores_merges: bool = False
-    # Prompts begin with BOS if the file does not say.
+    # Whether prompts begin with BOS by default.
     adds_bos: bool = False
     # Unicode's composed form comes first.
     composes: bool = False
 
     @property
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """The split, and bytes as the characters that stand for them in the vocabulary."""
+        """Splits text, and maps bytes to the vocabulary's characters."""
         splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns]
         return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
     @property
     def normalizer(self) -> normalizers.Normalizer | None:
-        """What happens to text before the split."""
         return normalizers.NFC() if self.composes else None
 
 
 DEFAULT = "default"
 _SPLITTINGS: dict[tuple[str, ...], Splitting] = {
-    # What llama.cpp does for files that don't say: of before April 2024, or made without this key.
+    # llama.cpp's default for files without the key, e.g. from before April 2024.
     (DEFAULT,): Splitting((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     ("gpt-2", "gigachat", "a.x-4.0", "mellum", "trillion", "granite-docling"): Splitting((_GPT2,)),
     ("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b", "mellum2"): Splitting((r"\p{N}", _GPT2)),
@@ -93,7 +89,7 @@ SPLITTINGS = {name: splitting for names, splitting in _SPLITTINGS.items() for na
 
 
 def find_splitting(name: str) -> Splitting:
-    """Finds the split by the file's `tokenizer.ggml.pre`. Raises ConfigError if the name is unknown."""
+    """Returns the split by name. Raises ConfigError if it is unknown."""
     if name not in SPLITTINGS:
         raise ConfigError(
             f"its tokenizer.ggml.pre {name!r} is not supported; supported: {', '.join(sorted(SPLITTINGS))}"

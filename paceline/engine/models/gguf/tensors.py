@@ -1,5 +1,3 @@
-"""A GGUF file's tensors: mapped, and read when they are used."""
-
 import math
 import mmap
 from dataclasses import dataclass
@@ -19,8 +17,6 @@ FORMATS = (*FLOATS, *(GGMLQuantizationType[name] for name in BLOCKS))
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor as it lies in its file: mapped, and read when it is used."""
-
     # One of FORMATS.
     format: GGMLQuantizationType
     # As Hugging Face has it: [out_features, in_features] or [features].
@@ -32,24 +28,22 @@ class FileTensor:
 
     @property
     def is_in_blocks(self) -> bool:
-        """Whether its numbers are whole numbers in blocks with a scale."""
         return self.format not in FLOATS
 
     def dequantised(self) -> Array:
-        """All of it, in our order of rows: `shape` float32, in memory of its own."""
+        """Returns all of it, in our order of rows: `shape` float32."""
         values = _numbers(self.data, self.format).reshape(self.shape)
         return values if self.row_order is None else values[self.row_order]
 
     def rows(self, ids: Array) -> Array:
-        """Only these rows of a matrix, read and dequantised: ids [n] int64 -> [n, in_features] float32."""
+        """Returns these rows of a matrix, dequantized: ids [n] int64 -> [n, in_features] float32."""
         return _numbers(self.data[ids if self.row_order is None else self.row_order[ids]], self.format)
 
 
 def file_tensor(file: mmap.mmap, place: TensorPlace, reordered_heads: int | None = None) -> FileTensor:
-    """The tensor at a place of the file.
+    """Maps a tensor. `reordered_heads`: number of heads whose rows llama.cpp's converter has reordered (see below).
 
-    `reordered_heads`: how many heads it has, if llama.cpp's converter has reordered the rows of each (see below).
-    Raises ConfigError if its format is not supported, if its shape can't be, or if the file ends in it.
+    Raises ConfigError for an unsupported format, an impossible shape, or a truncated file.
     """
     if place.format not in FORMATS:
         raise ConfigError(
@@ -65,17 +59,17 @@ def file_tensor(file: mmap.mmap, place: TensorPlace, reordered_heads: int | None
     *rows, row_bytes = quant_shape_to_byte_shape(place.shape, layout)
     num_rows = math.prod(rows)
     if place.offset_bytes + num_rows * row_bytes > len(file):
-        raise ConfigError(f"the file is cut short: it ends before the end of tensor {place.name!r}")
+        raise ConfigError(f"the file is truncated in tensor {place.name!r}")
     data = np.frombuffer(file, np.uint8, num_rows * row_bytes, place.offset_bytes)
     row_order = _rotary_row_order(place.shape[0], reordered_heads) if reordered_heads else None
     return FileTensor(layout, place.shape, data.reshape(num_rows, row_bytes), row_order)
 
 
 def _rotary_row_order(num_rows: int, num_heads: int) -> Array:
-    """The file's row for each of our rows, where llama.cpp's converter has reordered those of a projection.
+    """Returns the file's row for each of our rows of a projection that llama.cpp's converter has reordered.
 
-    It puts beside each other the two features of a head that turn together; we have them half a head apart.
-    Example with one head of 6 rows: the file has ours as 0 3 1 4 2 5, so the result is 0 2 4 1 3 5.
+    It interleaves the halves of a head. Example with one head of 6 rows: the file has ours as 0 3 1 4 2 5, so the
+    result is 0 2 4 1 3 5.
     """
     return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 

@@ -1,4 +1,4 @@
-"""A GGUF file's vocabulary -> the files of a tokenizer of Hugging Face."""
+"""Converts a GGUF file's vocabulary to Hugging Face tokenizer files."""
 
 import logging
 import tempfile
@@ -28,10 +28,7 @@ _SPACE = "▁"
 
 
 def tokenizer_files(header: Header) -> dict[str, bytes]:
-    """Builds the tokenizer that the file describes: name -> content of `tokenizer.json` and its companions.
-
-    Raises ConfigError, naming the key, if the vocabulary is of a kind that is not supported or can't be used.
-    """
+    """Builds the tokenizer. Raises ConfigError, naming the key, if the vocabulary is not supported or invalid."""
     _require_vocabulary(header)
     try:
         backend = _BUILDERS[header.metadata["tokenizer.ggml.model"]](header)
@@ -48,7 +45,6 @@ def tokenizer_files(header: Header) -> dict[str, bytes]:
 
 
 def _require_vocabulary(header: Header) -> None:
-    """Raises ConfigError if the tokens are not there, or the vocabulary's kind or an id can't be used."""
     kind, tokens = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.tokens")
     if kind not in _BUILDERS:
         raise ConfigError(f"its tokenizer.ggml.model {kind!r} is not supported; supported: {', '.join(_BUILDERS)}")
@@ -61,7 +57,7 @@ def _require_vocabulary(header: Header) -> None:
 
 
 def _byte_level(header: Header) -> Tokenizer:
-    """Byte-level BPE, as GPT-2's: the merges are in the file, the split by its name."""
+    """Builds byte-level BPE as in GPT-2, with the file's merges and the named split."""
     name = header.metadata.get("tokenizer.ggml.pre")
     if name is None:
         log.warning(
@@ -78,7 +74,7 @@ def _byte_level(header: Header) -> Tokenizer:
 
 
 def _sentencepiece(header: Header) -> Tokenizer:
-    """BPE over whole texts, as Llama 2's: a merge makes a token of the vocabulary, the highest score first."""
+    """Builds BPE over whole texts as in Llama 2: merges by the score of the resulting token."""
     metadata, vocabulary = header.metadata, _vocabulary(header)
     tokens = metadata["tokenizer.ggml.tokens"]
     scores = dict(zip(tokens, metadata.get("tokenizer.ggml.scores", ()), strict=False))
@@ -116,7 +112,6 @@ def _vocabulary(header: Header) -> dict[str, int]:
 
 
 def _add_bos(backend: Tokenizer, header: Header, by_default: bool) -> None:
-    """Makes prompts begin with BOS, and end with EOS, if the file or its kind says so."""
     metadata = header.metadata
     around = {
         "bos": metadata.get("tokenizer.ggml.add_bos_token", by_default),
@@ -131,7 +126,6 @@ def _add_bos(backend: Tokenizer, header: Header, by_default: bool) -> None:
 
 
 def _add_tokens(backend: Tokenizer, header: Header) -> None:
-    """Makes control tokens special, and the user's tokens whole. They keep their ids: the vocabulary has them."""
     pairs = list(
         zip(
             header.metadata["tokenizer.ggml.tokens"], header.metadata.get("tokenizer.ggml.token_type", ()), strict=False
@@ -144,7 +138,6 @@ def _add_tokens(backend: Tokenizer, header: Header) -> None:
 
 
 def _settings(header: Header) -> dict[str, Any]:
-    """The named tokens and the chat template."""
     tokens = header.metadata["tokenizer.ggml.tokens"]
     ids = {name: header.metadata.get(f"tokenizer.ggml.{key}") for name, key in _NAMED_TOKENS.items()}
     settings = {name: None if index is None else tokens[index] for name, index in ids.items()}
