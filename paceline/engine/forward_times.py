@@ -49,7 +49,7 @@ def measure_forward_times(runner: StepRunner, pool: BlockPool, max_tokens: int) 
             started_s = time.perf_counter()
             runner.step([(job, size)])
             found[size] = min(found[size], time.perf_counter() - started_s)
-            sequence.take_back(0)
+            sequence.rollback(0)
     sequence.truncate(0)
     times: list[tuple[int, float]] = []
     for size in sizes:
