@@ -1,7 +1,7 @@
 """Speculation modes against plain decoding, in turns, one request at a time or several at once.
 
 python -m benchmarks.modes [--modes model:4,adaptive,hybrid:adaptive] [--at-once 8] [--prompts FILE --count 32] [--tokens 80]
-                           [--temperature 0.7] [--rule rejection] [--draft smollm2-135m] [--unread]
+                           [--temperature 0.7] [--rule rejection] [--target smollm2-135m] [--draft smollm2-135m] [--unread]
 
 Every group of prompts goes through all modes, in a new order each time. Both models read it once before, unmeasured;
 with --unread, caches are not reused and every run reads its prompts. Each mode has its own salt, so that it may draft
@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from benchmarks.deployment import DRAFT, embedded_pair
+from benchmarks.deployment import DRAFT, MODEL, embedded_pair
 from benchmarks.prompts import spread_prompts
 from benchmarks.services import OWN_PROMPTS
 from paceline.client import AsyncClient
@@ -99,6 +99,7 @@ async def main() -> None:
     parser.add_argument("--tokens", type=int, default=80)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rule", type=Rule, help="match or rejection; without it each request's own")
+    parser.add_argument("--target", default=MODEL)
     parser.add_argument("--draft", default=DRAFT)
     parser.add_argument("--unread", action="store_true")
     arguments = parser.parse_args()
@@ -108,7 +109,9 @@ async def main() -> None:
     variants = parse_variants(f"{OFF},{arguments.modes}")
     modes = {name: SpeculationParams(**fields, rule=arguments.rule) for name, fields in variants.items()}
     sampling = SamplingParams(max_tokens=arguments.tokens, temperature=arguments.temperature, ignore_eos=True, seed=1)
-    async with embedded_pair(arguments.draft, prefix_caching=not arguments.unread) as (_, client):
+    async with embedded_pair(
+        arguments.draft, prefix_caching=not arguments.unread, target={"model": arguments.target}
+    ) as (_, client):
         await compare(client, texts, modes, sampling, reads=not arguments.unread, kinds=kinds)
 
 
