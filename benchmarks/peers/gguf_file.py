@@ -5,13 +5,12 @@ container. Not from that folder: llama.cpp keeps query and key rows in another o
 file needs the tokenizer's tables, both of which the quantised file already has.
 """
 
-import importlib.util
 import os
 from pathlib import Path
 
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, quants
 
-from paceline.engine.models.weights import ALIASES
+from paceline.engine.models.weights import find_gguf
 
 # The writer makes these itself.
 WRITTEN_ANYWAY = ("GGUF.", "general.architecture", "general.file_type")
@@ -31,11 +30,9 @@ def bf16_gguf(name: str, folder: Path) -> Path:
 
 def packaged_gguf(name: str) -> Path:
     """The quantised file itself."""
-    package, file = ALIASES[name]
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / file
+    found = find_gguf(name)
+    assert found is not None
+    return found
 
 
 def _convert(source: GGUFReader, file: Path) -> None:

@@ -30,7 +30,8 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(
-        "smollm2-135m", description="hub id, folder, GGUF file, smollm2-135m, or dummy:NAME for random weights"
+        "smollm2-135m",
+        description="name from `paceline models`, hub id, folder, GGUF file, or dummy:NAME for random weights",
     )
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="data type of weights and activations")
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
