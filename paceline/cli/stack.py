@@ -38,6 +38,8 @@ class Stack:
     tls: Tls
     http_tls: Tls
     models_tls: Tls
+    # Models that the servers load, by name or path.
+    models: tuple[str, ...]
     # Whether callers need API keys.
     has_keys: bool
     # Whether the model servers share cores, and so compute in turns.
@@ -69,9 +71,11 @@ def make_stack(
     has_draft = wants_draft.get("model", "") != "none" and front.draft != "none"
     target_settings = make_settings(TargetSettings, wants_target, _TARGET_FLAGS)
     _share_gpu(target_settings, wants_target, TARGET_FRACTION)
+    models = [target_settings.model]
     if has_draft:
         draft_settings = make_settings(DraftSettings, wants_draft, _DRAFT_FLAGS)
         _share_gpu(draft_settings, wants_draft, DRAFT_FRACTION)
+        models.append(draft_settings.model)
     door = None if gateway is None else make_settings(GatewaySettings, gateway, _GATEWAY_FLAGS)
     if door is not None:
         check_address("--http", door.listen)
@@ -89,6 +93,7 @@ def make_stack(
         tls=own_tls if front.tls else NO_TLS,
         http_tls=own_tls if door is not None and door.tls else NO_TLS,
         models_tls=front.servers_tls,
+        models=tuple(models),
         has_keys=front.api_keys is not None,
         shares_cores=has_draft and (target_settings.device, draft_settings.device) == ("cpu", "cpu"),
     )

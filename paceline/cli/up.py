@@ -11,6 +11,7 @@ from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
 from gateway.config import GatewaySettings
 from paceline.cli.command import ADVANCED
+from paceline.cli.pull import fetch_all
 from paceline.cli.services import Services, called_at
 from paceline.cli.stack import Stack, make_stack
 from paceline.errors import ConfigError, InvalidArgument
@@ -84,6 +85,8 @@ def up(
         ),
         client_tls=calling,
     )  # fmt: skip
+    _require_addresses(stack)
+    fetch_all(stack.models)
     asyncio.run(_run(stack))
 
 
@@ -101,14 +104,8 @@ def _given(**options: Any) -> dict[str, Any]:
     return given | {name: str(value) for name, value in given.items() if isinstance(value, Path)}
 
 
-async def _run(stack: Stack) -> None:
-    """Runs until SIGTERM or SIGINT, which also interrupt loading."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-
-    def log_line(service: str, line: str) -> None:
-        console.print(Text(f"{service:>11} | ", style=COLOURS[service]), Text(line), sep="")
-
-    # Before models are loaded for nothing.
+def _require_addresses(stack: Stack) -> None:
+    """Raises ConfigError if an address is taken, before models are fetched and loaded for nothing."""
     if is_serving(called_at(stack.listen), timeout_s=1.0, tls=stack.tls):
         raise ConfigError(
             f"a coordinator already serves at {stack.listen}; stop it, or set another address with --listen"
@@ -116,6 +113,15 @@ async def _run(stack: Stack) -> None:
     require_free_address(stack.listen)
     if stack.gateway is not None:
         require_free_address(stack.http_listen, "--http")
+
+
+async def _run(stack: Stack) -> None:
+    """Runs until SIGTERM or SIGINT, also while models are loading."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def log_line(service: str, line: str) -> None:
+        console.print(Text(f"{service:>11} | ", style=COLOURS[service]), Text(line), sep="")
+
     console.print("starting the services; the first start takes longer")
     stopping = asyncio.create_task(wait_for_signal())
     running = asyncio.create_task(_serve(stack, log_line))

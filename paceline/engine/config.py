@@ -2,12 +2,9 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, field_validator
-
-from paceline.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +23,12 @@ TARGET_ROLE = ModelRole("target")
 DRAFT_ROLE = ModelRole("draft", batch_invariant=False, multi_steps=7)
 
 
-def cache_folder() -> Path:
-    """Returns PACELINE_CACHE_DIR, by default ~/.cache/paceline. Raises ConfigError for a user without a home."""
-    given = os.environ.get("PACELINE_CACHE_DIR")
-    try:
-        return Path(given).expanduser() if given else Path.home() / ".cache" / "paceline"
-    except RuntimeError as error:
-        raise ConfigError(
-            f"user id {os.getuid()} has no home folder; PACELINE_CACHE_DIR must name a folder for caches"
-        ) from error
-
-
 class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(
-        "smollm2-135m", description="hub id, folder, GGUF file, smollm2-135m, or dummy:NAME for random weights"
+        "smollm2-135m",
+        description="name from `paceline models`, hub id, folder, GGUF file, or dummy:NAME for random weights",
     )
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="data type of weights and activations")
     quantization: Literal["auto", "none", "int8", "int4"] = Field(

@@ -27,7 +27,11 @@ def test_a_bound_without_a_rule_is_named(paceline) -> None:
 
 @pytest.mark.parametrize(
     ("flag", "value", "said"),
-    [("--max-tokens", 0, "max_tokens is 0; it must be in"), ("--drafter", "custom", "--drafter is 'custom'; it must be model,")],
+    [
+        ("--max-tokens", 0, "max_tokens is 0; it must be in"),
+        ("--drafter", "custom", "--drafter is 'custom'; it must be model,"),
+        ("--pair", "qwen", "--pair is 'qwen'; it must be one of smollm2, qwen2.5-coder"),
+    ],
 )  # fmt: skip
 def test_what_no_service_could_do_starts_none(paceline, flag: str, value: object, said: str) -> None:
     ran = paceline("demo", flag, value)
@@ -37,13 +41,15 @@ def test_what_no_service_could_do_starts_none(paceline, flag: str, value: object
 
 async def test_table_and_comparison_tell_the_same_speed(tiny_trio: Trio, capsys: pytest.CaptureFixture[str]) -> None:
     async with AsyncClient(tiny_trio.address) as client:
-        await compare(Console(width=100), client, "one two", SamplingParams(max_tokens=20), SpeculationParams())
+        sampling = SamplingParams(max_tokens=20)
+        off, on = await compare(Console(width=100), client, "one two", sampling, SpeculationParams())
     shown, said = capsys.readouterr()
     table = re.search(r"tokens per second[ │]+([\d.]+)", said)
     below = re.search(r"with speculation: +([\d.]+) tokens/s", shown)
     assert table is not None
     assert below is not None
-    assert table[1] == below[1]
+    assert table[1] == below[1] == f"{on:.1f}"
+    assert f"({on / off:.2f} x)" in shown
     assert f"{TIMED_RUNS} timed runs" in said
     assert re.search(rf"tokens[ │]+{20 * TIMED_RUNS}\b", said)
 

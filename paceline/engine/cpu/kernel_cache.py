@@ -12,7 +12,7 @@ from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, NullCache, UserProvidedCacheLocator
 
 from paceline import noise
-from paceline.engine.config import cache_folder
+from paceline.cache_folder import cache_folder
 from paceline.errors import ConfigError
 
 log = logging.getLogger(__name__)

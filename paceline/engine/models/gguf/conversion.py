@@ -9,7 +9,7 @@ import torch
 from filelock import FileLock
 from safetensors import SafetensorError
 
-from paceline.engine.config import cache_folder
+from paceline.cache_folder import cache_folder
 from paceline.engine.models.gguf.file import read_gguf
 from paceline.errors import ConfigError
 

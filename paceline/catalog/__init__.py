@@ -1,0 +1,1 @@
+"""Models that Paceline knows by name: a table, and their download."""
