@@ -162,7 +162,7 @@ class Crowd:
         return [len(await policy.propose(self.context)) for policy in self.policies]
 
     def _times(self) -> ForwardTimes:
-        return told(self.step_s - (self.num_told - 1) * self.each_draft_s, self.each_draft_s)
+        return told(0.02 - (self.num_told - 1) * self.each_draft_s, self.each_draft_s)
 
     @property
     def draft_times(self) -> ForwardTimes:

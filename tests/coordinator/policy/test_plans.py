@@ -1,0 +1,131 @@
+"""What the adaptive policy proposes: look-ups, a model's drafts after them, and which drafts the target gets to see."""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import pytest
+
+from coordinator.acceptance import Proposal
+from coordinator.active import ActiveGenerations
+from coordinator.context import Context
+from coordinator.drafters.drafter import DrafterSet, LookupDrafter, ModelDrafter
+from coordinator.policy.adaptive import AdaptivePolicy, Confidence, Experience
+from coordinator.policy.costs import CostModel
+from coordinator.remote.forward_times import ForwardTimes
+from coordinator.reports import DraftReport
+from paceline.speculation import Bounds
+from paceline.v1.model_pb2 import ForwardTime, ModelCard
+from tests.coordinator.policy.world import begin, told
+
+
+class Lookup(LookupDrafter):
+    """Looks two tokens up, which are right as often as it was told."""
+
+    name = "ngram"
+    max_draft_tokens = None
+
+    def __init__(self, hits: Sequence[bool]) -> None:
+        self._hits = [("match", hit) for hit in hits]
+
+    async def candidates(self, context: Context, num_tokens: int) -> Sequence[Hashable]:
+        return ["match"] * min(2, num_tokens)
+
+    def take_hits(self) -> Sequence[tuple[Hashable, bool]]:
+        hits, self._hits = self._hits, []
+        return hits
+
+    async def propose(self, context: Context, num_draft_tokens: int) -> Proposal:
+        return Proposal([7, 8][:num_draft_tokens], report=DraftReport(drafter=self.name))
+
+
+class Model(ModelDrafter):
+    """Drafts with the given confidences, and notes what it was asked."""
+
+    name = "model"
+    has_confidence = True
+
+    def __init__(self, confidences: Sequence[float], draws: bool = False) -> None:
+        self._confidences, self._draws = list(confidences), draws
+        self.after: Sequence[int] = ()
+        self.least_confidence = 0.0
+
+    @property
+    def times(self) -> ForwardTimes:
+        return told(0.002, 0.0001)
+
+    async def propose(
+        self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
+    ) -> Proposal:
+        self.after, self.least_confidence = list(after), least_confidence
+        confidences = self._confidences[:num_draft_tokens]
+        tokens = [20 + index for index in range(len(confidences))]
+        supports = [np.array([token, 99]) for token in tokens] if self._draws else []
+        probs = [np.array([each, 1 - each], np.float32) for each in confidences] if self._draws else []
+        return Proposal(tokens, supports, probs, DraftReport(drafter=self.name, confidences=confidences))
+
+
+def make(
+    lookup: Lookup | None, model: Model | None, row_s: float = 0.001, bounds: Bounds | None = None
+) -> AdaptivePolicy:
+    costs = CostModel(ActiveGenerations(), lambda: told(0.02, row_s))
+    drafters = DrafterSet([] if lookup is None else [lookup], model)
+    return AdaptivePolicy(drafters, bounds or Bounds(), Experience(costs), is_greedy=True)
+
+
+async def test_a_look_up_that_ends_early_is_continued_by_the_model() -> None:
+    model = Model([0.9, 0.9])
+    proposal = await make(Lookup([True] * 50), model).propose(begin([1]))
+    assert (proposal.tokens, model.after) == ([7, 8, 20, 21], [7, 8])
+    assert proposal.report.split(3) == [("ngram", 2), ("model", 1)]
+
+
+async def test_looked_up_tokens_are_certain_where_a_models_are_drawn() -> None:
+    proposal = await make(Lookup([True] * 50), Model([0.9], draws=True)).propose(begin([1]))
+    assert proposal.tokens == [7, 8, 20]
+    assert [list(each) for each in proposal.supports] == [[7], [8], [20, 99]]
+    assert [list(each) for each in proposal.support_probs[:2]] == [[1.0], [1.0]]
+
+
+async def test_matches_that_mislead_are_left_to_the_model() -> None:
+    model = Model([0.9, 0.9])
+    proposal = await make(Lookup([False] * 50), model).propose(begin([1]))
+    assert (proposal.tokens, model.after) == ([20, 21], [])
+
+
+async def test_the_target_does_not_see_drafts_that_are_not_worth_their_place() -> None:
+    proposal = await make(None, Model([0.9, 0.9, 0.02, 0.9]), row_s=0.004).propose(begin([1]))
+    assert proposal.tokens == [20, 21]
+
+
+@pytest.mark.parametrize("last", [0.02, 0.5, 0.98])
+async def test_a_drawn_token_is_not_dropped_for_what_it_is(last: float) -> None:
+    """That would bias the output: whether it stays depends on those before it alone."""
+    proposal = await make(None, Model([0.9, last], draws=True), row_s=0.004).propose(begin([1]))
+    assert len(proposal.tokens) == len(proposal.supports) == 2
+
+
+async def test_bounds_hold_whatever_is_dropped() -> None:
+    policy = make(None, Model([0.01] * 8), row_s=0.015, bounds=Bounds(3, 5))
+    assert len(await policy.propose(begin([1]))) == 3
+
+
+async def test_a_model_stops_sooner_where_its_drafts_cost_more() -> None:
+    cheap, dear = Model([0.9] * 8), Model([0.9] * 8)
+    await make(None, cheap, row_s=0.0001).propose(begin([1]))
+    await make(None, dear, row_s=0.004).propose(begin([1]))
+    assert 0 < cheap.least_confidence < dear.least_confidence < 1
+
+
+@pytest.mark.parametrize(("chance", "exponent"), [(0.25, 2.0), (0.5, 1.0), (0.84, 0.25)])
+def test_confidence_learns_what_a_probability_is_worth(chance: float, exponent: float) -> None:
+    confidence = Confidence()
+    for case in range(4000):
+        confidence.learn(0.5, (case * 0.618) % 1 < chance)
+    assert confidence.exponent == pytest.approx(exponent, abs=0.25)
+
+
+def test_forward_times_are_linear_between_and_after_the_sizes() -> None:
+    points = [(1, 10.0), (4, 13.0), (8, 21.0)]
+    times = ForwardTimes(ModelCard(forward_times=[ForwardTime(num_tokens=n, microseconds=us) for n, us in points]))
+    found = [times(size) * 1e6 for size in (0, 1, 2, 4, 6, 8, 16)]
+    assert found == pytest.approx([10, 10, 11, 13, 17, 21, 37])
