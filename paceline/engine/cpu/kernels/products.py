@@ -1,4 +1,4 @@
-"""Matrix products that add each row in one fixed order: attention's two, and those with int8 weights."""
+"""Batch invariant products for attention and for int8 weights on any processor."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ MAX_ROWS = 6
 
 
 class _ProductWriter(Writer):
-    """Writes the code for `num_rows` rows of x and a block of columns at a time."""
+    """Writes the code for `num_rows` rows of x, a block of columns at a time."""
 
     def __init__(self, builder: Any, num_rows: int, dtype: Any) -> None:
         super().__init__(builder, _LANES)
@@ -72,7 +72,6 @@ class _ProductWriter(Writer):
                 self.store(total, to, row, at)
 
     def _load_columns(self, place: Place, part: int) -> Any:
-        """Loads a vector of the matrix as float32."""
         bits, builder = self._dtype.bitwidth, self.builder
         offset = INDEX(part * _LANES * bits // 8)
         if self._dtype == types.float32:
@@ -116,10 +115,10 @@ def _add_row(x: Array, matrix: Array, ahead: Array, out: Array) -> None:
 
 @compiled()
 def add_products(x: Array, matrix: Array, ahead: Array, out: Array) -> None:
-    """out += x matrix. x: [num_rows, depth], matrix: [depth, width] float32, bfloat16 or int8, out: [num_rows, width].
+    """Adds x matrix to out.
 
-    `ahead`: the matrix that comes next, of the same shape, which is fetched meanwhile. Rows share the reads of the
-    matrix, and each adds its terms in order.
+    x: [num_rows, depth] float32; matrix: [depth, width] float32, bfloat16 or int8; out: [num_rows, width] float32.
+    `ahead` is the next matrix, of the same shape, to prefetch. Each row adds its terms in order.
     """
     num_rows, (depth, width) = x.shape[0], matrix.shape
     if width % BLOCK:
@@ -134,17 +133,17 @@ def add_products(x: Array, matrix: Array, ahead: Array, out: Array) -> None:
 
 
 def pack_int8_weights(weight: Array) -> Array:
-    """weight: [out_features, in_features] int8 -> [num_tiles, in_features, TILE], padded with 0 to multiples of TILE."""
+    """Packs weight: [out_features, in_features] int8 as [num_tiles, in_features, TILE], padded to multiples of TILE."""
     padding = (-weight.shape[0] % TILE, -weight.shape[1] % TILE)
     padded = np.pad(weight, ((0, padding[0]), (0, padding[1])))
     return np.ascontiguousarray(padded.reshape(-1, TILE, padded.shape[1]).transpose(0, 2, 1))
 
 
 def multiply_int8_weights(x: Array, packed: Array, scale: Array, bias: Array, residual: Array | None) -> Array:
-    """x (packed * scale)^T + bias + residual, multiplied in float32. Returns [num_rows, out_features].
+    """Computes x (packed * scale)^T + bias + residual in float32: [num_rows, out_features].
 
-    x: [num_rows, in_features]; packed: from `pack_int8_weights`; scale: [out_features] float32; bias: [out_features]
-    float32 or [0]; residual: [num_rows, out_features] or None.
+    x: [num_rows, in_features]; scale: [out_features] float32; bias: [out_features] float32 or [0]; residual: [num_rows,
+    out_features] or None.
     """
     out = np.empty((x.shape[0], scale.size), x.dtype)
     wide = np.empty((x.shape[0], packed.shape[1]), np.float32)
@@ -177,7 +176,7 @@ def _multiply_weights(
 
 @compiled()
 def _finish(sums: Array, start: int, scale: Array, bias: Array, residual: Array, out: Array) -> None:
-    """Scales one tile's sums: [num_rows, TILE], adds bias and residual, and writes them to `out`."""
+    """Scales a tile's sums: [num_rows, TILE], adds bias and residual, and writes them to `out`."""
     for row in range(sums.shape[0]):
         for i in range(min(TILE, scale.size - start)):
             y = sums[row, i] * scale[start + i]

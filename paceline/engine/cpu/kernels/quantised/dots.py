@@ -1,8 +1,7 @@
 """Few rows times a tile of packed weights, with the processor's dot product (see `instructions`).
 
-Codes go from memory through registers into the products. Whole numbers are exact in any order, and each row's sum adds
-its groups one after the other (`Writer.add_scaled`): so the product is batch invariant, and has the same bits as on a
-matrix unit (`matrix_unit`).
+Codes go through registers into the products. Each row's sum adds its groups in order (`Writer.add_scaled`), so the
+product is batch invariant and has the same bits as on a matrix unit.
 """
 
 from collections.abc import Callable
@@ -43,7 +42,7 @@ MOST_ROWS = DOT.row_counts[-1]
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """A chunk of some rows: see `rounding.RoundedRows`."""
+    """A chunk of some `rounding.RoundedRows`."""
 
     numbers: Place
     scales: Place
@@ -88,7 +87,7 @@ class _DotWriter(GroupReader):
         return [total.total(builder) for total in sums]
 
     def _start(self, group: Any, words: range, rows: _Rows, row: int) -> Any:
-        """What stands for the zero of each code: -zero * the sum of the numbers."""
+        """Returns -zero * the sum of the numbers, which accounts for the code of weight 0."""
         builder = self.builder
         if self._format.zero is None:
             return self.words([0] * DOT.lanes)
@@ -161,16 +160,16 @@ def add_dots(
     number: int, num_rows: int, row: int, chunk: int, num_chunks: int, num_groups: int, address: int, numbers: Array,
     scales: Array, minus: Array, out: Array,
 ) -> None:  # fmt: skip
-    """out[row : row + num_rows] += these rows times chunks of a tile, of the format with this number, a literal.
+    """Adds rows [row : row + num_rows] times chunks of a tile to `out`: [rows, WIDTH] float32.
 
-    num_rows: MOST_ROWS, or fewer for the last rows, because rows behind them may be written, too; chunk: the first;
-    num_groups: in all of the chunks; address: where they begin; numbers: [chunks, rows, words] uint32; scales and minus:
-    see `rounding.RoundedRows`; out: [rows, WIDTH] float32.
+    number: the format's, a literal; num_rows: MOST_ROWS, or fewer for the last rows (rows after them may be written too);
+    chunk: the first; num_groups: in all chunks; address: of the first chunk; numbers: [chunks, rows, words] uint32; scales
+    and minus: see `rounding.RoundedRows`.
     """
     _dots(number, num_rows, row, chunk, num_chunks, num_groups, address, numbers, scales, minus, out)
 
 
 def dots_address(fmt: Format) -> int:
-    """The address of `add_dots` for this format."""
+    """Returns the address of `add_dots` for this format."""
     count, rows = types.intp, (types.uint32[:, :, ::1], types.float32[:, :, :, ::1], types.int32[:, :, ::1])
     return address_of(add_dots, types.literal(fmt.number), *[count] * 6, *rows, types.float32[:, ::1])
