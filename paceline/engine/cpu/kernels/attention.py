@@ -1,16 +1,12 @@
-"""The attention kernel over a paged cache. One call per layer rotates, writes keys and values, and attends.
+"""Paged attention. One call per layer rotates queries and keys, writes the cache and attends.
 
-A layer's cache holds, for each block and KV head, keys by feature and values by token, so that both products read rows
-of memory:
+Keys are stored by feature and values by token, so that both products read rows of memory:
 
     keys[place, kv_head]: [head_dim, block_size], values[place, kv_head]: [block_size, head_dim]
 
-A block's place is where its keys are, or its values, counted from the layer's first (see `cache_layout`). What else a
-cache holds, and how it is written, is the matter of its kind (see `cache`). A row reads its own key and value from the
-cache too, so that it attends to the same numbers as the rows behind it.
-
-A query attends to the blocks of its sequence one after the other, with an online softmax (Milakov, Gimelshein 2018,
-algorithm 3). Each query has its own sums in one fixed order, so attention is batch invariant.
+A place is an index counted from the layer's first block (see `cache_layout`). A row reads its own key and value from
+the cache too, so that it attends to the same numbers as later rows. Blocks are visited in order with an online softmax
+(Milakov, Gimelshein 2018, algorithm 3), and each query has its own sums: attention is batch invariant.
 """
 
 from typing import Any, NamedTuple
@@ -46,7 +42,7 @@ ZERO = np.float32(0)
 
 
 class AttentionPlan(NamedTuple):
-    """A batch's arrays for attention. All layers use the same plan."""
+    """A batch's arrays for attention, shared by all layers."""
 
     positions: Array  # [num_rows without padding]
     slots: Array  # [num_rows without padding]: the block's place * block_size + offset in the block
@@ -58,8 +54,6 @@ class AttentionPlan(NamedTuple):
 
 
 class HeadRotation(NamedTuple):
-    """A layer's norm and rotation of queries and keys."""
-
     cos: Array  # [max_model_len, head_dim] float32
     sin: Array  # [max_model_len, head_dim] float32; the first half of head_dim is negated
     # Norm weights of queries and keys: [head_dim] float32, or [0] if the model has none.
@@ -69,10 +63,7 @@ class HeadRotation(NamedTuple):
 
 @compiled()
 def _rotate(x: Array, norm: Array, eps: np.float32, cos: Array, sin: Array, out: Array) -> None:
-    """Rotates x: [head_dim] into out: [head_dim], after a norm if `norm` is not empty.
-
-    `cos` and `sin` are a position's rows of `rope_tables`.
-    """
+    """Rotates x: [head_dim] into out: [head_dim], after a norm if `norm` is not empty."""
     if norm.size:
         norm_row(x, norm, eps, out)
     else:
@@ -125,9 +116,9 @@ def _sum(weights: Array) -> np.float32:
 
 @compiled()
 def _weigh(scores: Array, num_seen: int, index: int, peaks: Array, totals: Array, mixed: Array) -> None:
-    """Turns a query's scores: [block_size] into softmax weights, relative to the query's largest score so far.
+    """Turns a query's scores: [block_size] into softmax weights, relative to its largest score so far.
 
-    A new largest score scales down the query's total and its mixed values: [head_dim]. Tokens from `num_seen` on get 0.
+    A new largest score scales down the query's total and mixed values: [head_dim]. Tokens from `num_seen` on get 0.
     """
     seen = scores[:num_seen]
     peak = _peak(seen)
@@ -148,7 +139,7 @@ def _weigh(scores: Array, num_seen: int, index: int, peaks: Array, totals: Array
 def _attend(
     head: int, first_row: int, num_rows: int, position: int, places: Array, cache: Cache, queries: Array, out: Array
 ) -> None:
-    """Attention of `num_rows` rows of one sequence, the first at `position`, for the queries of one KV head."""
+    """Attends with one KV head's queries of `num_rows` rows of a sequence, the first at `position`."""
     kv_heads, head_dim, block_size = cache.keys.shape[1:]
     per_kv = out.shape[1] // head_dim // kv_heads
     count = num_rows * per_kv
@@ -183,7 +174,7 @@ def _run_part(
     phase: int, worker: int, num_workers: int, qkv: Array, positions: Array, slots: Array, tiles: Array, places: Array,
     rope: Any, norms: Any, eps: np.float32, cache: Cache, queries: Array, out: Array,
 ) -> None:  # fmt: skip
-    """A worker's part of a phase: in the first all rows are written, in the second the tiles attend."""
+    """Runs a worker's share of a phase: WRITE takes rows, ATTEND takes tiles."""
     if phase == WRITE:
         for row in range(worker, slots.size, num_workers):
             _write_row(row, qkv, positions[row], slots[row], rope, norms, eps, cache, queries)
@@ -199,7 +190,6 @@ def _run_parts(
     part_at: int, phase: int, num_workers: int, qkv: Array, positions: Array, slots: Array, tiles: Array, places: Array,
     rope: Any, norms: Any, eps: np.float32, cache: Cache, queries: Array, out: Array,
 ) -> None:  # fmt: skip
-    """All parts of a phase, each on a thread of its own."""
     for index in prange(num_workers):
         worker = np.int64(index)
         part = (
@@ -210,7 +200,7 @@ def _run_parts(
 
 @compiled()
 def attend_by(part_at: int, qkv: Array, plan: AttentionPlan, rotation: HeadRotation, eps: float, cache: Cache) -> Array:
-    """As `attend`, with the `part_address` of these rows and this cache."""
+    """Runs `attend` with a compiled `part_address`."""
     num_rows = qkv.shape[0]
     kv_heads, head_dim = cache.keys.shape[1:3]
     heads = qkv.reshape((num_rows, qkv.shape[1] // head_dim, head_dim))
@@ -233,7 +223,7 @@ def attend_by(part_at: int, qkv: Array, plan: AttentionPlan, rotation: HeadRotat
 
 
 def part_address(dtype: np.dtype[Any], cache: Cache) -> int:
-    """Compiles the kernel for rows of this dtype and a cache of this kind, and returns its address."""
+    """Compiles the kernel for this dtype and kind of cache, and returns its address."""
     rows, floats, counts = from_dtype(dtype), types.float32, types.int64
     tables = types.UniTuple(floats[:, ::1], 2), types.UniTuple(floats[::1], 2)
     return address_of(
@@ -243,10 +233,9 @@ def part_address(dtype: np.dtype[Any], cache: Cache) -> int:
 
 
 def attend(qkv: Array, plan: AttentionPlan, rotation: HeadRotation, eps: float, cache: Cache) -> Array:
-    """Writes the rows' keys and values into a layer's cache, then computes attention.
+    """Writes keys and values into a layer's cache, then computes attention.
 
-    qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]; cache: the layer's. Returns [num_rows, heads * head_dim];
-    padding rows are 0.
+    qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]. Returns [num_rows, heads * head_dim]; padding rows are 0.
     """
     attended: Array = attend_by(part_address(qkv.dtype, cache), qkv, plan, rotation, eps, cache)
     return attended

@@ -1,11 +1,7 @@
-"""Products with bfloat16 weights, with the processor's dot product of pairs (vdpbf16ps of AVX512-BF16).
+"""Products with bfloat16 weights: vdpbf16ps (AVX512-BF16), and tdpbf16ps on the matrix unit (AMX).
 
-For few rows this takes 0.7 of oneDNN's time, for many rows the same time (docs/benchmarks.md).
-
-Products with bfloat16 weights on the processor's matrix unit (AMX: tdpbf16ps).
-
-One instruction multiplies 16 rows with 16 output features, 32 input features deep. 16 rows take the time of one. Each
-sum adds its words in one fixed order, so the product is batch invariant.
+For few rows vdpbf16ps takes 0.7 of oneDNN's time (docs/benchmarks.md). The unit multiplies 16 rows in the time of one.
+Each sum adds its words in one fixed order, so both are batch invariant.
 """
 
 from collections.abc import Callable
@@ -45,22 +41,17 @@ DOT = DotInstruction(
 
 
 def pack_bfloat16(weight: torch.Tensor) -> Array:
-    """weight: [out_features, in_features] -> [num_tiles, in_features / 2, WIDTH] pairs (see `tiles`).
-
-    in_features must be even.
-    """
+    """Packs weight: [out_features, in_features] as [num_tiles, in_features / 2, WIDTH] pairs. in_features is even."""
     return pack_words(weight.contiguous().view(torch.int32).numpy().view(np.uint32))
 
 
 def unpack_rows(packed: Array, ids: Array) -> Array:
-    """Rows of packed weights: ids: [num_rows] -> [num_rows, in_features] bfloat16."""
+    """Returns rows of packed weights: ids: [num_rows] -> [num_rows, in_features] bfloat16."""
     pairs = packed[ids // WIDTH, :, ids % WIDTH]  # [num_rows, in_features / 2]
     return np.ascontiguousarray(pairs).view(np.uint16)
 
 
 class Bfloat16Weights(NamedTuple):
-    """A linear's arrays."""
-
     packed: Array  # [num_tiles, in_features / 2, WIDTH] pairs
     bias: Array  # [padded out_features] float32
     no_residual: Array  # `tiles.no_residual`
@@ -94,7 +85,7 @@ def _multiply_bfloat16(x: Array, packed: Array, bias: Array, residual: Array, ou
 
 @compiled()
 def multiply_bfloat16(x: Array, weights: Bfloat16Weights, residual: Array) -> Array:
-    """x weights^T + bias + residual, rounded once. Returns [num_rows, padded out_features] bfloat16.
+    """Computes x weights^T + bias + residual, rounded once: [num_rows, padded out_features] bfloat16.
 
     x: [num_rows, in_features] bfloat16; residual: [num_rows, padded out_features] bfloat16, or the weights' no_residual.
     """
@@ -130,19 +121,17 @@ _BYTE, _VOID = ir.IntType(8), ir.VoidType()
 
 
 def has_matrix_unit() -> bool:
-    """Whether this processor has the unit and the system allows this process to use it."""
+    """Whether the processor has the unit and the system lets this process use it."""
     return has_features("amx-bf16") and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
 
 
 def pack_for_matrix_unit(weight: torch.Tensor) -> Array:
-    """Packs as `pack_bfloat16` does, and asks the system to allow this process to use the unit."""
+    """Packs like `pack_bfloat16`, and requests the unit from the system."""
     torch.cpu._init_amx()
     return pack_bfloat16(weight)
 
 
 class MatrixUnitWeights(NamedTuple):
-    """A linear's arrays."""
-
     packed: Array  # from `pack_for_matrix_unit`
     bias: Array  # [padded out_features] float32
     no_residual: Array  # `tiles.no_residual`
@@ -150,14 +139,14 @@ class MatrixUnitWeights(NamedTuple):
 
 
 class _UnitWriter:
-    """Writes the LLVM code for `num_units` times 16 rows."""
+    """Writes the code for `num_units` times 16 rows."""
 
     def __init__(self, builder: Any, num_units: int) -> None:
         self._builder = builder
         self._num_units = num_units
 
     def sum_products(self, x: Rows, weights: Rows, sums: Rows) -> None:
-        """sums = x weights^T. x: rows of pairs; weights: for each pair of x a row of WIDTH pairs."""
+        """Writes sums = x weights^T. x: rows of pairs; weights: a row of WIDTH pairs for each pair of x."""
         builder = self._builder
         for register in range(self._num_units * _BLOCKS):
             self._call("tilezero", register)
@@ -186,7 +175,7 @@ class _UnitWriter:
                 self._call("tilestored64", unit * _BLOCKS + block, self._at(sums, offset), sums.stride_bytes)
 
     def _prefetch(self, weights: Rows, here: Any) -> None:
-        """Prefetches the next step's weights. After a tile's last weights come those of the next tile."""
+        """Prefetches the next step's weights, or the next tile's."""
         number = ir.IntType(32)
         kind = ir.FunctionType(_VOID, [_BYTE.as_pointer(), number, number, number])
         function = cgutils.get_or_insert_function(self._builder.module, kind, "llvm.prefetch.p0")
@@ -196,7 +185,7 @@ class _UnitWriter:
             self._builder.call(function, [address, number(0), number(3), number(1)])
 
     def _rows_before(self, rows: Rows, unit: int) -> Any:
-        """Offset of a unit's first row, in bytes."""
+        """Returns the byte offset of a unit's first row."""
         return self._builder.mul(rows.stride_bytes, INDEX(unit * UNIT_ROWS))
 
     def _at(self, rows: Rows, offset_bytes: Any) -> Any:
@@ -269,11 +258,7 @@ def _multiply(x: Array, packed: Array, bias: Array, residual: Array, out: Array,
 
 @compiled()
 def multiply_on_matrix_unit(x: Array, weights: MatrixUnitWeights, residual: Array) -> Array:
-    """x weights^T + bias + residual, rounded once. Returns [num_rows, padded out_features] bfloat16.
-
-    x: [num_rows, in_features] bfloat16, num_rows a multiple of UNIT_ROWS, in_features a multiple of DEPTH; residual:
-    [num_rows, padded out_features] bfloat16, or the weights' no_residual.
-    """
+    """Computes the same as `multiply_bfloat16`, for multiples of UNIT_ROWS rows and of DEPTH input features."""
     assert x.shape[0] % UNIT_ROWS == 0, "the unit reads UNIT_ROWS rows at once"
     out = np.empty((x.shape[0], weights.bias.size), np.uint16)
     _multiply(x.view(np.uint32), weights.packed, weights.bias, residual, out, CONFIG, kernel_workers())

@@ -1,8 +1,4 @@
-"""A layer's part of the KV cache, by kind: float32 or bfloat16, or int8 with scales.
-
-All kinds have `keys` and `values`, matrices that `add_products` multiplies. Numba selects each kind's functions by the
-type of the cache.
-"""
+"""A layer's part of the KV cache: float32, bfloat16, or int8 with scales. The cache's type selects the functions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,18 +15,17 @@ TINIEST = np.float32(1e-30)
 
 
 class FloatCache(NamedTuple):
-    """A layer's keys and values in float32 or bfloat16."""
+    """Keys and values in float32 or bfloat16."""
 
     keys: Array  # [num_places, kv_heads, head_dim, block_size] float32, or bfloat16 as uint16
     values: Array  # [num_places, kv_heads, block_size, head_dim] of the same dtype
 
 
 class Int8Cache(NamedTuple):
-    """A layer's keys and values in int8. The key and the value of each token and KV head have a scale of their own.
+    """Keys and values in int8, each with a scale per token and KV head.
 
-    A token is rounded when it is written, from its own numbers alone, so its bits depend on no other token. A key's
-    scale is a factor of the query's score, and a value's scale a factor of the softmax weight. So the matrices are
-    multiplied as they are, and each query scales two rows of block_size numbers per block.
+    A token is rounded from its own numbers alone, so its bits depend on no other token. Scales multiply scores and softmax
+    weights, two rows of block_size numbers per query and block.
     """
 
     keys: Array  # [num_places, kv_heads, head_dim, block_size] int8
@@ -61,7 +56,7 @@ def _peak(x: Array) -> np.float32:
 
 @compiled()
 def quantise_row(x: Array, out: Array) -> np.float32:
-    """Writes x / scale, rounded to whole numbers in [-127, 127], to `out`. Returns the scale.
+    """Writes x / scale, rounded to [-127, 127], to `out`, and returns the scale.
 
     x: [width] float32 or bfloat16; out: [width] int8.
     """
@@ -90,27 +85,25 @@ def _scale_int8_weights(cache: Any, place: int, head: int, weights: Array) -> No
         weights[t] *= scales[t]
 
 
-def _scale_nothing(cache: Any, place: int, head: int, scores: Array) -> None:
-    """Keeps the scores: floats have no scale."""
+def _scale_nothing(cache: Any, place: int, head: int, scores: Array) -> None: ...
 
 
-def _weigh_nothing(cache: Any, place: int, head: int, weights: Array) -> None:
-    """Keeps the weights: floats have no scale."""
+def _weigh_nothing(cache: Any, place: int, head: int, weights: Array) -> None: ...
 
 
 def write_token(cache: Any, place: int, head: int, offset: int, key: Array, value: Array) -> None:
-    """Writes a token's key: [head_dim] float32, and its value: [head_dim] of the qkv's dtype, for one KV head."""
+    """Writes a token's key: [head_dim] float32 and value: [head_dim] of the qkv's dtype for one KV head."""
     write = _write_int8_token if isinstance(cache, Int8Cache) else _write_float_token
     write(cache, place, head, offset, key, value)
 
 
 def scale_scores(cache: Any, place: int, head: int, scores: Array) -> None:
-    """Turns products of a query and the block's stored keys into scores: [block_size] float32."""
+    """Turns a query's products with stored keys into scores: [block_size] float32."""
     (_scale_int8_scores if isinstance(cache, Int8Cache) else _scale_nothing)(cache, place, head, scores)
 
 
 def scale_weights(cache: Any, place: int, head: int, weights: Array) -> None:
-    """Turns softmax weights: [block_size] float32 into factors of the block's stored values."""
+    """Turns softmax weights: [block_size] float32 into factors of stored values."""
     (_scale_int8_weights if isinstance(cache, Int8Cache) else _weigh_nothing)(cache, place, head, weights)
 
 

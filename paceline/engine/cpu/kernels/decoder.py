@@ -1,8 +1,6 @@
-"""All decoder layers in one call.
+"""All decoder layers in one call: calls from Python would take an eighth of a one-row forward.
 
-Between two products a layer does little work, and a call from Python takes as long as that work: without this, an eighth
-of a forward of one row. The layers' arrays have the same shapes, so the kernel takes those of the first layer, and a
-table of the addresses of all.
+Layers have arrays of the same shapes: the kernel takes the first layer's, and a table of all addresses.
 """
 
 from collections.abc import Callable
@@ -46,7 +44,7 @@ Weights = Bfloat16Weights | Int8Weights | MatrixUnitWeights | DraftInt8Weights |
 
 
 class LayerArrays(NamedTuple):
-    """A decoder layer's weights, and its part of the cache."""
+    """A decoder layer's weights and its part of the cache."""
 
     attention_norm: Array  # [hidden_size] float32
     qkv: Weights
@@ -61,12 +59,12 @@ class LayerArrays(NamedTuple):
 
 
 def table_of(layers: list[LayerArrays]) -> Array:
-    """The addresses of the layers' arrays, in the order in which they stand: [num_layers, num_arrays] int64."""
+    """Returns the addresses of the layers' arrays in order: [num_layers, num_arrays] int64."""
     return np.array([_addresses(layer) for layer in layers], np.int64)
 
 
 def kinds_of(arrays: Any) -> Any:
-    """The types of the arrays. Layers in one call have the same."""
+    """Returns the types of the arrays, which must be equal for layers in one call."""
     if isinstance(arrays, np.ndarray):
         return arrays.dtype, arrays.ndim
     if isinstance(arrays, int):
@@ -83,7 +81,7 @@ def _addresses(arrays: Any) -> list[int]:
 
 
 def multiply(x: Array, weights: Weights, residual: Array) -> Array:
-    """x weights^T + bias + residual, by the kernel for these weights."""
+    """Computes x weights^T + bias + residual with the kernel for these weights."""
     if isinstance(weights, DraftInt8Weights):
         return multiply(x, weights.for_few if x.shape[0] <= FEW_ROWS else weights.for_many, residual)
     return _KERNELS[type(weights)](x, weights, residual)
@@ -98,7 +96,7 @@ _KERNELS: dict[type, Callable[..., Array]] = {
 
 
 def with_kernel(weights: Any) -> Any:
-    """Compiles the kernel for these weights, and puts its address beside them."""
+    """Compiles the kernel for these weights and stores its address with them."""
     if isinstance(weights, DraftInt8Weights):
         return weights._replace(for_few=with_kernel(weights.for_few), for_many=with_kernel(weights.for_many))
     rows = typeof(weights.no_residual)
@@ -132,7 +130,7 @@ def _type_at(typing_context: Any, arrays: Any, addresses: Any) -> Any:
 
 
 class _Mover:
-    """Writes the code that gives arrays other addresses. They own nothing, and live as long as the call."""
+    """Writes the code that gives arrays other addresses. The new arrays own nothing."""
 
     def __init__(self, context: Any, builder: Any, start: Any) -> None:
         self._context, self._builder, self._start = context, builder, start
@@ -159,10 +157,7 @@ _at: Callable[..., LayerArrays] = intrinsic(_type_at)
 
 @compiled()
 def run_layers(x: Array, first: LayerArrays, table: Array, plan: AttentionPlan, eps: float) -> Array:
-    """Runs the layers of the table, one after the other, on x: [num_rows, hidden_size]. Returns the same shape.
-
-    `first`: the arrays of one of them, for their shapes.
-    """
+    """Runs the table's layers on x: [num_rows, hidden_size]. `first` provides the shapes."""
     for index in range(table.shape[0]):
         layer = _at(first, table[index])
         # [num_rows, (heads + 2 * kv_heads) * head_dim]

@@ -1,8 +1,8 @@
-"""Products with int8 weights, with the processor's dot product of quadruples (vpdpbusd of AVX512-VNNI).
+"""Products with int8 weights (vpdpbusd of AVX512-VNNI).
 
-Each row has its own scale and is rounded to 15 bits. It is multiplied as two int8 rows, 128 * high + low. With the high
-row alone a tenth of the accepted drafts would be rejected. Both rows share the reads of the weights. The instruction
-takes unsigned weights, so they are stored with 128 added, and the kernel subtracts 128 times the row's sum.
+Each row has a scale and is rounded to 15 bits, then multiplied as two int8 rows, 128 * high + low: the high row alone
+would cost a tenth of the accepted drafts. The instruction takes unsigned weights, so 128 is added to them, and 128
+times the row's sum subtracted from the result.
 """
 
 from collections.abc import Callable
@@ -44,15 +44,13 @@ TINIEST = np.float32(1e-30)
 
 
 def pack_int8(weight: Array) -> Array:
-    """weight: [out_features, in_features] int8 -> [num_tiles, in_features / 4, WIDTH] quadruples (see `tiles`)."""
+    """Packs weight: [out_features, in_features] int8 as [num_tiles, in_features / 4, WIDTH] quadruples."""
     missing = -weight.shape[1] % 4
     shifted = np.pad((weight.astype(np.int16) + OFFSET).astype(np.uint8), ((0, 0), (0, missing)))
     return pack_words(shifted.view(np.uint32))
 
 
 class Int8Weights(NamedTuple):
-    """A linear's arrays."""
-
     packed: Array  # [num_tiles, in_features / 4, WIDTH] quadruples
     scales: Array  # [padded out_features] float32
     bias: Array  # [padded out_features] float32
@@ -62,7 +60,7 @@ class Int8Weights(NamedTuple):
 
 @compiled(IN_LANES)
 def round_row(x: Array, parts: Array, sums: Array) -> np.float32:
-    """Writes x / scale, rounded to whole numbers, as its high and its low part, and their sums. Returns the scale.
+    """Writes the high and low parts of x / scale, rounded, and their sums. Returns the scale.
 
     x: [in_features]; parts: [2, >= in_features] int8; sums: [2, 1] int32.
     """
@@ -136,10 +134,9 @@ def _multiply_int8(
 
 @compiled()
 def multiply_int8(x: Array, weights: Int8Weights, residual: Array) -> Array:
-    """x (packed * scales)^T + bias + residual, with x rounded to 15 bits.
+    """Computes x (packed * scales)^T + bias + residual: [num_rows, padded out_features] of x's dtype.
 
-    x: [num_rows, in_features]; residual: [num_rows, padded out_features], or the weights' no_residual. Returns
-    [num_rows, padded out_features] of x's dtype.
+    x: [num_rows, in_features]; residual: [num_rows, padded out_features], or the weights' no_residual.
     """
     num_rows = x.shape[0]
     parts = np.zeros((2 * num_rows, 4 * weights.packed.shape[1]), np.int8)

@@ -1,13 +1,7 @@
-"""Memory for weights and the KV cache, in large pages.
+"""Memory for weights and the KV cache in large pages, and prefetching.
 
-A forward reads all weights once. In pages of 4 KiB the processor must look up an address after every 64 cache lines,
-and its prefetching starts again on each page. With such pages a layer's products take a fifth longer
-(docs/architecture.md).
-
-Memory asked for before it is needed.
-
-The processor's own prefetching begins anew at each page, and only after some reads. Attention reads a few KiB here and
-a few there, and so would wait at the beginning of each.
+A forward reads all weights once. With pages of 4 KiB products take a fifth longer (docs/architecture.md): addresses are
+looked up for every page, and the processor's own prefetching restarts there.
 """
 
 import contextlib
@@ -32,22 +26,19 @@ REGION_BYTES = 16 * PAGE_BYTES
 
 
 class Arena:
-    """Holds arrays one after the other, so that small ones share a page.
-
-    A region is freed when its last array is deleted.
-    """
+    """Packs arrays into shared pages. A region is freed with its last array."""
 
     def __init__(self) -> None:
         self._free = np.empty(0, np.uint8)
 
     def keep(self, array: Array) -> Array:
-        """Returns a contiguous copy of the array, in the arena's memory."""
+        """Returns a contiguous copy of the array in the arena."""
         kept = self.reserve(array.nbytes).view(array.dtype).reshape(array.shape)
         kept[...] = array
         return kept
 
     def reserve(self, num_bytes: int) -> Array:
-        """An array of so many bytes, whose content is not defined."""
+        """Returns uninitialized bytes."""
         size = -(-num_bytes // LINE_BYTES) * LINE_BYTES
         if size > self._free.size:
             self._free = map_region(max(size, REGION_BYTES))
@@ -56,7 +47,7 @@ class Arena:
 
 
 def map_region(num_bytes: int) -> Array:
-    """At least so many bytes of zeros, in large pages if the system has them. A page takes memory only after the first write to it."""
+    """Maps at least `num_bytes` zeros, in large pages if the system has them."""
     # One page more, so that the region can begin at a multiple of a large page.
     size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -90,7 +81,7 @@ _fetch_line: Callable[..., None] = intrinsic(_type_fetch)
 
 @compiled(inline=True)
 def fetch_rows(array: Array, first: int, num_rows: int) -> None:
-    """Asks for rows of a contiguous array: [rows, width], and does not wait for them."""
+    """Prefetches rows of a contiguous array: [rows, width]."""
     row_bytes = array.shape[1] * array.itemsize
     for offset in range(first * row_bytes, (first + num_rows) * row_bytes, LINE_BYTES):
         _fetch_line(array, offset)

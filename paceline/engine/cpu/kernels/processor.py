@@ -1,9 +1,7 @@
-"""What the processor has, as far as the compiler may use it.
+"""The processor's features, and pinning of the kernels' threads.
 
-Pinning: each thread of the kernels stays on its own core.
-
-Two model servers compute alternately. The system may then run both threads of one server on one core for a while, with
-the other core idle. On two cores, one proposal in eight takes more than 1.5 times the median if threads are not pinned.
+Two model servers compute in turns, and the system may run both threads of one on the same core. On two cores, one
+proposal in eight takes more than 1.5 times the median if threads are not pinned.
 """
 
 import platform
@@ -21,7 +19,7 @@ from paceline.engine.threads import CORES, num_workers
 
 
 def processor_features() -> frozenset[str]:
-    """LLVM's names of the processor's features, or those that NUMBA_CPU_FEATURES names in their place."""
+    """Returns LLVM's names of the processor's features, restricted to NUMBA_CPU_FEATURES if it is set."""
     present = frozenset(name for name, has in llvmlite.binding.get_host_cpu_features().items() if has)
     named: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
     if named is None:
@@ -30,7 +28,7 @@ def processor_features() -> frozenset[str]:
 
 
 def has_features(*names: str) -> bool:
-    """Whether an x86 processor has all of these."""
+    """Whether this is an x86 processor with all of these features."""
     return platform.machine() == "x86_64" and processor_features().issuperset(names)
 
 
@@ -43,10 +41,9 @@ _SHARED_ELEMENTS = 1 << 22
 
 
 def pin_workers() -> bool:
-    """Pins this thread and the other threads of the kernels, if there are as many threads as cores.
+    """Pins the kernels' threads if there is one for each core, and returns whether it did.
 
-    Fewer threads are not pinned: every server would pin them to the same cores. Returns whether it pinned them. Call it
-    once, on the thread that computes.
+    Fewer threads are not pinned: every server would choose the same cores. Call it once, on the thread that computes.
     """
     if len(CORES) < 2 or num_workers() != len(CORES) or CORES[-1] >= 8 * SET_BYTES:
         return False

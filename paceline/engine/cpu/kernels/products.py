@@ -1,79 +1,149 @@
-"""Matrix products that add each row in one fixed order: attention's two, and those with int8 weights."""
+"""Batch invariant products for attention and for int8 weights on any processor."""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import prange, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from paceline.engine.arrays import Array
-from paceline.engine.cpu.kernels.memory import fetch_rows
+from paceline.engine.cpu.kernels.memory import LINE_BYTES, fetch_rows
+from paceline.engine.cpu.kernels.processor import has_features
+from paceline.engine.cpu.kernels.quantised.writer import (
+    BYTE,
+    FLOAT,
+    INDEX,
+    VOID,
+    WORD,
+    WORD_BYTES,
+    Place,
+    Strided,
+    Writer,
+    indexed_code,
+)
 from paceline.engine.cpu.kernels.scalars import address_of, call_at, compiled, put, widen
 
-# Terms that one pass of an inner loop adds.
-STEP = 4
-# The usual block size and head_dim, and the sides of an int8 weight's tile.
+# The sides of an int8 weight's tile.
 TILE = 64
 # Rows that are multiplied with a tile of weights together.
 TILE_ROWS = 12
 
 
+# Vectors of a block of columns. The sums of MAX_ROWS rows of them fit into the processor's registers.
+_LANES, _VECTORS = (16, 4) if has_features("avx512f") else (8, 2)
+BLOCK = _LANES * _VECTORS
+MAX_ROWS = 6
+
+
+class _ProductWriter(Writer):
+    """Writes the code for `num_rows` rows of x, a block of columns at a time."""
+
+    def __init__(self, builder: Any, num_rows: int, dtype: Any) -> None:
+        super().__init__(builder, _LANES)
+        self._rows = range(num_rows)
+        self._dtype = dtype
+
+    def write(self, indices: Any, x: Strided, matrix: Strided, ahead: Strided, out: Strided) -> None:
+        builder, (first, depth, width) = self.builder, indices
+        is_first = builder.icmp_signed("==", first, INDEX(0))
+        # The first rows fetch the next matrix. The others ask for lines that they have: cheaper than a branch.
+        fetched = Strided(builder, builder.select(is_first, ahead.start, matrix.start), matrix.strides)
+        with cgutils.for_range(builder, builder.udiv(width, INDEX(BLOCK))) as blocks:
+            column = builder.mul(blocks.index, INDEX(BLOCK))
+            to = out.at(first, column)
+            places = [(row, INDEX(WORD_BYTES * _LANES * part)) for row in self._rows for part in range(_VECTORS)]
+
+            def add_term(d: Any, sums: list[Any], column: Any = column) -> list[Any]:
+                self._fetch(fetched.at(d, column))
+                columns = [self._load_columns(matrix.at(d, column), part) for part in range(_VECTORS)]
+                grown: list[Any] = []
+                for row in self._rows:
+                    term = self.broadcast(self.load(x.at(first, d), row, INDEX(0), FLOAT))
+                    for value in columns:
+                        product = builder.fmul(term, value, flags=("contract",))
+                        grown.append(builder.fadd(sums[len(grown)], product, flags=("contract",)))
+                return grown
+
+            before = [self.load(to, row, at, self.floats) for row, at in places]
+            for (row, at), total in zip(places, self.accumulate(depth, before, add_term), strict=True):
+                self.store(total, to, row, at)
+
+    def _load_columns(self, place: Place, part: int) -> Any:
+        bits, builder = self._dtype.bitwidth, self.builder
+        offset = INDEX(part * _LANES * bits // 8)
+        if self._dtype == types.float32:
+            return self.load(place, 0, offset, self.floats)
+        loaded = self.load(place, 0, offset, ir.VectorType(ir.IntType(bits), _LANES))
+        if self._dtype == types.int8:
+            return builder.sitofp(loaded, self.floats)
+        wide = builder.shl(builder.zext(loaded, self.words), self.words([16] * _LANES))
+        return builder.bitcast(wide, self.floats)
+
+    def _fetch(self, place: Place) -> None:
+        for offset in range(0, BLOCK * self._dtype.bitwidth // 8, LINE_BYTES):
+            # To read, into the first cache, data.
+            address = self.address(place, 0, INDEX(offset), BYTE)
+            self.call("llvm.prefetch.p0", VOID, address, WORD(0), WORD(3), WORD(1))
+
+
+def _type_products(
+    typing_context: Any, num_rows: Any, first: Any, depth: Any, width: Any, x: Any, matrix: Any, ahead: Any, out: Any
+) -> Any:
+    def write(builder: Any, count: int, indices: Any, *arrays: Strided) -> None:
+        _ProductWriter(builder, count, matrix.dtype).write(indices, *arrays)
+
+    return indexed_code(write, (1, 2, 3, MAX_ROWS), 3, x, matrix, ahead, out)
+
+
+# (num_rows, first, depth, width, x, matrix, ahead, out): as `add_products`, for `num_rows` rows from `first` on.
+_add_rows: Callable[..., None] = intrinsic(_type_products)
+
+
 @compiled(inline=True)
-def _add_products_sized(x: Array, matrix: Array, ahead: Array, out: Array, depth: int, width: int) -> None:
-    count = x.shape[0]
-    threes = count // 3 * 3
-    for first in range(0, threes, 3):
-        a, b, c = x[first], x[first + 1], x[first + 2]
-        to_a, to_b, to_c = out[first], out[first + 1], out[first + 2]
-        for d in range(0, depth, STEP):
-            if first == 0:
-                fetch_rows(ahead, d, STEP)
-            a0, a1, a2, a3 = a[d], a[d + 1], a[d + 2], a[d + 3]
-            b0, b1, b2, b3 = b[d], b[d + 1], b[d + 2], b[d + 3]
-            c0, c1, c2, c3 = c[d], c[d + 1], c[d + 2], c[d + 3]
-            for i in range(width):
-                m0, m1 = np.float32(widen(matrix[d, i])), np.float32(widen(matrix[d + 1, i]))
-                m2, m3 = np.float32(widen(matrix[d + 2, i])), np.float32(widen(matrix[d + 3, i]))
-                to_a[i] = to_a[i] + a0 * m0 + a1 * m1 + a2 * m2 + a3 * m3
-                to_b[i] = to_b[i] + b0 * m0 + b1 * m1 + b2 * m2 + b3 * m3
-                to_c[i] = to_c[i] + c0 * m0 + c1 * m1 + c2 * m2 + c3 * m3
-    for first in range(threes, count):
-        a, to_a = x[first], out[first]
-        for d in range(0, depth, STEP):
-            if first == 0:
-                fetch_rows(ahead, d, STEP)
-            a0, a1, a2, a3 = a[d], a[d + 1], a[d + 2], a[d + 3]
-            for i in range(width):
-                m0, m1 = np.float32(widen(matrix[d, i])), np.float32(widen(matrix[d + 1, i]))
-                m2, m3 = np.float32(widen(matrix[d + 2, i])), np.float32(widen(matrix[d + 3, i]))
-                to_a[i] = to_a[i] + a0 * m0 + a1 * m1 + a2 * m2 + a3 * m3
+def _add_row(x: Array, matrix: Array, ahead: Array, out: Array) -> None:
+    for row in range(x.shape[0]):
+        for d in range(matrix.shape[0]):
+            if row == 0:
+                fetch_rows(ahead, d, 1)
+            term = x[row, d]
+            for i in range(matrix.shape[1]):
+                out[row, i] += term * np.float32(widen(matrix[d, i]))
 
 
 @compiled()
 def add_products(x: Array, matrix: Array, ahead: Array, out: Array) -> None:
-    """out += x matrix. x: [num_rows, depth], matrix: [depth, width] float32, bfloat16 or int8, out: [num_rows, width].
+    """Adds x matrix to out.
 
-    `ahead`: the matrix that comes next, of the same shape: it is fetched meanwhile.
-    Takes three rows at a time (many models have three queries per KV head), then single rows. The three rows share the
-    reads of the matrix; each has its own sums. The depth must be a multiple of STEP.
+    x: [num_rows, depth] float32; matrix: [depth, width] float32, bfloat16 or int8; out: [num_rows, width] float32.
+    `ahead` is the next matrix, of the same shape, to prefetch. Each row adds its terms in order.
     """
-    depth, width = matrix.shape
-    if depth == TILE and width == TILE:
-        # Sizes that the compiler knows make this a third faster.
-        _add_products_sized(x, matrix, ahead, out, TILE, TILE)
-    else:
-        _add_products_sized(x, matrix, ahead, out, depth, width)
+    num_rows, (depth, width) = x.shape[0], matrix.shape
+    if width % BLOCK:
+        _add_row(x, matrix, ahead, out)
+        return
+    first = 0
+    while first < num_rows:
+        count = num_rows - first
+        count = MAX_ROWS if count >= MAX_ROWS else min(count, 3)
+        _add_rows(count, first, depth, width, x, matrix, ahead, out)
+        first += count
 
 
 def pack_int8_weights(weight: Array) -> Array:
-    """weight: [out_features, in_features] int8 -> [num_tiles, in_features, TILE], padded with 0 to multiples of TILE."""
+    """Packs weight: [out_features, in_features] int8 as [num_tiles, in_features, TILE], padded to multiples of TILE."""
     padding = (-weight.shape[0] % TILE, -weight.shape[1] % TILE)
     padded = np.pad(weight, ((0, padding[0]), (0, padding[1])))
     return np.ascontiguousarray(padded.reshape(-1, TILE, padded.shape[1]).transpose(0, 2, 1))
 
 
 def multiply_int8_weights(x: Array, packed: Array, scale: Array, bias: Array, residual: Array | None) -> Array:
-    """x (packed * scale)^T + bias + residual, multiplied in float32. Returns [num_rows, out_features].
+    """Computes x (packed * scale)^T + bias + residual in float32: [num_rows, out_features].
 
-    x: [num_rows, in_features]; packed: from `pack_int8_weights`; scale: [out_features] float32; bias: [out_features]
-    float32 or [0]; residual: [num_rows, out_features] or None.
+    x: [num_rows, in_features]; scale: [out_features] float32; bias: [out_features] float32 or [0]; residual: [num_rows,
+    out_features] or None.
     """
     out = np.empty((x.shape[0], scale.size), x.dtype)
     wide = np.empty((x.shape[0], packed.shape[1]), np.float32)
@@ -106,7 +176,7 @@ def _multiply_weights(
 
 @compiled()
 def _finish(sums: Array, start: int, scale: Array, bias: Array, residual: Array, out: Array) -> None:
-    """Scales one tile's sums: [num_rows, TILE], adds bias and residual, and writes them to `out`."""
+    """Scales a tile's sums: [num_rows, TILE], adds bias and residual, and writes them to `out`."""
     for row in range(sums.shape[0]):
         for i in range(min(TILE, scale.size - start)):
             y = sums[row, i] * scale[start + i]

@@ -65,10 +65,7 @@ def _gate_rows_shared(gate_up: Array, out: Array) -> None:
 
 @compiled()
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """x / rms(x) * weight (Zhang, Sennrich 2019, equation 4): [num_rows, width].
-
-    x: [num_rows, width]; weight: [width] float32.
-    """
+    """Computes x / rms(x) * weight (Zhang, Sennrich 2019, equation 4): [num_rows, width]; weight: [width] float32."""
     out = np.empty_like(x)
     if _is_shared(x.shape[0]):
         _norm_rows_shared(x, weight, np.float32(eps), out)
@@ -79,7 +76,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
 @compiled()
 def silu_gate(gate_up: Array) -> Array:
-    """silu(gate) * up (Shazeer 2020, equation 6): [num_rows, width]. gate_up: [num_rows, 2 * width], gate first."""
+    """Computes silu(gate) * up (Shazeer 2020, equation 6): [num_rows, width]. gate_up: [num_rows, 2 * width]."""
     out = np.empty((gate_up.shape[0], gate_up.shape[1] // 2), gate_up.dtype)
     if _is_shared(out.shape[0]):
         _gate_rows_shared(gate_up, out)

@@ -1,9 +1,7 @@
-"""Kernels that choose a token at a temperature: by Gumbel-max, or by inverting the cumulative sum.
+"""Kernels that sample a token, by Gumbel-max or inverse transform, and that rank tokens.
 
-Weights are e^x for x = (logit - largest logit) / temperature, in float32 with a relative error of |x| / 2^24. Their
-sums are float64. A row's token depends only on that row.
-
-The ranking kernel: the likeliest tokens of each row of logits, in order, with their probabilities.
+Weights are e^((logit - largest logit) / temperature) in float32, with a relative error of |exponent| / 2^24, and their
+sums are float64. A row's token depends on that row alone.
 """
 
 from typing import Any
@@ -33,7 +31,7 @@ L5, L4, L3, L2, L1, L0 = np.polyfit(_POINTS, np.log(_POINTS), 5).astype(np.float
 
 @compiled(inline=True)
 def _mixed(token: Any, low: Any, high: Any) -> Any:
-    """`noise.hash_ids` for one token."""
+    """Computes `noise.hash_ids` for one token."""
     x = np.uint32(token) ^ low
     x = np.uint32(np.uint32(x ^ (x >> np.uint32(16))) * np.uint32(MIX_1))
     x = np.uint32(x + high)
@@ -43,7 +41,7 @@ def _mixed(token: Any, low: Any, high: Any) -> Any:
 
 @compiled(inline=True)
 def _log(x: Any) -> Any:
-    """ln x for x > 0 in float32, with an error of 1e-5."""
+    """Computes ln x for x > 0 in float32, with an error of 1e-5."""
     bits = np.float32(x).view(np.uint32)
     power = np.float32(np.int32(bits >> np.uint32(23)) - np.int32(127))
     m = np.uint32((bits & np.uint32(0x7FFFFF)) | np.uint32(0x3F800000)).view(np.float32)
@@ -56,8 +54,7 @@ def _log(x: Any) -> Any:
 
 @compiled(inline=True)
 def _factor(temperature: Any) -> Any:
-    """1 / temperature, but finite and not 0. So at any temperature 0 times the factor is 0, and a banned token's -inf
-    times the factor is -inf."""
+    """Returns 1 / temperature, limited to finite numbers above 0: a banned token's score stays -inf."""
     return np.float32(max(min(1 / temperature, LARGEST_FACTOR), SMALLEST_FACTOR))
 
 
@@ -73,7 +70,7 @@ def find_largest(values: Array) -> np.float32:
 def _score(
     logits: Array, ids: Array, peak: np.float32, factor: np.float32, low: np.uint32, high: np.uint32, scores: Array
 ) -> None:
-    """scores = (logit - peak) * factor + Gumbel noise: [num_logits] float32, with an error below SLACK."""
+    """Writes (logit - peak) * factor + Gumbel noise: [num_logits] float32, with an error below SLACK."""
     for i in range(logits.size):
         h = _mixed(ids[i], low, high)
         # u and 1 - u are computed separately, so that each keeps all its digits near 0.
@@ -85,10 +82,7 @@ def _score(
 
 @compiled()
 def _gumbel_row(logits: Array, ids: Array, temperature: float, low: np.uint32, high: np.uint32, scores: Array) -> int:
-    """argmax((logit - peak) / temperature - ln(-ln(1 - u))).
-
-    Computes approximate scores for all tokens, and exact scores for the tokens close to the largest.
-    """
+    """Returns the argmax of (logit - peak) / temperature - ln(-ln(1 - u)), exact for tokens near the maximum."""
     peak = find_largest(logits)
     _score(logits, ids, peak, _factor(temperature), low, high, scores)
     limit = find_largest(scores) - SLACK
@@ -112,7 +106,7 @@ def _sum(weights: Array) -> float:
 
 @compiled()
 def weigh_row(logits: Array, temperature: float, weights: Array, sums: Array) -> None:
-    """Writes weights: [vocab_size] float32, 0 below e^-87, and the sums of each PART of them: [num_parts] float64."""
+    """Writes weights: [vocab_size] float32, 0 below e^-87, and their sums by PART: [num_parts] float64."""
     peak, factor = find_largest(logits), _factor(temperature)
     for i in range(logits.size):
         x = (logits[i] - peak) * factor
@@ -123,10 +117,7 @@ def weigh_row(logits: Array, temperature: float, weights: Array, sums: Array) ->
 
 @compiled()
 def _find(weights: Array, sums: Array, wanted: float) -> int:
-    """The first index whose cumulative sum exceeds `wanted`. Its weight is 0 only if all weights are 0.
-
-    weights: [vocab_size]; sums: [num_parts], of each PART of the weights.
-    """
+    """Returns the first index whose cumulative sum exceeds `wanted`; its weight is 0 only if all are."""
     before, last = 0.0, 0
     for part in range(sums.size):
         if sums[part] == 0:
@@ -172,10 +163,10 @@ def _outside_row(
 
 @compiled(parallel=True)
 def choose_by_gumbel(logits: Array, ids: Array, temperatures: Array, keys: Array, scores: Array, tokens: Array) -> None:
-    """Writes the index of each row's token by Gumbel-max, with the noise of `paceline.noise` for the row's key.
+    """Writes each row's token index: [num_rows] int64 by Gumbel-max, with `paceline.noise` of the row's key.
 
-    Inputs: logits: [num_rows, num_logits] float32; ids: [num_logits] uint32, the token of each logit; temperatures: [num_rows] float64; keys: [num_rows] uint64. Result:
-    tokens: [num_rows] int64. Working memory: scores: [num_rows, num_logits] float32.
+    logits and scores (scratch): [num_rows, num_logits] float32; ids: [num_logits] uint32, the token of each logit;
+    temperatures: [num_rows] float64; keys: [num_rows] uint64.
     """
     for row in prange(logits.shape[0]):
         low, high = np.uint32(keys[row] & np.uint64(0xFFFFFFFF)), np.uint32(keys[row] >> np.uint64(32))
@@ -187,12 +178,11 @@ def choose_outside(
     logits: Array, temperatures: Array, supports: Array, starts: Array, uniforms: Array, weights: Array, sums: Array,
     inside: Array, tokens: Array, masses: Array,
 ) -> None:  # fmt: skip
-    """Writes a token of each row from outside its support, the mass outside, and the probabilities inside.
+    """Samples a token of each row from outside its support, and writes the masses outside and probabilities inside.
 
-    Inputs: logits: [num_rows, vocab_size] float32; temperatures and uniforms: [num_rows] float64; supports: [sum of
-    support sizes], one row after the other; starts: [num_rows + 1], row i has supports[starts[i] : starts[i + 1]].
-    Results: tokens: [num_rows] int64; masses: [num_rows] float64; inside: [sum of support sizes] float32. Working
-    memory: weights: [num_rows, vocab_size] float32; sums: [num_rows, ceil(vocab_size / PART)] float64.
+    logits, weights (scratch): [num_rows, vocab_size] float32; temperatures, uniforms, masses: [num_rows] float64;
+    supports: row i has supports[starts[i] : starts[i + 1]]; tokens: [num_rows] int64; inside: float32, like supports;
+    sums (scratch): [num_rows, ceil(vocab_size / PART)] float64.
     """
     for row in prange(logits.shape[0]):
         own = slice(starts[row], starts[row + 1])
@@ -217,7 +207,7 @@ def _count_from(logits: Array, limit: np.float32) -> int:
 
 @compiled()
 def _find_limit(logits: Array, peak: np.float32, wanted: int) -> np.float32:
-    """A limit such that at least `wanted` tokens, but not many more, have a logit of the limit or above."""
+    """Returns a limit that at least `wanted` logits, but not many more, reach."""
     shallow, deep, depth = np.float32(0), np.float32(np.inf), FIRST_DEPTH
     for _ in range(MOST_TRIES):
         count = _count_from(logits, peak - depth)
@@ -251,12 +241,11 @@ def _rank_row(logits: Array, temperature: float, weights: Array, sums: Array, id
 def rank_tokens(
     logits: Array, temperatures: Array, weights: Array, sums: Array, ids: Array, probs: Array, counts: Array
 ) -> None:
-    """Writes each row's likeliest tokens, likeliest first, with their probabilities at the row's temperature.
+    """Writes each row's likeliest tokens, in order, with their probabilities at the row's temperature.
 
-    Inputs: logits: [num_rows, vocab_size] float32; temperatures: [num_rows] float64. Results: ids: [num_rows, most]
-    int64; probs: [num_rows, most] float64; counts: [num_rows] int64, the tokens found in each row: fewer than `most` if
-    the row has fewer allowed tokens. Working memory: weights: [num_rows, vocab_size] float32; sums: [num_rows,
-    num_parts] float64.
+    logits, weights (scratch): [num_rows, vocab_size] float32; temperatures: [num_rows] float64; ids: [num_rows, most]
+    int64; probs: [num_rows, most] float64; counts: [num_rows] int64, below `most` if fewer tokens are allowed;
+    sums (scratch): [num_rows, num_parts] float64.
     """
     for row in prange(logits.shape[0]):
         counts[row] = _rank_row(logits[row], temperatures[row], weights[row], sums[row], ids[row], probs[row])

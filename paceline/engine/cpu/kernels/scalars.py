@@ -46,8 +46,7 @@ def compiled(order: set[str] = IN_ORDER, parallel: bool = False, inline: bool = 
 def address_of(kernel: Any, *kinds: Any) -> int:
     """Compiles a kernel for arguments of these Numba types, and returns its address for `call_at`.
 
-    Numba compiles a kernel once more into each kernel that calls it, and into the callers of those. A large kernel that
-    is called by its address is compiled once.
+    Numba compiles a kernel again into all of its callers, but only once if called by address.
     """
     kernel.compile(kinds)
     done = kernel.overloads[kinds]
@@ -82,18 +81,18 @@ call_at: Callable[..., Any] = intrinsic(_type_call_at)
 
 
 def bits_of(tensor: torch.Tensor) -> Array:
-    """A view of the tensor as the array that kernels take: float32, or bfloat16 as uint16."""
+    """Views a tensor as the array that kernels take: float32, or bfloat16 as uint16."""
     return tensor.view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
 
 
 def tensor_of(array: Array) -> torch.Tensor:
-    """The tensor of an array that kernels gave: the inverse of `bits_of`."""
+    """Inverts `bits_of`."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
 
 def pad_rows(x: Array, num_rows: int) -> Array:
-    """Adds rows of 0 to x: [at most num_rows, width]. Returns [num_rows, width]."""
+    """Pads x: [at most num_rows, width] with zeros to [num_rows, width]."""
     if x.shape[0] == num_rows:
         return x
     padded = np.zeros((num_rows, x.shape[1]), x.dtype)
@@ -133,7 +132,7 @@ def _put_float32(array: Any, index: Any, value: Any) -> None:
 
 
 def put(array: Any, index: Any, value: Any) -> None:
-    """array[index] = value, a float32. For a bfloat16 array the value is rounded to nearest, ties to even."""
+    """Sets array[index] to a float32, rounded to nearest even if the array is bfloat16."""
     (_put_bfloat16 if array.dtype == np.uint16 else _put_float32)(array, index, value)
 
 
@@ -144,7 +143,7 @@ def _put(array: Any, index: Any, value: Any) -> Callable[[Any, Any, Any], None]:
 
 @compiled()
 def exp_of_negative(x: Any) -> Any:
-    """e^x for x <= 0 as float32, with a relative error of 1e-7. Below -87 the result is e^-87."""
+    """Computes e^x for x <= 0 as float32, with a relative error of 1e-7; e^-87 below -87."""
     x = x if x > LOWEST else LOWEST
     power = (x * LOG2_E + ROUNDER) - ROUNDER
     rest = x - power * LN2_HIGH

@@ -1,8 +1,7 @@
-"""Tiles: the product of a few rows with a tile of weights, written as LLVM code so that all sums stay in registers.
+"""Products of a few rows with a tile of weights, in LLVM code that keeps all sums in registers.
 
-A word is 32 bits of a row: two bfloat16 input features, or four int8. One instruction multiplies a word with the words
-of 16 output features, and adds to 16 sums. Each sum adds its words in one fixed order, so the product is batch
-invariant.
+A word is 32 bits of a row: two bfloat16 input features, or four int8. An instruction multiplies a word with those of 16
+output features. Each sum adds its words in order, so the product is batch invariant.
 """
 
 from collections.abc import Callable
@@ -47,7 +46,7 @@ _ROWS_PER_POINTER = 3
 
 
 class BFloat(ir.Type):
-    """LLVM's bfloat type, which instructions' signatures need and llvmlite does not have."""
+    """LLVM's bfloat type, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -83,7 +82,7 @@ class DotInstruction:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """An array's rows: the first row's address, the bytes from a row to the next, and the elements of a row."""
+    """An array's rows: the first row's address, bytes from row to row, and elements of a row."""
 
     start: Any
     stride_bytes: Any
@@ -92,30 +91,26 @@ class Rows:
 
 
 class _LoopValue:
-    """A value that changes from one pass of a loop to the next."""
+    """A value that changes between passes of a loop."""
 
     def __init__(self, builder: Any, first: Any, before: Any) -> None:
-        """`before`: the block in front of the loop, in which the value is `first`."""
+        """`before` is the block that precedes the loop, and `first` the value there."""
         self.value = builder.phi(first.type)
         self.value.add_incoming(first, before)
 
     def becomes(self, value: Any, loop: Any) -> None:
-        """The value in the next pass of `loop`."""
         self.value.add_incoming(value, loop)
 
 
 class TileWriter:
-    """Writes the LLVM code for `num_rows` rows of words."""
+    """Writes the code for `num_rows` rows of words."""
 
     def __init__(self, builder: Any, num_rows: int) -> None:
         self.builder = builder
         self._num_rows = num_rows
 
     def sum_products(self, dot: DotInstruction, x: Rows, weights: Rows) -> list[list[Any]]:
-        """x weights^T, as [num_rows][BLOCKS] vectors of sums.
-
-        x: rows of words; weights: for each word of x a row of WIDTH words.
-        """
+        """Returns x weights^T as [num_rows][BLOCKS] vectors. weights: a row of WIDTH words for each word of x."""
         builder = self.builder
         pointers = [self._address(x, row) for row in range(0, self._num_rows, _ROWS_PER_POINTER)]
         before, loop, after = builder.block, *map(builder.append_basic_block, ("words", "done"))
@@ -143,9 +138,9 @@ class TileWriter:
     def _add_products(
         self, dot: DotInstruction, words: list[Any], stride_bytes: Any, weights: Any, sums: list[list["_LoopValue"]]
     ) -> list[list[Any]]:
-        """One word of each row with its weights, added to the sums: [num_rows][BLOCKS].
+        """Adds the products of one word of each row to the sums: [num_rows][BLOCKS].
 
-        words: the addresses of the word in every third row; weights: the address of the WIDTH words for it.
+        words: the addresses of every third row's word; weights: the address of its WIDTH words.
         """
         builder, call = self.builder, dot.declare(self.builder.module)
         vectors = [
@@ -162,7 +157,7 @@ class TileWriter:
         return grown
 
     def _prefetch(self, weights: Any) -> None:
-        """Asks for the weights that come _AHEAD_BYTES later. An address behind the last weight does no harm."""
+        """Prefetches the weights _AHEAD_BYTES later. Reading past the last weight is harmless."""
         builder, pointer = self.builder, weights.type
         kind = ir.FunctionType(ir.VoidType(), [pointer, WORD, WORD, WORD])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -172,7 +167,7 @@ class TileWriter:
             builder.call(prefetch, [address, WORD(0), WORD(3), WORD(1)])
 
     def finish(self, products: list[list[Any]], bias: Rows, residual: Rows, out: Rows) -> None:
-        """out = products + bias + residual, rounded once.
+        """Writes out = products + bias + residual, rounded once.
 
         products: [num_rows][BLOCKS] vectors of float32; bias: one row of float32.
         """
@@ -189,7 +184,7 @@ class TileWriter:
                 builder.store(finished, address, align=2)
 
     def load_products(self, sums: Rows) -> list[list[Any]]:
-        """Loads sums from memory, as [num_rows][BLOCKS] vectors of float32 for `finish`."""
+        """Loads sums as [num_rows][BLOCKS] vectors of float32 for `finish`."""
         return [[self.load_floats(sums, row, block) for block in range(BLOCKS)] for row in range(self._num_rows)]
 
     def load_floats(self, rows: Rows, row: int, block: int) -> Any:
@@ -202,11 +197,10 @@ class TileWriter:
         return builder.bitcast(builder.shl(builder.zext(halves, WORDS), WORDS([16] * LANES)), FLOATS)
 
     def load_scalar(self, rows: Rows, row: int, kind: Any) -> Any:
-        """Loads a row's first element."""
         return self._load(rows, self._offset(rows, row, INDEX(0)), kind)
 
     def broadcast(self, scalar: Any, kind: Any) -> Any:
-        """A vector with the scalar in all lanes."""
+        """Returns a vector with the scalar in all lanes."""
         first = self.builder.insert_element(kind(ir.Undefined), scalar, WORD(0))
         return self.builder.shuffle_vector(first, kind(ir.Undefined), WORDS([0] * LANES))
 
@@ -224,10 +218,9 @@ class TileWriter:
 
 
 def tile_code(write: Callable[..., None], *arrays: Any, parts_per_row: int = 1) -> Any:
-    """The signature and the code of a Numba intrinsic that takes a number of rows and these arrays.
+    """Returns a Numba intrinsic's signature and code, for up to TILE_ROWS / parts_per_row rows.
 
-    A row has `parts_per_row` rows of words, and the number of rows is at most TILE_ROWS / parts_per_row.
-    `write(tile_writer, *rows)` writes the code for one number of rows.
+    A row has `parts_per_row` rows of words; `write(tile_writer, *rows)` writes the code for one number of rows.
     """
 
     def write_tile(builder: Any, num_rows: int, *rows: Rows) -> None:
@@ -237,10 +230,9 @@ def tile_code(write: Callable[..., None], *arrays: Any, parts_per_row: int = 1) 
 
 
 def counted_code(write: Callable[..., None], most: int, *arrays: Any) -> Any:
-    """The signature and the code of a Numba intrinsic that takes a count, from 1 to `most`, and these arrays.
+    """Returns a Numba intrinsic's signature and code, for a count from 1 to `most` and these arrays.
 
-    `write(builder, count, *rows)` writes the code for one count. Each count has its own code, so that LLVM can keep all
-    sums in registers.
+    `write(builder, count, *rows)` writes each count's own code, so that LLVM keeps all sums in registers.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -265,7 +257,7 @@ def counted_code(write: Callable[..., None], most: int, *arrays: Any) -> Any:
 
 @compiled()
 def rows_at_once(num_rows: int, most: int, most_of_many: int) -> int:
-    """How many rows a tile takes: all up to `most`; of more, equal parts of at most `most_of_many`."""
+    """Returns how many rows a tile takes: all up to `most`, else equal parts of at most `most_of_many`."""
     if num_rows <= most:
         return max(1, num_rows)
     num_tiles = -(-num_rows // most_of_many)
@@ -273,17 +265,17 @@ def rows_at_once(num_rows: int, most: int, most_of_many: int) -> int:
 
 
 def pack_words(words: Array) -> Array:
-    """words: [out_features, num_words] uint32 -> [num_tiles, num_words, WIDTH], padded with 0 to whole tiles."""
+    """Packs words: [out_features, num_words] uint32 as [num_tiles, num_words, WIDTH], padded with 0."""
     tiles = np.pad(words, ((0, -words.shape[0] % WIDTH), (0, 0))).reshape(-1, WIDTH, words.shape[1])
     return memory.weights.keep(tiles.transpose(0, 2, 1))
 
 
 def pad_features(rows: Array) -> Array:
-    """rows: [..., out_features] -> [..., padded out_features], padded with 0 to whole tiles."""
+    """Pads rows: [..., out_features] with 0 to whole tiles."""
     missing = -rows.shape[-1] % WIDTH
     return np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)]) if missing else rows
 
 
 def no_residual(out_features: int, dtype: Any) -> Array:
-    """A residual of zeros: [TILE_ROWS, padded out_features]. Kernels use it for any number of rows."""
+    """Returns zeros: [TILE_ROWS, padded out_features], a residual for any number of rows."""
     return pad_features(np.zeros((TILE_ROWS, out_features), dtype))

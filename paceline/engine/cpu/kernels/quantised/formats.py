@@ -1,16 +1,14 @@
-"""Formats of quantised weights, as GGUF files have them, and how we arrange them in memory.
+"""Formats of quantised weights, and their arrangement in memory.
 
-A weight is scale * code + offset, or scale * (code - zero). 32 input features of one output feature form a group with one
-scale and one offset (Q6_K: 16). A code has 4, 5, 6 or 8 bits. A file keeps each output feature's weights together. We keep those of a tile
-of 32 output features together, so that one instruction multiplies 4 input features of 8 or 16 output features. The
-bits stay the same, and so does their number; only the 6-bit scales of Q4_K and Q5_K take 8.
+A weight is scale * code + offset, or scale * (code - zero). 32 input features (Q6_K: 16) of an output feature form a
+group with one scale and offset. A code has 4, 5, 6 or 8 bits. A file stores weights by output feature. In memory, tiles
+of 32 output features stay together, so that one instruction multiplies 4 input features of 8 or 16 output features.
+Codes keep their bits; the 6-bit scales of Q4_K and Q5_K take 8.
 
-    packed   the tiles, one after the other; a tile is a row of units, by input features
-    unit     header (the scales of its groups), then its groups' codes; one group, or eight with a common scale
-    group    1024 codes [8 words][32 output features][4 input features]: the low 4 bits of the first half of them with
-             those of the second half in one byte, then the bits above them, eight or four codes in one byte
-
-Blocks of a GGUF file -> our tiles (see `formats`).
+    packed   tiles; a tile is a row of units, by input features
+    unit     header (its groups' scales), then the groups' codes; one group, or eight with a common scale
+    group    1024 codes [8 words][32 output features][4 input features]: the low 4 bits of the first and the second half
+             share bytes, followed by the higher bits, of eight or four codes in a byte
 """
 
 from dataclasses import dataclass
@@ -40,8 +38,6 @@ Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K = range(8)
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format."""
-
     name: str
     # Kernels know a format by its number.
     number: int
@@ -94,10 +90,9 @@ BLOCK_BYTES = np.array([each.block_bytes for each in FORMATS])
 
 
 def pack(data: Array, row_order: Array | None, fmt: Format, in_features: int) -> Array:
-    """Arranges a matrix of the file in tiles.
+    """Arranges a matrix of a file in tiles: [num_tiles, bytes of a tile] uint8, padded with weights of 0.
 
-    data: [out_features, bytes of a row] uint8; row_order: [out_features] int64, the file's row for each of ours, None
-    for the same. Returns [num_tiles, bytes of a tile] uint8, padded with weights of 0 to whole tiles.
+    data: [out_features, bytes of a row] uint8; row_order: [out_features] int64, the file's row for each output, or None.
     """
     order = np.arange(data.shape[0]) if row_order is None else row_order
     # As the data of a mapped file: arrays that may be written to would be compiled for a second time.
@@ -193,7 +188,7 @@ def _read_codes(source: Array, number: int, codes: Array) -> None:
 
 @compiled()
 def _split_nibbles(source: Array, start: int, count: int, codes: Array, first: int) -> None:
-    """Low halves of `count` bytes, and behind them the high halves."""
+    """Writes the low halves of `count` bytes, then the high halves."""
     for i in range(count):
         codes[first + i] = source[start + i] & 15
         codes[first + count + i] = source[start + i] >> 4
@@ -201,7 +196,7 @@ def _split_nibbles(source: Array, start: int, count: int, codes: Array, first: i
 
 @compiled()
 def _add_fifths(high: Array, codes: Array) -> None:
-    """Bit g of byte i is the fifth one of code i in group g. Written out: the compiler widens shifts by a variable."""
+    """Adds the fifth bits: bit g of byte i belongs to code i in group g. Unrolled: variable shifts get widened."""
     for i in range(GROUP):
         bits = high[i]
         codes[i] |= (bits & 1) << 4
@@ -216,7 +211,7 @@ def _add_fifths(high: Array, codes: Array) -> None:
 
 @compiled()
 def _arrange(natural: Array, first: int, codes: Array) -> None:
-    """natural: [WIDTH, words of WORD_FEATURES codes], from word `first` -> codes: [GROUP_WORDS][WIDTH] words."""
+    """Reorders natural: [WIDTH, words], from word `first`, to codes: [GROUP_WORDS][WIDTH] words."""
     for word in range(GROUP_WORDS):
         for row in range(WIDTH):
             codes[word * WIDTH + row] = natural[row, first + word]
@@ -224,7 +219,7 @@ def _arrange(natural: Array, first: int, codes: Array) -> None:
 
 @compiled()
 def _write_bits(codes: Array, bits: int, out: Array) -> None:
-    """The inverse of `unpacking.unpack_codes`."""
+    """Packs codes into `bits` bits each."""
     if bits == 8:
         for i in range(GROUP_CODES):
             out[i] = codes[i]

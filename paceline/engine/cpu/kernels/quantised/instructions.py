@@ -1,7 +1,4 @@
-"""The processor's dot product of four codes with four numbers, and how many output features it takes at once.
-
-All of them give the same whole numbers: no intermediate sum can overflow.
-"""
+"""The processor's dot product of four codes with four numbers. All variants are exact: no sum overflows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,15 +15,14 @@ _LARGEST = 127
 
 
 class Sum(ABC):
-    """Whole numbers that grow, in each lane, by four codes times four numbers."""
+    """A sum in each lane that grows by four codes times four numbers."""
 
     @abstractmethod
     def add(self, builder: Any, codes: Any, numbers: Any) -> None:
-        """codes: a word of unsigned codes in each lane; numbers: a word of signed numbers in each."""
+        """Adds a word of unsigned codes in each lane times a word of signed numbers."""
 
     @abstractmethod
-    def total(self, builder: Any) -> Any:
-        """The whole numbers, and the one that the sum began with."""
+    def total(self, builder: Any) -> Any: ...
 
 
 class DotInstructions(ABC):
@@ -45,11 +41,11 @@ class DotInstructions(ABC):
 
     @abstractmethod
     def sum_from(self, start: Any, bits: int) -> Sum:
-        """A sum that begins with whole numbers, for codes of so many bits."""
+        """Returns a sum with an initial value, for codes of `bits` bits."""
 
 
 class VnniInstructions(DotInstructions):
-    """vpdpbusd: of AVX512-VNNI for 16 output features, of AVX-VNNI for 8."""
+    """vpdpbusd of AVX512-VNNI (16 output features) or AVX-VNNI (8)."""
 
     def __init__(self, name: str, lanes: int, row_counts: Sequence[int], feature: str) -> None:
         self.name, self.lanes, self.row_counts, self.feature = name, lanes, row_counts, feature
@@ -84,7 +80,7 @@ class Avx2Instructions(DotInstructions):
 
 
 class _Avx2Sum(Sum):
-    """vpmaddubsw adds two products in 16 bits; as many of them are added as are sure to fit."""
+    """Sums pairs in 16 bits as long as they are sure to fit."""
 
     def __init__(self, start: Any, bits: int) -> None:
         self._total = start
@@ -111,7 +107,7 @@ class _Avx2Sum(Sum):
 
 
 class _SplitSum(Sum):
-    """The sums of the low and of the high 4 bits of each code."""
+    """Sums the low and the high 4 bits of codes separately."""
 
     def __init__(self, low: Sum, high: Sum) -> None:
         self._low, self._high = low, high
@@ -165,7 +161,7 @@ def _call(builder: Any, name: str, result: Any, *operands: Any) -> Any:
 
 # The fastest first.
 INSTRUCTIONS: tuple[DotInstructions, ...] = (
-    VnniInstructions("AVX512-VNNI", 16, (1, 2, 3, 4, 6, 8), "avx512vnni"),
+    VnniInstructions("AVX512-VNNI", 16, (1, 2, 3, 4, 5, 6, 8, 12), "avx512vnni"),
     VnniInstructions("AVX-VNNI", 8, (1, 2, 4), "avxvnni"),
     Avx2Instructions(),
     PlainInstructions(),

@@ -1,7 +1,7 @@
-"""Sixteen rows times the unpacked groups of a tile, on the processor's matrix unit (AMX: tdpbssd).
+"""Products of 16 rows with the unpacked groups of a tile on the matrix unit (AMX: tdpbssd).
 
-One instruction multiplies a group of 16 rows with 16 output features. Its sums are whole numbers, the same as those of
-`dots`, and what follows is computed in the same order: so a row has the same bits with both.
+An instruction multiplies a group of 16 rows with 16 output features. Its sums are exact and are scaled in the same
+order as in `dots`, so a row has the same bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,15 +48,15 @@ KIND[Q6_K] = IN_HALVES
 
 
 def find_unit() -> bool:
-    """Whether this processor has the unit and the system allows this process to use it."""
+    """Whether the processor has the unit and the system lets this process use it."""
     return has_features("amx-int8", "avx512vnni") and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
 
 
 class _UnitWriter(Writer):
-    """Writes the code for all rows of a chunk, a block at a time: UNIT rows and UNIT output features.
+    """Writes the code for all rows of a chunk, a block of UNIT rows and UNIT output features at a time.
 
-    The unit works on the next block while the sums of this one are added: a group's sums are taken from `scratch`, and
-    those of the next block are put there. They are stored one step after the unit began with them, so that nothing waits.
+    While a block's sums are read from `scratch` and added, the unit computes those of the next. They are stored one step
+    after the unit starts, so that nothing waits.
     """
 
     def __init__(self, builder: Any, kind: int, num_groups: Any, chunk: Any, arrays: Sequence[Strided]) -> None:
@@ -85,7 +85,7 @@ class _UnitWriter(Writer):
             self._finish(blocks.index, num_blocks)
 
     def _finish(self, block: Any, num_blocks: Any) -> None:
-        """Adds the block's sums to the output, and multiplies the groups of the next block."""
+        """Adds the block's sums to the output, and multiplies the next block."""
         builder = self.builder
         row, lane = self._place_of(block)
         following, out = builder.add(block, INDEX(1)), self._out.at(row, lane)
@@ -119,7 +119,7 @@ class _UnitWriter(Writer):
         return grown
 
     def _multiply(self, block: Any, group: Any) -> None:
-        """Begins with the numbers of a block's group times its codes."""
+        """Starts the product of a block's group."""
         builder = self.builder
         row, lane = self._place_of(block)
         of_rows = builder.mul(builder.udiv(group, INDEX(self._parts)), INDEX(GROUP_WORDS))
@@ -131,7 +131,7 @@ class _UnitWriter(Writer):
         self._do("tdpbssd", _SUMS, _ROWS, _CODES)
 
     def _store_before(self, group: Any) -> None:
-        """Stores the sums that the unit began with a step before this group: of the last group, if this is the first."""
+        """Stores the sums of the previous step: of the last group, if this is the first."""
         builder = self.builder
         is_first = builder.icmp_signed("==", group, INDEX(0))
         before = builder.sub(builder.select(is_first, self._num_groups, group), INDEX(1))
@@ -142,13 +142,13 @@ class _UnitWriter(Writer):
         return self._scratch.at(self.builder.mul(group, INDEX(UNIT)), INDEX(0))
 
     def _place_of(self, block: Any) -> tuple[Any, Any]:
-        """First row, and first output feature."""
+        """Returns a block's first row and first output feature."""
         builder = self.builder
         unit, part = builder.udiv(block, INDEX(_BLOCKS)), builder.urem(block, INDEX(_BLOCKS))
         return builder.mul(unit, INDEX(UNIT)), builder.mul(part, INDEX(UNIT))
 
     def _do(self, name: str, *operands: Any) -> None:
-        """An instruction of the unit. A whole number stands for a register."""
+        """Calls an instruction. An integer operand is a register's number."""
         values = [BYTE(operand) if isinstance(operand, int) else operand for operand in operands]
         self.call(f"llvm.x86.{name}", VOID, *values)
 

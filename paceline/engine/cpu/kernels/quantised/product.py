@@ -1,7 +1,7 @@
-"""x weights^T + bias + residual, for quantised weights. A linear may have parts with different formats.
+"""Products with quantised weights. A linear may have parts with different formats.
 
-Each worker multiplies all rows with some of the tiles: few rows by the processor's dot product (`dots`); many on its
-matrix unit, where there is one (`matrix_unit`), which needs the codes unpacked (`unpacking`). Both give the same bits.
+Workers split the tiles. Few rows use the processor's dot product (`dots`), many the matrix unit, if there is one
+(`matrix_unit`), with unpacked codes. Both give the same bits.
 """
 
 from typing import NamedTuple
@@ -40,8 +40,6 @@ UNIT_FROM_ROWS = 40
 
 
 class QuantisedWeights(NamedTuple):
-    """A linear's arrays."""
-
     # [num_parts, 6] int64: the format's number, `dots_address` and `unpack_address`; the address of the part's tiles, how
     # many there are, bytes of a tile.
     parts: Array
@@ -85,7 +83,7 @@ def _multiply_by_dots(
 
 @compiled()
 def _finish(totals: Array, start: int, bias: Array, residual: Array, out: Array) -> None:
-    """Writes a tile's sums, with bias and residual, from output feature `start` on."""
+    """Writes a tile's sums with bias and residual, from output feature `start` on."""
     has_residual = residual.shape[0] == out.shape[0]
     of_bias = bias[start : start + WIDTH]
     for row in range(out.shape[0]):
@@ -133,10 +131,9 @@ def _multiply(
 
 @compiled()
 def multiply_quantised(x: Array, weights: QuantisedWeights, residual: Array) -> Array:
-    """x weights^T + bias + residual, with x rounded as `rounding` says, and the result rounded once.
+    """Computes x weights^T + bias + residual, rounded once: [num_rows, padded out_features] of x's dtype.
 
-    x: [num_rows, in_features]; residual: [num_rows, padded out_features], or the weights' no_residual. Returns
-    [num_rows, padded out_features] of x's dtype.
+    x: [num_rows, in_features]; residual: [num_rows, padded out_features], or the weights' no_residual.
     """
     rows = round_rows(x)
     out = np.empty((x.shape[0], weights.bias.size), x.dtype)

@@ -1,7 +1,6 @@
-"""Rows rounded to 8 bits, with a scale for every 32 features.
+"""Rows rounded to 8 bits, with a scale for every 32 features: some features are a hundred times as large as others.
 
-A scale for a whole row would lose too much: a few features are a hundred times as large as the others. With one for
-each group, perplexity stays within 0.3 % (docs/models.md).
+Perplexity stays within 0.3 % (docs/models.md).
 """
 
 from collections.abc import Callable
@@ -43,7 +42,7 @@ NUM_SCALES = 2
 class RoundedRows(NamedTuple):
     """x = scale * number, by chunks of groups.
 
-    Rows and features are padded to whole units and chunks; numbers there are not defined, and have a scale of 0.
+    Rows and features are padded to whole units and chunks. Padding has undefined numbers and scales of 0.
     """
 
     numbers: Array  # [chunks, padded rows, features of a chunk] int8
@@ -85,7 +84,6 @@ class _GroupWriter(Writer):
         self.store(builder.fmul(scale, total), scales, 1, INDEX(0))
 
     def _load(self, x: Place, half: int) -> Any:
-        """HALF_GROUP features as float32."""
         if self._is_float32:
             return self.load(x, 0, INDEX(half * HALF_GROUP * WORD_BYTES), self.floats)
         bits = self.load(x, 0, INDEX(half * HALF_GROUP * 2), ir.VectorType(ir.IntType(16), HALF_GROUP))
@@ -126,7 +124,7 @@ def _round_shared(x: Array, numbers: Array, scales: Array, minus: Array) -> None
 
 @compiled()
 def round_rows(x: Array) -> RoundedRows:
-    """x: [num_rows, in_features], float32 or bfloat16; in_features is a multiple of GROUP."""
+    """Rounds x: [num_rows, in_features] float32 or bfloat16; in_features is a multiple of GROUP."""
     num_rows, in_features = x.shape
     padded, chunks = -(-num_rows // UNIT_ROWS) * UNIT_ROWS, -(-in_features // (CHUNK_GROUPS * GROUP))
     numbers = np.empty((chunks, padded, CHUNK_GROUPS * GROUP), np.int8)

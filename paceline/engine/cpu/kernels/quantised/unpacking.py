@@ -1,9 +1,7 @@
-"""Packed weights -> one signed byte for each code, and scales and offsets as float32: for the matrix unit, and to look up rows.
+"""Unpacked weights for the matrix unit and for embedding lookups: a signed byte per code, float32 scales and offsets.
 
-A code becomes code - zero where the format has a zero. Codes that share a scale fill a group of their own: those of Q6_K,
-16 features with a scale, are followed or preceded by as many bytes of 0.
-
-Rows of a packed matrix, for the embedding: the head's weights are those of the embedding in many models.
+A code becomes code - zero if the format has a zero. Codes that share a scale fill a group: Q6_K's, 16 features per
+scale, are padded with zeros.
 """
 
 from collections.abc import Callable
@@ -48,10 +46,11 @@ class _Unpacker(GroupReader):
     def write(self, chunk: Any, group: Any, codes: Strided, scales: Strided, offsets: Strided) -> None:
         builder = self.builder
         unit = self.unit_of(chunk, group)
-        self.fetch(unit, group)
         for lane in range(0, WIDTH, LANES):
-            parts = self.scales(unit, group, lane, self.common_scales(unit, lane))
-            words = [self._signed(self.code(self.codes_of(unit, group), word, lane)) for word in range(GROUP_WORDS)]
+            self.fetch(chunk, group, INDEX(lane))
+            parts = self.scales(unit, group, INDEX(lane), self.common_scales(unit, INDEX(lane)))
+            place = self.codes_of(unit, group, INDEX(lane))
+            words = [self._signed(self.code(place, word)) for word in range(GROUP_WORDS)]
             for part, (scale, offset) in enumerate(parts):
                 row = builder.add(builder.mul(group, INDEX(len(parts))), INDEX(part))
                 self.store(scale, scales.at(row, INDEX(lane)), 0, INDEX(0))
@@ -91,26 +90,23 @@ _unpack: Callable[..., None] = intrinsic(prefer_literal=True)(_type_unpack)
 
 @compiled()
 def unpack(number: int, address: int, num_groups: int, codes: Array, scales: Array, offsets: Array) -> None:
-    """Unpacks a chunk of a tile, from an address on, of the format with this number, a literal.
+    """Unpacks a chunk of a tile at an address, of the format with this number, a literal.
 
-    num_groups: groups of 32 features; codes: [groups of one scale, GROUP_CODES] int8; scales and offsets: [groups of one
-    scale, WIDTH] float32.
+    num_groups: of 32 features; codes: [groups of one scale, GROUP_CODES] int8; scales and offsets: [groups of one scale,
+    WIDTH] float32.
     """
     _unpack(number, 1, address, num_groups, codes, scales, offsets)
 
 
 def unpack_address(fmt: Format) -> int:
-    """The address of `unpack` for this format."""
+    """Returns the address of `unpack` for this format."""
     count, floats = types.intp, types.float32[:, ::1]
     return address_of(unpack, types.literal(fmt.number), count, count, types.int8[:, ::1], floats, floats)
 
 
 @compiled()
 def look_up(number: int, unpacks_at: int, address: int, tile_bytes: int, rows: Array, out: Array) -> None:
-    """out[i] = row rows[i] of the matrix at the address, in tiles of the format with this number and `unpack_address`.
-
-    rows: [num_rows] int64; out: [num_rows, in_features] float32 or bfloat16.
-    """
+    """Writes rows: [num_rows] int64 of a packed matrix to out: [num_rows, in_features] float32 or bfloat16."""
     num_groups = out.shape[1] // GROUP
     parts = 2 if number == Q6_K else 1
     codes = np.empty((parts * CHUNK_GROUPS, GROUP_CODES), np.int8)

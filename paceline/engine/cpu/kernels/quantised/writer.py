@@ -1,10 +1,6 @@
-"""What the kernels of this package share when they write LLVM code.
+"""Writers of LLVM code: arrays, vectors, and the codes and scales of packed weights in registers.
 
-The code takes whole arrays and indices: a slice of an array would cost a lock on its counter of references.
-
-Codes, scales and offsets of packed weights (see `formats`) as vectors in registers.
-
-Written as LLVM code: nothing is stored on the way from the packed bytes to the products.
+The code takes whole arrays and indices, since a slice would lock its reference count.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,12 +43,12 @@ class Strided:
     strides: Sequence[Any]
 
     def with_rows(self, num_bytes: int) -> "Strided":
-        """The same array, whose rows have so many bytes: known to the compiler, addresses need no registers."""
+        """Fixes the bytes of a row, so that addresses need no registers."""
         *outer, _, element = self.strides
         return Strided(self.builder, self.start, (*outer, INDEX(num_bytes), element))
 
     def at(self, *indices: Any) -> Place:
-        """The place of these indices, an index for each dimension; its rows are those of the last but one."""
+        """Returns the place of an element. Its rows are those of the last dimension but one."""
         start = self.start
         for stride, index in zip(self.strides, indices, strict=True):
             start = cgutils.pointer_add(self.builder, start, self.builder.mul(stride, index))
@@ -78,13 +74,13 @@ class Writer:
         self.builder.store(value, self.address(place, row, offset_bytes, value.type), align=1)
 
     def broadcast(self, scalar: Any) -> Any:
-        """A vector with the scalar in all lanes."""
+        """Returns a vector with the scalar in all lanes."""
         kind = ir.VectorType(scalar.type, self._lanes)
         first = self.builder.insert_element(kind(ir.Undefined), scalar, WORD(0))
         return self.builder.shuffle_vector(first, kind(ir.Undefined), self.words([0] * self._lanes))
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
-        """a * b + c, rounded once."""
+        """Returns a * b + c, rounded once."""
         return self.call(f"llvm.fma.v{self._lanes}f32", self.floats, a, b, c)
 
     def call(self, name: str, result: Any, *operands: Any) -> Any:
@@ -92,7 +88,7 @@ class Writer:
         return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), operands)
 
     def accumulate(self, count: Any, first: list[Any], step: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-        """The values after `count` passes, at least one, of values = step(index, values)."""
+        """Returns the values after `count` passes, at least one, of values = step(index, values)."""
         builder = self.builder
         before, loop, after = builder.block, *map(builder.append_basic_block, ("loop", "done"))
         builder.branch(loop)
@@ -109,10 +105,10 @@ class Writer:
         return grown
 
     def add_scaled(self, value: Any, total: Any, scale: Any, shared: Any, factor: Any, offset: Any | None) -> Any:
-        """A group's whole numbers added to a row's sum: the same operations, in the same order, for every kernel.
+        """Adds a group's integer sum to a row's, with the same operations in the same order in every kernel.
 
-        total: the sum of codes * numbers, with each code's zero; scale and shared: the row's two `RoundedRows.scales`;
-        factor and offset: the weights'.
+        total: the sum of (code - zero) * number; scale and shared: the row's two `RoundedRows.scales`; factor and offset: the
+        weights'.
         """
         builder = self.builder
         product = builder.fmul(builder.sitofp(total, self.floats), self.broadcast(scale))
@@ -121,9 +117,9 @@ class Writer:
 
 
 def indexed_code(write: Callable[..., None], counts: Sequence[int], num_indices: int, *arrays: Any) -> Any:
-    """The signature and the code of a Numba intrinsic that takes a count, indices, and arrays.
+    """Returns a Numba intrinsic's signature and code, for a count, indices and arrays.
 
-    `write(builder, count, indices, *arrays)` writes the code for one of `counts`, so that LLVM can keep all sums in
+    `write(builder, count, indices, *arrays)` writes the code for each of `counts`, so that LLVM keeps all sums in
     registers. Another count runs the code of the next larger one.
     """
 
@@ -150,7 +146,7 @@ def indexed_code(write: Callable[..., None], counts: Sequence[int], num_indices:
 
 
 def format_code(number: Any, code: Any) -> Any:
-    """The same signature and code, behind the number of a format that the compiler knows: a literal type."""
+    """Prepends a format's number, a literal type, to an intrinsic's arguments."""
     signature, generate = code
 
     def generate_for_format(context: Any, builder: Any, _: Any, args: Any) -> Any:
@@ -167,68 +163,71 @@ _LOW_BITS, _HIGH_WORDS = 4, GROUP_WORDS // 2
 
 
 class GroupReader(Writer):
-    """Writes the code that reads groups of one format, `lanes` output features at a time, from lane `lane` of a tile on."""
+    """Writes the code that reads groups of one format, `lanes` output features of a tile at a time."""
 
     def __init__(self, builder: Any, fmt: Format, lanes: int) -> None:
         super().__init__(builder, lanes)
         self._format = fmt
 
     def unit_of(self, chunk: Any, group: Any) -> Any:
-        """The address of the unit that has a chunk's group, in a chunk that begins at the address `chunk`."""
+        """Returns the address of the unit that has the group, in the chunk at this address."""
         if self._format.unit_groups == CHUNK_GROUPS:
             return chunk
         return self.builder.add(chunk, self.builder.mul(group, INDEX(self._format.unit_bytes)))
 
-    def codes_of(self, unit: Any, group: Any) -> Place:
-        """Where a group's codes are. group: its number in the chunk."""
-        start = self.builder.add(unit, INDEX(self._format.header_bytes))
+    def codes_of(self, unit: Any, group: Any, lane: Any) -> Place:
+        """Returns the place of a group's codes, from output feature `lane` on. group: its number in the chunk."""
+        builder = self.builder
+        start = builder.add(unit, INDEX(self._format.header_bytes))
         if self._format.unit_groups == CHUNK_GROUPS:
-            start = self.builder.add(start, self.builder.mul(group, INDEX(self._format.group_bytes)))
-        return self._place(start)
+            start = builder.add(start, builder.mul(group, INDEX(self._format.group_bytes)))
+        return self._place(builder.add(start, builder.mul(lane, INDEX(WORD_BYTES))))
 
-    def code(self, codes: Place, word: int, lane: int) -> Any:
-        """Four codes of each output feature: those of a word of the group."""
-        at = WORD_BYTES * lane
+    def code(self, codes: Place, word: int) -> Any:
+        """Returns four codes of each output feature: those of a word of the group."""
         if self._format.bits == 8:
-            return self._words_at(codes, word * WIDTH * WORD_BYTES + at)
-        both = self._words_at(codes, word % _HIGH_WORDS * WIDTH * WORD_BYTES + at)
+            return self._words_at(codes, word * WIDTH * WORD_BYTES)
+        both = self._words_at(codes, word % _HIGH_WORDS * WIDTH * WORD_BYTES)
         low = self._bits(both, _LOW_BITS * (word // _HIGH_WORDS), _LOW_BITS, 0)
         more = self._format.bits - _LOW_BITS
         if not more:
             return low
         # A byte has the bits of 8 // more codes.
         num_rows = GROUP_WORDS * more // 8
-        above = self._words_at(codes, _LOW_BYTES + word % num_rows * WIDTH * WORD_BYTES + at)
+        above = self._words_at(codes, _LOW_BYTES + word % num_rows * WIDTH * WORD_BYTES)
         return self.builder.or_(low, self._bits(above, word // num_rows * more, more, _LOW_BITS))
 
-    def common_scales(self, unit: Any, lane: int) -> Sequence[Any]:
-        """What all groups of a chunk share, as float32."""
+    def common_scales(self, unit: Any, lane: Any) -> Sequence[Any]:
+        """Returns the factors that all groups of a chunk share, as float32."""
         if self._format.unit_groups < CHUNK_GROUPS:
             return ()
-        header = self._place(unit)
-        scale = self._halves(header, 2 * lane)
+        scale = self._halves(unit, lane, 0)
         if self._format.number == Q6_K:
             return (scale,)
-        return scale, self.builder.fneg(self._halves(header, HALF_BYTES + 2 * lane))
+        return scale, self.builder.fneg(self._halves(unit, lane, HALF_BYTES))
 
-    def scales(self, unit: Any, group: Any, lane: int, common: Sequence[Any]) -> list[tuple[Any, Any | None]]:
-        """Scale and offset of a group as float32, or of each of its two halves; no offset where zero is a code."""
-        header = self._place(unit)
+    def scales(self, unit: Any, group: Any, lane: Any, common: Sequence[Any]) -> list[tuple[Any, Any | None]]:
+        """Returns a group's scale and offset as float32, or those of its halves; no offset if the format has a zero."""
+        header = self._place(self.builder.add(unit, lane))
         if self._format.number == Q6_K:
-            return [(self._small(header, HALF_BYTES, part, group, lane, common[0]), None) for part in range(2)]
+            return [(self._small(header, HALF_BYTES, part, group, common[0]), None) for part in range(2)]
         if common:
             first = 2 * HALF_BYTES
-            scale = self._small(header, first, 0, group, lane, common[0])
-            return [(scale, self._small(header, first + CHUNK_GROUPS * WIDTH, 0, group, lane, common[1]))]
-        scale = self._halves(header, 2 * lane)
-        return [(scale, self._halves(header, HALF_BYTES + 2 * lane) if self._format.zero is None else None)]
+            scale = self._small(header, first, 0, group, common[0])
+            return [(scale, self._small(header, first + CHUNK_GROUPS * WIDTH, 0, group, common[1]))]
+        scale = self._halves(unit, lane, 0)
+        return [(scale, self._halves(unit, lane, HALF_BYTES) if self._format.zero is None else None)]
 
-    def fetch(self, unit: Any, group: Any) -> None:
-        """Asks for a group that comes later. An address behind the last weight does no harm."""
-        place = self.codes_of(unit, group)
-        own = self._format.header_bytes // self._format.unit_groups
-        for line in range(0, own + self._format.group_bytes, _LINE_BYTES):
-            address = self.address(place, 0, INDEX(_AHEAD_BYTES + line), BYTE)
+    def fetch(self, chunk: Any, group: Any, lane: Any) -> None:
+        """Prefetches these lanes' share of a later group. Reading past the last weight is harmless."""
+        builder, num_blocks = self.builder, WIDTH // self._lanes
+        group_bytes = self._format.unit_bytes // self._format.unit_groups
+        num_lines = -(-group_bytes // _LINE_BYTES)
+        of_block = -(-num_lines // num_blocks)
+        first = builder.mul(builder.udiv(lane, INDEX(self._lanes)), INDEX(of_block * _LINE_BYTES))
+        place = self._place(builder.add(chunk, builder.add(builder.mul(group, INDEX(group_bytes)), first)))
+        for line in range(of_block):
+            address = self.address(place, 0, INDEX(_AHEAD_BYTES + line * _LINE_BYTES), BYTE)
             # To read, into the second cache, data.
             self.call("llvm.prefetch.p0", VOID, address, WORD(0), WORD(2), WORD(1))
 
@@ -239,7 +238,7 @@ class GroupReader(Writer):
         return self.load(place, 0, INDEX(offset_bytes), self.words)
 
     def _bits(self, words: Any, first: int, count: int, to: int) -> Any:
-        """`count` bits of each byte, from bit `first` on, moved to bit `to`."""
+        """Moves `count` bits of each byte from bit `first` to bit `to`."""
         builder = self.builder
         if first > to:
             words = builder.lshr(words, self._all(first - to))
@@ -250,16 +249,16 @@ class GroupReader(Writer):
     def _all(self, number: int) -> Any:
         return self.words([number] * self._lanes)
 
-    def _halves(self, place: Place, offset_bytes: int) -> Any:
-        """float16 as float32."""
+    def _halves(self, unit: Any, lane: Any, offset_bytes: int) -> Any:
         kind = ir.VectorType(ir.HalfType(), self._lanes)
+        place = self._place(self.builder.add(unit, self.builder.mul(lane, INDEX(2))))
         return self.builder.fpext(self.load(place, 0, INDEX(offset_bytes), kind), self.floats)
 
-    def _small(self, header: Place, first: int, part: int, group: Any, lane: int, factor: Any) -> Any:
-        """A group's whole numbers of 8 bits times a factor. Only those of Q6_K, two for each group, have signs."""
+    def _small(self, header: Place, first: int, part: int, group: Any, factor: Any) -> Any:
+        """Returns a group's 8-bit integers times a factor. Q6_K's, two for each group, are signed."""
         is_q6, builder = self._format.number == Q6_K, self.builder
         row = builder.mul(group, INDEX(WIDTH * (2 if is_q6 else 1)))
-        offset = builder.add(row, INDEX(first + part * WIDTH + lane))
+        offset = builder.add(row, INDEX(first + part * WIDTH))
         loaded = self.load(header, 0, offset, ir.VectorType(BYTE, self._lanes))
         wide = builder.sext(loaded, self.words) if is_q6 else builder.zext(loaded, self.words)
         return builder.fmul(factor, builder.sitofp(wide, self.floats))
