@@ -98,7 +98,13 @@ def build_cpu(
         cache_dtype,
         num_first,
     )
-    if isinstance(model.head, DraftHead):
+    is_narrow = isinstance(model.head, DraftHead)
+    if role.vocab_size and num_first and not is_narrow:
+        raise ConfigError(
+            f"vocab_size is {num_first}; this draft's head can't be narrowed: it has a list of its own tokens, or "
+            f"{config.dtype} weights that a library multiplies with. Leave vocab_size out"
+        )
+    if is_narrow:
         progress(f"drafts are chosen from the first {num_first:,} tokens and those of their context")
     loaded.drop_pages()
     if any(isinstance(linear, QuantisedLinear) for linear in (model.layers[0].qkv, model.head.linear)):

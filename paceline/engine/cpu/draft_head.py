@@ -16,23 +16,23 @@ import torch
 from paceline.engine.arrays import Array
 from paceline.engine.cpu.head import Head
 from paceline.engine.cpu.kernels.scalars import tensor_of
-from paceline.engine.cpu.kernels.tiles import WIDTH
 from paceline.engine.cpu.linear import CpuLinear, QuantisedLinear
 from paceline.engine.models.config import UNKNOWN_LOGIT
 from paceline.engine.scheduling.job import Job
 
 # The default number of first ids, in vocabularies of at least twice as many tokens.
 DRAFT_VOCAB_SIZE = 32_768
-# The number of tokens that a context adds at most, and that are kept for later contexts at most.
+# The number of tokens that a context adds at most.
 MAX_CONTEXT_TOKENS = 2048
+# With more rows than this, those that the step at hand does not need are dropped.
+MAX_ROWS = 4 * MAX_CONTEXT_TOKENS
 
 
 def draft_vocab_size(wanted: int | None, vocab_size: int) -> int:
-    """The number of first ids, in whole tiles; 0 if the head knows all. `wanted`: None for the default."""
+    """The number of first ids that the head knows; 0 if it knows all. `wanted`: None for the default."""
     if wanted is None:
         wanted = DRAFT_VOCAB_SIZE if vocab_size >= 2 * DRAFT_VOCAB_SIZE else 0
-    num_first = -(-wanted // WIDTH) * WIDTH
-    return num_first if num_first < vocab_size else 0
+    return wanted if wanted < vocab_size else 0
 
 
 class ContextRows(ABC):
@@ -46,11 +46,11 @@ class ContextRows(ABC):
         self.linear: CpuLinear | None = None
 
     def hold(self, ids: Array) -> None:
-        """Adds the rows of those of the distinct tokens that have none, [num_ids]; drops old ones if they are too many."""
+        """Adds the rows of those of the distinct tokens that have none, [num_ids]; drops the others if they are too many."""
         new = ids[self.places[ids] < 0]
         if not new.size:
             return
-        if self._num_rows + new.size > MAX_CONTEXT_TOKENS:
+        if self._num_rows + new.size > MAX_ROWS:
             self.places[:] = -1
             self._num_rows, new = 0, ids
         places = np.arange(self._num_rows, self._num_rows + new.size)
