@@ -1,5 +1,7 @@
 """Runs one draft server: `python -m draft_server`."""
 
+from dataclasses import replace
+
 from draft_server.config import DraftSettings
 from paceline.engine.config import DRAFT_ROLE
 from paceline.rpc.server import run
@@ -21,7 +23,8 @@ def main() -> None:
     def make(engine: Engine) -> DraftServicer:
         return DraftServicer(engine, support)
 
-    run(lambda: serve_model(settings, DRAFT_ROLE, descriptor, make), settings.log_format, settings.log_level)
+    role = replace(DRAFT_ROLE, vocab_size=settings.vocab_size)
+    run(lambda: serve_model(settings, role, descriptor, make), settings.log_format, settings.log_level)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,12 @@ class DraftSettings(ModelServerSettings):
     """Proposes tokens with a small model."""
 
     toml_table: ClassVar[str] = "draft"
-    without_flag: ClassVar[tuple[str, ...]] = (*ModelServerSettings.without_flag, "support_size", "support_mass")
+    without_flag: ClassVar[tuple[str, ...]] = (
+        *ModelServerSettings.without_flag,
+        "vocab_size",
+        "support_size",
+        "support_mass",
+    )
     model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFT_")
 
     model: str = Field(
@@ -21,6 +26,11 @@ class DraftSettings(ModelServerSettings):
     # Reading the weights is most of the cost of a draft step.
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
         "int8", description="as for the target server; int8 keeps weights that a GGUF file has quantized"
+    )
+    vocab_size: int | None = Field(
+        None,
+        ge=0,
+        description="on a CPU: a draft is one of so many first token ids, or a token of its context; 0: any token; default: 32768 in vocabularies of 65536 or more",
     )
     support_size: int = Field(
         256, ge=1, le=4096, description="maximum number of token ids that a sampled draft chooses from"

@@ -16,11 +16,13 @@ class ModelRole:
     batch_invariant: bool = True
     # On a GPU: maximum steps of a job in one program (see `Job.multi_step_specs`).
     multi_steps: int = 0
+    # Token ids that the head knows from the first on, besides those of a context; 0: all, None: the device's default.
+    vocab_size: int | None = 0
 
 
 TARGET_ROLE = ModelRole("target")
 # Adaptive k drafts at most eight tokens, and the step that reads the tail samples the first.
-DRAFT_ROLE = ModelRole("draft", batch_invariant=False, multi_steps=7)
+DRAFT_ROLE = ModelRole("draft", batch_invariant=False, multi_steps=7, vocab_size=None)
 
 
 class EngineConfig(BaseModel):

@@ -57,7 +57,7 @@ def build_engine(
     """
     set_num_workers(config.threads or len(CORES))
     progress(f"loading {config.model}")
-    backend_builder = _backend_builder(config)
+    backend_builder = _backend_builder(config, role)
     loaded = load_model(config.model, DTYPES[config.dtype], progress, config.device, config.keeps_blocks)
     max_model_len = config.max_model_len or loaded.config.max_model_len
     if max_model_len > loaded.config.max_model_len:
@@ -90,11 +90,15 @@ def build_engine(
     )
 
 
-def _backend_builder(config: EngineConfig) -> BuildBackend:
+def _backend_builder(config: EngineConfig, role: ModelRole) -> BuildBackend:
     if config.device == "cuda":
         if config.kv_cache_dtype != "auto":
             raise ConfigError(
                 f"kv_cache_dtype is {config.kv_cache_dtype!r}; on a GPU keys and values have the model's dtype (auto)"
+            )
+        if role.vocab_size:
+            raise ConfigError(
+                f"vocab_size is {role.vocab_size}; on a GPU a draft is chosen from the whole vocabulary (0)"
             )
         if not torch.cuda.is_available():
             raise ConfigError("device is 'cuda', but torch finds no CUDA device")

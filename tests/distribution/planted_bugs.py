@@ -280,6 +280,20 @@ def misreporting(change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -
     return type("MisreportingRounds", (Rounds,), {"draft_sampler": staticmethod(lambda: MisreportingSampler(change))})
 
 
+class WholeQ(Rounds):
+    """A draft drawn from the tokens that the head knows is sent with the q of the whole vocabulary."""
+
+    def sample_narrowly(
+        self, places: Seq[tuple[Job, int]], logits: torch.Tensor, specs: Seq[SampleSpec], sampler: CpuSampler
+    ) -> list[Sample]:
+        whole = sampler.sample(logits.clone(), specs)
+        return [
+            replace(sent, token=drawn.token)
+            for sent, drawn in zip(whole, super().sample_narrowly(places, logits, specs, sampler), strict=True)
+            if isinstance(sent, TruncatedSample) and isinstance(drawn, TruncatedSample)
+        ]
+
+
 class QAtTheRequestsTemperature(Rounds):
     """Drafts drawn at the draft's own temperature T are sent with the q of the request's, which is 1: q ** T."""
 
@@ -395,6 +409,9 @@ BUGS: dict[str, tuple[str, type[Rounds], dict[str, Any]]] = {
     "target draws at the draft's temperature": ("hotter draft", TargetAtTheDraftsTemperature, {}),
     "target draws at the draft's temperature under match": (
         "hotter draft, coupled", TargetAtTheDraftsTemperature, {},
+    ),
+    "q over the whole vocabulary is sent for a draft of the tokens that the head knows": (
+        "narrow head, whole support", WholeQ, {},
     ),
     "bonus token drawn from q": ("truncated", BonusFromDraft, {}),
     "bonus token drawn one position early": ("truncated", BonusOnePositionEarly, {}),

@@ -70,6 +70,13 @@ def parallel(host: Host) -> Trio:
 
 
 @pytest.fixture(scope="module")
+def narrow(host: Host) -> Trio:
+    """The draft's head knows the first tokens and those of its context."""
+    flags = (*UNLIKE_DRAFT, "--dtype", "bfloat16", "PACELINE_DRAFT_VOCAB_SIZE=16", *SUPPORTS["truncated"])
+    return host.trio(UNLIKE_TARGET, flags)
+
+
+@pytest.fixture(scope="module")
 def full(host: Host) -> Trio:
     return start_pair(host, "full")
 
@@ -189,6 +196,7 @@ CASES = [
     pytest.param("truncated", REJECTION, id="rejection, truncated support"),
     pytest.param("truncated", COUPLED, id="match, coupled"),
     pytest.param("parallel", REJECTION, id="rejection, parallel drafts"),
+    pytest.param("narrow", REJECTION, id="rejection, narrow head"),
     pytest.param("parallel", COUPLED, id="match, coupled, parallel drafts"),
     pytest.param("truncated", replace(REJECTION, draft_temperature=0.5), id="rejection, draft at 0.5"),
     pytest.param("full", replace(REJECTION, draft_temperature=1.5), id="rejection, draft at 1.5"),

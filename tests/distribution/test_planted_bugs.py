@@ -129,6 +129,15 @@ TOYS = {
     "guessed, coupled": Toy(
         *TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, num_draft_tokens=3, guesses=GUESSES
     ),
+    "narrow head": Toy(*TABLES, SAMPLED, draft_vocab_size=2, num_draft_tokens=3),
+    "narrow head, whole support": Toy(*TABLES, SAMPLED, draft_vocab_size=2, num_draft_tokens=3, support=WHOLE),
+    "narrow head, penalties": Toy(
+        *TABLES, replace(SAMPLED, presence_penalty=1.0, frequency_penalty=0.8), draft_vocab_size=2
+    ),
+    "narrow head, unsure": Toy(*TABLES, SAMPLED, draft_vocab_size=2, num_draft_tokens=3, least_confidence=0.4),
+    "narrow head, guessed": Toy(*TABLES, SAMPLED, draft_vocab_size=2, num_draft_tokens=3, guesses=GUESSES),
+    "narrow head, parallel": Toy(*PARALLEL, SAMPLED, draft_vocab_size=2, num_draft_tokens=3, num_masks=2),
+    "narrow head, coupled": Toy(*TABLES, SAMPLED, rule=Rule.MATCH, draft_mode=DraftMode.COUPLED, draft_vocab_size=2),
     "greedy": Toy(LEFT, RIGHT, SamplingParams(max_tokens=4), rule=Rule.MATCH, draft_mode=DraftMode.GREEDY),
 }
 

@@ -25,8 +25,11 @@ from draft_server.guessed_drafter import GuessedProposeJob
 from draft_server.parallel_drafter import ParallelProposeJob
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
+from paceline.engine.cpu.draft_head import DraftHead, MadeRows
+from paceline.engine.cpu.linear import PlainLinear
 from paceline.engine.cpu.sampler import CpuSampler
 from paceline.engine.sampling.logprobs import compute_logprobs, with_confidence
+from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.scheduling.job import Job
 from paceline.sampling import SamplingParams
 from paceline.speculation import DraftMode, EntropyAdaptive, Rule, SpeculationParams
@@ -58,6 +61,8 @@ class Toy:
     num_masks: int = 0
     # The guess after each token. The draft checks a chain of them; empty: no guesses.
     guesses: tuple[int, ...] = ()
+    # The draft knows so many first tokens and those of its context; 0: all.
+    draft_vocab_size: int = 0
     prompt: tuple[int, ...] = (0,)
     eos_token_ids: tuple[int, ...] = ()
     num_tokens: int = 4
@@ -116,6 +121,9 @@ class Rounds:
     def __init__(self, toy: Toy) -> None:
         self.toy = toy
         self._draft_sampler, self._target_sampler = self.draft_sampler(), self.target_sampler()
+        weight, num_first = torch.from_numpy(toy.draft.T), toy.draft_vocab_size
+        rows = MadeRows(weight, lambda rows: PlainLinear(rows, None))
+        self._draft_head = DraftHead(PlainLinear(weight[:num_first], None), num_first, rows, toy.vocab_size)
 
     def play(self, seeds: Iterable[int]) -> NDArray[np.int64]:
         """The output of one generation a seed: [num_seeds, num_tokens]."""
@@ -235,7 +243,16 @@ class Rounds:
                 if spec is not None
             ]
             logits = torch.from_numpy(np.stack(rows))  # [num_draws, vocab_size]
-            samples = sampler.sample(logits, flat)
+            if self.toy.draft_vocab_size and table is self.toy.draft:
+                places = [
+                    (job, row)
+                    for job, of_job in zip(jobs, wanted, strict=True)
+                    for row, spec in enumerate(of_job)
+                    if spec
+                ]
+                samples = self.sample_narrowly(places, logits, flat, sampler)
+            else:
+                samples = sampler.sample(logits, flat)
             sampled = with_confidence(logits, flat, samples)
             results = iter(zip(sampled, compute_logprobs(logits, flat, samples), strict=True))
             for job, of_job in zip(jobs, wanted, strict=True):
@@ -247,6 +264,17 @@ class Rounds:
                     job.absorb_logprobs(seen)
                 job.absorb([value for value, _ in mine])
             jobs = [job for job in jobs if not job.is_done]
+
+    def sample_narrowly(
+        self, places: Seq[tuple[Job, int]], logits: torch.Tensor, specs: Seq[SampleSpec], sampler: CpuSampler
+    ) -> list[Sample]:
+        """As a draft server does whose head knows some tokens. `places`: each row's job and pending row; logits: of all."""
+        self._draft_head.hold(places)
+        last = np.array([job.pending[row] for job, row in places])
+        logits[:] = self._draft_head.to_full_vocab(
+            self._draft_head(np.eye(len(self.toy.draft), dtype=np.float32)[last])
+        )
+        return sampler.sample(logits, specs)
 
     def open(self, seed: int) -> Generation:
         """Both caches are empty."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 
 from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
-from paceline.engine.config import TARGET_ROLE, EngineConfig
+from paceline.engine.config import DRAFT_ROLE, TARGET_ROLE, EngineConfig, ModelRole
 from paceline.engine.engine import build_engine
 from paceline.engine.models.dummy import make_dummy
 from paceline.errors import ConfigError
@@ -176,14 +177,14 @@ CONFIGS: dict[str, tuple[dict[str, object], list[str]]] = {
 }
 
 
-async def check_refused(changes: dict[str, object], parts: list[str]) -> None:
+async def check_refused(changes: dict[str, object], parts: list[str], role: ModelRole = TARGET_ROLE) -> None:
     config: dict[str, object] = {"model": "dummy:tiny", "dtype": "float32", "kv_cache_memory": 16 << 20}
     # Or the engine would change them for the tests behind this one.
     config["threads"] = torch.get_num_threads()
     loop, made = asyncio.get_running_loop(), EngineConfig(**config | changes)  # type: ignore[arg-type]
     # On a thread of its own: one that gets as far as to be built stays on one core.
     with ThreadPoolExecutor(max_workers=1) as thread, pytest.raises(ConfigError) as caught:
-        await loop.run_in_executor(thread, build_engine, made, TARGET_ROLE, loop)
+        await loop.run_in_executor(thread, build_engine, made, role, loop)
     text = str(caught.value)
     assert "\n" not in text
     assert [part for part in parts if part not in text] == []
@@ -200,6 +201,17 @@ async def test_spoilt_model_is_refused_saying_what_is_wrong(name: str, tmp_path:
 @pytest.mark.parametrize("name", CONFIGS)
 async def test_model_that_cannot_be_had_is_refused_saying_why(name: str) -> None:
     await check_refused(*CONFIGS[name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [({"device": "cuda"}, "on a GPU"), ({"dtype": "float32"}, "float32 weights")],
+    ids=["GPU", "float32"],
+)
+async def test_a_draft_head_that_cannot_be_narrowed_is_refused_saying_why(
+    changes: dict[str, object], part: str
+) -> None:
+    await check_refused(changes, ["vocab_size is 64", part], replace(DRAFT_ROLE, vocab_size=64))
 
 
 # module, flags, parts of the one error line. {port} is taken, nobody listens at {nobody}.

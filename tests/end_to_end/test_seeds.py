@@ -1,12 +1,15 @@
 """A seed repeats its text, whatever is drafted and whoever runs beside it: unasked."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from paceline.client import AsyncClient
 from paceline.sampling import SamplingParams
 from paceline.speculation import Bounds, Drafter, DraftMode, Rule, SpeculationParams
+from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
+from tests.hosted import Host
 from tests.services import Trio
 
 PROMPT = [3, 14, 15, 9, 2, 6]
@@ -34,6 +37,23 @@ async def test_a_seed_repeats_its_text_in_every_mode_alone_and_in_company(client
         *(client.complete(PROMPT, SEEDED, mode) for mode in MODES.values() for _ in range(3))
     )
     assert {tuple(ids) for ids in (*alone, *(each.token_ids for each in together))} == {tuple(alone[0])}
+
+
+async def test_under_rejection_a_seed_repeats_its_text_whatever_tokens_others_bring_to_the_drafts_head(
+    host: Host,
+) -> None:
+    draft = (*UNLIKE_DRAFT, "--dtype", "bfloat16", "PACELINE_DRAFT_VOCAB_SIZE=8")
+    rejection = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=3, rule=Rule.REJECTION)
+    prompts = [PROMPT, *([first, first + 1, 2] for first in range(8, 31))]
+    async with AsyncClient(host.trio(UNLIKE_TARGET, draft).address) as client:
+        alone = (await client.complete(PROMPT, SEEDED, rejection)).token_ids
+        together = await asyncio.gather(*(client.complete(prompt, SEEDED, rejection) for prompt in prompts))
+        greedy = replace(SEEDED, temperature=0.0)
+        plain, drafted = [
+            (await client.complete(PROMPT, greedy, mode)).token_ids for mode in (MODES["plain"], MODES["model, 5"])
+        ]
+    assert together[0].token_ids == alone
+    assert drafted == plain
 
 
 async def test_rejection_is_for_who_asks_for_it_or_for_what_needs_it(client: AsyncClient) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline.engine.backend import Backend, Progress
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.batch_invariance import find_batch_variant_parts
+from paceline.engine.cpu.draft_head import DraftHead, draft_vocab_size
 from paceline.engine.cpu.kernels.processor import pin_workers
 from paceline.engine.cpu.kernels.quantised.instructions import DOT
 from paceline.engine.cpu.linear import QuantisedLinear
@@ -81,9 +82,24 @@ def build_cpu(
     num_blocks = _fit_cache(config.kv_cache_memory or CPU_CACHE_BYTES, block_bytes, weights_bytes)
     # No sequence is longer than the cache, so the rotary tables need not be either.
     longest = min(max_model_len, num_blocks * block_size)
+    num_first = draft_vocab_size(role.vocab_size, loaded.config.vocab_size)
     model = CpuLlama(
-        loaded.config, loaded.tensors, config.quantization, longest, config.is_batch_invariant(role), cache_dtype
+        loaded.config,
+        loaded.tensors,
+        config.quantization,
+        longest,
+        config.is_batch_invariant(role),
+        cache_dtype,
+        num_first,
     )
+    is_narrow = isinstance(model.head, DraftHead)
+    if role.vocab_size and num_first and not is_narrow:
+        raise ConfigError(
+            f"vocab_size is {num_first}; this draft's head can't be narrowed: it has a list of its own tokens, or "
+            f"{config.dtype} weights that a library multiplies with. Leave vocab_size out"
+        )
+    if is_narrow:
+        progress(f"drafts are chosen from the first {num_first:,} tokens and those of their context")
     loaded.drop_pages()
     if any(isinstance(linear, QuantisedLinear) for linear in (model.layers[0].qkv, model.head.linear)):
         progress(f"quantised weights are multiplied with {DOT.name}")

@@ -12,6 +12,7 @@ from paceline.engine.cpu.kernels.scalars import tensor_of
 from paceline.engine.cpu.linear import CpuLinear
 from paceline.engine.models.config import UNKNOWN_LOGIT
 from paceline.engine.sampling.specs import ConfidentSample, Sample, TruncatedSample
+from paceline.engine.scheduling.job import Job
 
 
 class EmbeddingRows(Protocol):
@@ -66,6 +67,9 @@ class Head:
 
     def padded(self, num_rows: int) -> int:
         return self.linear.padded(num_rows)
+
+    def hold(self, jobs: Sequence[tuple[Job, int]]) -> None:
+        """Prepares the next product. `jobs`: for each of its rows the job, and the job's pending row."""
 
     def __call__(self, x: Array) -> torch.Tensor:
         """x: [num_rows, hidden_size], normed -> [num_rows, head_size] float32."""

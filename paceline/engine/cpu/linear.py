@@ -21,10 +21,11 @@ from paceline.engine.cpu.kernels.bfloat16 import (
 )
 from paceline.engine.cpu.kernels.decoder import FEW_ROWS, DraftInt8Weights, Weights, multiply
 from paceline.engine.cpu.kernels.int8 import Int8Weights, pack_int8
+from paceline.engine.cpu.kernels.memory import map_region
 from paceline.engine.cpu.kernels.processor import has_features
 from paceline.engine.cpu.kernels.products import multiply_int8_weights, pack_int8_weights
 from paceline.engine.cpu.kernels.quantised.dots import dots_address
-from paceline.engine.cpu.kernels.quantised.formats import BY_NAME, pack
+from paceline.engine.cpu.kernels.quantised.formats import BY_NAME, CHUNK_GROUPS, WORD_FEATURES, Format, pack
 from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights
 from paceline.engine.cpu.kernels.quantised.unpacking import look_up, unpack_address
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
@@ -218,23 +219,52 @@ class QuantisedLinear(KernelLinear):
     """Weights in GGUF's quantized blocks; activations rounded to 8 bits (`kernels.quantised`)."""
 
     def __init__(self, parts: tuple[FileTensor, ...], bias: torch.Tensor | None) -> None:
+        in_features, formats = parts[0].shape[1], [BY_NAME[part.format.name] for part in parts]
+        packed = [pack(part.data, part.row_order, fmt, in_features) for part, fmt in zip(parts, formats, strict=True)]
         out_features = sum(part.shape[0] for part in parts)
-        super().__init__(out_features)
-        self._in_features = parts[0].shape[1]
-        # Keeps the arrays alive whose addresses the kernel has.
-        formats = [BY_NAME[part.format.name] for part in parts]
-        self._packed = [
-            pack(part.data, part.row_order, fmt, self._in_features) for part, fmt in zip(parts, formats, strict=True)
-        ]
+        bias_row = np.zeros(out_features, np.float32) if bias is None else bias.float().numpy()
+        self._set(formats, packed, in_features, bias_row)
+
+    def _set(self, formats: list[Format], packed: list[Array], in_features: int, bias: Array) -> None:
+        """`packed`: each part's tiles; bias: [out_features] float32."""
+        super().__init__(bias.size)
+        self._in_features = in_features
+        self._formats = formats
+        # The kernel knows their addresses; this keeps them alive.
+        self._packed = packed
         self._parts = np.array([
-            (fmt.number, dots_address(fmt), unpack_address(fmt), packed.ctypes.data, *packed.shape)
-            for fmt, packed in zip(formats, self._packed, strict=True)
+            (fmt.number, dots_address(fmt), unpack_address(fmt), tiles.ctypes.data, *tiles.shape)
+            for fmt, tiles in zip(formats, packed, strict=True)
         ])  # fmt: skip
-        bias_row = pad_features(np.zeros(out_features, np.float32) if bias is None else bias.float().numpy())
+        bias_row = pad_features(bias)
         self._weights = {
-            np.dtype(kind): QuantisedWeights(self._parts, bias_row, no_residual(out_features, kind))
+            np.dtype(kind): QuantisedWeights(self._parts, bias_row, no_residual(bias.size, kind))
             for kind in (np.float32, np.uint16)
         }
+
+    def first(self, num_rows: int) -> "QuantisedLinear":
+        """A head's first rows, in the same memory."""
+        return self._with_tiles(self._packed[0][: -(-num_rows // WIDTH)], num_rows)
+
+    def empty(self) -> "QuantisedLinear":
+        """A head of the same shape and format with weights of 0. Its pages take memory once they are written to."""
+        tiles = self._packed[0]
+        return self._with_tiles(map_region(tiles.nbytes)[: tiles.nbytes].reshape(tiles.shape), self._out_features)
+
+    def copy_rows(self, source: "QuantisedLinear", ids: Array, places: Array) -> None:
+        """Copies rows of a head of the same format, bit for bit: those of `ids` to `places`, both [num_rows]."""
+        [fmt], [to], [tiles] = self._formats, self._packed, source._packed
+        units = -1, self._in_features // fmt.block_features, fmt.unit_bytes
+        of_row = _unit_bytes_of_rows(fmt)
+        new, old = (divmod(each, WIDTH) for each in (places, ids))
+        # [num_rows, units, bytes of a row in a unit]
+        copied = tiles.reshape(units)[old[0][:, None], :, of_row[old[1]]]
+        to.reshape(units)[new[0][:, None], :, of_row[new[1]]] = copied
+
+    def _with_tiles(self, tiles: Array, num_rows: int) -> "QuantisedLinear":
+        made = QuantisedLinear.__new__(QuantisedLinear)
+        made._set(self._formats, [tiles], self._in_features, np.zeros(num_rows, np.float32))
+        return made
 
     def padded(self, num_rows: int) -> int:
         return num_rows
@@ -256,8 +286,23 @@ class QuantisedLinear(KernelLinear):
         return is_possible and isinstance(weight, tuple) and all(part.shape[0] % WIDTH == 0 for part in weight[:-1])
 
 
+def _unit_bytes_of_rows(fmt: Format) -> Array:
+    """The places of a row's bytes in a unit, for each row of a tile: [WIDTH, bytes of a row]."""
+    at = np.arange(fmt.unit_bytes)
+    # Scales of 16 bits, then scales of 8 bits, then words of codes.
+    halves_end = fmt.header_bytes % (2 * CHUNK_GROUPS * WIDTH)
+    codes = (at - fmt.header_bytes) // WORD_FEATURES
+    row = np.where(at < halves_end, at // 2, np.where(at < fmt.header_bytes, at, codes)) % WIDTH
+    return np.argsort(row, kind="stable").reshape(WIDTH, -1)
+
+
 def _float_bias(weight: torch.Tensor, bias: torch.Tensor | None) -> Array:
     return np.zeros(weight.shape[0], np.float32) if bias is None else bias.float().numpy()
+
+
+def has_own_kernel(linear: CpuLinear) -> bool:
+    """Whether an output feature's bits depend on its own weights alone. A library's may depend on the shape."""
+    return isinstance(linear, KernelLinear | Int8WeightLinear)
 
 
 def make_cpu_linear(

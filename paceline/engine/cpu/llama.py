@@ -12,6 +12,7 @@ import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
+from paceline.engine.cpu.draft_head import DraftHead, MadeRows, QuantisedRows
 from paceline.engine.cpu.head import DenseRows, Embedding, EmbeddingRows, Head
 from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend, part_address
 from paceline.engine.cpu.kernels.cache import Cache
@@ -24,6 +25,7 @@ from paceline.engine.cpu.linear import (
     KernelLinear,
     MatrixUnitLinear,
     QuantisedLinear,
+    has_own_kernel,
     make_cpu_linear,
 )
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
@@ -76,11 +78,26 @@ class CpuLayer:
         )
 
 
-def _make_head(head: torch.Tensor | FileTensor, ids: Any, make: MakeLinear, vocab_size: int) -> Head:
-    if ids is None:
-        return Head(make((head,) if isinstance(head, FileTensor) else head, None), None, vocab_size)
-    known = head if isinstance(head, torch.Tensor) else as_tensor(head, torch.bfloat16)
-    return Head(make(known[ids], None), ids.numpy(), vocab_size)
+def _make_head(
+    head: torch.Tensor | FileTensor, ids: Any, make: MakeLinear, config: ModelConfig, num_first: int
+) -> tuple[Head, CpuLinear | None]:
+    """Returns also the linear with all of the head's weights, if there is one.
+
+    `ids`: [head_size], the tokens that the head knows; None for all. `num_first`: see `draft_head`; 0 for all.
+    """
+    vocab_size = config.vocab_size
+    if ids is not None:
+        known = head if isinstance(head, torch.Tensor) else as_tensor(head, torch.bfloat16)
+        return Head(make(known[ids], None), ids.numpy(), vocab_size), None
+    if num_first and isinstance(head, torch.Tensor):
+        first = make(head[:num_first], None)
+        if has_own_kernel(first):
+            return DraftHead(first, num_first, MadeRows(head, lambda rows: make(rows, None)), vocab_size), None
+    linear = make((head,) if isinstance(head, FileTensor) else head, None)
+    if num_first and isinstance(linear, QuantisedLinear):
+        rows = QuantisedRows(linear, vocab_size)
+        return DraftHead(linear.first(num_first), num_first, rows, vocab_size), linear
+    return Head(linear, None, vocab_size), linear
 
 
 def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make: MakeLinear) -> EmbeddingRows:
@@ -96,11 +113,12 @@ def _rows_of(embedding: torch.Tensor | FileTensor, head: CpuLinear | None, make:
 class CpuLlama:
     def __init__(
         self, config: ModelConfig, tensors: Tensors, quantization: str, max_model_len: int, batch_invariant: bool = True,
-        cache_dtype: np.dtype[Any] | None = None,
+        cache_dtype: np.dtype[Any] | None = None, draft_vocab_size: int = 0,
     ) -> None:  # fmt: skip
         """Takes the tensors out of `tensors`. Raises ConfigError if one is missing or has a wrong shape.
 
         `cache_dtype`: one of CACHE_DTYPES, None for the model's.
+        `draft_vocab_size`: the first ids that a draft's head knows (see `draft_head`), 0 for all.
         """
         self.config = config
         self.max_model_len = max_model_len
@@ -115,11 +133,10 @@ class CpuLlama:
         self._norm = _take_vector(tensors, "model.norm.weight")  # [hidden_size]
         # Only distilled drafts have this: the ids of the tokens that the head knows.
         ids = tensors.pop(HEAD_IDS, None)  # [head_size]
-        self.head = _make_head(head, ids, make, config.vocab_size)
+        self.head, head_linear = _make_head(head, ids, make, config, draft_vocab_size)
         masks = tensors.pop(MASK_VECTORS, None)
         of_masks = None if masks is None else bits_of(as_tensor(masks, self.dtype))
-        is_head = config.tied_embeddings and ids is None
-        rows = _rows_of(embedding, self.head.linear if is_head else None, make)
+        rows = _rows_of(embedding, head_linear if config.tied_embeddings else None, make)
         self._embedding = Embedding(rows, of_masks, config.vocab_size, np.dtype(ELEMENTS[self.dtype]))
         self._cache_dtype = cache_dtype or self._embedding.dtype
         # The arguments of `kernels.decoder` for the caches that were used last.

@@ -39,15 +39,18 @@ class CpuRunner:
     def step(self, shares: list[tuple[Job, int]]) -> None:
         builder = BatchBuilder()
         specs = []
+        sampled: list[tuple[Job, int]] = []
         for job, num_rows in shares:
             tokens = job.pending[:num_rows]
             wanted = job.specs(num_rows)
             sequence = job.sequence
             builder.add(tokens, sequence.length, sequence.blocks, [spec is not None for spec in wanted])
             specs.append([spec for spec in wanted if spec is not None])
+            sampled += [(job, row) for row, spec in enumerate(wanted) if spec is not None]
         batch = builder.build(self._model.padded(builder.num_tokens))
         plan = self._attention.plan(batch.spans)
         flat = [spec for of_job in specs for spec in of_job]
+        self._model.head.hold(sampled)
         known = self._model.forward(batch, self._attention, plan)  # [num_wanted, head_size]
         results = iter(self._sample(known, flat) if flat else [])
         for (job, num_rows), of_job in zip(shares, specs, strict=True):
