@@ -1,17 +1,15 @@
 """A server's forward times, as its model card tells them."""
 
 from bisect import bisect_left
-
-from paceline.v1 import model_pb2
+from collections.abc import Sequence
 
 
 class ForwardTimes:
     """Seconds of a forward by its number of tokens: linear between the measured sizes and after the last."""
 
-    def __init__(self, card: model_pb2.ModelCard | None = None) -> None:
-        """Without a card that tells them, each token takes a millisecond; the factors make that the true time."""
-        points = [(at.num_tokens, at.microseconds / 1e6) for at in card.forward_times] if card is not None else []
-        self._points = points if len(points) > 1 else [(0, 0.0), (1, 1e-3)]
+    def __init__(self, points: Sequence[tuple[int, float]] = ()) -> None:
+        """`points`: (tokens, seconds), in order. Without two, every forward takes a millisecond, before any correction."""
+        self._points = list(points) if len(points) > 1 else [(0, 1e-3), (1, 1e-3)]
 
     def __call__(self, num_tokens: float) -> float:
         right = min(max(1, bisect_left(self._points, (num_tokens, 0.0))), len(self._points) - 1)

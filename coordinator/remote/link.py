@@ -272,7 +272,8 @@ class Link(Generic[Command, Answer]):
         call = stub.Session()
         if _decoded(await call.read()) is grpc.aio.EOF:
             raise Unavailable("the server closed the session at once")
-        self.card, self.forward_times = card, ForwardTimes(card)
+        self.card = card
+        self.forward_times = ForwardTimes([(at.num_tokens, at.microseconds / 1e6) for at in card.forward_times])
         self.epoch += 1
         self.is_up = True
         self._came_up_s = self._heard_s = time.monotonic()

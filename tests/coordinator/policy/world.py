@@ -15,7 +15,6 @@ from coordinator.remote.forward_times import ForwardTimes
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
 from paceline.speculation import Bounds
-from paceline.v1.model_pb2 import ForwardTime, ModelCard
 from tests.coordinator.contexts import make_context
 
 
@@ -55,8 +54,7 @@ def make_policy(world: "World | Crowd", bounds: Bounds | None = None, sources: s
 
 def told(first_s: float, each_s: float) -> ForwardTimes:
     """What a server tells whose forward of one token takes `first_s`, and `each_s` for one more."""
-    each_us = [(1, first_s * 1e6), (2, (first_s + each_s) * 1e6)]
-    return ForwardTimes(ModelCard(forward_times=[ForwardTime(num_tokens=n, microseconds=us) for n, us in each_us]))
+    return ForwardTimes([(1, first_s), (2, first_s + each_s)])
 
 
 def begin(prompt: list[int], max_tokens: int = 99_000) -> Context:
