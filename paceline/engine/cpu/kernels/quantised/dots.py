@@ -4,12 +4,11 @@ Codes go through registers into the products. Each row's sum adds its groups in 
 product is batch invariant and has the same bits as on a matrix unit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.engine.arrays import Array
@@ -38,6 +37,7 @@ from paceline.engine.cpu.kernels.tiles import WIDTH
 
 # Most rows of one call.
 MOST_ROWS = DOT.row_counts[-1]
+_BLOCKS = range(0, WIDTH, DOT.lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +56,40 @@ class _DotWriter(GroupReader):
         super().__init__(builder, fmt, DOT.lanes)
         self._rows = range(num_rows)
 
-    def add_chunk(self, chunk: Any, num_groups: Any, rows: _Rows, lane: Any, sums: list[Any]) -> list[Any]:
-        """Returns each row's sums of the output features from `lane` on, grown by the chunk at this address."""
-        common = self.common_scales(chunk, lane)
+    def add_chunk(self, chunk: Any, num_groups: Any, rows: _Rows, values: list[Any]) -> list[Any]:
+        """The rows' sums, [rows x blocks of output features], grown by the chunk at this address."""
+        common = [self.common_scales(chunk, lane) for lane in _BLOCKS]
 
         def add_group(group: Any, before: list[Any]) -> list[Any]:
             unit = self.unit_of(chunk, group)
-            self.fetch(chunk, group, lane)
-            codes = self.codes_of(unit, group, lane)
-            parts = self.scales(unit, group, lane, common)
-            for part, (factor, offset) in enumerate(parts):
-                words = range(part * GROUP_WORDS // len(parts), (part + 1) * GROUP_WORDS // len(parts))
-                totals = self._multiply(codes, group, words, rows)
-                before = self._scale(group, rows, totals, factor, offset, before)
+            self.fetch(unit, group)
+            of_blocks = [
+                self.scales(unit, group, lane, of_block) for lane, of_block in zip(_BLOCKS, common, strict=True)
+            ]
+            num_parts = len(of_blocks[0])
+            for part in range(num_parts):
+                words = range(part * GROUP_WORDS // num_parts, (part + 1) * GROUP_WORDS // num_parts)
+                totals = self._multiply(unit, group, words, rows)
+                before = self._scale(group, rows, totals, [parts[part] for parts in of_blocks], before)
             return before
 
-        return self.accumulate(num_groups, sums, add_group)
+        return self.accumulate(num_groups, values, add_group)
 
-    def _multiply(self, codes: Place, group: Any, words: range, rows: _Rows) -> list[Any]:
-        """Returns each row's sum of codes * numbers over some words of a group."""
+    def _multiply(self, unit: Any, group: Any, words: range, rows: _Rows) -> list[Any]:
+        """The sums of codes * numbers over some words of a group. Two words that share bytes follow each other."""
         builder, half = self.builder, len(words) // 2
-        sums: list[Sum] = [DOT.sum_from(self._start(group, words, rows, row), self._format.bits) for row in self._rows]
-        # Two words that share bytes follow each other.
+        codes = self.codes_of(unit, group)
+        start = [self._start(group, words, rows, row) for row in self._rows]
+        sums: list[list[Sum]] = [[DOT.sum_from(of_row, self._format.bits) for _ in _BLOCKS] for of_row in start]
         pairs = zip(words[:half], words[half:], strict=True)
         for word in (word for pair in pairs for word in pair):
-            weights = self.code(codes, word)
+            weights = [self.code(codes, word, lane) for lane in _BLOCKS]
             offset = builder.add(builder.mul(group, INDEX(GROUP_WORDS * WORD_BYTES)), INDEX(word * WORD_BYTES))
-            for row, total in zip(self._rows, sums, strict=True):
-                total.add(builder, weights, self.broadcast(self.load(rows.numbers, row, offset, WORD)))
-        return [total.total(builder) for total in sums]
+            for row, of_row in zip(self._rows, sums, strict=True):
+                numbers = self.broadcast(self.load(rows.numbers, row, offset, WORD))
+                for of_block, weight in zip(of_row, weights, strict=True):
+                    of_block.add(builder, weight, numbers)
+        return [of_block.total(builder) for of_row in sums for of_block in of_row]
 
     def _start(self, group: Any, words: range, rows: _Rows, row: int) -> Any:
         """Returns -zero * the sum of the numbers, which accounts for the code of weight 0."""
@@ -98,13 +103,15 @@ class _DotWriter(GroupReader):
         return self.broadcast(builder.mul(minus, WORD(self._format.zero)))
 
     def _scale(
-        self, group: Any, rows: _Rows, totals: list[Any], factor: Any, offset: Any | None, before: list[Any]
+        self, group: Any, rows: _Rows, totals: list[Any], scales: Sequence[tuple[Any, Any | None]], before: list[Any]
     ) -> list[Any]:
         at = self.builder.mul(group, INDEX(WORD_BYTES))
         grown: list[Any] = []
-        for row, total, value in zip(self._rows, totals, before, strict=True):
+        for row in self._rows:
             scale, shared = (self.load(rows.scales, NUM_SCALES * row + index, at, FLOAT) for index in range(NUM_SCALES))
-            grown.append(self.add_scaled(value, total, scale, shared, factor, offset))
+            for factor, offset in scales:
+                value, total = before[len(grown)], totals[len(grown)]
+                grown.append(self.add_scaled(value, total, scale, shared, factor, offset))
         return grown
 
 
@@ -125,21 +132,21 @@ def _write_dots(fmt: Format) -> Callable[..., None]:
         row, first_chunk, num_chunks, num_groups, address = indices
         writer, zero = _DotWriter(builder, fmt, count), INDEX(0)
         chunk_bytes = INDEX(CHUNK_GROUPS // fmt.unit_groups * fmt.unit_bytes)
+        places = [(index, INDEX(lane * WORD_BYTES)) for index in range(count) for lane in _BLOCKS]
+        of_out = out.at(row, zero)
 
-        with cgutils.for_range(builder, num_chunks) as chunks:
-            chunk = builder.add(first_chunk, chunks.index)
+        def add_chunk(index: Any, values: list[Any]) -> list[Any]:
+            chunk = builder.add(first_chunk, index)
             rows = _Rows(numbers.at(chunk, row, zero), scales.at(chunk, row, zero, zero), minus.at(chunk, row, zero))
-            left = builder.sub(num_groups, builder.mul(chunks.index, INDEX(CHUNK_GROUPS)))
+            left = builder.sub(num_groups, builder.mul(index, INDEX(CHUNK_GROUPS)))
             is_whole = builder.icmp_signed(">", left, INDEX(CHUNK_GROUPS))
             here = builder.select(is_whole, INDEX(CHUNK_GROUPS), left)
-            start = builder.add(address, builder.mul(chunks.index, chunk_bytes))
-            # A vector of output features at a time: the sums of MAX_ROWS rows fit into registers.
-            with cgutils.for_range(builder, INDEX(WIDTH // DOT.lanes)) as blocks:
-                lane = builder.mul(blocks.index, INDEX(DOT.lanes))
-                of_out = out.at(row, lane)
-                before = [writer.load(of_out, index, zero, writer.floats) for index in range(count)]
-                for index, value in enumerate(writer.add_chunk(start, here, rows, lane, before)):
-                    writer.store(value, of_out, index, zero)
+            return writer.add_chunk(builder.add(address, builder.mul(index, chunk_bytes)), here, rows, values)
+
+        start = [writer.load(of_out, index, at, writer.floats) for index, at in places]
+        grown = writer.accumulate(num_chunks, start, add_chunk)
+        for (index, at), value in zip(places, grown, strict=True):
+            writer.store(value, of_out, index, at)
 
     return write
 

@@ -161,7 +161,7 @@ def _call(builder: Any, name: str, result: Any, *operands: Any) -> Any:
 
 # The fastest first.
 INSTRUCTIONS: tuple[DotInstructions, ...] = (
-    VnniInstructions("AVX512-VNNI", 16, (1, 2, 3, 4, 5, 6, 8, 12), "avx512vnni"),
+    VnniInstructions("AVX512-VNNI", 16, (1, 2, 3, 4, 6, 8), "avx512vnni"),
     VnniInstructions("AVX-VNNI", 8, (1, 2, 4), "avxvnni"),
     Avx2Instructions(),
     PlainInstructions(),

@@ -46,11 +46,10 @@ class _Unpacker(GroupReader):
     def write(self, chunk: Any, group: Any, codes: Strided, scales: Strided, offsets: Strided) -> None:
         builder = self.builder
         unit = self.unit_of(chunk, group)
+        self.fetch(unit, group)
         for lane in range(0, WIDTH, LANES):
-            self.fetch(chunk, group, INDEX(lane))
-            parts = self.scales(unit, group, INDEX(lane), self.common_scales(unit, INDEX(lane)))
-            place = self.codes_of(unit, group, INDEX(lane))
-            words = [self._signed(self.code(place, word)) for word in range(GROUP_WORDS)]
+            parts = self.scales(unit, group, lane, self.common_scales(unit, lane))
+            words = [self._signed(self.code(self.codes_of(unit, group), word, lane)) for word in range(GROUP_WORDS)]
             for part, (scale, offset) in enumerate(parts):
                 row = builder.add(builder.mul(group, INDEX(len(parts))), INDEX(part))
                 self.store(scale, scales.at(row, INDEX(lane)), 0, INDEX(0))

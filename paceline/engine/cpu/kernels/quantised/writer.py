@@ -163,7 +163,7 @@ _LOW_BITS, _HIGH_WORDS = 4, GROUP_WORDS // 2
 
 
 class GroupReader(Writer):
-    """Writes the code that reads groups of one format, `lanes` output features of a tile at a time."""
+    """Writes the code that reads groups of one format, `lanes` output features at a time, from lane `lane` of a tile on."""
 
     def __init__(self, builder: Any, fmt: Format, lanes: int) -> None:
         super().__init__(builder, lanes)
@@ -175,59 +175,56 @@ class GroupReader(Writer):
             return chunk
         return self.builder.add(chunk, self.builder.mul(group, INDEX(self._format.unit_bytes)))
 
-    def codes_of(self, unit: Any, group: Any, lane: Any) -> Place:
-        """Returns the place of a group's codes, from output feature `lane` on. group: its number in the chunk."""
-        builder = self.builder
-        start = builder.add(unit, INDEX(self._format.header_bytes))
+    def codes_of(self, unit: Any, group: Any) -> Place:
+        """Where a group's codes are. group: its number in the chunk."""
+        start = self.builder.add(unit, INDEX(self._format.header_bytes))
         if self._format.unit_groups == CHUNK_GROUPS:
-            start = builder.add(start, builder.mul(group, INDEX(self._format.group_bytes)))
-        return self._place(builder.add(start, builder.mul(lane, INDEX(WORD_BYTES))))
+            start = self.builder.add(start, self.builder.mul(group, INDEX(self._format.group_bytes)))
+        return self._place(start)
 
-    def code(self, codes: Place, word: int) -> Any:
-        """Returns four codes of each output feature: those of a word of the group."""
+    def code(self, codes: Place, word: int, lane: int) -> Any:
+        """Four codes of each output feature: those of a word of the group."""
+        at = WORD_BYTES * lane
         if self._format.bits == 8:
-            return self._words_at(codes, word * WIDTH * WORD_BYTES)
-        both = self._words_at(codes, word % _HIGH_WORDS * WIDTH * WORD_BYTES)
+            return self._words_at(codes, word * WIDTH * WORD_BYTES + at)
+        both = self._words_at(codes, word % _HIGH_WORDS * WIDTH * WORD_BYTES + at)
         low = self._bits(both, _LOW_BITS * (word // _HIGH_WORDS), _LOW_BITS, 0)
         more = self._format.bits - _LOW_BITS
         if not more:
             return low
         # A byte has the bits of 8 // more codes.
         num_rows = GROUP_WORDS * more // 8
-        above = self._words_at(codes, _LOW_BYTES + word % num_rows * WIDTH * WORD_BYTES)
+        above = self._words_at(codes, _LOW_BYTES + word % num_rows * WIDTH * WORD_BYTES + at)
         return self.builder.or_(low, self._bits(above, word // num_rows * more, more, _LOW_BITS))
 
-    def common_scales(self, unit: Any, lane: Any) -> Sequence[Any]:
+    def common_scales(self, unit: Any, lane: int) -> Sequence[Any]:
         """Returns the factors that all groups of a chunk share, as float32."""
         if self._format.unit_groups < CHUNK_GROUPS:
             return ()
-        scale = self._halves(unit, lane, 0)
+        header = self._place(unit)
+        scale = self._halves(header, 2 * lane)
         if self._format.number == Q6_K:
             return (scale,)
-        return scale, self.builder.fneg(self._halves(unit, lane, HALF_BYTES))
+        return scale, self.builder.fneg(self._halves(header, HALF_BYTES + 2 * lane))
 
-    def scales(self, unit: Any, group: Any, lane: Any, common: Sequence[Any]) -> list[tuple[Any, Any | None]]:
+    def scales(self, unit: Any, group: Any, lane: int, common: Sequence[Any]) -> list[tuple[Any, Any | None]]:
         """Returns a group's scale and offset as float32, or those of its halves; no offset if the format has a zero."""
-        header = self._place(self.builder.add(unit, lane))
+        header = self._place(unit)
         if self._format.number == Q6_K:
-            return [(self._small(header, HALF_BYTES, part, group, common[0]), None) for part in range(2)]
+            return [(self._small(header, HALF_BYTES, part, group, lane, common[0]), None) for part in range(2)]
         if common:
             first = 2 * HALF_BYTES
-            scale = self._small(header, first, 0, group, common[0])
-            return [(scale, self._small(header, first + CHUNK_GROUPS * WIDTH, 0, group, common[1]))]
-        scale = self._halves(unit, lane, 0)
-        return [(scale, self._halves(unit, lane, HALF_BYTES) if self._format.zero is None else None)]
+            scale = self._small(header, first, 0, group, lane, common[0])
+            return [(scale, self._small(header, first + CHUNK_GROUPS * WIDTH, 0, group, lane, common[1]))]
+        scale = self._halves(header, 2 * lane)
+        return [(scale, self._halves(header, HALF_BYTES + 2 * lane) if self._format.zero is None else None)]
 
-    def fetch(self, chunk: Any, group: Any, lane: Any) -> None:
-        """Prefetches these lanes' share of a later group. Reading past the last weight is harmless."""
-        builder, num_blocks = self.builder, WIDTH // self._lanes
-        group_bytes = self._format.unit_bytes // self._format.unit_groups
-        num_lines = -(-group_bytes // _LINE_BYTES)
-        of_block = -(-num_lines // num_blocks)
-        first = builder.mul(builder.udiv(lane, INDEX(self._lanes)), INDEX(of_block * _LINE_BYTES))
-        place = self._place(builder.add(chunk, builder.add(builder.mul(group, INDEX(group_bytes)), first)))
-        for line in range(of_block):
-            address = self.address(place, 0, INDEX(_AHEAD_BYTES + line * _LINE_BYTES), BYTE)
+    def fetch(self, unit: Any, group: Any) -> None:
+        """Prefetches a later group. Reading past the last weight is harmless."""
+        place = self.codes_of(unit, group)
+        own = self._format.header_bytes // self._format.unit_groups
+        for line in range(0, own + self._format.group_bytes, _LINE_BYTES):
+            address = self.address(place, 0, INDEX(_AHEAD_BYTES + line), BYTE)
             # To read, into the second cache, data.
             self.call("llvm.prefetch.p0", VOID, address, WORD(0), WORD(2), WORD(1))
 
@@ -249,16 +246,15 @@ class GroupReader(Writer):
     def _all(self, number: int) -> Any:
         return self.words([number] * self._lanes)
 
-    def _halves(self, unit: Any, lane: Any, offset_bytes: int) -> Any:
+    def _halves(self, place: Place, offset_bytes: int) -> Any:
         kind = ir.VectorType(ir.HalfType(), self._lanes)
-        place = self._place(self.builder.add(unit, self.builder.mul(lane, INDEX(2))))
         return self.builder.fpext(self.load(place, 0, INDEX(offset_bytes), kind), self.floats)
 
-    def _small(self, header: Place, first: int, part: int, group: Any, factor: Any) -> Any:
+    def _small(self, header: Place, first: int, part: int, group: Any, lane: int, factor: Any) -> Any:
         """Returns a group's 8-bit integers times a factor. Q6_K's, two for each group, are signed."""
         is_q6, builder = self._format.number == Q6_K, self.builder
         row = builder.mul(group, INDEX(WIDTH * (2 if is_q6 else 1)))
-        offset = builder.add(row, INDEX(first + part * WIDTH))
+        offset = builder.add(row, INDEX(first + part * WIDTH + lane))
         loaded = self.load(header, 0, offset, ir.VectorType(BYTE, self._lanes))
         wide = builder.sext(loaded, self.words) if is_q6 else builder.zext(loaded, self.words)
         return builder.fmul(factor, builder.sitofp(wide, self.floats))
