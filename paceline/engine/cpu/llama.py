@@ -153,7 +153,7 @@ class CpuLlama:
         if (decoder := self._decoder(attention, x.dtype)) is not None:
             return run_layers(x, *decoder, plan, self.config.norm_eps)
         for layer, cache in zip(self.layers, attention.cache, strict=False):
-            x = self._run_layer(layer, x, cache, plan)
+            x = self._run_layer(layer, x, cache, plan, self._part_at)
         return x
 
     def _decoder(self, attention: CpuPagedAttention, dtype: np.dtype[Any]) -> tuple[LayerArrays, Array] | None:
@@ -168,11 +168,11 @@ class CpuLlama:
             self._decoder_of = attention
         return self._decoder_arguments
 
-    def _run_layer(self, layer: Layer, x: Array, cache: Cache, plan: AttentionPlan) -> Array:
-        """As `kernels.decoder` runs a layer, with the library's products."""
+    def _run_layer(self, layer: Layer, x: Array, cache: Cache, plan: AttentionPlan, part_at: int) -> Array:
+        """As `kernels.decoder` runs a layer, with the library's products. `part_at`: see `attend_by`."""
         eps = self.config.norm_eps
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]
-        x = layer.output(attend_by(self._part_at, qkv, plan, layer.rotation, eps, cache), residual=x)
+        x = layer.output(attend_by(part_at, qkv, plan, layer.rotation, eps, cache), residual=x)
         gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, eps))  # [num_rows, 2 * intermediate_size]
         return layer.down(silu_gate(gate_up), residual=x)
 
