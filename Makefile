@@ -5,6 +5,8 @@ PROTOS := $(wildcard proto/paceline/v1/*.proto)
 BOTH_CORES := -q -n 2 --dist loadgroup --no-loadscope-reorder --durations 10
 # google/rpc/status.proto comes with googleapis-common-protos.
 GOOGLE_PROTOS = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+# Tests start many processes: none of them should compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 SERVICES := $(addprefix proto/paceline/v1/,draft.proto target.proto generation.proto)
 
 .PHONY: setup demo pair test test-all lint proto bench peers identity faults fuzz soak soak-faults browser

@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 from paceline.prompts import read_prompts
 from paceline.serving.main import prepare_process
 from tests.hosted import Host
-from tests.services import Trio, start_trio
+from tests.services import Trio
 from tests.telling import FIGURE, Tell
 
 prepare_process()
@@ -52,6 +52,10 @@ PARALLEL_DRAFT = ("--model", "dummy:tiny-32-b-masks", *SMALL_FLAGS)
 def pytest_collection_finish() -> None:
     """All modules are imported."""
     gc.enable()
+    # Two workers of xdist share the cores: a second thread of each would wait for them, busily.
+    from paceline.engine.threads import set_num_workers
+
+    set_num_workers(1)
 
 
 @pytest.fixture
@@ -103,11 +107,10 @@ def real_trio(host: Host) -> Trio:
 
 
 @pytest.fixture(scope="session")
-def embedded_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    """What `paceline up` starts: processes, each with a thread for every core."""
-    flags = ("--kv-cache-memory", "256MiB", "--max-model-len", "1024", "--check-integrity")
-    with start_trio(tmp_path_factory.mktemp("embedded"), flags, flags) as trio:
-        yield trio
+def embedded_pair(host: Host) -> Trio:
+    """The models of `paceline up`, quantised as there."""
+    flags = ("--kv-cache-memory", "256MiB", "--max-model-len", "1024", "--check-integrity", "--threads", "1")
+    return host.trio(flags, flags)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 
 from paceline.client import AsyncClient
 from paceline.engine.models.shapes import MASK_VECTORS
-from paceline.engine.models.weights import EMBEDDED
+from paceline.engine.models.weights import find_folder
 from paceline.prompts import read_prompts
 from paceline.sampling import SamplingParams
 from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
@@ -114,7 +114,7 @@ class Campaign:
 
 def parallel_draft(folder: Path) -> str:
     """The small draft with vectors for masks, which nobody trained: what it proposes changes no output."""
-    shutil.copytree(EMBEDDED[f"{MODEL}-draft"], folder)
+    shutil.copytree(find_folder(f"{MODEL}-draft", torch.bfloat16, lambda text: None), folder)
     tensors = load_file(folder / "model.safetensors")
     hidden_size = tensors["model.norm.weight"].shape[0]
     vectors = torch.randn(NUM_MASKS, hidden_size, generator=torch.Generator().manual_seed(0))

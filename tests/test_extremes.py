@@ -11,7 +11,7 @@ from tests.bystander import undisturbed_bystander
 from tests.services import Trio
 
 PROMPT = [3, 14, 15, 92, 65, 35]
-BYSTANDER = SamplingParams(max_tokens=200, temperature=0.7, seed=5, ignore_eos=True)
+BYSTANDER = SamplingParams(max_tokens=60, temperature=0.7, seed=5, ignore_eos=True)
 # Its tokens depend on prompt, parameters and seed alone.
 MATCHED = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, rule=Rule.MATCH)
 # What float32, in which parameters travel, has least and most of.

@@ -1,6 +1,7 @@
 """The import rules of docs/architecture.md hold, read from the source."""
 
 import ast
+import functools
 import subprocess
 import sys
 import tomllib
@@ -40,9 +41,14 @@ def module_name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
+def nodes_of(file: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
 def imports(file: Path) -> Iterator[str]:
     """Every module a file imports, also inside functions."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -185,7 +191,7 @@ def test_messages_are_touched_only_where_they_are_translated() -> None:
         f"{module_name(file)}:{node.lineno} .{node.attr}"
         for file in source_files()
         if not touches_messages(file)
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in nodes_of(file)
         if isinstance(node, ast.Attribute) and node.attr in names
     ] == []
 

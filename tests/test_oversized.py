@@ -14,7 +14,7 @@ from tests.services import Service, Trio
 from tests.serving.raw_session import RawSession, opening, propose, truncate, verify
 
 PROMPT = [3, 14, 15]
-BYSTANDER = SamplingParams(max_tokens=200, ignore_eos=True)
+BYSTANDER = SamplingParams(max_tokens=60, ignore_eos=True)
 # A message may have 16 MiB.
 LONG = "word " * 3_000_000
 MANY_IDS = [1] * 5_000_000

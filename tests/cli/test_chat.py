@@ -7,9 +7,9 @@ import os
 import pty
 import select
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from paceline.speculation import SpeculationParams
 from tests.conftest import TINY
 from tests.hosted import Host
 from tests.model_folder import write_model
-from tests.services import Trio, start_trio
+from tests.services import Trio, running, start_service
 
 HOW_TO_LEAVE = "An empty line, Ctrl-D or Ctrl-C ends the conversation"
 
@@ -148,20 +148,21 @@ def wait_until_running(client: Client, count: int) -> None:
         time.sleep(0.02)
 
 
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Trio]:
-    """Each service a process of its own: one of them is stopped."""
-    with start_trio(tmp_path, TINY, TINY) as trio:
-        yield trio
+def test_ctrl_c_ends_the_answer_on_the_server_and_then_the_conversation(host: Host, tmp_path: Path) -> None:
+    # A process of its own, which is stopped.
+    target = start_service("target_server", tmp_path, *TINY)
+    coordinator = host.start("coordinator", "--draft", "none", "--target", target.address)
+    with running(target):
+        check_ctrl_c(coordinator.address, target.process)
+    coordinator.stop()
 
 
-def test_ctrl_c_ends_the_answer_on_the_server_and_then_the_conversation(processes: Trio) -> None:
+def check_ctrl_c(address: str, target: subprocess.Popen[bytes]) -> None:
     # Ctrl-C as in a terminal, even if the tests run in the background of a shell, which ignores it.
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = [sys.executable, "-c", f"{heard}; from paceline.cli import main; main()"]
-    arguments = ["chat", "--address", processes.address, "--max-tokens", "5"]
-    target = processes.target.process
-    with Client(processes.address) as client:
+    arguments = ["chat", "--address", address, "--max-tokens", "5"]
+    with Client(address) as client:
         wait_until_running(client, 0)
         pid, number = pty.fork()
         if pid == 0:

@@ -93,20 +93,6 @@ def wait_ready(process: subprocess.Popen[str], address: str, folder: Path) -> No
     assert process.stdout.readline() == f"ready {address} unix:{folder}/gateway.sock\n"
 
 
-def test_another_up_on_its_address_ends_at_once_and_says_why_and_a_killed_one_leaves_nothing(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path}/coordinator.sock"
-    with running_up(tmp_path, address) as first:
-        wait_ready(first, address, tmp_path)
-        with running_up(tmp_path, address) as second:
-            _, error = second.communicate(timeout=TIMEOUT_S)
-            assert second.returncode == 1
-            assert f"a coordinator already serves at {address}" in error
-            assert "--listen" in error
-        assert len(services_of(tmp_path)) == 4, "those of the first"
-        first.kill()
-        assert wait_for(lambda: not services_of(tmp_path)), "its services follow it"
-
-
 @pytest.mark.parametrize("name", ["x" * 80, "a,b", "a#b", "a?b", "a%20b", "a\nb"])
 async def test_no_socket_is_chosen_that_grpc_cannot_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -140,7 +126,14 @@ def test_a_signal_during_the_start_stops_everything(tmp_path: Path, number: sign
         assert services_of(tmp_path) == []
 
 
-def test_keys_are_the_coordinators_and_traces_everyones(tmp_path: Path) -> None:
+def test_the_services_of_one_that_is_killed_follow_it(tmp_path: Path) -> None:
+    with running_up(tmp_path, f"unix:{tmp_path}/coordinator.sock") as process:
+        assert wait_for(lambda: len(services_of(tmp_path)) == 2)
+        process.kill()
+        assert wait_for(lambda: not services_of(tmp_path))
+
+
+def test_keys_are_the_coordinators_traces_everyones_and_the_address_one_ups_alone(tmp_path: Path) -> None:
     address, keys, collector = f"unix:{tmp_path}/coordinator.sock", tmp_path / "keys", Collector()
     key = make_key(keys, "alice")
     with running_up(tmp_path, address, "--api-keys", str(keys), "--traces", collector.address) as process:
@@ -149,6 +142,12 @@ def test_keys_are_the_coordinators_and_traces_everyones(tmp_path: Path) -> None:
             client.complete("t1", SamplingParams(max_tokens=4, ignore_eos=True), BY_MODEL)
         with Client(address, "another") as client, pytest.raises(Unauthenticated):
             client.describe()
+        with running_up(tmp_path, address) as second:
+            _, error = second.communicate(timeout=TIMEOUT_S)
+            assert second.returncode == 1
+            assert f"a coordinator already serves at {address}" in error
+            assert "--listen" in error
+        assert len(services_of(tmp_path)) == 4, "those of the first"
         process.terminate()
         _, log = process.communicate(timeout=TIMEOUT_S)
     collector.close()

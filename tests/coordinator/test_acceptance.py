@@ -17,7 +17,7 @@ from paceline.noise import Purpose, make_key, uniform
 from paceline.speculation import Rule
 
 Table = NDArray[np.float64]  # [vocab_size, vocab_size]: next token's distribution by the last token
-NUM_DRAWS = 65_536
+NUM_DRAWS = 16_384
 # A token no distribution here can give: it must never be taken where the mass outside is 0.
 NEVER = 99
 # p and q in opposite rank order: sum min(p, q) is 0.52.
@@ -113,22 +113,20 @@ def test_worked_example_always_accepts_what_the_target_likes_as_well(token: int)
     assert all(judge_worked(token, seed).num_accepted == 1 for seed in range(2000))
 
 
-@pytest.mark.parametrize(
-    "size", [pytest.param(8, id="full support", marks=pytest.mark.slow), pytest.param(3, id="truncated support")]
-)
+@pytest.mark.parametrize("size", [pytest.param(8, id="full support"), pytest.param(3, id="truncated support")])
 def test_first_token_follows_p_and_acceptance_rate_is_the_overlap(size: int) -> None:
     counts, rate = first_tokens(P, Q, size)
-    # With 65,536 draws over 8 ids the distance is 0.004 on average, with a deviation of 0.001.
-    assert total_variation(counts, P) < 0.008
+    # With 16,384 draws over 8 ids the distance is 0.008 on average, with a deviation of 0.002.
+    assert total_variation(counts, P) < 0.016
     alpha = np.minimum(P, draft_law(Q, size)).sum()
     assert abs(rate - alpha) < 3 * np.sqrt(alpha * (1 - alpha) / NUM_DRAWS)
 
 
 def test_empty_complement_never_gives_the_outside_token() -> None:
     p = np.array([0.7, 0.3, 0, 0])
-    counts, _ = first_tokens(p, np.array([0.2, 0.8, 0, 0]), size=2, num_draws=20_000)
+    counts, _ = first_tokens(p, np.array([0.2, 0.8, 0, 0]), size=2)
     assert counts[NEVER] == 0
-    assert total_variation(counts, p) < 0.012
+    assert total_variation(counts, p) < 0.013
 
 
 def test_rejection_made_by_rounding_alone_accepts() -> None:
@@ -147,7 +145,7 @@ def test_tokens_the_target_gives_no_probability_never_come_out() -> None:
     # The draft likes 1 and 5 best, and the target bans both, one inside the support and one outside.
     p = np.array([0.3, 0, 0.2, 0.1, 0.25, 0, 0.15, 0])
     q = np.array([0.05, 0.5, 0.15, 0.1, 0.05, 0.1, 0.04, 0.01])
-    num_draws = NUM_DRAWS // 4
+    num_draws = NUM_DRAWS
     counts, _ = first_tokens(p, q, size=3, num_draws=num_draws)
     assert counts[p.nonzero()].sum() == num_draws
     assert total_variation(counts, p) < 0.016
@@ -156,7 +154,7 @@ def test_tokens_the_target_gives_no_probability_never_come_out() -> None:
 def test_rounds_of_two_give_the_joint_distribution_of_two_tokens() -> None:
     rng = np.random.default_rng(5)
     target, draft = rng.dirichlet(np.ones(4), 4), rng.dirichlet(np.ones(4), 4)
-    counts, num_draws, lengths = np.zeros((4, 4)), 40_000, set()
+    counts, num_draws, lengths = np.zeros((4, 4)), 10_000, set()
     for seed in range(num_draws):
         tokens = [2]
         while len(tokens) < 3:

@@ -185,9 +185,9 @@ async def test_min_tokens_keeps_stop_tokens_out_until_then(tiny_trio: Trio, enab
 async def test_stop_token_ends_the_text_at_its_first_occurrence(tiny_trio: Trio, enabled: bool) -> None:
     speculation = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4, enabled=enabled)
     async with AsyncClient(tiny_trio.address) as client:
-        free = await client.complete(PROMPT, SamplingParams(max_tokens=40, ignore_eos=True), speculation)
+        free = await client.complete(PROMPT, SamplingParams(max_tokens=20, ignore_eos=True), speculation)
         for token in dict.fromkeys(free.token_ids):
-            sampling = SamplingParams(max_tokens=40, stop_token_ids=(token,), ignore_eos=True)
+            sampling = SamplingParams(max_tokens=20, stop_token_ids=(token,), ignore_eos=True)
             stopped = await client.complete(PROMPT, sampling, speculation)
             end = free.token_ids.index(token) + 1
             assert stopped.token_ids == free.token_ids[:end]

@@ -21,7 +21,7 @@ from tests.end_to_end.tiny_oracle import oracle_logprobs
 from tests.services import Trio
 
 Law = NDArray[np.float64]  # [vocab_size]
-NUM_DRAWS = 65_536
+NUM_DRAWS = 16_384
 NEVER = 99
 # In opposite rank order, and p with one token that may not come at all.
 P = np.array([0.0, 0.02, 0.05, 0.08, 0.1, 0.15, 0.2, 0.4])

@@ -6,6 +6,7 @@ would come once in 10^9, so the 150 sets here would fail a right build less than
 choices of the seeds. The seeds are fixed: what passes once passes always.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests.distribution.toy_rounds import Rounds, Table, Toy, p_values
 
 LIMIT = 1e-9
 SET_SIZE = 400
-# For one of the bugs, and for its harmless relatives.
+# The most for one of the bugs, and for its harmless relatives.
 NUM_GENERATIONS = 2000
 SAMPLED = SamplingParams(max_tokens=4, temperature=1.0)
 WHOLE = Support(64, 1.0)
@@ -146,7 +147,7 @@ def least_p_value(toy: Toy, tokens: NDArray[np.int64]) -> float:
     return min(p_values(toy, tokens).values())
 
 
-@pytest.mark.parametrize("num_sets", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_sets", [1, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TOYS)
 def test_output_follows_the_targets_distribution_with_many_sets_of_seeds(name: str, num_sets: int) -> None:
     toy = TOYS[name]
@@ -155,22 +156,28 @@ def test_output_follows_the_targets_distribution_with_many_sets_of_seeds(name: s
     assert min(values) > LIMIT, values
 
 
-def play_patched(monkeypatch: pytest.MonkeyPatch, case: tuple[str, type[Rounds], dict[str, Any]]) -> float:
+def play_patched(monkeypatch: pytest.MonkeyPatch, case: tuple[str, type[Rounds], dict[str, Any]]) -> Iterator[float]:
+    """The least value of all generations so far, set after set."""
     name, rounds, patches = case
     for where, function in patches.items():
         monkeypatch.setattr(where, function)
-    return least_p_value(TOYS[name], rounds(TOYS[name]).play(range(NUM_GENERATIONS)))
+    toy, game = TOYS[name], rounds(TOYS[name])
+    tokens = np.empty((0, toy.num_tokens), np.int64)
+    for start in range(0, NUM_GENERATIONS, SET_SIZE):
+        tokens = np.concatenate([tokens, game.play(range(start, start + SET_SIZE))])
+        yield least_p_value(toy, tokens)
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bug_shows_in_the_distribution_of_the_output(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert play_patched(monkeypatch, BUGS[bug]) < LIMIT
+    assert any(value < LIMIT for value in play_patched(monkeypatch, BUGS[bug]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", HARMLESS)
 def test_harmless_variant_leaves_the_distribution_of_the_output(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert play_patched(monkeypatch, HARMLESS[variant]) > LIMIT
+    *_, of_all = play_patched(monkeypatch, HARMLESS[variant])
+    assert of_all > LIMIT
 
 
 def test_carried_entropies_and_old_noise_emit_three_quarters_where_half_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,13 +194,13 @@ def test_carried_entropies_and_old_noise_emit_three_quarters_where_half_is_due(m
 
 def test_argmax_drafts_accepted_by_dense_p_over_q_emit_the_wrong_token_in_73_percent() -> None:
     # 0.40 / 0.55: if it is rejected the right token follows.
-    tokens = DenseGreedy(TOYS["greedy"]).play(range(NUM_GENERATIONS))
+    tokens = DenseGreedy(TOYS["greedy"]).play(range(SET_SIZE))
     assert (tokens[:, 1] == 1).mean() == pytest.approx(0.4 / 0.55, abs=0.1)
 
 
 def test_mass_outside_as_one_minus_the_inside_lets_a_banned_token_out() -> None:
     """Too rare to show in the distribution, so this checks the residual's very end."""
     toy = replace(TOYS["banned"], target=WIDE[0], draft=WIDE[1], eos_token_ids=(len(WIDE[0]) - 1,))
-    seeds, (banned,) = range(NUM_GENERATIONS), toy.eos_token_ids
+    seeds, (banned,) = range(SET_SIZE), toy.eos_token_ids
     assert (OneMinusInside(toy).play(seeds) == banned).any()
     assert not (AtTheTop(toy).play(seeds) == banned).any()

@@ -23,7 +23,7 @@ from tests.slices import slice_of
 
 TARGET = "tiny-32-a"
 PROMPT = [3, 1, 4, 1, 5]
-MAX_TOKENS = 48
+MAX_TOKENS = 32
 PLAIN = SpeculationParams(enabled=False)
 GREEDY_WAYS = {
     "k = 1": SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=1),
@@ -63,6 +63,9 @@ CONTROLS = {
     },
 }  # fmt: skip
 EVERY_CONTROL = pytest.mark.parametrize("name", CONTROLS)
+SOME_CONTROLS = pytest.mark.parametrize(
+    "name", slice_of(CONTROLS, ("all", "repetition", "frequency among few", "allowed").__contains__)
+)
 
 
 def controlled(name: str, **more: object) -> SamplingParams:
@@ -80,9 +83,8 @@ async def test_a_top_p_of_0_takes_the_likeliest_token_whatever_the_seed(unlike_t
     greedy = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     ways = [replace(way, rule=rule) for way in (PLAIN, *GREEDY_WAYS.values())]
     [likeliest] = await complete(unlike_trio, greedy, PLAIN)
-    for seed in (1, 2):
-        drawn = await complete(unlike_trio, replace(greedy, temperature=1.5, top_p=0.0, seed=seed), *ways)
-        assert [each.token_ids for each in drawn] == [likeliest.token_ids] * len(ways)
+    drawn = await complete(unlike_trio, replace(greedy, temperature=1.5, top_p=0.0, seed=1), *ways)
+    assert [each.token_ids for each in drawn] == [likeliest.token_ids] * len(ways)
 
 
 @EVERY_CONTROL
@@ -99,7 +101,7 @@ async def test_greedy_ids_under_controls_are_the_oracles_with_and_without_specul
     assert any("A" in other.origins for other in others), "no draft was ever accepted"
 
 
-@EVERY_CONTROL
+@SOME_CONTROLS
 async def test_ids_sampled_by_match_under_controls_are_the_oracles_with_and_without_speculation(
     name: str, unlike_trio: Trio
 ) -> None:
@@ -113,7 +115,7 @@ async def test_ids_sampled_by_match_under_controls_are_the_oracles_with_and_with
     assert "R" in others[1].origins
 
 
-@EVERY_CONTROL
+@SOME_CONTROLS
 async def test_draft_that_is_the_target_applies_the_same_controls_to_its_own_drafts(name: str, tiny_trio: Trio) -> None:
     """Forgotten on one side, or counted over another context there, they would cost acceptance."""
     k, rounds = 4, 10
@@ -127,7 +129,7 @@ async def test_draft_that_is_the_target_applies_the_same_controls_to_its_own_dra
 # Enough that the likeliest tokens change all the time.
 HEAVY = {"repetition_penalty": 1.4, "presence_penalty": 1.5, "frequency_penalty": 2.0, "logit_bias": {9: 5.0}}
 BANNED = (2, 9, 16, 31)
-LAWFUL = SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True, n=64, **HEAVY)
+LAWFUL = SamplingParams(max_tokens=3, temperature=1.0, ignore_eos=True, n=64, **HEAVY)
 
 
 async def sample_many(trio: Trio, sampling: SamplingParams, num_requests: int) -> np.ndarray:
@@ -151,14 +153,14 @@ def fields(sampling: SamplingParams, **more: object) -> dict[str, object]:
 )
 async def test_rejection_never_emits_a_token_outside_the_lists(lists: dict[str, object], unlike_trio: Trio) -> None:
     sampling = SamplingParams(**fields(LAWFUL, max_tokens=24, n=32, **lists))
-    tokens = await sample_many(unlike_trio, sampling, 4)
+    tokens = await sample_many(unlike_trio, sampling, 2)
     lawful = set(ALLOWED) if "allowed_token_ids" in lists else set(range(32)) - set(BANNED)
     assert set(tokens.flatten().tolist()) == lawful, "each of these comes at times, and no other"
 
 
 async def test_tokens_drawn_by_rejection_under_penalties_follow_the_penalised_distribution(unlike_trio: Trio) -> None:
     """Also behind a draft: what counts there are the tokens that came, not those that were dropped."""
-    tokens = await sample_many(unlike_trio, LAWFUL, 24)
+    tokens = await sample_many(unlike_trio, LAWFUL, 16)
     # The distribution of the third token given the first two, summed over the pairs that came.
     pairs = collections.Counter(map(tuple, tokens[:, :2].tolist()))
     expected = np.zeros(32)

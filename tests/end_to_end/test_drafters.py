@@ -20,8 +20,8 @@ from tests.slices import slice_of
 
 PROMPT = [11, 12, 13, 14, 15] * 4
 # Of so few tokens even a random model repeats what the prompt has.
-GREEDY = SamplingParams(max_tokens=80, ignore_eos=True, allowed_token_ids=(11, 12, 13, 14, 15))
-SAMPLED = SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.8, top_p=0.9, seed=5)
+GREEDY = SamplingParams(max_tokens=50, ignore_eos=True, allowed_token_ids=(11, 12, 13, 14, 15))
+SAMPLED = SamplingParams(max_tokens=50, ignore_eos=True, temperature=0.8, top_p=0.9, seed=5)
 LENGTHS = {"fixed": 4, "adaptive": Bounds(0, 6), "entropy": EntropyAdaptive(Bounds(1, 6))}
 
 

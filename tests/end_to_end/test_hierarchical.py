@@ -12,8 +12,8 @@ from tests.services import Trio
 PROMPT = [11, 12, 13, 14, 15] * 4
 # Of so few tokens even a random model repeats what the prompt has, and guesses are right now and then.
 FEW = (11, 12, 13, 14, 15)
-GREEDY = SamplingParams(max_tokens=60, ignore_eos=True, allowed_token_ids=FEW)
-SAMPLED = SamplingParams(max_tokens=60, ignore_eos=True, allowed_token_ids=FEW, temperature=0.7, seed=5)
+GREEDY = SamplingParams(max_tokens=40, ignore_eos=True, allowed_token_ids=FEW)
+SAMPLED = SamplingParams(max_tokens=40, ignore_eos=True, allowed_token_ids=FEW, temperature=0.7, seed=5)
 WAYS = {
     "greedy": (GREEDY, {}),
     "coupled": (SAMPLED, {"rule": Rule.MATCH, "draft_mode": DraftMode.COUPLED}),

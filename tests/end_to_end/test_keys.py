@@ -14,38 +14,40 @@ from paceline.keys import make_key
 from paceline.rpc.channel import open_channel
 from paceline.sampling import SamplingParams
 from tests.conftest import TINY
-from tests.services import start_trio
+from tests.hosted import Host
 
 SHORT = SamplingParams(max_tokens=4)
 TIMEOUT_S = 30.0
 
 
-async def test_no_key_is_in_any_log_or_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file, logs = tmp_path / "keys", tmp_path / "logs"
-    logs.mkdir()
+async def test_no_key_is_in_any_log_or_error(host: Host, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys"
     right, wrong, slipped = make_key(file, "alice"), "wrong-key-of-somebody", "a-key-that-slipped-into-the-file"
     raised: list[PacelineError] = []
-    with start_trio(logs, TINY, TINY, ("--api-keys", str(file))) as trio:
-        async with AsyncClient(trio.address, right) as client:
-            await client.complete("t1 t2", SHORT)
-            for bad in (client.with_key(wrong).describe(), client.complete([512], SHORT)):
-                with pytest.raises((Unauthenticated, InvalidArgument)) as caught:
-                    await bad
-                raised.append(caught.value)
-        async with open_channel(trio.address) as channel:
-            # No protobuf at all, under each key.
-            for key in (right, wrong):
-                call = channel.unary_unary("/paceline.v1.Generation/Describe")
-                with pytest.raises(Exception, match="StatusCode"):
-                    await call(b"\xff\xff", metadata=(("authorization", f"Bearer {key}"),))
-        file.write_text(f"{file.read_text()}bob {slipped}\n")
-        await wait_for_log(trio.address, right, trio.coordinator.log, "line 2")
-        assert trio.coordinator.stop() == 0
-    said = "".join(log.read_text() for log in logs.glob("*.log")) + "".join(capfd.readouterr())
+    trio = host.start_trio(TINY, TINY, ("--api-keys", str(file)))
+    async with AsyncClient(trio.address, right) as client:
+        await client.complete("t1 t2", SHORT)
+        for bad in (client.with_key(wrong).describe(), client.complete([512], SHORT)):
+            with pytest.raises((Unauthenticated, InvalidArgument)) as caught:
+                await bad
+            raised.append(caught.value)
+    async with open_channel(trio.address) as channel:
+        # No protobuf at all, under each key.
+        for key in (right, wrong):
+            call = channel.unary_unary("/paceline.v1.Generation/Describe")
+            with pytest.raises(Exception, match="StatusCode"):
+                await call(b"\xff\xff", metadata=(("authorization", f"Bearer {key}"),))
+    file.write_text(f"{file.read_text()}bob {slipped}\n")
+    # All services of this process log there.
+    log = trio.coordinator.log
+    await wait_for_log(trio.address, right, log, f"{file}, line 2")
+    for service in (trio.coordinator, trio.target, trio.draft):
+        assert service.stop() == 0
+    said = log.read_text() + "".join(capfd.readouterr())
     said += "".join(f"{error} {error!r} {error.__context__!r}" for error in raised)
     assert [key for key in (right, wrong, slipped) if key in said] == []
     assert "1 API keys" in said
-    assert said.count("keeping the previous keys") == 1
+    assert sum(f"{file}, line 2" in line and "keeping the previous keys" in line for line in said.splitlines()) == 1
 
 
 async def wait_for_log(address: str, key: str, log: Path, text: str) -> None:

@@ -39,7 +39,7 @@ def drafted(drafter: Drafter, k: int, mode: DraftMode | None = None) -> Speculat
 
 async def test_greedy_ids_are_those_of_transformers(trio: Trio, shape: str) -> None:
     assert dummy_config(SHAPES[shape]).rope_parameters["original_max_position_embeddings"] == ORIGINAL_LENGTH
-    sampling = SamplingParams(max_tokens=40, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=24, ignore_eos=True)
     async with AsyncClient(trio.address) as client:
         for speculation in (PLAIN, drafted(Drafter.MODEL, 4)):
             for prompt in PROMPTS:
@@ -61,7 +61,7 @@ async def test_a_mixed_batch_gives_what_each_gives_alone(trio: Trio, shape: str)
         drafted(Drafter.HYBRID, 3),
     ]
     kinds = [
-        (prompt, SamplingParams(max_tokens=40, temperature=temperature, seed=seed, ignore_eos=True))
+        (prompt, SamplingParams(max_tokens=24, temperature=temperature, seed=seed, ignore_eos=True))
         for seed, prompt in enumerate(PROMPTS)
         for temperature in (0.0, 0.8)
     ]

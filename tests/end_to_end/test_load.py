@@ -36,11 +36,18 @@ async def outputs_alone(address: str, prompts: list[object], params: SamplingPar
         return [(await client.complete(prompt, params, SPECULATIVE)).token_ids for prompt in prompts]
 
 
-async def test_32_at_once_equal_their_outputs_alone(tiny_trio: Trio) -> None:
-    params = SamplingParams(max_tokens=48, ignore_eos=True)
-    prompts = token_prompts(32, 200)
-    alone = await outputs_alone(tiny_trio.address, prompts, params)
-    assert await outputs_at_once(tiny_trio.address, prompts, params) == alone
+PROMPTS: list[object] = [*token_prompts(32, 200)]
+PARAMS = SamplingParams(max_tokens=48, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_trio: Trio) -> list[list[int]]:
+    """The outputs of PROMPTS, one after the other."""
+    return asyncio.run(outputs_alone(tiny_trio.address, PROMPTS, PARAMS))
+
+
+async def test_32_at_once_equal_their_outputs_alone(tiny_trio: Trio, alone: list[list[int]]) -> None:
+    assert await outputs_at_once(tiny_trio.address, PROMPTS, PARAMS) == alone
     assert all(len(output) == 48 for output in alone)
 
 
@@ -70,14 +77,16 @@ async def test_200_cancelled_generations_leave_every_block_free(tiny_trio: Trio)
     await wait_until_free(tiny_trio.target)
 
 
-async def test_a_cache_a_tenth_of_what_is_wanted_changes_no_output(tiny_trio: Trio, host: Host) -> None:
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    prompts = token_prompts(32, 200)
-    unpressed = await outputs_alone(tiny_trio.address, prompts, params)
-    num_wanted = sum(-(-(len(prompt) + params.max_tokens) // BLOCK_SIZE) for prompt in prompts)
-    small = (*TINY, "--kv-cache-memory", str(num_wanted // 10 * BLOCK_SIZE * TINY_TOKEN_BYTES))
-    pressed = host.start_trio(small, small)
-    assert await outputs_at_once(pressed.address, prompts, params) == unpressed
+def press(host: Host, share: int) -> Trio:
+    """Services with a cache for one in `share` of the tokens that PROMPTS and their outputs take."""
+    num_wanted = sum(-(-(len(prompt) + PARAMS.max_tokens) // BLOCK_SIZE) for prompt in PROMPTS)
+    small = (*TINY, "--kv-cache-memory", str(num_wanted // share * BLOCK_SIZE * TINY_TOKEN_BYTES))
+    return host.start_trio(small, small)
+
+
+async def test_a_cache_a_tenth_of_what_is_wanted_changes_no_output(host: Host, alone: list[list[int]]) -> None:
+    pressed = press(host, 10)
+    assert await outputs_at_once(pressed.address, PROMPTS, PARAMS) == alone
     for server in (pressed.draft, pressed.target):
         await wait_until_free(server)
         # It has checked its cache's bookkeeping whenever it was idle, and would have ended at a fault.
@@ -85,21 +94,16 @@ async def test_a_cache_a_tenth_of_what_is_wanted_changes_no_output(tiny_trio: Tr
 
 
 async def test_two_coordinators_that_want_more_than_the_cache_holds_evict_and_change_no_output(
-    tiny_trio: Trio, host: Host
+    host: Host, alone: list[list[int]]
 ) -> None:
     """Each lets in as many as the cache has room for: together they are twice too many."""
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    prompts = token_prompts(24, 200)
-    unpressed = await outputs_alone(tiny_trio.address, prompts, params)
-    num_wanted = sum(-(-(len(prompt) + params.max_tokens) // BLOCK_SIZE) for prompt in prompts)
-    small = (*TINY, "--kv-cache-memory", str(num_wanted // 4 * BLOCK_SIZE * TINY_TOKEN_BYTES))
-    pressed = host.start_trio(small, small)
+    pressed = press(host, 4)
     other = host.start("coordinator", "--draft", pressed.draft.address, "--target", pressed.target.address)
     halves = await asyncio.gather(
-        outputs_at_once(pressed.address, prompts[::2], params),
-        outputs_at_once(other.address, prompts[1::2], params),
+        outputs_at_once(pressed.address, PROMPTS[::2], PARAMS),
+        outputs_at_once(other.address, PROMPTS[1::2], PARAMS),
     )
-    assert halves == [unpressed[::2], unpressed[1::2]]
+    assert halves == [alone[::2], alone[1::2]]
     for server in (pressed.draft, pressed.target):
         await wait_until_free(server)
         assert server.stop() == 0

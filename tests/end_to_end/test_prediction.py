@@ -21,7 +21,7 @@ SAMPLED = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.8, seed=
 EITHER = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 LENGTHS = [4, 16, Bounds(0, 6), EntropyAdaptive(Bounds(1, 6))]
 DRAFTERS = [Drafter.MODEL, Drafter.NGRAM, Drafter.HYBRID]
-IN_SLICE = [(Drafter.MODEL, 16), (Drafter.NGRAM, 4), (Drafter.HYBRID, Bounds(0, 6))]
+IN_SLICE = [(Drafter.MODEL, 4), (Drafter.NGRAM, 16), (Drafter.HYBRID, Bounds(0, 6))]
 
 
 def figures_of(completion: Completion) -> Speculation:
@@ -48,7 +48,7 @@ async def test_a_prediction_right_or_wrong_changes_no_output(
     speculation = SpeculationParams(drafter=drafter, num_speculative_tokens=length)  # type: ignore[arg-type]
     async with AsyncClient(unlike_trio.address) as client:
         expected = await plain_ids(client, sampling)
-        for prediction in (expected, edited(expected), expected[::-1], [], [9] * 400):
+        for prediction in (expected, edited(expected), [], [9] * 400):
             done = await client.complete(PROMPT, sampling, speculation, prediction=prediction)
             assert done.token_ids == expected
 
@@ -122,7 +122,7 @@ async def test_under_rejection_the_output_follows_the_targets_distribution_with_
     likely = oracle_ids("tiny-32-a", PROMPT, SamplingParams(max_tokens=3))
     samples, accepted = [], 0
     async with AsyncClient(unlike_trio.address) as client:
-        for _ in range(24):
+        for _ in range(16):
             done = await client.complete_all(PROMPT, sampling, speculation, prediction=likely)
             samples += [each.token_ids for each in done]
             accepted += sum(figures_of(each).prediction_accepted for each in done)

@@ -12,8 +12,8 @@ from tests.hosted import Host
 from tests.services import Trio
 
 PROMPT = [3, 1, 4, 1, 5]
-GREEDY = SamplingParams(max_tokens=200, ignore_eos=True)
-SAMPLED = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.8, seed=5)
+GREEDY = SamplingParams(max_tokens=120, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=120, ignore_eos=True, temperature=0.8, seed=5)
 FIXED = SpeculationParams(drafter=Drafter.SUFFIX, num_speculative_tokens=8)
 PLAIN = SpeculationParams(enabled=False)
 
@@ -29,7 +29,7 @@ def rounds_of(completion: Completion) -> int:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("length", [4, 16, Bounds(0, 8), Bounds(2, 16)], ids=str)
+@pytest.mark.parametrize("length", [4, Bounds(0, 16)], ids=str)
 async def test_an_answer_given_before_changes_no_output_and_saves_runs(
     unlike_trio: Trio, sampling: SamplingParams, length: int | Bounds
 ) -> None:

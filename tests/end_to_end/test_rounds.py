@@ -72,8 +72,8 @@ async def test_draft_that_is_the_target_is_accepted_to_the_full(real_trio: Trio)
 
 @pytest.mark.parametrize("k", [1, 4, 16])
 async def test_full_acceptance_between_plain_generations_changes_no_output(tiny_trio: Trio, k: int) -> None:
-    rounds = 170 // (k + 1)
-    sampling = SamplingParams(max_tokens=171, ignore_eos=True)
+    rounds = 80 // (k + 1)
+    sampling = SamplingParams(max_tokens=1 + rounds * (k + 1), ignore_eos=True)
     plain, full, none, again = await complete(tiny_trio, sampling, PLAIN, ahead(k), ahead(0), ahead(k))
     assert plain.token_ids == full.token_ids == none.token_ids == again.token_ids
     assert set(plain.origins) == set(none.origins) == {"T"}
@@ -92,7 +92,7 @@ async def test_rejections_between_plain_generations_change_no_output(unlike_trio
 
 async def test_rounds_of_all_kinds_at_once_change_no_output(tiny_trio: Trio, unlike_trio: Trio) -> None:
     sampling = SamplingParams(max_tokens=50, ignore_eos=True)
-    kinds = [PLAIN, *(ahead(k) for k in (0, 1, 2, 3, 4, 7, 16))] * 2
+    kinds = [PLAIN, *(ahead(k) for k in (0, 1, 2, 3, 4, 7, 16))]
     for trio in (tiny_trio, unlike_trio):
         [plain] = await complete(trio, sampling, PLAIN)
         async with AsyncClient(trio.address) as client:
@@ -102,7 +102,7 @@ async def test_rounds_of_all_kinds_at_once_change_no_output(tiny_trio: Trio, unl
 
 @pytest.mark.parametrize("k", [1, 4])
 async def test_decoding_goes_on_past_the_drafts_maximum_length(unlike_trio: Trio, k: int) -> None:
-    sampling = SamplingParams(max_tokens=150, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=110, ignore_eos=True)
     plain, speculated = await complete(unlike_trio, sampling, PLAIN, ahead(k))
     assert speculated.token_ids == plain.token_ids
     within = DRAFT_MAX_LEN - len(PROMPT)

@@ -16,13 +16,13 @@ from tests.hosted import Host
 from tests.services import Trio
 
 PROMPT = [3, 14, 15]
-# Some five megabytes.
-LONG = SamplingParams(max_tokens=500, ignore_eos=True, n=48, logprobs=20, temperature=0.8, seed=1)
+# More than a megabyte.
+LONG = SamplingParams(max_tokens=500, ignore_eos=True, n=12, logprobs=20, temperature=0.8, seed=1)
 
 
 @pytest.fixture(scope="module")
 def trio(host: Host) -> Trio:
-    return host.trio(TINY, TINY, ("PACELINE_COORDINATOR_MAX_UNREAD_MEMORY=4MiB",))
+    return host.trio(TINY, TINY, ("PACELINE_COORDINATOR_MAX_UNREAD_MEMORY=1MiB",))
 
 
 def unread_channel(address: str) -> grpc.aio.Channel:
@@ -48,7 +48,7 @@ async def test_an_answer_that_nobody_reads_is_ended(trio: Trio) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await read_all(call)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "bytes of this answer were not read; at most 1048576 are kept" in refused.value.details()
+        assert "bytes of this answer were not read; at most 262144 are kept" in refused.value.details()
 
 
 async def test_one_that_is_read_comes_whole_however_long(trio: Trio) -> None:

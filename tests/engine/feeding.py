@@ -8,7 +8,27 @@ import torch
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES
+from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.shapes import Tensors
 from paceline.engine.models.weights import load_model
+
+EMBEDDINGS = "model.embed_tokens.weight"
+
+
+def load_part(
+    name: str, dtype: torch.dtype, num_layers: int | None = None, num_words: int | None = None
+) -> tuple[ModelConfig, Tensors]:
+    """A model's first layers, and the first words of one with tied embeddings; None: all."""
+    loaded = load_model(name, dtype)
+    config = loaded.config
+    config = replace(config, num_layers=num_layers or config.num_layers, vocab_size=num_words or config.vocab_size)
+    tensors = {
+        key: tensor
+        for key, tensor in loaded.tensors.items()
+        if not key.startswith("model.layers.") or int(key.split(".")[2]) < config.num_layers
+    }
+    tensors[EMBEDDINGS] = tensors[EMBEDDINGS][: config.vocab_size]
+    return config, tensors
 
 
 def load_llama(
@@ -17,16 +37,11 @@ def load_llama(
     quantization: str = "none",
     max_model_len: int | None = None,
     num_layers: int | None = None,
+    num_words: int | None = None,
     cache: str | None = None,
 ) -> CpuLlama:
-    """A model as the engine builds it, by folder or name. `num_layers`: its first layers alone; `cache`: its dtype."""
-    loaded = load_model(name, dtype)
-    config = replace(loaded.config, num_layers=num_layers or loaded.config.num_layers)
-    tensors = {
-        key: tensor
-        for key, tensor in loaded.tensors.items()
-        if not key.startswith("model.layers.") or int(key.split(".")[2]) < config.num_layers
-    }
+    """A model as the engine builds it, by folder or name. `num_layers`, `num_words`: see `load_part`; `cache`: its dtype."""
+    config, tensors = load_part(name, dtype, num_layers, num_words)
     cache_dtype = None if cache is None else CACHE_DTYPES[cache]
     return CpuLlama(
         config,

@@ -16,7 +16,7 @@ def trio(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trio:
     return host.trio(of_model, of_model)
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", DOORS)
 async def test_no_message_breaks_a_door_or_disturbs_a_bystander(name: str, count: int, trio: Trio, tell: Tell) -> None:
     report = await run(name, trio, count, SEED)

@@ -53,18 +53,19 @@ def real_door(open_door: OpenDoor, real_trio: Trio) -> Door:
 
 @pytest.fixture
 async def http(door: Door) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as client:
+    # Without certificates: to load them takes longer than most tests.
+    async with httpx2.AsyncClient(base_url=door.url, timeout=60, verify=False) as client:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def client(door: Door) -> Iterator[openai.OpenAI]:
     """OpenAI's own package."""
     with openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def real_client(real_door: Door) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{real_door.url}/v1", api_key="none", max_retries=0) as client:
         yield client

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,20 @@ from paceline.client import AsyncClient
 from tests.gateway.conftest import Door, OpenDoor
 from tests.services import Service, Trio, free_port, restart, running, spawn_service, start_service
 
-PROMPTS = [f"t{number} t{number + 7}" for number in range(8)]
+PROMPTS = [f"t{number} t{number + 7}" for number in range(5)]
 BODY: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
+NUM_TOKENS = 200
 LONG: dict[str, Any] = {
-    "max_tokens": 500, "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+    "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
 }  # fmt: skip
 
 
 @pytest.fixture
-def coordinators(tiny_trio: Trio, tmp_path: Path) -> Iterator[list[Service]]:
-    """Two processes over one pair of servers."""
+def coordinator(tiny_trio: Trio, tmp_path: Path) -> Iterator[Service]:
+    """A process in front of the shared servers."""
     servers = ("--draft", tiny_trio.draft.address, "--target", tiny_trio.target.address)
-    with ExitStack() as stack:
-        started = []
-        for name in ("first", "second"):
-            folder = tmp_path / name
-            folder.mkdir()
-            started.append(start_service("coordinator", folder, *servers))
-            stack.enter_context(running(started[-1]))
+    started = start_service("coordinator", tmp_path, *servers)
+    with running(started):
         yield started
 
 
@@ -62,7 +57,7 @@ def text_of(events: list[Any]) -> dict[int, str]:
     for event in events[:-1]:
         for choice in event["choices"]:
             texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
-    assert events[-2]["usage"]["completion_tokens"] == 500 * len(texts)
+    assert events[-2]["usage"]["completion_tokens"] == NUM_TOKENS * len(texts)
     assert events[-2]["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
     return texts
 
@@ -82,48 +77,57 @@ SEEDED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(door: Door) -> list[dict[int, str]]:
+    """The texts of SEEDED, from a coordinator that lives."""
+
+    async def ask() -> list[dict[int, str]]:
+        async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
+            return [text_of(events) for events in await asyncio.gather(*(follow(http, body) for body in SEEDED))]
+
+    return asyncio.run(ask())
+
+
 async def test_another_coordinator_goes_on_with_the_answers_of_one_that_died(
-    open_door: OpenDoor, tiny_trio: Trio, coordinators: list[Service]
+    open_door: OpenDoor, tiny_trio: Trio, coordinator: Service, undisturbed: list[dict[int, str]]
 ) -> None:
-    door = open_door(tiny_trio, "--coordinators", ",".join(each.address for each in coordinators))
+    door = open_door(tiny_trio, "--coordinators", f"{coordinator.address},{tiny_trio.address}")
     async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
-        undisturbed = [text_of(await follow(http, body)) for body in SEEDED]
         following = await begin(http, SEEDED)
-        async with AsyncClient(coordinators[0].address) as client:
+        async with AsyncClient(coordinator.address) as client:
             assert (await client.describe()).running > 0
-        coordinators[0].kill()
+        coordinator.kill()
         assert [text_of(events) for events in await asyncio.gather(*following)] == undisturbed
 
 
 async def test_answers_go_on_when_the_only_coordinator_is_back(
-    open_door: OpenDoor, tiny_trio: Trio, coordinators: list[Service]
+    open_door: OpenDoor, tiny_trio: Trio, coordinator: Service, undisturbed: list[dict[int, str]]
 ) -> None:
-    door = open_door(tiny_trio, "--coordinators", coordinators[0].address)
+    door = open_door(tiny_trio, "--coordinators", coordinator.address)
     async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
-        undisturbed = [text_of(await follow(http, body)) for body in SEEDED]
         following = await begin(http, SEEDED)
-        coordinators[0].kill()
+        coordinator.kill()
         new = asyncio.create_task(http.post("/v1/completions", json={**BODY, "prompt": "t1"}))
-        with running(await asyncio.to_thread(restart, coordinators[0])):
+        with running(await asyncio.to_thread(restart, coordinator)):
             assert [text_of(events) for events in await asyncio.gather(*following)] == undisturbed
             assert (await new).status_code == 200
 
 
 async def test_without_a_coordinator_for_longer_than_the_retry_timeout_answers_end_with_an_error(
-    open_door: OpenDoor, tiny_trio: Trio, coordinators: list[Service]
+    open_door: OpenDoor, tiny_trio: Trio, coordinator: Service
 ) -> None:
     # Longer than gRPC pauses between two attempts to connect: who comes when the coordinator is back is served.
-    door = open_door(tiny_trio, "--coordinators", coordinators[0].address, "--retry-timeout", "4")
+    door = open_door(tiny_trio, "--coordinators", coordinator.address, "--retry-timeout", "4")
     async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http:
         following = await begin(http, SEEDED)
-        coordinators[0].kill()
+        coordinator.kill()
         for events in await asyncio.gather(*following):
             assert events[-2]["error"]["code"] == "unavailable"
             assert events[-1] is None
         refused = await http.post("/v1/completions", json={**BODY, "prompt": "t1"})
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
-        with running(await asyncio.to_thread(restart, coordinators[0])):
+        with running(await asyncio.to_thread(restart, coordinator)):
             assert (await http.post("/v1/completions", json={**BODY, "prompt": "t1"})).status_code == 200
 
 
@@ -139,7 +143,7 @@ async def test_sigterm_lets_open_streams_end(door: Door, tmp_path: Path) -> None
             assert await asyncio.to_thread(gateway.stop) == 0
             for events in await asyncio.gather(*following):
                 assert events[-1] is None
-                assert events[-2]["usage"]["completion_tokens"] == 500
+                assert events[-2]["usage"]["completion_tokens"] == NUM_TOKENS
 
 
 async def test_who_does_not_read_holds_nobody_up_and_misses_nothing(door: Door) -> None:
@@ -156,5 +160,5 @@ async def test_who_does_not_read_holds_nobody_up_and_misses_nothing(door: Door) 
                 assert (await http.post("/v1/completions", json={**BODY, "prompt": prompt})).status_code == 200
         writer.transport.resume_reading()
         events = [orjson.loads(line[6:]) async for line in reader if line.startswith(b"data: {")]
-        assert events[-1]["usage"]["completion_tokens"] == 16 * 500
+        assert events[-1]["usage"]["completion_tokens"] == 16 * NUM_TOKENS
         writer.close()

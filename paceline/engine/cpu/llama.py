@@ -14,7 +14,7 @@ from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
 from paceline.engine.cpu.draft_head import DraftHead, MadeRows, QuantisedRows
 from paceline.engine.cpu.head import DenseRows, Embedding, EmbeddingRows, Head
-from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend, part_address
+from paceline.engine.cpu.kernels.attention import AttentionPlan, HeadRotation, attend_by, part_address
 from paceline.engine.cpu.kernels.cache import Cache
 from paceline.engine.cpu.kernels.decoder import LayerArrays, kinds_of, run_layers, table_of, with_kernel
 from paceline.engine.cpu.kernels.rows import rms_norm, silu_gate
@@ -139,9 +139,10 @@ class CpuLlama:
         rows = _rows_of(embedding, head_linear if config.tied_embeddings else None, make)
         self._embedding = Embedding(rows, of_masks, config.vocab_size, np.dtype(ELEMENTS[self.dtype]))
         self._cache_dtype = cache_dtype or self._embedding.dtype
-        # The arguments of `kernels.decoder` for the caches that were used last.
+        # For the caches that were used last: the arguments of `kernels.decoder`, and the kernel of `attend_by`.
         self._decoder_of: CpuPagedAttention | None = None
         self._decoder_arguments: tuple[LayerArrays, Array] | None = None
+        self._part_at = 0
 
     def make_cache(self, num_blocks: int, block_size: int, num_layers: int | None = None) -> CpuPagedAttention:
         return CpuPagedAttention(self.config, num_blocks, block_size, self._cache_dtype, num_layers)
@@ -160,7 +161,7 @@ class CpuLlama:
         if (decoder := self._decoder(attention, x.dtype)) is not None:
             return run_layers(x, *decoder, plan, self.config.norm_eps)
         for layer, cache in zip(self.layers, attention.cache, strict=False):
-            x = self._run_layer(layer, x, cache, plan)
+            x = self._run_layer(layer, x, cache, plan, self._part_at)
         return x
 
     def _decoder(self, attention: CpuPagedAttention, dtype: np.dtype[Any]) -> tuple[LayerArrays, Array] | None:
@@ -170,13 +171,15 @@ class CpuLlama:
             known = [each for each in arrays if each is not None]
             is_uniform = len(known) == len(arrays) and len({kinds_of(each) for each in known}) == 1
             self._decoder_arguments = (known[0], table_of(known)) if is_uniform else None
+            self._part_at = part_address(dtype, attention.cache[0])
             self._decoder_of = attention
         return self._decoder_arguments
 
-    def _run_layer(self, layer: CpuLayer, x: Array, cache: Cache, plan: AttentionPlan) -> Array:
+    def _run_layer(self, layer: CpuLayer, x: Array, cache: Cache, plan: AttentionPlan, part_at: int) -> Array:
+        """Runs a layer as `kernels.decoder` does, with the library's products. `part_at`: see `attend_by`."""
         eps = self.config.norm_eps
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps))  # [num_rows, (heads + 2 * kv_heads) * head_dim]
-        x = layer.output(attend(qkv, plan, layer.rotation, eps, cache), residual=x)
+        x = layer.output(attend_by(part_at, qkv, plan, layer.rotation, eps, cache), residual=x)
         gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, eps))  # [num_rows, 2 * intermediate_size]
         return layer.down(silu_gate(gate_up), residual=x)
 

@@ -1,5 +1,6 @@
 """The policy in worlds of known acceptance and times."""
 
+import itertools
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from paceline.speculation import Bounds
 from paceline.theory import best_k, speedup
 from tests.coordinator.contexts import make_context
 from tests.coordinator.policy.world import Crowd, World, begin, make_policy
+from tests.slices import slice_of
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8, 0.95])
@@ -100,8 +102,10 @@ async def test_a_crowd_that_fell_to_zero_tries_again_together() -> None:
     await crowd.play(300)
     assert await crowd.drafts() == [0] * len(ALPHAS)
     crowd.each_draft_s = 0.0002
-    await crowd.play(10_000)
-    assert await crowd.play(100) > 1.2 * crowd.plain
+    num_stretches = 0
+    while await crowd.play(100) <= 1.2 * crowd.plain:
+        num_stretches += 1
+        assert num_stretches < 100
 
 
 async def test_rounds_beside_a_prompt_are_no_measure_of_others() -> None:
@@ -154,8 +158,13 @@ def a_text(coin: random.Random, repeats: float) -> list[int]:
     return text
 
 
-@pytest.mark.parametrize("repeats", [0.0, 0.3, 0.9])
-@pytest.mark.parametrize("alpha", [0.1, 0.6, 0.9])
+@pytest.mark.parametrize(
+    ("repeats", "alpha"),
+    slice_of(
+        itertools.product([0.0, 0.3, 0.9], [0.1, 0.6, 0.9]),
+        lambda pair: pair in [(0.0, 0.9), (0.3, 0.6), (0.9, 0.1), (0.9, 0.9)],
+    ),
+)
 async def test_two_sources_are_no_worse_than_the_better_of_them(repeats: float, alpha: float) -> None:
     text = a_text(random.Random(5), repeats)
     speeds = {}

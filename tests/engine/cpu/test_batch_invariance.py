@@ -22,6 +22,8 @@ LONG = 600
 NUM_LAYERS = 30
 # All layers have the same shapes: a row that depends on its company in one of them shows in a few as in thirty.
 FEW_LAYERS = 4
+# Words of a model with few layers: with all, most of the time is the head's.
+FEW_WORDS = 8192
 # Weights' dtype and quantisation and the cache's dtype, as the servers take them, and how many layers.
 KINDS = {
     "bfloat16": (torch.bfloat16, "none", None, FEW_LAYERS),
@@ -40,7 +42,8 @@ KINDS = {
 def model(request: pytest.FixtureRequest) -> CpuLlama:
     """The real model, not a tiny one: the library picks its kernels by the shapes."""
     dtype, quantization, cache, num_layers = KINDS[request.param]
-    return load_llama("smollm2-135m", dtype, quantization, num_layers=num_layers, cache=cache)
+    num_words = FEW_WORDS if num_layers == FEW_LAYERS else None
+    return load_llama("smollm2-135m", dtype, quantization, num_layers=num_layers, num_words=num_words, cache=cache)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def whole(model: CpuLlama) -> torch.Tensor:
 def tokens_of(seed: int, count: int) -> list[int]:
     """Random tokens; a longer sequence of the same seed begins with a shorter one."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(49152, (4096,), generator=generator)[:count].tolist()
+    return torch.randint(FEW_WORDS, (4096,), generator=generator)[:count].tolist()
 
 
 def first_difference(ours: torch.Tensor, reference: torch.Tensor) -> str:

@@ -7,6 +7,7 @@ import torch
 from paceline.engine.arrays import Array
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.cpu.kernels import bfloat16, int8
+from paceline.engine.cpu.kernels.attention import part_address
 from paceline.engine.cpu.kernels.scalars import bits_of, pad_rows
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CpuPagedAttention
@@ -33,7 +34,7 @@ def feed(
             rows = model.run_layers(rows, attention, plan)
         else:
             for layer, cache in zip(model.layers, attention.cache, strict=True):
-                rows = model._run_layer(layer, rows, cache, plan)
+                rows = model._run_layer(layer, rows, cache, plan, part_address(x.dtype, cache))
         outputs.append(rows[:size])
         position += size
     return np.concatenate(outputs)

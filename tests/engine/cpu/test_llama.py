@@ -16,6 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from paceline.engine.cpu.kernels import attention
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.dummy import dummy_tokenizer_files
 from paceline.engine.models.weights import find_folder
@@ -101,6 +102,13 @@ def test_logits_of_a_random_model_are_transformers_own(name: str, tmp_path: Path
     feeder = Feeder(load_llama(str(tmp_path)), num_blocks=10, block_size=32)
 
     check_all_ways(feeder, tokens, oracle_logits(model, tokens))
+
+
+def test_kernels_are_looked_up_once_and_not_by_each_layer_of_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    feeder = Feeder(load_llama("dummy:tiny"))
+    feeder.feed_split([1, 2, 3], [3])
+    monkeypatch.setattr(attention, "address_of", None)
+    feeder.feed_split([1, 2, 3], [2, 1])
 
 
 def test_a_sliding_window_bounds_the_sequences_length() -> None:

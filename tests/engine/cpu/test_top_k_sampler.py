@@ -16,7 +16,7 @@ from paceline.engine.sampling.torch_sampler import TorchSampler
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.sampling import SamplingParams
 
-NUM_ROWS = 48
+NUM_ROWS = 24
 TRANSFORMS = {
     "top-k": {"top_k": 50},
     "top-k 1": {"top_k": 1},

@@ -6,9 +6,8 @@ from paceline.engine.batch import BatchBuilder
 from paceline.engine.cuda.forward_plan import ForwardShape, Staging
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
-from paceline.engine.models.weights import load_model
 from tests.engine.cuda.device import DEVICE
-from tests.engine.feeding import Rows
+from tests.engine.feeding import Rows, load_part
 
 
 class GpuFeeder:
@@ -21,12 +20,12 @@ class GpuFeeder:
         quantization: str = "none",
         batch_invariant: bool = True,
         block_size: int = 16,
+        num_layers: int | None = None,
     ) -> None:
-        loaded = load_model(name, dtype)
-        config = loaded.config
+        config, tensors = load_part(name, dtype, num_layers)
         self.num_blocks = 32
         self.batch_invariant = batch_invariant
-        self.model = CudaLlama(config, loaded.tensors, quantization, config.max_model_len, batch_invariant, DEVICE)
+        self.model = CudaLlama(config, tensors, quantization, config.max_model_len, batch_invariant, DEVICE)
         self.attention = CudaPagedAttention(
             config.num_layers, self.num_blocks, block_size, config.num_kv_heads, config.head_dim, dtype, DEVICE
         )

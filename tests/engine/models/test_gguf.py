@@ -65,6 +65,7 @@ def assert_same_config(ours: GgufModel, theirs: Any) -> None:
         assert torch.equal(table, expected)
 
 
+@pytest.mark.slow
 def test_the_embedded_file_is_what_transformers_reads() -> None:
     assert_equals_transformers(embedded())
 
