@@ -5,8 +5,7 @@ import logging
 
 from prometheus_client import CollectorRegistry
 
-from coordinator.active import ActiveGenerations
-from coordinator.admission import Admission
+from coordinator.admission import ActiveGenerations, Admission
 from coordinator.config import CoordinatorSettings
 from coordinator.drafters.custom import load_drafter
 from coordinator.drafters.drafter import Resources
@@ -26,8 +25,7 @@ from coordinator.unread import UnreadAnswers
 from paceline.errors import ConfigError, Unavailable
 from paceline.keys import KeyRing
 from paceline.observability.exposition import exposed, new_registry
-from paceline.observability.spans import Spans
-from paceline.observability.traces import traced
+from paceline.observability.spans import Spans, traced
 from paceline.rpc.metadata import KeyCheck
 from paceline.rpc.server import DRAIN_S, Server, require_free_address, run, wait_for_signal
 from paceline.settings import parse_settings

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from coordinator.acceptance import accept
-from coordinator.active import ActiveGenerations
-from coordinator.admission import Admission
+from coordinator.admission import ActiveGenerations, Admission
 from coordinator.beams.search import beam_search
 from coordinator.context import Emission, Request
 from coordinator.decoding import generate

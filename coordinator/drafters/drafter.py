@@ -13,8 +13,7 @@ from coordinator.context import Context, Request
 from coordinator.drafters.deadline import DraftDeadline
 from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape
 from coordinator.drafters.token_index import RecentAnswers
-from coordinator.remote.forward_times import UNKNOWN_TIMES, ForwardTimes
-from coordinator.remote.link import Link
+from coordinator.remote.link import UNKNOWN_TIMES, ForwardTimes, Link
 from paceline.speculation import Drafter as DrafterName
 
 

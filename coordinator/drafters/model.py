@@ -14,8 +14,7 @@ from coordinator.context import Context, Request
 from coordinator.drafters.deadline import DraftDeadline, DraftWait
 from coordinator.drafters.drafter import Drafter, DrafterSet, Factory, ModelDrafter, Resources
 from coordinator.drafters.ngram import NgramDrafter
-from coordinator.remote.forward_times import ForwardTimes
-from coordinator.remote.link import Link
+from coordinator.remote.link import ForwardTimes, Link
 from coordinator.remote.sequence import RemoteSequence
 from coordinator.reports import DraftReport
 from paceline.checks import require, require_at_most

@@ -8,8 +8,8 @@ each level of concurrency, of rounds with a draft model and of those without.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from coordinator.active import ActiveGenerations
-from coordinator.remote.forward_times import ForwardTimes
+from coordinator.admission import ActiveGenerations
+from coordinator.remote.link import ForwardTimes
 from coordinator.stats import Round
 
 # Weight of the newest observation in a factor; the first ones count alike.

@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
-from coordinator.remote.forward_times import UNKNOWN_TIMES, ForwardTimes
 from paceline.errors import Aborted, ConfigError, OutOfRange, PacelineError, PositionMismatch, Unavailable
 from paceline.rpc.channel import MAX_COMMAND_BYTES, MAX_COMMANDS, NO_TLS, SPLIT_BYTES, open_channel
 from paceline.rpc.messages import PROTOCOL_VERSION
@@ -114,6 +114,23 @@ def _error_of(failure: model_pb2.Failure) -> PacelineError:
     if isinstance(error, PositionMismatch | OutOfRange | Aborted) and failure.HasField("cache_length"):
         return CacheError(failure.cache_length, str(error))
     return error
+
+
+class ForwardTimes:
+    """Seconds of a forward by its number of tokens: linear between the measured sizes and after the last."""
+
+    def __init__(self, points: Sequence[tuple[int, float]] = ()) -> None:
+        """`points`: (tokens, seconds), in order. Without two, every forward takes a millisecond, before any correction."""
+        self._points = list(points) if len(points) > 1 else [(0, 1e-3), (1, 1e-3)]
+
+    def __call__(self, num_tokens: float) -> float:
+        right = min(max(1, bisect_left(self._points, (num_tokens, 0.0))), len(self._points) - 1)
+        (size, seconds), (next_size, next_seconds) = self._points[right - 1 : right + 1]
+        slope = (next_seconds - seconds) / (next_size - size)
+        return seconds + slope * max(0.0, num_tokens - size)
+
+
+UNKNOWN_TIMES = ForwardTimes()
 
 
 class Link(Generic[Command, Answer]):

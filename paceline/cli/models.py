@@ -1,7 +1,6 @@
 """`paceline models`: the models known by name, and which of them are here."""
 
-from paceline.catalog.pull import is_here, kept_bytes, megabytes, path_of
-from paceline.catalog.resolve import find_packaged
+from paceline.catalog.pull import find_packaged, is_here, kept_bytes, megabytes, path_of
 from paceline.catalog.table import MODELS, Model, OwnFolder, PackagedFile
 from paceline.catalog.transfer import size_of
 

@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from paceline.catalog.pull import Spoken, Watch, is_here
-from paceline.catalog.resolve import resolve
+from paceline.catalog.pull import Spoken, Watch, is_here, resolve
 from paceline.catalog.table import MODELS, PublishedFile
 from paceline.checks import require
 

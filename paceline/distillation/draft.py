@@ -1,18 +1,36 @@
 """A draft model: a few of a model's layers, with the target's embedding and head."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from paceline.distillation.conversations import Record
 from paceline.engine.models.quantization import quantise
 from paceline.engine.models.shapes import HEAD_IDS, MASK_VECTORS
 from paceline.engine.models.weights import LENDER_KEY, SCALE, LoadedModel
 from paceline.errors import ConfigError
+
+ALL = 0
+
+
+def frequent_ids(records: Sequence[Record], vocab_size: int, size: int) -> NDArray[np.int64]:
+    """Returns the `size` most frequent ids, sorted: [size], or [vocab_size] if `size` is ALL."""
+    if size == ALL or size >= vocab_size:
+        return np.arange(vocab_size)
+    counts = np.zeros(vocab_size, np.int64)
+    for record in records:
+        # Count likeliest tokens too: a small corpus has too few distinct ones.
+        np.add.at(counts, record.top_ids[:, 0], 1)
+        counts += np.bincount(record.tokens[record.written], minlength=vocab_size)
+    return np.sort(np.argsort(-counts, kind="stable")[:size])
 
 
 def chosen_layers(num_layers: int, num_model_layers: int) -> list[int]:

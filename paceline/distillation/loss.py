@@ -8,7 +8,6 @@ them, since tokens with q = 0 are never proposed.
 """
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,23 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.distillation.conversations import Record
 from paceline.distillation.gradient import differentiate, differentiate_in_torch
 from paceline.engine.cpu.kernels.scalars import bits_of
-
-ALL = 0
-
-
-def frequent_ids(records: Sequence[Record], vocab_size: int, size: int) -> NDArray[np.int64]:
-    """Returns the `size` most frequent ids, sorted: [size], or [vocab_size] if `size` is ALL."""
-    if size == ALL or size >= vocab_size:
-        return np.arange(vocab_size)
-    counts = np.zeros(vocab_size, np.int64)
-    for record in records:
-        # Count likeliest tokens too: a small corpus has too few distinct ones.
-        np.add.at(counts, record.top_ids[:, 0], 1)
-        counts += np.bincount(record.tokens[record.written], minlength=vocab_size)
-    return np.sort(np.argsort(-counts, kind="stable")[:size])
 
 
 class HeadIndex:

@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.distillation.batches import MaskedTokens, Masks, NextToken, Objective
 from paceline.distillation.conversations import ChatFrame, Corpus, Question, Record, Style, read_shard, read_tokenizer
-from paceline.distillation.draft import chosen_layers, lender_of, make_backbone, save_draft
-from paceline.distillation.loss import Agreement, FrozenHead, HeadIndex, frequent_ids
+from paceline.distillation.draft import chosen_layers, frequent_ids, lender_of, make_backbone, save_draft
+from paceline.distillation.loss import Agreement, FrozenHead, HeadIndex
 from paceline.distillation.questions import Questions, read_openings
 from paceline.distillation.trainer import Budget, Trainer, TrainingPlan
 from paceline.distillation.writer import Writer

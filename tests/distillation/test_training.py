@@ -10,8 +10,8 @@ from transformers import LlamaForCausalLM
 
 from paceline.distillation.batches import NextToken, make_batch, shuffled
 from paceline.distillation.conversations import Record
-from paceline.distillation.draft import chosen_layers, make_backbone
-from paceline.distillation.loss import Agreement, Divergence, FrozenHead, HeadIndex, frequent_ids
+from paceline.distillation.draft import chosen_layers, frequent_ids, make_backbone
+from paceline.distillation.loss import Agreement, Divergence, FrozenHead, HeadIndex
 from paceline.distillation.run import Curve
 from paceline.distillation.trainer import Budget, Trainer, TrainingPlan
 from paceline.errors import ConfigError

@@ -20,8 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
-from paceline.catalog.pull import Spoken
-from paceline.catalog.resolve import resolve
+from paceline.catalog.pull import Spoken, resolve
 from paceline.catalog.table import MODELS
 from paceline.engine.models.config import ModelConfig
 from paceline.engine.models.dummy import dummy_tokenizer_files, make_dummy

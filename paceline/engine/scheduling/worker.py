@@ -20,7 +20,8 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
-from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, WorkerCounts, reserve
+from paceline.engine.scheduling.eviction import reserve
+from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, WorkerCounts
 from paceline.engine.scheduling.session import Session
 from paceline.engine.scheduling.step import StepRunner, run_step, share_budget
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.active import ActiveGenerations
+from coordinator.admission import ActiveGenerations
 from coordinator.config import CoordinatorSettings
 from coordinator.context import Context
 from coordinator.drafters.drafter import Resources
@@ -14,8 +14,7 @@ from coordinator.drafters.ngram_table import DEFAULT_SHAPE, NgramShape, parse_or
 from coordinator.policy.adaptive import Experience
 from coordinator.policy.costs import CostModel
 from coordinator.policy.policies import Policies
-from coordinator.remote.forward_times import ForwardTimes
-from coordinator.remote.link import DRAFT, Link
+from coordinator.remote.link import DRAFT, ForwardTimes, Link
 from paceline.errors import InvalidArgument
 from paceline.settings import make_settings
 from paceline.speculation import Bounds, Drafter, SpeculationParams

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.active import ActiveGenerations
+from coordinator.admission import ActiveGenerations
 from coordinator.context import Context
 from coordinator.drafters.drafter import Resources
 from coordinator.drafters.ngram import NgramDrafter
@@ -14,7 +14,7 @@ from coordinator.policy.adaptive import Experience
 from coordinator.policy.costs import CostModel
 from coordinator.policy.policies import Policies
 from coordinator.policy.policy import FixedPolicy, PredictionPolicy
-from coordinator.remote.forward_times import ForwardTimes
+from coordinator.remote.link import ForwardTimes
 from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, SpeculationParams
 from tests.coordinator.contexts import decide, make_context
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from coordinator.acceptance import Proposal
-from coordinator.active import ActiveGenerations
+from coordinator.admission import ActiveGenerations
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, LookupDrafter, ModelDrafter
 from coordinator.policy.adaptive import AdaptivePolicy, Confidence, Experience
 from coordinator.policy.costs import CostModel
-from coordinator.remote.forward_times import ForwardTimes
+from coordinator.remote.link import ForwardTimes
 from coordinator.reports import DraftReport
 from paceline.speculation import Bounds
 from tests.coordinator.policy.world import begin, told

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
-from coordinator.active import ActiveGenerations
+from coordinator.admission import ActiveGenerations
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, ModelDrafter
 from coordinator.drafters.ngram import NgramDrafter
 from coordinator.policy.adaptive import AdaptivePolicy, Experience
 from coordinator.policy.costs import CostModel
-from coordinator.remote.forward_times import ForwardTimes
+from coordinator.remote.link import ForwardTimes
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
 from paceline.speculation import Bounds

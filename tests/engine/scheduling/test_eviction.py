@@ -4,7 +4,8 @@ import pytest
 
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence, SequenceOptions
-from paceline.engine.scheduling.sequence_state import LONG_S, SequenceState, reserve
+from paceline.engine.scheduling.eviction import LONG_S, reserve
+from paceline.engine.scheduling.sequence_state import SequenceState
 from paceline.errors import ResourceExhausted
 from paceline.sampling import SamplingParams
 

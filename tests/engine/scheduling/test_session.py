@@ -12,8 +12,9 @@ from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec
 from paceline.engine.scheduling import sequence_state
 from paceline.engine.scheduling.commands import Command, Fork, Open, Release, Start, Truncate
+from paceline.engine.scheduling.eviction import reserve
 from paceline.engine.scheduling.job import Job
-from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts, reserve
+from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
 from paceline.engine.scheduling.session import Session
 from paceline.errors import InternalError, OutOfRange, ResourceExhausted
 from paceline.sampling import SamplingParams

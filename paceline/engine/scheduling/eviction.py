@@ -1,0 +1,57 @@
+"""Eviction: which sequence gives up its blocks for another.
+
+When the cache is full, the youngest idle sequences of all sessions lose their blocks. A sequence is evicted only for an
+older one, so the oldest always finish; otherwise sequences would evict and replay one another forever. One that has
+been idle for long, and may never come back, can be evicted for any other.
+
+An evicted sequence has length 0. Its next command fails with the cache's length, and its coordinator sends the whole
+context again.
+"""
+
+import time
+from collections.abc import Iterable
+
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.scheduling.sequence_state import SequenceState
+from paceline.errors import ResourceExhausted
+
+# A sequence that is idle for longer than this may be evicted for a younger one.
+LONG_S = 10.0
+
+
+def reserve(pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]) -> int:
+    """Reserves blocks for `length` tokens. Returns how many sequences of `everyone` it evicted.
+
+    Raises ResourceExhausted, and evicts none, if eviction can't free enough blocks.
+    """
+    victims = _victims(pool, state, length, everyone)
+    for victim in victims:
+        victim.sequence.truncate(0)
+    state.sequence.reserve(length)
+    return len(victims)
+
+
+def _victims(
+    pool: BlockPool, state: SequenceState, length: int, everyone: Iterable[SequenceState]
+) -> list[SequenceState]:
+    missing = state.sequence.missing_blocks(length) - pool.num_free
+    if missing <= 0:
+        return []
+    now_s = time.perf_counter()
+    idle = [
+        other
+        for other in everyone
+        if other.job is None
+        and other.sequence.blocks
+        and (other.opened_order > state.opened_order or (other is not state and now_s - other.idle_since_s > LONG_S))
+    ]
+    idle.sort(key=lambda other: other.opened_order, reverse=True)
+    victims: list[SequenceState] = []
+    while pool.count_freed(victim.sequence.blocks for victim in victims) < missing:
+        if not idle:
+            raise ResourceExhausted(
+                f"the KV cache has no room for {length} tokens: "
+                f"{pool.num_free} of {pool.num_blocks} blocks are free and the rest is in use"
+            )
+        victims.append(idle.pop(0))
+    return victims
