@@ -5,6 +5,7 @@ import logging
 
 from prometheus_client import CollectorRegistry
 
+from coordinator.acceptance import SyntheticAcceptance
 from coordinator.admission import ActiveGenerations, Admission
 from coordinator.config import CoordinatorSettings
 from coordinator.drafters.custom import load_drafter
@@ -18,7 +19,6 @@ from coordinator.remote.link import DRAFT, TARGET, DraftLink, Link, TargetLink
 from coordinator.remote.target import SameModel
 from coordinator.requests import RequestReader
 from coordinator.servicer import GenerationServicer
-from coordinator.synthetic import SyntheticAcceptance
 from coordinator.telemetry import CoordinatorMetrics, CoordinatorState
 from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswers

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from coordinator.acceptance import accept
+from coordinator.acceptance import SyntheticAcceptance, accept
 from coordinator.admission import ActiveGenerations, Admission
 from coordinator.beams.search import beam_search
 from coordinator.context import Emission, Request
@@ -14,7 +14,6 @@ from coordinator.policy.policies import Policies
 from coordinator.remote.link import TargetLink
 from coordinator.remote.target import RemoteTarget
 from coordinator.responses import Choice, make_responses, trace_round
-from coordinator.synthetic import SyntheticAcceptance
 from coordinator.telemetry import CoordinatorMetrics, RequestSpan, log_generation
 from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswer, UnreadAnswers

@@ -1,8 +1,8 @@
 from collections.abc import Callable, Iterator
 
+from coordinator.acceptance import SyntheticAcceptance
 from coordinator.context import Context, Emission, Request
 from coordinator.stats import GenerationStats, Round
-from coordinator.synthetic import SyntheticAcceptance
 from coordinator.tokenizer import Tokenizer
 from paceline.results import Finish, Piece, RoundTrace, TracedDraft
 from paceline.rpc.channel import SPLIT_POSITIONS

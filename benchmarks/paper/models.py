@@ -9,7 +9,7 @@ import torch
 from paceline.engine.batch import BatchBuilder
 from paceline.engine.config import EngineConfig
 from paceline.engine.cpu.llama import CpuLlama
-from paceline.engine.dtypes import DTYPES
+from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.weights import load_model
 from paceline.engine.threads import CORES, set_num_workers
 

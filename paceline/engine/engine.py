@@ -10,9 +10,9 @@ from paceline.engine.backend import BuildBackend
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.config import EngineConfig, ModelRole
 from paceline.engine.cpu.backend import build_cpu
-from paceline.engine.dtypes import DTYPES
 from paceline.engine.forward_times import measure_forward_times
 from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.shapes import num_masks
 from paceline.engine.models.weights import load_model
 from paceline.engine.scheduling.batching_policy import BatchingPolicy

@@ -2,8 +2,7 @@
 
 import pytest
 
-from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, Verdict
-from coordinator.synthetic import SyntheticAcceptance
+from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise, SyntheticAcceptance, Verdict
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument
 from paceline.sampling import SamplingParams

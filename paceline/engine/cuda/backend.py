@@ -15,7 +15,7 @@ from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention, tiles_at_once
 from paceline.engine.cuda.products import FEW_ROWS
 from paceline.engine.cuda.runner import CudaRunner
-from paceline.engine.dtypes import DTYPES
+from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.weights import LoadedModel
 from paceline.errors import ConfigError
 

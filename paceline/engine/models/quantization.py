@@ -1,10 +1,11 @@
-"""Quantized weights: int8 with a scale per output feature, or GGUF's blocks."""
+"""Number formats of weights: dtypes, int8 with a scale per output feature, and GGUF's blocks."""
 
 import torch
 from gguf import GGMLQuantizationType, quants
 
 from paceline.engine.models.gguf.tensors import FileTensor
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BLOCK_FEATURES = 32
 
 

@@ -11,8 +11,8 @@ from paceline.engine.cpu.kernels.cache import Int8Cache
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.llama import CpuLlama
 from paceline.engine.cpu.paged_attention import CACHE_DTYPES, CpuPagedAttention
-from paceline.engine.dtypes import DTYPES
 from paceline.engine.models.config import ModelConfig
+from paceline.engine.models.quantization import DTYPES
 from tests.engine.cpu.test_kernels import close
 from tests.engine.feeding import Feeder, Rows, load_llama
 
