@@ -14,14 +14,14 @@ from tests.serving.raw_session import RawSession, verify
 
 # A fake for a step on a GPU that has met a bad address: here is no GPU.
 SERVER = """
-from paceline.engine.cpu.runner import CpuRunner
+from paceline.engine.scheduling import worker
 from paceline.errors import DeviceLost
 from target_server.__main__ import main
 
-def step(self, shares):
+def step(runner, shares):
     raise DeviceLost("the GPU failed: CUDA error: an illegal memory access was encountered")
 
-CpuRunner.step = step
+worker.run_step = step
 main()
 """
 

@@ -19,14 +19,11 @@ from tests.serving.raw_session import RawSession, verify
 
 SERVER = """
 import time
-from paceline.engine.cpu.runner import CpuRunner
+from paceline.engine.scheduling import worker
 from paceline.serving import main as serving
 from target_server.__main__ import main
 
-def step(self, shares):
-    time.sleep(3600)
-
-CpuRunner.step = step
+worker.run_step = lambda runner, shares: time.sleep(3600)
 serving.DRAIN_S = 1.0
 main()
 """

@@ -71,7 +71,7 @@ def test_activations_are_those_of_a_step_whose_rows_all_want_log_probabilities_a
         return [None] * len(specs)
 
     monkeypatch.setattr(encoding, "compute_logprobs", spy)
-    with pytest.raises(ConfigError, match=r"no room for two blocks .* budget: weights 3 MiB"):
+    with pytest.raises(ConfigError, match=r"the KV cache has fewer than two blocks; .* budget: weights 3 MiB"):
         build_on(CONFIG, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(6 * MIB))
     # A sampled token of each kind, by all rows that go to torch at a time.
     assert scored == [(CONFIG.max_num_batched_tokens, 512)] * 3

@@ -83,7 +83,7 @@ FAULTS: dict[str, tuple[str, dict[str, torch.Tensor | None], str]] = {
     "scales of blocks": (
         "qwen3", {f"{LAYER}mlp.up_proj.weight_scale_inv": torch.ones(1, 1)}, "weight_scale_inv is not part of a supported qwen3 model",
     ),
-    "an adapter": ("llama", {f"{LAYER}mlp.up_proj.lora_A.weight": torch.ones(4, HIDDEN)}, "lora_A.weight is none of"),
+    "an adapter": ("llama", {f"{LAYER}mlp.up_proj.lora_A.weight": torch.ones(4, HIDDEN)}, "lora_A.weight is not part of"),
     "masks of another width": ("llama", {"mask_vectors": torch.ones(4, 47)}, "mask_vectors has shape (4, 47)"),
     "a token outside": ("llama", {"head_ids": torch.tensor([0, VOCAB])}, "head_ids must be a list of tokens in [0, 77)"),
     "no token": ("llama", {"head_ids": torch.empty(0, dtype=torch.int32)}, "head_ids must be a list of tokens"),
