@@ -25,7 +25,8 @@ from coordinator.unread import UnreadAnswers
 from paceline.errors import ConfigError, Unavailable
 from paceline.keys import KeyRing
 from paceline.observability.exposition import exposed, new_registry
-from paceline.observability.spans import Spans, traced
+from paceline.observability.spans import Spans
+from paceline.observability.traces import traced
 from paceline.rpc.metadata import KeyCheck
 from paceline.rpc.server import DRAIN_S, Server, require_free_address, run, wait_for_signal
 from paceline.settings import parse_settings

@@ -16,7 +16,7 @@ from gateway.app import make_app
 from gateway.config import GatewaySettings
 from gateway.http import HttpConnection
 from paceline.observability.exposition import exposed
-from paceline.observability.spans import traced
+from paceline.observability.traces import traced
 from paceline.rpc.server import DRAIN_S, require_free_address, run, wait_for_signal
 from paceline.rpc.tls import Reloaded, Tls
 from paceline.settings import parse_settings

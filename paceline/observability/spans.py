@@ -1,13 +1,7 @@
 """The interface of spans; `otlp` exports them. Times are seconds of `time.perf_counter`."""
 
-import contextlib
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
-
-from paceline.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 Value = bool | int | float | str | Sequence[str]
 Kind = Literal["server", "internal"]
@@ -42,26 +36,3 @@ class Spans:
 
 NO_SPAN = Span()
 NO_SPANS = Spans()
-
-
-@contextlib.contextmanager
-def traced(collector: str | None, service: str) -> Iterator[Spans]:
-    """Yields a service's spans. `collector`: HOST:PORT or a URL; None records nothing.
-
-    Raises ConfigError if OpenTelemetry is missing or misconfigured.
-    """
-    if collector is None:
-        yield NO_SPANS
-        return
-    try:
-        # Imported only on request: it takes time and memory.
-        from paceline.observability.otlp import OtlpSpans
-    except ImportError as error:
-        raise ConfigError(f"--traces needs OpenTelemetry: pip install 'paceline[otel]' ({error})") from error
-    url = collector if "://" in collector else f"http://{collector}"
-    spans = OtlpSpans(url, service)
-    log.info("%s: traces go to %s", service, url)
-    try:
-        yield spans
-    finally:
-        spans.close()

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from paceline.engine.config import ModelRole
 from paceline.observability.exposition import exposed, new_registry
-from paceline.observability.spans import Spans, traced
+from paceline.observability.spans import Spans
+from paceline.observability.traces import traced
 from paceline.rpc.server import DRAIN_S, Server, require_free_address, wait_for_signal
 from paceline.serving.settings import ModelServerSettings
 

@@ -16,7 +16,7 @@ from gateway.openai import Completions
 from gateway.telemetry import RequestSpans
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable
-from paceline.observability.spans import traced
+from paceline.observability.traces import traced
 from paceline.rpc.channel import open_channel
 from paceline.rpc.generation import make_request
 from paceline.sampling import SamplingParams

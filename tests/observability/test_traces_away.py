@@ -12,7 +12,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.observability.otlp import OtlpSpans
-from paceline.observability.spans import traced
+from paceline.observability.traces import traced
 from tests.certificates import Authority
 from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.hosted import Host, RefusedStart

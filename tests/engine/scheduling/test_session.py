@@ -10,7 +10,7 @@ from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import SequenceOptions
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec
-from paceline.engine.scheduling import sequence_state
+from paceline.engine.scheduling import eviction
 from paceline.engine.scheduling.commands import Command, Fork, Open, Release, Start, Truncate
 from paceline.engine.scheduling.eviction import reserve
 from paceline.engine.scheduling.job import Job
@@ -121,11 +121,11 @@ def test_however_a_sequence_became_idle_it_gives_way_when_it_was_so_for_long(
     stream = Stream()
     stream.send(opening(1), start(1, 1, list(range(100))))
     stream.feed()
-    stream.session.states[0].idle_since_s -= 2 * sequence_state.LONG_S
+    stream.session.states[0].idle_since_s -= 2 * eviction.LONG_S
     end(stream)
     stream.send(opening(3), start(4, 3, [9] * 100))
     assert isinstance(stream.results[4], ResourceExhausted)
-    monkeypatch.setattr(sequence_state, "LONG_S", -1.0)
+    monkeypatch.setattr(eviction, "LONG_S", -1.0)
     stream.send(Truncate(5, 3, 0), start(6, 3, [9] * 100))
     stream.feed()
     assert stream.results[6] == [9] * 100
