@@ -148,14 +148,14 @@ class AdaptivePolicy(Policy):
             drafted += self._rates["drafted", num]
             tokens = sum(plan.chances) + accepted
             drafting_s = self._draft_s(model, num_fed, drafted) + reading_s * (1 + tokens)
-            seconds = drafting_s + costs.verify_s(num_before + drafted, by_model=True) - costs.verify_s(0)
+            seconds = drafting_s + costs.verify_s(num_before + drafted) - costs.verify_s(0)
             gain = tokens - self._speed * seconds
             if gain > best.gain or num_before + num <= self._bounds.min:
                 best = replace(plan, gain=gain, num_asked=num)
         if best.num_asked == 0 or not model.has_confidence:
             return best
         step_s = self._draft_s(model, num_fed, 2) - self._draft_s(model, num_fed, 1)
-        step_s += costs.verify_s(num_before + 1, by_model=True) - costs.verify_s(num_before, by_model=True)
+        step_s += costs.verify_s(num_before + 2) - costs.verify_s(num_before + 1)
         # One more draft pays while (chance of those before) * (its own) is worth its time.
         least = min(1.0, self._speed * step_s / (chance * self._rates["next"]))
         num_asked = best.num_asked if model.in_parallel else min(self._bounds.max, context.draft_room) - num_before
@@ -176,13 +176,13 @@ class AdaptivePolicy(Policy):
             chances.append(chance * self._rates["next"] if is_drawn else chance * confidence**self._confidence.exponent)
             chance *= confidence**self._confidence.exponent
         sizes = range(min(self._bounds.min, len(chances)), len(chances) + 1)
-        num = max(sizes, key=lambda size: self._gain(chances[:size], by_model=True))
+        num = max(sizes, key=lambda size: self._gain(chances[:size]))
         return replace(proposal, tokens=proposal.tokens[:num], supports=proposal.supports[:num],
                        support_probs=proposal.support_probs[:num])  # fmt: skip
 
-    def _gain(self, chances: Sequence[float], by_model: bool = False) -> float:
+    def _gain(self, chances: Sequence[float]) -> float:
         """Returns the tokens that drafts with these chances gain, once they are made."""
-        added_s = self._costs.verify_s(len(chances), by_model) - self._costs.verify_s(0, by_model)
+        added_s = self._costs.verify_s(len(chances)) - self._costs.verify_s(0)
         return math.fsum(chances) - self._speed * added_s
 
     def _draft_s(self, model: ModelDrafter, num_fed: float, num_drafts: float) -> float:

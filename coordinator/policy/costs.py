@@ -2,7 +2,7 @@
 
 A model card tells the seconds of a forward by its number of tokens. A round takes longer than its forwards: messages, a
 longer context, waits for other generations. Factors correct for that: the mean of observed over predicted seconds, at
-each level of concurrency, of rounds with a draft model and of those without.
+each level of concurrency, of rounds with drafts and of those without.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Factor:
 
 @dataclass(slots=True)
 class Level:
-    """Factors at one level of concurrency: of the target's forward, without and with a model's drafts, and of drafting."""
+    """Factors at one level of concurrency: of the target's forward, without and with drafts, and of the drafting."""
 
     plain: Factor = field(default_factory=Factor)
     verifying: Factor = field(default_factory=Factor)
@@ -58,9 +58,9 @@ class CostModel:
     def level(self) -> Level:
         return self._levels.setdefault(self.active.size.bit_length(), Level())
 
-    def verify_s(self, num_drafts: float, by_model: bool = False) -> float:
+    def verify_s(self, num_drafts: float) -> float:
         """Predicts the target's part of a round."""
-        factor = self.level.verifying if by_model else self.level.plain
+        factor = self.level.verifying if num_drafts else self.level.plain
         return factor.value * self._target_times()(self.active.size * (1 + num_drafts))
 
     def draft_s(self, times: ForwardTimes, num_fed: float, num_drafts: float, in_parallel: bool) -> float:
@@ -79,7 +79,7 @@ class CostModel:
         level, num_active, num_drafts = self.level, self.active.size, len(finished.proposal)
         num_tokens = num_active + num_drafts + (num_active - 1) * self._num_drafts
         self._num_drafts += RECENT * (num_drafts - self._num_drafts)
-        factor = level.plain if drafting_s is None else level.verifying
+        factor = level.verifying if num_drafts else level.plain
         factor.learn(finished.verify_s / self._target_times()(num_tokens))
         if drafting_s is not None and finished.proposal.report.num_tail_tokens <= MAX_TAIL:
             level.drafting.learn(finished.propose_s / (drafting_s / level.drafting.value))

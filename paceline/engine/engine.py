@@ -39,8 +39,8 @@ class Engine:
     num_masks: int
     # Names of the parts that are not batch invariant.
     batch_variant_parts: list[str]
-    # (tokens, seconds) of forwards (see `forward_times`).
-    forward_times: list[tuple[int, float]]
+    # Returns (tokens, seconds) of forwards (see `forward_times`); to be called on the device thread.
+    measure_forward_times: Callable[[], list[tuple[int, float]]]
 
 
 def build_engine(
@@ -75,6 +75,12 @@ def build_engine(
         backend.runner, pool, compute_lock, batching_policy, max_model_len, config.max_num_batched_tokens, loop,
         on_step, on_close,
     )  # fmt: skip
+
+    def measure() -> list[tuple[int, float]]:
+        # While this server has the device to itself.
+        with compute_lock.lease():
+            return measure_forward_times(backend.runner, pool, min(longest, config.max_num_batched_tokens))
+
     return Engine(
         config=config,
         model=loaded.config,
@@ -86,7 +92,7 @@ def build_engine(
         weights_fingerprint=loaded.weights_fingerprint,
         num_masks=known_masks,
         batch_variant_parts=backend.batch_variant_parts,
-        forward_times=measure_forward_times(backend.runner, pool, min(longest, config.max_num_batched_tokens)),
+        measure_forward_times=measure,
     )
 
 

@@ -37,7 +37,7 @@ class _TimedJob(Job):
 def measure_forward_times(runner: StepRunner, pool: BlockPool, max_tokens: int) -> list[tuple[int, float]]:
     """Returns (tokens, seconds) for each size up to `max_tokens`; seconds never fall from one size to the next.
 
-    Call it on the device thread, before the worker starts. It leaves the pool as it was.
+    Call it on the device thread, between two steps. It leaves the pool as it was.
     """
     sequence = Sequence(SequenceOptions(SamplingParams(temperature=0, seed=0), 1, ()), pool)
     sizes = [size for size in SIZES if size <= max_tokens]

@@ -47,6 +47,8 @@ class ModelServicer(ABC):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._instance_id = secrets.token_hex(8)
+        self._measuring = asyncio.Lock()
+        self._forward_times: list[tuple[int, float]] = []
         self._sessions: dict[str, EngineSession] = {}
         self._streams: set[Stream] = set()
 
@@ -91,6 +93,10 @@ class ModelServicer(ABC):
 
     async def Describe(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         engine = self._engine
+        async with self._measuring:
+            if not self._forward_times:
+                # At the first call: while services start, whatever else starts would be in the times.
+                self._forward_times = await engine.worker.call(engine.measure_forward_times)
         return model_pb2.ModelCard(
             name=engine.config.model,
             dtype=engine.config.dtype,
@@ -111,7 +117,7 @@ class ModelServicer(ABC):
             kv_cache_dtype=engine.config.kv_dtype,
             forward_times=[
                 model_pb2.ForwardTime(num_tokens=num_tokens, microseconds=seconds * 1e6)
-                for num_tokens, seconds in engine.forward_times
+                for num_tokens, seconds in self._forward_times
             ],
             num_mask_tokens=engine.num_masks,
         )
