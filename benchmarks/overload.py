@@ -84,7 +84,7 @@ class Crowd:
         self.felt = Felt()
 
     async def ask(self, number: int) -> None:
-        """Sends one request, of the kind that its number determines."""
+        """Sends one request; its number selects the kind."""
         kind, ask = self._kinds.get(number % 10, ("reading", self._read))
         started_s = time.perf_counter()
         try:

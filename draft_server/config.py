@@ -30,7 +30,7 @@ class DraftSettings(ModelServerSettings):
     vocab_size: int | None = Field(
         None,
         ge=0,
-        description="on a CPU: a draft is one of so many first token ids, or a token of its context; 0: any token; default: 32768 in vocabularies of 65536 or more",
+        description="CPU only: draft from the first N token ids and the tokens of the context; 0 uses the whole vocabulary (default: 32768 for vocabularies of 65536 or more)",
     )
     support_size: int = Field(
         256, ge=1, le=4096, description="maximum number of token ids that a sampled draft chooses from"

@@ -19,7 +19,7 @@ from paceline.noise import fresh_seed
 from paceline.results import Deployment, Detokenized, Piece, TokenLogprobs
 
 log = logging.getLogger(__name__)
-# Characters of a prompt that choose its coordinator.
+# Prompts that share this prefix go to the same coordinator, whose servers may have it cached.
 PREFIX_CHARACTERS = 512
 # Rounds queued for a slow client before coordinators must buffer them.
 MAX_QUEUED_ROUNDS = 64

@@ -1,4 +1,4 @@
-"""Parses the parts of a body that all dialects share."""
+"""Parses request fields that are common to all dialects."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -54,8 +54,11 @@ class ModelDrafter(Drafter, Protocol):
     name: str
     # Whether `propose` respects `least_confidence` and `after`; it then proposes at least one token while available.
     has_confidence: bool
-    # Whether one forward drafts all tokens.
-    in_parallel: bool = False
+
+    @property
+    def in_parallel(self) -> bool:
+        """Returns whether one forward drafts all tokens."""
+        return False
 
     async def propose(
         self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()
@@ -68,7 +71,7 @@ class ModelDrafter(Drafter, Protocol):
 
     @property
     def times(self) -> ForwardTimes:
-        """The seconds of its forwards."""
+        """Returns the seconds of its forwards by their number of tokens."""
         return UNKNOWN_TIMES
 
     def absence(self, context: Context) -> str:

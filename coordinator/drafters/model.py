@@ -62,7 +62,7 @@ class RemoteDrafter(ModelDrafter):
         return self._link.forward_times
 
     @property
-    def in_parallel(self) -> bool:  # type: ignore[override]
+    def in_parallel(self) -> bool:
         card = self._link.card
         return card is not None and card.num_mask_tokens > 0
 

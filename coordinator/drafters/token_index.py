@@ -104,7 +104,7 @@ class RecentAnswers:
         return self._by_salt[salt]
 
     async def add(self, salt: str, answer: Sequence[int]) -> None:
-        """Keeps the end of an answer that exceeds the capacity."""
+        """Adds an answer; if it exceeds the capacity, only its end is kept."""
         index = self.of(salt)
         for begin in range(max(0, len(answer) - self._capacity), len(answer), PART_TOKENS):
             if begin:

@@ -15,13 +15,13 @@ from coordinator.reports import DraftReport
 from coordinator.stats import Round
 from paceline.speculation import Bounds
 
-# Chance that a token is accepted after accepted ones, before any was decided: looked up, and drafted by a model.
+# Prior probability that a token is accepted if those before it are: looked up, and drafted by a model.
 FIRST_LOOKUP_RATE, FIRST_MODEL_RATE = 0.6, 0.75
 # Factors on the weight of older cases, for each new one: of all generations, and of a generation's own.
 MEMORY, OWN_MEMORY = 0.998, 0.98
 # Weight of the first guess in cases, and of all generations' rates in cases of a generation's own.
 FIRST_WEIGHT, SHARED_WEIGHT = 4.0, 10.0
-# Part of what is known of a model's drafts that a round without any forgets: they may have become right.
+# Fraction of the model's statistics that a round without its drafts forgets, so that it is tried again.
 FORGETTING = 0.005
 # An answer is expected to go on for as many tokens as it has, plus this number.
 EXPECTED_REST = 128
@@ -45,14 +45,14 @@ class Confidence:
 
 @dataclass(slots=True)
 class Experience:
-    """What generations have taught one another. Greedy and sampled texts differ in acceptance."""
+    """Shares what generations learn. Greedy and sampled texts have rates of their own."""
 
     costs: CostModel
     _rates: dict[tuple[str, bool], Rates] = field(default_factory=dict)
     _confidences: dict[tuple[str, bool], Confidence] = field(default_factory=dict)
 
     def rates(self, drafter: str, is_greedy: bool, prior: Callable[[Rates, Hashable], float]) -> Rates:
-        """Returns one generation's rates, whose prior are those of all generations."""
+        """Returns rates for one generation, with the rates of all generations as their prior."""
         shared = self._rates.setdefault((drafter, is_greedy), Rates(prior, FIRST_WEIGHT, MEMORY))
         return Rates(lambda _, kind: shared[kind], SHARED_WEIGHT, OWN_MEMORY, shared)
 
@@ -67,7 +67,7 @@ class Plan:
     gain: float = 0.0
     lookup: LookupDrafter | None = None
     chances: Sequence[float] = ()
-    # The most tokens asked of the model, and the joint confidence below which it stops.
+    # Maximum tokens to request from the model, and the joint confidence below which it stops.
     num_asked: int = 0
     least_confidence: float = 0.0
 

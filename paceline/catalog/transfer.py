@@ -14,12 +14,12 @@ from typing import Any
 import paceline
 from paceline.errors import ConfigError, Unavailable
 
-# Of a connection, and of each read.
+# Timeout for connecting and for each read.
 TIMEOUT_S = 20.0
 CHUNK_BYTES = 1 << 20
 # Tries in a row that bring nothing; between them it waits one second longer each time.
 MAX_TRIES = 3
-# Called with the bytes that are here, and with those of all, if the server says how many.
+# Called with the number of bytes received so far and, if the server tells it, the total.
 OnBytes = Callable[[int, int | None], None]
 
 

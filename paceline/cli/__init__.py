@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import paceline
-from paceline.cli import bench, chat, demo, distill, generate, key, models, plan, pull, up
+from paceline.cli import bench, chat, demo, distill, generate, key, models, plan, up
 from paceline.cli.command import Command, field_of
 from paceline.errors import ConfigError, InvalidArgument, PacelineError
 from paceline.settings import TOML_FILE, read_toml
@@ -56,7 +56,7 @@ for _command, _short_help in (
     (up.up, "Starts the services on this machine."),
     (generate.generate, "Streams text: one PROMPT, or a file of them."),
     (chat.chat, "Talks with the target model."),
-    (pull.pull, "Fetches models by name."),
+    (models.pull, "Fetches models by name."),
     (models.models, "Lists the models known by name."),
     (demo.demo, "Shows and times speculation, from nothing."),
     (plan.plan, "Says whether to speculate, and how far."),

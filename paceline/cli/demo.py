@@ -9,8 +9,8 @@ from rich.console import Console
 from paceline.catalog.table import PAIRS
 from paceline.checks import require
 from paceline.cli import options
+from paceline.cli.models import fetch_all
 from paceline.cli.printing import coloured, legend, print_stats, tokens_per_second
-from paceline.cli.pull import fetch_all
 from paceline.cli.services import Services, make_socket_folder
 from paceline.cli.stack import Stack, make_stack
 from paceline.client import AsyncClient, Completion

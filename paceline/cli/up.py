@@ -11,7 +11,7 @@ from coordinator.config import CoordinatorSettings
 from draft_server.config import DraftSettings
 from gateway.config import GatewaySettings
 from paceline.cli.command import ADVANCED
-from paceline.cli.pull import fetch_all
+from paceline.cli.models import fetch_all
 from paceline.cli.services import Services, called_at
 from paceline.cli.stack import Stack, make_stack
 from paceline.errors import ConfigError, InvalidArgument
