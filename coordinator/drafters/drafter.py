@@ -155,7 +155,7 @@ class Rates:
 
     def __init__(
         self,
-        prior: Callable[["Rates", Hashable], float],
+        prior: Callable[[Hashable], float],
         prior_weight: float,
         decay: float,
         parent: "Rates | None" = None,
@@ -172,7 +172,7 @@ class Rates:
 
     def __getitem__(self, kind: Hashable) -> float:
         cases, successes = self._seen.get(kind, (0.0, 0.0))
-        return (self._prior_weight * self._prior(self, kind) + successes) / (self._prior_weight + cases)
+        return (self._prior_weight * self._prior(kind) + successes) / (self._prior_weight + cases)
 
     def learn(self, kind: Hashable, is_success: bool) -> None:
         cases, successes = self._seen.get(kind, (0.0, 0.0))

@@ -63,7 +63,7 @@ def best_num_guesses(rates: Sequence[float]) -> int:
     return best
 
 
-def _prior_rate(rates: Rates, kind: Hashable) -> float:
+def _prior_rate(kind: Hashable) -> float:
     assert isinstance(kind, tuple)
     match_length, _ = kind
     return PRIOR_RATES[min(match_length, max(PRIOR_RATES))]

@@ -51,10 +51,10 @@ class Experience:
     _rates: dict[tuple[str, bool], Rates] = field(default_factory=dict)
     _confidences: dict[tuple[str, bool], Confidence] = field(default_factory=dict)
 
-    def rates(self, drafter: str, is_greedy: bool, prior: Callable[[Rates, Hashable], float]) -> Rates:
+    def rates(self, drafter: str, is_greedy: bool, prior: Callable[[Hashable], float]) -> Rates:
         """Returns rates for one generation, with the rates of all generations as their prior."""
         shared = self._rates.setdefault((drafter, is_greedy), Rates(prior, FIRST_WEIGHT, MEMORY))
-        return Rates(lambda _, kind: shared[kind], SHARED_WEIGHT, OWN_MEMORY, shared)
+        return Rates(shared.__getitem__, SHARED_WEIGHT, OWN_MEMORY, shared)
 
     def confidence(self, drafter: str, is_greedy: bool) -> Confidence:
         return self._confidences.setdefault((drafter, is_greedy), Confidence())
@@ -83,7 +83,7 @@ class AdaptivePolicy(Policy):
         super().__init__([*drafters.lookups, *drafters.standby, *([] if model is None else [model])])
         self._set, self._bounds, self._costs = drafters, bounds, experience.costs
         self._lookup_rates = {
-            each.name: experience.rates(each.name, is_greedy, lambda rates, kind: FIRST_LOOKUP_RATE)
+            each.name: experience.rates(each.name, is_greedy, lambda kind: FIRST_LOOKUP_RATE)
             for each in (*drafters.lookups, *drafters.standby)
         }
         name = "" if model is None else model.name
@@ -92,13 +92,14 @@ class AdaptivePolicy(Policy):
         # The current round's plan, and how many tokens the model drafted.
         self._plan, self._num_drafted = Plan(), 0
         # Recent tokens, and their seconds; no round counts before the prompt's is over.
-        self._tokens = self._seconds = 0.0
+        self._tokens = self._seconds = self._speed = 0.0
         self._has_begun = False
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
         self._has_begun, self._plan, self._num_drafted = True, Plan(), 0
         if context.draft_room < 1:
             return Proposal(report=DraftReport(reason="one token is left to generate"))
+        self._speed = self._tokens_per_s()
         model = self._set.model
         reason = "no draft model" if model is None else model.absence(context)
         plans = [Plan()]
@@ -128,37 +129,36 @@ class AdaptivePolicy(Policy):
         chances: list[float] = []
         for kind in kinds:
             chances.append(rates[kind] * (chances[-1] if chances else 1.0))
-        return max(
-            (Plan(self._gain(chances[:num]), lookup, chances[:num]) for num in range(1, len(chances) + 1)),
-            key=lambda each: (min(len(each), self._bounds.min), each.gain),
-            default=Plan(),
-        )
+        num, gain = self._best_size(chances)
+        return Plan(gain, lookup, chances[:num]) if num else Plan()
 
     def _continue(self, plan: Plan, model: ModelDrafter, context: Context) -> Plan:
         """Adds a model's drafts to a plan, as many as gain."""
-        num_before, costs = len(plan.chances), self._costs
+        num_before, verify_s = len(plan.chances), self._costs.verify_s
         num_missed = len(context) - model.num_cached(context)
         num_fed, chance = num_before + min(max(1, num_missed), 2), plan.chances[-1] if plan.chances else 1.0
         reading_s = self._draft_s(model, num_before + num_missed, 1) - self._draft_s(model, num_fed, 1)
         # The rounds of the rest of the answer share the reading of what the model has missed.
         reading_s /= max(1, min(context.num_remaining, EXPECTED_REST + context.num_generated))
-        best, accepted, drafted = plan, 0.0, 0.0
+        gain, num_asked, accepted, drafted = plan.gain, 0, 0.0, 0.0
+        looked_up, plain_s = math.fsum(plan.chances), verify_s(0)
         for num in range(1, min(self._bounds.max, context.draft_room) - num_before + 1):
             accepted += chance * self._rates["accepted", num]
             drafted += self._rates["drafted", num]
-            tokens = sum(plan.chances) + accepted
-            drafting_s = self._draft_s(model, num_fed, drafted) + reading_s * (1 + tokens)
-            seconds = drafting_s + costs.verify_s(num_before + drafted) - costs.verify_s(0)
-            gain = tokens - self._speed * seconds
-            if gain > best.gain or num_before + num <= self._bounds.min:
-                best = replace(plan, gain=gain, num_asked=num)
-        if best.num_asked == 0 or not model.has_confidence:
+            tokens = looked_up + accepted
+            seconds = self._draft_s(model, num_fed, drafted) + reading_s * (1 + tokens)
+            seconds += verify_s(num_before + drafted) - plain_s
+            if tokens - self._speed * seconds > gain or num_before + num <= self._bounds.min:
+                gain, num_asked = tokens - self._speed * seconds, num
+        best = replace(plan, gain=gain, num_asked=num_asked)
+        if num_asked == 0 or not model.has_confidence:
             return best
         step_s = self._draft_s(model, num_fed, 2) - self._draft_s(model, num_fed, 1)
-        step_s += costs.verify_s(num_before + 2) - costs.verify_s(num_before + 1)
+        step_s += verify_s(num_before + 2) - verify_s(num_before + 1)
         # One more draft pays while (chance of those before) * (its own) is worth its time.
         least = min(1.0, self._speed * step_s / (chance * self._rates["next"]))
-        num_asked = best.num_asked if model.in_parallel else min(self._bounds.max, context.draft_room) - num_before
+        if not model.in_parallel:
+            num_asked = min(self._bounds.max, context.draft_room) - num_before
         return replace(best, num_asked=num_asked, least_confidence=max(1e-6, least ** (1 / self._confidence.exponent)))
 
     def _trimmed(self, proposal: Proposal) -> Proposal:
@@ -175,22 +175,25 @@ class AdaptivePolicy(Policy):
         for confidence in confidences:
             chances.append(chance * self._rates["next"] if is_drawn else chance * confidence**self._confidence.exponent)
             chance *= confidence**self._confidence.exponent
-        sizes = range(min(self._bounds.min, len(chances)), len(chances) + 1)
-        num = max(sizes, key=lambda size: self._gain(chances[:size]))
+        num, _ = self._best_size(chances)
         return replace(proposal, tokens=proposal.tokens[:num], supports=proposal.supports[:num],
                        support_probs=proposal.support_probs[:num])  # fmt: skip
 
-    def _gain(self, chances: Sequence[float]) -> float:
-        """Returns the tokens that drafts with these chances gain, once they are made."""
-        added_s = self._costs.verify_s(len(chances)) - self._costs.verify_s(0)
-        return math.fsum(chances) - self._speed * added_s
+    def _best_size(self, chances: Sequence[float]) -> tuple[int, float]:
+        """Returns how many drafts with these chances gain most once they are made, and the tokens gained."""
+        best, most, tokens, plain_s = 0, 0.0, 0.0, self._costs.verify_s(0)
+        for num, chance in enumerate(chances, start=1):
+            tokens += chance
+            gain = tokens - self._speed * (self._costs.verify_s(num) - plain_s)
+            if gain > most or num <= self._bounds.min:
+                best, most = num, gain
+        return best, most
 
     def _draft_s(self, model: ModelDrafter, num_fed: float, num_drafts: float) -> float:
         return self._costs.draft_s(model.times, num_fed, num_drafts, model.in_parallel)
 
-    @property
-    def _speed(self) -> float:
-        """Returns the tokens a second that this generation makes: what a second is worth."""
+    def _tokens_per_s(self) -> float:
+        """Returns the speed of this generation: what a second is worth."""
         plain_s = self._costs.verify_s(0)
         return max(1 / plain_s, (PLAIN_ROUNDS + self._tokens) / (PLAIN_ROUNDS * plain_s + self._seconds))
 
@@ -221,14 +224,13 @@ class AdaptivePolicy(Policy):
                 self._confidence.learn(confidence, index < num_accepted)
 
 
-def first_model_rate(rates: Rates, kind: Hashable) -> float:
+def first_model_rate(kind: Hashable) -> float:
     """Returns the prior of "next", of ("drafted", k), k or more drafts if asked for, and of ("accepted", k)."""
     if kind == "next":
         return FIRST_MODEL_RATE
     assert isinstance(kind, tuple)
     what, num = kind
-    before = rates[what, num - 1] if num > 1 else 1.0
-    return before if what == "drafted" else before * FIRST_MODEL_RATE
+    return 1.0 if what == "drafted" else FIRST_MODEL_RATE**num
 
 
 def _joined(looked_up: Proposal, drafts: Proposal) -> Proposal:
