@@ -1,14 +1,16 @@
 """A batch: the pending tokens of many sequences as the arrays of one forward."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.engine.arrays import Array
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSpan:
+class TokenSpan(NamedTuple):
     first_token: int
     num_tokens: int
     # Position of the first token: the number of tokens in the cache.
@@ -17,7 +19,7 @@ class TokenSpan:
     blocks: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """The tokens of one forward, sequence by sequence, with padding at the end."""
 
@@ -28,6 +30,11 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return self.tokens.shape[0]
+
+    @cached_property
+    def extents(self) -> Array:
+        """Each span's first token, number of tokens, position and index: [num_spans, 4] int64."""
+        return np.array([(*span[:3], index) for index, span in enumerate(self.spans)])
 
 
 class BatchBuilder:
@@ -41,7 +48,7 @@ class BatchBuilder:
         first = len(self._tokens)
         self._spans.append(TokenSpan(first, len(tokens), position, blocks))
         self._tokens += tokens
-        self._wanted += [first + offset for offset, want in enumerate(wanted) if want]
+        self._wanted += compress(range(first, first + len(wanted)), wanted)
 
     @property
     def num_tokens(self) -> int:

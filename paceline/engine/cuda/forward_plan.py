@@ -4,7 +4,6 @@ A captured graph needs fixed addresses and shapes. Padding rows have position -1
 the last block, which no sequence holds.
 """
 
-import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch, TokenSpan
+from paceline.engine.cuda.mirror import Field, Mirror
 
 # Positions that one program of attention reads (see `paged_attention`).
 PART_TOKENS = 256
@@ -36,10 +36,10 @@ class ForwardShape:
 
         With `batch_invariant` all tiles have the same number of rows.
         """
-        longest = max(span.position + span.num_tokens for span in batch.spans) + num_ahead
-        has_chunk = not batch_invariant and any(span.num_tokens > FEW_ROWS for span in batch.spans)
-        tile_rows = MANY_ROWS if has_chunk else FEW_ROWS
-        num_tiles = sum(-(-span.num_tokens // tile_rows) for span in batch.spans)
+        _, counts, positions, _ = batch.extents.T
+        longest, most = int((positions + counts).max()) + num_ahead, int(counts.max())
+        tile_rows = MANY_ROWS if not batch_invariant and most > FEW_ROWS else FEW_ROWS
+        num_tiles = len(counts) if most <= tile_rows else int(_num_tiles(counts, tile_rows).sum())
         return cls(batch.num_tokens, len(batch.wanted), num_tiles, -(-longest // PART_TOKENS), tile_rows)
 
     def table_width(self, block_size: int) -> int:
@@ -66,59 +66,74 @@ PADDING_POSITION = -1
 
 
 class Staging:
-    def __init__(self, shape: ForwardShape, num_blocks: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: ForwardShape, num_blocks: int, block_size: int, device: torch.device, more: Seq[Field] = ()
+    ) -> None:
+        """`more`: further arrays that move with the batch."""
         self.shape = shape
         self._block_size = block_size
         self._trash_slot = (num_blocks - 1) * block_size
-        width = shape.table_width(block_size)
-        self._sizes = (
+        sizes = (
             (shape.num_rows,), (shape.num_rows,), (shape.num_rows,), (shape.num_wanted,),
-            (shape.num_tiles, 4), (shape.num_tiles, width),
+            (shape.num_tiles, 4), (shape.num_tiles, shape.table_width(block_size)),
         )  # fmt: skip
-        total = sum(map(_aligned, self._sizes))
-        self._on_host = torch.zeros(total, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._on_device = torch.zeros(total, dtype=torch.int32, device=device)
-        self._arrays: list[Array] = [part.numpy() for part in self._split(self._on_host)]
-        tokens, positions, slots, wanted, tiles, tables = self._split(self._on_device)
+        self._mirror = Mirror([*(Field(size, torch.int32) for size in sizes), *more], device)
+        self._arrays, self.more_on_host = self._mirror.on_host[: len(sizes)], self._mirror.on_host[len(sizes) :]
+        tokens, positions, slots, wanted, tiles, tables, *self.more_on_device = self._mirror.on_device
         self.plan = ForwardPlan(tokens, positions, slots, wanted, tiles, tables, shape.num_parts, shape.tile_rows)
+        # The block table in each row of the tables.
+        self._placed: list[list[int]] = [[] for _ in range(shape.num_tiles)]
 
     def fill(self, batch: Batch) -> None:
         """Writes a batch, which must fit the shape, and starts its copy to the GPU."""
+        self.write(batch)
+        self.send()
+
+    def write(self, batch: Batch) -> None:
         tokens, positions, slots, wanted, tiles, tables = self._arrays
         count = min(batch.num_tokens, len(tokens))
         tokens[:count], tokens[count:] = batch.tokens[:count], 0
-        positions[:], slots[:], wanted[:], tiles[:] = PADDING_POSITION, self._trash_slot, 0, 0
-        wanted[: len(batch.wanted)] = batch.wanted
-        self._place(batch.spans, positions, slots)
-        num_tiles = self._tile(batch.spans, tiles, tables)
-        padding = tiles[num_tiles:][: len(tokens) - count]
+        num_wanted = len(batch.wanted)
+        wanted[:num_wanted], wanted[num_wanted:] = batch.wanted, 0
+        self._place_tables(batch.spans, tables)
+        firsts, counts, starts, indices = batch.extents.T
+        at, owners = np.arange(count) + (starts - firsts).repeat(counts), indices.repeat(counts)
+        positions[:count], positions[count:] = at, PADDING_POSITION
+        slots[:count] = tables[owners, at // self._block_size] * self._block_size + at % self._block_size
+        slots[count:] = self._trash_slot
+        own_tiles = _tile(batch.extents, self.shape.tile_rows)
+        tiles[: len(own_tiles)], tiles[len(own_tiles) :] = own_tiles, 0
+        padding = tiles[len(own_tiles) :][: len(tokens) - count]
         padding[:, 0], padding[:, 1], padding[:, 2] = count + np.arange(len(padding)), 1, PADDING_POSITION
-        self._on_device.copy_(self._on_host, non_blocking=True)
 
-    def _place(self, spans: Seq[TokenSpan], positions: Array, slots: Array) -> None:
-        for span in spans:
-            own = slice(span.first_token, span.first_token + span.num_tokens)
-            at = span.position + np.arange(span.num_tokens)
-            positions[own] = at
-            slots[own] = np.asarray(span.blocks)[at // self._block_size] * self._block_size + at % self._block_size
+    def send(self) -> None:
+        self._mirror.send()
 
-    def _tile(self, spans: Seq[TokenSpan], tiles: Array, tables: Array) -> int:
-        num_tiles, tile_rows = 0, self.shape.tile_rows
-        for sequence_index, span in enumerate(spans):
-            # Includes the blocks that are reserved for the next steps.
-            used = min(len(span.blocks), tables.shape[1])
-            tables[sequence_index, :used] = span.blocks[:used]
-            for done in range(0, span.num_tokens, tile_rows):
-                num_rows = min(tile_rows, span.num_tokens - done)
-                tiles[num_tiles] = span.first_token + done, num_rows, span.position + done, sequence_index
-                num_tiles += 1
-        return num_tiles
-
-    def _split(self, array: torch.Tensor) -> list[torch.Tensor]:
-        parts = array.split([_aligned(size) for size in self._sizes])
-        return [part[: math.prod(size)].view(size) for part, size in zip(parts, self._sizes, strict=True)]
+    def _place_tables(self, spans: Seq[TokenSpan], tables: Array) -> None:
+        """Includes the blocks that are reserved for the next steps."""
+        width = tables.shape[1]
+        for index, span in enumerate(spans):
+            # To compare a table is far cheaper than to convert it, and from step to step few change.
+            if self._placed[index] != span.blocks:
+                self._placed[index] = span.blocks.copy()
+                used = span.blocks[:width]
+                tables[index, : len(used)] = used
 
 
-def _aligned(size: tuple[int, ...]) -> int:
-    """Returns the integers reserved for an array of this shape, a multiple of 4: kernels need 16-byte alignment."""
-    return -(-math.prod(size) // 4) * 4
+def _tile(extents: Array, tile_rows: int) -> Array:
+    """Returns the tiles of all sequences, as in `ForwardPlan`: [num_tiles, 4]."""
+    firsts, counts, starts, indices = extents.T
+    if counts.max() <= tile_rows:
+        # Each sequence is a tile.
+        return extents
+    num_tiles = _num_tiles(counts, tile_rows)
+    owners, ends = indices.repeat(num_tiles), num_tiles.cumsum()
+    done = tile_rows * (np.arange(ends[-1]) - (ends - num_tiles)[owners])
+    return np.stack(
+        (firsts[owners] + done, np.minimum(counts[owners] - done, tile_rows), starts[owners] + done, owners), axis=1
+    )
+
+
+def _num_tiles(counts: Array, tile_rows: int) -> Array:
+    """Tiles of each sequence."""
+    return -(-counts // tile_rows)

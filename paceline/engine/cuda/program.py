@@ -11,15 +11,15 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.arrays import Array
 from paceline.engine.batch import Batch
 from paceline.engine.cuda.forward_plan import ForwardPlan, ForwardShape, Staging
+from paceline.engine.cuda.mirror import Field, Mirror
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.sampling.encoding import Results, encode
 from paceline.engine.cuda.sampling.table import MOST, NUM_FOUND, TOKEN, Column, Found, SampleTable, SpecTable
 from paceline.engine.cuda.sampling.token_selection import sample_all
-from paceline.engine.sampling.specs import SampleSpec
+from paceline.engine.sampling.specs import SampleComplement, SampleSpec, SampleTruncated
 
 # Forwards before a capture: in these Triton compiles, and torch's libraries choose their kernels.
 WARM_UPS = 2
@@ -38,43 +38,53 @@ class Program:
         """logits: [at least (1 + num_ahead) * num_wanted, vocab_size] float32, for `num_ahead` next steps."""
         self.shape, self.num_ahead = shape, num_ahead
         self._model, self._attention, self._device = model, attention, device
-        self.staging = Staging(shape, attention.num_blocks, attention.block_size, device)
-        self._trash_slot = (attention.num_blocks - 1) * attention.block_size
         steps, wanted = 1 + num_ahead, shape.num_wanted
-        self._numbers = _Pair((steps, wanted, len(Column)), torch.float64, device)
-        self._supports = _Pair((steps, wanted, MOST), torch.int32, device)
-        # For each wanted row the index of its sequence, and the number of next steps that it takes part in.
-        self._continuations = _Pair((2, wanted), torch.int32, device)
+        self.staging = Staging(
+            shape, attention.num_blocks, attention.block_size, device,
+            more=[Field((steps, wanted, len(Column)), torch.float64), Field((2, wanted), torch.int32)],
+        )  # fmt: skip
+        # Specs; for each wanted row the index of its sequence, and the number of next steps that it takes part in.
+        self._numbers, self._continuations = self.staging.more_on_host
+        self._trash_slot = (attention.num_blocks - 1) * attention.block_size
+        # Large, so they move only if a row needs them: supports of OUTSIDE specs, and samples' ids and probabilities.
+        self._supports = Mirror([Field((steps, wanted, MOST), torch.int32)], device)
+        self._distributions = Mirror(
+            [Field((steps, wanted, MOST), torch.int32), Field((steps, wanted, MOST), torch.float32)], device
+        )
+        self._wants_distributions = False
+        self._found = Mirror([Field((steps, wanted, len(Found)), torch.float64)], device)
         # Without a -1, which torch refuses if no row is wanted.
         self.logits = logits[: steps * wanted].view(steps, wanted, logits.shape[1])
-        self._samples = (
-            _Pair((steps, wanted, len(Found)), torch.float64, device),
-            _Pair((steps, wanted, MOST), torch.int32, device),
-            _Pair((steps, wanted, MOST), torch.float32, device),
-        )
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def fill(
         self, batch: Batch, specs: Seq[SampleSpec], sequence_indices: Seq[int], next_specs: Seq[Seq[SampleSpec]]
     ) -> None:
         """Copies a batch. For each wanted row: its spec, its sequence's index, and the specs of the next steps."""
-        vocab_size = self._model.config.vocab_size
-        self.staging.fill(batch)
-        for step in range(1 + self.num_ahead):
+        [supports], vocab_size = self._supports.on_host, self._model.config.vocab_size
+        self.staging.write(batch)
+        encode(specs, vocab_size, self._numbers[0], supports[0])
+        for step in range(self.num_ahead):
             # A sequence that does not go on repeats its first spec; the sample is not used.
-            of_step = [([first, *each] + [first] * step)[step] for first, each in zip(specs, next_specs, strict=True)]
-            encode(of_step, vocab_size, self._numbers.on_host[step], self._supports.on_host[step])
-        self._continuations.on_host[:] = 0
-        self._continuations.on_host[0, : len(sequence_indices)] = sequence_indices
-        self._continuations.on_host[1, : len(next_specs)] = [len(each) for each in next_specs]
-        for pair in (self._numbers, self._supports, self._continuations):
-            pair.send()
+            of_step = [each[step] if len(each) > step else first for first, each in zip(specs, next_specs, strict=True)]
+            encode(of_step, vocab_size, self._numbers[1 + step], supports[1 + step])
+        if self.num_ahead:
+            self._continuations[:] = 0
+            self._continuations[0, : len(sequence_indices)] = sequence_indices
+            self._continuations[1, : len(next_specs)] = [len(each) for each in next_specs]
+        self.staging.send()
+        kinds = {type(spec) for of_row in (specs, *next_specs) for spec in of_row}
+        if SampleComplement in kinds:
+            self._supports.send()
+        self._wants_distributions = not kinds.isdisjoint((SampleComplement, SampleTruncated))
 
     def run(self) -> Results:
         self.launch()
+        if self._wants_distributions:
+            self._distributions.fetch()
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        return Results(*(pair.on_host for pair in self._samples))
+        return Results(*self._found.on_host, *self._distributions.on_host)
 
     def launch(self) -> None:
         if self._graph is not None:
@@ -94,31 +104,18 @@ class Program:
 
     def _compute(self) -> None:
         first = plan = self.staging.plan
-        sequence_indices, num_steps = self._continuations.on_device
+        numbers, (sequence_indices, num_steps) = self.staging.more_on_device
+        [supports], [found], (ids, probs) = (
+            mirror.on_device for mirror in (self._supports, self._found, self._distributions)
+        )
         for step in range(1 + self.num_ahead):
-            samples = SampleTable(*(pair.on_device[step] for pair in self._samples))
+            samples = SampleTable(found[step], ids[step], probs[step])
             logits = self._model.forward(plan, self._attention, self.logits[step])
-            sample_all(logits, SpecTable(self._numbers.on_device[step], self._supports.on_device[step]), samples)
+            sample_all(logits, SpecTable(numbers[step], supports[step]), samples)
             if step < self.num_ahead:
                 size = self._attention.block_size
                 plan = plan_next_step(first, samples, sequence_indices, num_steps, step + 1, size, self._trash_slot)
-        for pair in self._samples:
-            pair.fetch()
-
-
-class _Pair:
-    """An array in pinned host memory and its copy on the device."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._host_tensor = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-        self.on_host: Array = self._host_tensor.numpy()
-        self.on_device = torch.zeros(shape, dtype=dtype, device=device)
-
-    def send(self) -> None:
-        self.on_device.copy_(self._host_tensor, non_blocking=True)
-
-    def fetch(self) -> None:
-        self._host_tensor.copy_(self.on_device, non_blocking=True)
+        self._found.fetch()
 
 
 @triton.jit(do_not_specialize=["step", "table_width"])
