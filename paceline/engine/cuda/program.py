@@ -58,9 +58,13 @@ class Program:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def fill(
-        self, batch: Batch, specs: Seq[SampleSpec], sequence_indices: Seq[int], next_specs: Seq[Seq[SampleSpec]]
+        self, batch: Batch, specs: Seq[SampleSpec | None], sequence_indices: Seq[int], next_specs: Seq[Seq[SampleSpec]]
     ) -> None:
-        """Copies a batch. For each wanted row: its spec, its sequence's index, and the specs of the next steps."""
+        """Copies a batch.
+
+        For each wanted row: its spec (None if that can't be encoded), its sequence's index, and the specs of the next
+        steps.
+        """
         [supports], vocab_size = self._supports.on_host, self._model.config.vocab_size
         self.staging.write(batch)
         encode(specs, vocab_size, self._numbers[0], supports[0])

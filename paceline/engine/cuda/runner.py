@@ -6,7 +6,7 @@ A small batch is padded to a shape with a captured graph. If a job's next steps 
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.program import Program
-from paceline.engine.cuda.sampling.encoding import Results, decode, is_codable, sample_remainder
+from paceline.engine.cuda.sampling.encoding import Results, decode, sample_remainder, without_uncodable
+from paceline.engine.cuda.sampling.table import Found
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.sampler import Sampler
 from paceline.engine.sampling.specs import Sample, SampleSpec
@@ -44,14 +45,67 @@ def raise_if_lost(device: torch.device, error: Exception) -> None:
 REPORT_EVERY = 25
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Share(NamedTuple):
+    """What a step does for one job."""
+
     job: Job
-    # Index of the job's sequence in the batch.
-    sequence_index: int
-    spec: SampleSpec
-    # The sample specs of the next steps.
+    num_tokens: int
+    # Its sampled rows among all of the step: first_row … end_row - 1.
+    first_row: int
+    end_row: int
+    # The sample specs of the next steps; the first of them feeds the token that the last row samples.
     next_specs: list[SampleSpec]
+
+    @property
+    def rows(self) -> range:
+        return range(self.first_row, self.end_row)
+
+    @property
+    def last_row(self) -> int:
+        return self.end_row - 1
+
+
+def _gather(shares: list[tuple[Job, int]]) -> tuple[list[_Share], list[SampleSpec], Batch]:
+    """Returns what the step does for each job, the specs of all sampled rows, and the batch."""
+    builder = BatchBuilder()
+    specs: list[SampleSpec] = []
+    asked: list[_Share] = []
+    for job, num_tokens in shares:
+        tokens, wanted = job.pending[:num_tokens], job.specs(num_tokens)
+        builder.add(tokens, job.sequence.length, job.sequence.blocks, [spec is not None for spec in wanted])
+        first_row = len(specs)
+        specs += [spec for spec in wanted if spec is not None]
+        goes_on = num_tokens == len(job.pending) and len(specs) > first_row
+        next_specs = job.multi_step_specs() if goes_on else []
+        asked.append(_Share(job, num_tokens, first_row, len(specs), next_specs))
+    return asked, specs, builder.build(builder.num_tokens)
+
+
+def _fill(program: Program, batch: Batch, codable: Seq[SampleSpec | None], asked: Seq[_Share]) -> None:
+    owners: list[int] = []
+    ahead: list[Seq[SampleSpec]] = [()] * len(codable)
+    for index, share in enumerate(asked):
+        owners += [index] * len(share.rows)
+        if share.next_specs:
+            ahead[share.last_row] = share.next_specs[: program.num_ahead]
+    program.fill(batch, codable, owners, ahead)
+
+
+def _absorb_next_steps(asked: Seq[_Share], num_ahead: int, results: Results) -> None:
+    # Next steps after a row that the kernels could not sample are invalid; later engine steps repeat them.
+    is_complete = results.numbers[0, :, Found.IS_COMPLETE].tolist()
+    active = [share for share in asked if share.next_specs and is_complete[share.last_row]]
+    for step in range(1, 1 + num_ahead):
+        active = [share for share in active if len(share.next_specs) >= step and share.job.pending]
+        specs: list[SampleSpec | None] = [None] * asked[-1].end_row
+        for share in active:
+            specs[share.last_row] = share.next_specs[step - 1]
+        samples = decode(specs, results.of_step(step))
+        active = [share for share in active if samples[share.last_row] is not None]
+        for share in active:
+            share.job.sequence.tokens += share.job.pending
+            share.job.pending.clear()
+            share.job.absorb([samples[share.last_row]])
 
 
 class CudaRunner:
@@ -105,61 +159,42 @@ class CudaRunner:
             raise
 
     def _step(self, shares: list[tuple[Job, int]]) -> None:
-        builder = BatchBuilder()
-        rows: list[_Row] = []
-        for sequence_index, (job, num_rows) in enumerate(shares):
-            wanted = job.specs(num_rows)
-            builder.add(
-                job.pending[:num_rows], job.sequence.length, job.sequence.blocks, [spec is not None for spec in wanted]
-            )
-            next_specs = job.multi_step_specs() if num_rows == len(job.pending) else []
-            samples = [spec for spec in wanted if spec is not None]
-            # The next step feeds the token that the job's last row samples.
-            rows += [_Row(job, sequence_index, spec, next_specs if spec is samples[-1] else []) for spec in samples]
-        batch = builder.build(builder.num_tokens)
-        program = self.last = self._program_for(batch, self._steps_ahead(rows))
-        ahead = [row.next_specs[: program.num_ahead] for row in rows]
-        program.fill(batch, [row.spec for row in rows], [row.sequence_index for row in rows], ahead)
+        asked, specs, batch = _gather(shares)
+        codable = without_uncodable(specs)
+        program = self.last = self._program_for(batch, self._steps_ahead(codable, asked))
+        _fill(program, batch, codable, asked)
         results = program.run()
-        first = iter(zip(rows, self._decoded([row.spec for row in rows], program, results, 0), strict=True))
-        for job, num_rows in shares:
-            job.sequence.tokens += job.pending[:num_rows]
-            del job.pending[:num_rows]
-            self._hand_over(job, [next(first)[1] for row in rows if row.job is job])
-        self._absorb_next_steps(rows, program, results)
+        samples, row_logprobs = self._decoded(specs, codable, program, results)
+        for share in asked:
+            share.job.sequence.tokens += share.job.pending[: share.num_tokens]
+            del share.job.pending[: share.num_tokens]
+            if row_logprobs:
+                share.job.absorb_logprobs([row_logprobs[row] for row in share.rows if row in row_logprobs])
+            share.job.absorb(samples[share.first_row : share.end_row])
+        if program.num_ahead:
+            _absorb_next_steps(asked, program.num_ahead, results)
 
-    def _steps_ahead(self, rows: Seq[_Row]) -> int:
+    def _steps_ahead(self, codable: Seq[SampleSpec | None], asked: Seq[_Share]) -> int:
         """Returns the most next steps that a job asks for, 0 if a spec can't be encoded."""
-        if not all(map(is_codable, (spec for row in rows for spec in (row.spec, *row.next_specs)))):
+        most = max(len(share.next_specs) for share in asked)
+        if most == 0:
             return 0
-        return self._graph_shapes.multi_steps(max((len(row.next_specs) for row in rows), default=0))
-
-    def _absorb_next_steps(self, rows: Seq[_Row], program: Program, results: Results) -> None:
-        # Next steps after a row that the kernels could not sample are invalid; later engine steps repeat them.
-        active = [(index, row) for index, row in enumerate(rows) if results.is_complete[0, index]]
-        for step in range(1, 1 + program.num_ahead):
-            active = [(index, row) for index, row in active if len(row.next_specs) >= step and row.job.pending]
-            of_rows = results.of_step(step).at([index for index, _ in active])
-            samples = decode([row.next_specs[step - 1] for _, row in active], of_rows)
-            active = [entry for entry, value in zip(active, samples, strict=True) if value is not None]
-            for (_, row), value in zip(active, filter(lambda each: each is not None, samples), strict=True):
-                row.job.sequence.tokens += row.job.pending
-                row.job.pending.clear()
-                row.job.absorb([value])
+        ahead = without_uncodable(spec for share in asked for spec in share.next_specs)
+        return 0 if any(spec is None for spec in (*codable, *ahead)) else self._graph_shapes.multi_steps(most)
 
     def _decoded(
-        self, specs: list[SampleSpec], program: Program, results: Results, step: int
-    ) -> list[tuple[Sample, RowLogprobs | None]]:
-        samples = decode(specs, results.of_step(step))
-        row_logprobs: list[RowLogprobs | None] = [None] * len(specs)
-        left = [row for row, spec in enumerate(specs) if samples[row] is None or spec.wants_logprobs]
-        for row, sample, seen in sample_remainder(self._sampler, program.logits[step], specs, left):
-            samples[row], row_logprobs[row] = sample, seen
-        return list(zip(samples, row_logprobs, strict=True))
-
-    def _hand_over(self, job: Job, mine: list[tuple[Sample, RowLogprobs | None]]) -> None:
-        job.absorb_logprobs([logprobs for _, logprobs in mine if logprobs is not None])
-        job.absorb([value for value, _ in mine])
+        self, specs: Seq[SampleSpec], codable: Seq[SampleSpec | None], program: Program, results: Results
+    ) -> tuple[list[Sample], dict[int, RowLogprobs]]:
+        """Returns each row's sample of the first step, and the log-probabilities of the rows that want them."""
+        samples = decode(codable, results.of_step(0))
+        row_logprobs: dict[int, RowLogprobs] = {}
+        # Those that want log-probabilities too: they can't be encoded.
+        left = [row for row, sample in enumerate(samples) if sample is None]
+        for row, sample, seen in sample_remainder(self._sampler, program.logits[0], specs, left):
+            samples[row] = sample
+            if seen is not None:
+                row_logprobs[row] = seen
+        return samples, row_logprobs
 
     def _program_for(self, batch: Batch, num_ahead: int) -> Program:
         rounded = self._graph_shapes.rounded(batch, self._batch_invariant, num_ahead)

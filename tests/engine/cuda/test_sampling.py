@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.cuda.sampling.encoding import Results, decode, encode, is_codable
+from paceline.engine.cuda.sampling.encoding import Results, decode, encode, is_codable, without_uncodable
 from paceline.engine.cuda.sampling.table import MOST, Column, Found, SampleTable, SpecTable
 from paceline.engine.cuda.sampling.token_selection import sample_all
 from paceline.engine.sampling.specs import (
@@ -35,7 +35,8 @@ def sample_in_table(logits: torch.Tensor, specs: list[SampleSpec], num_rows: int
     """As the runner does. `num_rows`: with padding behind the draws."""
     num_rows = num_rows or len(specs)
     numbers, supports = np.zeros((num_rows, len(Column))), np.zeros((num_rows, MOST), np.int32)
-    encode(specs, logits.shape[1], numbers, supports)
+    codable = without_uncodable(specs)
+    encode(codable, logits.shape[1], numbers, supports)
     table = SpecTable(torch.from_numpy(numbers).to(DEVICE), torch.from_numpy(supports).to(DEVICE))
     padded = torch.zeros(num_rows, logits.shape[1], device=DEVICE)
     padded[: len(specs)] = logits
@@ -46,7 +47,7 @@ def sample_in_table(logits: torch.Tensor, specs: list[SampleSpec], num_rows: int
         torch.full((num_rows, MOST), float("nan"), device=DEVICE),
     )
     sample_all(padded, table, samples)
-    return decode(specs, Results(samples.numbers.cpu().numpy(), samples.ids.cpu().numpy(), samples.probs.cpu().numpy()))
+    return decode(codable, Results(*(each.cpu().numpy() for each in (samples.numbers, samples.ids, samples.probs))))
 
 
 def make_draws(logits: torch.Tensor, seed: int) -> list[SampleSpec]:

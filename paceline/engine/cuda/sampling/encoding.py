@@ -4,7 +4,7 @@ torch samples rows that need more than the MOST likeliest tokens or can't be enc
 some rows at a time, because it works on float64.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -25,9 +25,12 @@ from paceline.engine.sampling.specs import (
     SampleTruncated,
     TruncatedSample,
 )
+from paceline.sampling import SamplingParams
 
 # Less than the likeliest token's probability ever is.
 LEAST_TOP_P = 1e-200
+# A row that samples nothing: the values of a greedy one.
+PADDING = [float(column in (Column.TEMPERATURE, Column.TOP_P)) for column in Column]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,6 @@ class Results:
 
     def of_step(self, step: int) -> "Results":
         return Results(self.numbers[step], self.ids[step], self.probs[step])
-
-    def at(self, rows: list[int]) -> "Results":
-        return Results(self.numbers[rows], self.ids[rows], self.probs[rows])
-
-    @property
-    def is_complete(self) -> Array:
-        """Which rows have a valid sample: [..., num_rows] bool."""
-        return self.numbers[..., Found.IS_COMPLETE] > 0
 
 
 def is_codable(spec: SampleSpec) -> bool:
@@ -63,21 +58,34 @@ def is_codable(spec: SampleSpec) -> bool:
     return False
 
 
-def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Array) -> None:
-    """Writes specs into a table's first rows; those that can't be encoded become padding.
+def without_uncodable(specs: Iterable[SampleSpec]) -> list[SampleSpec | None]:
+    """Replaces specs that are not codable with None."""
+    found: list[SampleSpec | None] = []
+    last, kept = None, None
+    for spec in specs:
+        # Greedy rows of a job share one spec.
+        if spec is not last:
+            last, kept = spec, spec if is_codable(spec) else None
+        found.append(kept)
+    return found
 
-    numbers: [num_rows, len(Column)] float64; supports: [num_rows, MOST] int32.
+
+def encode(specs: Seq[SampleSpec | None], vocab_size: int, numbers: Array, supports: Array) -> None:
+    """Writes codable specs into a table's first rows; None becomes padding.
+
+    numbers: [num_rows, len(Column)] float64; supports: [num_rows, MOST] int32, undefined for all but OUTSIDE specs.
     """
-    numbers[:], supports[:] = 0, vocab_size
-    numbers[:, Column.TEMPERATURE] = numbers[:, Column.TOP_P] = 1
+    numbers[:] = PADDING
+    rows: list[int] = []
+    values: list[list[float]] = []
+    last, common = None, PADDING
     for row, spec in enumerate(specs):
-        sampling, own = spec.sampling, numbers[row]
-        if sampling.is_greedy or not is_codable(spec):
+        if spec is None or spec.sampling.is_greedy:
             continue
-        own[Column.TEMPERATURE], own[Column.TOP_K] = sampling.temperature, sampling.top_k
-        # The kernel keeps tokens preceded by less than this mass, so 0 would keep nothing.
-        own[Column.TOP_P], own[Column.MIN_P] = max(sampling.top_p, LEAST_TOP_P), sampling.min_p
-        own[Column.IS_CUT] = 0 < sampling.top_k < vocab_size or sampling.top_p < 1 or sampling.min_p > 0
+        # All rows of a job have the same parameters.
+        if spec.sampling is not last:
+            last, common = spec.sampling, _encode_sampling(spec.sampling, vocab_size)
+        own = common.copy()
         match spec:
             case GumbelMax(key=key):
                 own[Column.KIND] = Kind.GUMBEL
@@ -88,24 +96,40 @@ def encode(specs: Seq[SampleSpec], vocab_size: int, numbers: Array, supports: Ar
             case SampleComplement(support=support, uniform=uniform):
                 own[Column.KIND], own[Column.UNIFORM] = Kind.OUTSIDE, uniform
                 own[Column.SUPPORT_SIZE] = len(support)
-                supports[row, : len(support)] = support
+                supports[row, : len(support)], supports[row, len(support) :] = support, vocab_size
+        rows.append(row)
+        values.append(own)
+    if rows:
+        numbers[rows] = values
 
 
-def decode(specs: Seq[SampleSpec], samples: Results) -> list[Sample]:
-    """Returns samples; None for a row that `TorchSampler` must sample."""
+def _encode_sampling(sampling: SamplingParams, vocab_size: int) -> list[float]:
+    own = PADDING.copy()
+    own[Column.TEMPERATURE], own[Column.TOP_K] = sampling.temperature, sampling.top_k
+    # The kernel keeps tokens preceded by less than this mass, so 0 would keep nothing.
+    own[Column.TOP_P], own[Column.MIN_P] = max(sampling.top_p, LEAST_TOP_P), sampling.min_p
+    own[Column.IS_CUT] = 0 < sampling.top_k < vocab_size or sampling.top_p < 1 or sampling.min_p > 0
+    return own
+
+
+def decode(specs: Seq[SampleSpec | None], samples: Results) -> list[Sample]:
+    """Returns samples of codable specs; None for a row that `TorchSampler` must sample."""
+    # Plain numbers: reading an array's elements one by one would be slow.
+    columns = samples.numbers[: len(specs)].T.tolist()
+    rows = zip(specs, columns[Found.IS_COMPLETE], columns[Found.TOKEN], strict=True)
     found: list[Sample] = []
-    for row, spec in enumerate(specs):
-        own, probs = samples.numbers[row], samples.probs[row]
-        token = int(own[Found.TOKEN])
-        if not (is_codable(spec) and own[Found.IS_COMPLETE]):
+    for row, (spec, is_complete, token) in enumerate(rows):
+        if spec is None or not is_complete:
             found.append(None)
         elif isinstance(spec, SampleTruncated):
-            size = int(own[Found.SIZE])
-            found.append(TruncatedSample(token, samples.ids[row, :size].astype(np.int64), probs[:size].copy()))
+            size = int(columns[Found.SIZE][row])
+            support, probs = samples.ids[row, :size].astype(np.int64), samples.probs[row, :size].copy()
+            found.append(TruncatedSample(int(token), support, probs))
         elif isinstance(spec, SampleComplement):
-            found.append(ComplementSample(token, float(own[Found.MASS]), probs[: len(spec.support)].copy()))
+            probs = samples.probs[row, : len(spec.support)].copy()
+            found.append(ComplementSample(int(token), columns[Found.MASS][row], probs))
         else:
-            found.append(token)
+            found.append(int(token))
     return found
 
 
