@@ -75,6 +75,8 @@ class ProposeJob(Job):
         self._round_start = sequence.length + len(tail)
         self._samples: list[Sample] = []
         self._confidences: list[float] = []
+        # The spec of all drafts, if it is the same: one object, which the runner looks at once.
+        self._only_spec = self._make_spec(0, 0) if self._is_greedy and self.is_alike_everywhere else None
 
     def specs(self, num_tokens: int) -> list[SampleSpec | None]:
         is_last = num_tokens == len(self.pending)
@@ -127,7 +129,14 @@ class ProposeJob(Job):
             computed_us=self.computed_us,
         )
 
+    @property
+    def _is_greedy(self) -> bool:
+        return self._propose_spec.draft_mode is DraftMode.GREEDY or self.sequence.options.sampling.is_greedy
+
     def _spec(self, row: int, index: int) -> SampleSpec:
+        return self._only_spec or self._make_spec(row, index)
+
+    def _make_spec(self, row: int, index: int) -> SampleSpec:
         options, wanted = self.sequence.options, self._propose_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
@@ -136,7 +145,7 @@ class ProposeJob(Job):
             "wants_entropy": wanted.entropy is not None,
             "wants_confidence": wanted.least_confidence > 0,
         }
-        if wanted.draft_mode is DraftMode.GREEDY or options.sampling.is_greedy:
+        if self._is_greedy:
             return Argmax(*common, **extra)
         if wanted.draft_mode is DraftMode.COUPLED:
             return GumbelMax(*common, match_key(options.seed, position), **extra)
@@ -145,8 +154,10 @@ class ProposeJob(Job):
 
 
 def token_of(sample: Sample) -> int:
-    assert isinstance(sample, int | ConfidentSample | TruncatedSample)
-    return sample if isinstance(sample, int) else sample.token
+    if isinstance(sample, int):
+        return sample
+    assert isinstance(sample, ConfidentSample | TruncatedSample)
+    return sample.token
 
 
 def _confidence(sample: Sample) -> float:

@@ -8,6 +8,7 @@ position, purpose): reusing the noise of a discarded attempt in a later round wo
 """
 
 import enum
+import functools
 import secrets
 from typing import Any
 
@@ -41,10 +42,13 @@ def _splitmix(state: int) -> int:
 
 def make_key(seed: int, round_start: int, position: int, purpose: Purpose) -> int:
     """Returns 64 bits. Under `match` pass round_start 0 and Purpose.MATCH."""
-    key = _splitmix(seed)
-    for part in (round_start, position, int(purpose)):
-        key = _splitmix(key ^ part)
-    return key
+    return _splitmix(_splitmix(_round_key(seed, round_start) ^ position) ^ int(purpose))
+
+
+@functools.lru_cache(maxsize=1024)
+def _round_key(seed: int, round_start: int) -> int:
+    """Cached, because the keys of a round's rows all begin with it."""
+    return _splitmix(_splitmix(seed) ^ round_start)
 
 
 def match_key(seed: int, position: int) -> int:

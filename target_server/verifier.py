@@ -69,14 +69,20 @@ class VerifyJob(Job):
         self._round_start = sequence.length + len(tail)
         self._samples: list[Sample] = []
         self._row_logprobs: list[RowLogprobs] = []
+        sampling = sequence.options.sampling
+        is_plain = spec.rule is Rule.MATCH and sampling.is_greedy and spec.lenience == 1 and self.is_alike_everywhere
+        # The spec of all sampled rows, if it is the same: one object, which the runner looks at once.
+        self._only_spec = Argmax(sampling, (), num_logprobs=spec.num_logprobs) if is_plain else None
         self._num_scored = 0 if spec.num_prompt_logprobs is None else len(tail) - 1
 
     def specs(self, num_tokens: int) -> list[SampleSpec | None]:
         first_sampled = len(self.pending) - (self._num_drafts + 1 - len(self._samples))
-        return [
-            self._spec(len(self._samples) + row - first_sampled, row) if row >= first_sampled else self._score(row)
-            for row in range(num_tokens)
-        ]
+        num_before = min(first_sampled, num_tokens)
+        scores = [self._score(row) for row in range(num_before)] if self._num_scored else [None] * num_before
+        if self._only_spec is not None:
+            return [*scores, *[self._only_spec] * (num_tokens - num_before)]
+        first_index = len(self._samples) - first_sampled
+        return [*scores, *[self._spec(first_index + row, row) for row in range(num_before, num_tokens)]]
 
     def absorb_logprobs(self, row_logprobs: list[RowLogprobs]) -> None:
         self._row_logprobs += row_logprobs
@@ -91,15 +97,22 @@ class VerifyJob(Job):
 
     @property
     def result(self) -> VerifyResult:
-        complements = [sample for sample in self._samples if isinstance(sample, ComplementSample)]
-        lenient = [sample for sample in self._samples if isinstance(sample, LenientSample)]
-        tokens = [
-            sample.token if isinstance(sample, LenientSample | ComplementSample) else sample for sample in self._samples
-        ]
+        tokens: list[int] = []
+        complements: list[ComplementSample] = []
+        lenient_accepts: list[bool] = []
+        for sample in self._samples:
+            match sample:
+                case int():
+                    tokens.append(sample)
+                case ComplementSample():
+                    complements.append(sample)
+                case LenientSample():
+                    tokens.append(sample.token)
+                    lenient_accepts.append(sample.accepts)
         return VerifyResult(
-            tokens=[token for token in tokens if isinstance(token, int)][-1 if complements else 0 :],
+            tokens=[complements[-1].token] if complements else tokens,
             complements=complements[:-1],
-            lenient_accepts=[each.accepts for each in lenient],
+            lenient_accepts=lenient_accepts,
             logprobs=self._row_logprobs[self._num_scored :],
             prompt_logprobs=self._row_logprobs[: self._num_scored],
             cached_tokens=self.num_cached_tokens,
@@ -107,11 +120,9 @@ class VerifyJob(Job):
             computed_us=self.computed_us,
         )
 
-    def _score(self, row: int) -> SampleSpec | None:
-        options, num_logprobs = self.sequence.options, self._verify_spec.num_prompt_logprobs
-        if num_logprobs is None:
-            return None
-        return Score(options.sampling, (), self.pending[row + 1], num_logprobs=num_logprobs)
+    def _score(self, row: int) -> SampleSpec:
+        num_logprobs = self._verify_spec.num_prompt_logprobs
+        return Score(self.sequence.options.sampling, (), self.pending[row + 1], num_logprobs=num_logprobs)
 
     def _spec(self, index: int, row: int) -> SampleSpec:
         options, wanted = self.sequence.options, self._verify_spec

@@ -62,6 +62,12 @@ class Job(ABC):
         return TokensBefore(tokens[: options.num_prompt_tokens], tokens[options.num_prompt_tokens :])
 
     @property
+    def is_alike_everywhere(self) -> bool:
+        """Whether what may be sampled is the same at each position: no penalties, no min_tokens."""
+        sampling = self.sequence.options.sampling
+        return sampling.min_tokens == 0 and not sampling.has_penalties
+
+    @property
     def is_done(self) -> bool:
         return not self.pending
 
