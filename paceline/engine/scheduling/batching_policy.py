@@ -14,6 +14,7 @@ nothing while it holds the compute lock. When its lease ends, the worker waits a
 lease's record announces, so that one that is a step late joins the others again.
 """
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -37,23 +38,29 @@ class ReturnTime:
     def __init__(self) -> None:
         self._left_s: float | None = None
         self._usual_s: float | None = None
+        # When it should come back, and from when on it is overdue: always, if it is not away or has no history.
+        self.due_s = -math.inf
+        self.overdue_s = -math.inf
 
     def leave(self, at_s: float) -> None:
         self._left_s = at_s
+        if self._usual_s is not None:
+            self.due_s = at_s + self._usual_s
+            self.overdue_s = at_s + LATENESS * self._usual_s + LATENESS_S
 
     def arrive(self, at_s: float) -> None:
         if self._left_s is not None:
             away_s = max(0.0, at_s - self._left_s)
             self._usual_s = away_s if self._usual_s is None else self._usual_s + SMOOTHING * (away_s - self._usual_s)
-        self._left_s = None
+        self.end()
+
+    def end(self) -> None:
+        """It is not away, or will not come back."""
+        self._left_s, self.overdue_s = None, -math.inf
 
     def expected_s(self, now_s: float) -> float | None:
         """When the sequence should come back; None if it is not away, has no history, or is overdue."""
-        if self._left_s is None or self._usual_s is None:
-            return None
-        if now_s - self._left_s > LATENESS * self._usual_s + LATENESS_S:
-            return None
-        return max(now_s, self._left_s + self._usual_s)
+        return max(now_s, self.due_s) if now_s <= self.overdue_s else None
 
 
 class BatchingPolicy:
@@ -81,13 +88,14 @@ class BatchingPolicy:
             return 0.0
         lost_s = self._fixed_s + (self._token_s * num_tokens if num_tokens >= CHUNK_TOKENS else 0.0)
         now_s = time.perf_counter()
-        expected = sorted(at for return_time in return_times if (at := return_time.expected_s(now_s)) is not None)
-        best_s = now_s
-        for num_back, at_s in enumerate(expected, start=1):
+        # Without `expected_s`: the worker asks anew whenever a sequence comes back, with many still away.
+        expected = sorted([each.due_s for each in return_times if now_s <= each.overdue_s])
+        for num_back in range(len(expected), 0, -1):
+            at_s = max(now_s, expected[num_back - 1])
             wait_s = at_s - ready_s
             if num_ready * wait_s < num_back * (lost_s - wait_s):
-                best_s = at_s + LATENESS_S
-        return best_s - now_s
+                return at_s + LATENESS_S - now_s
+        return 0.0
 
     def peer_wait_s(self, ended_s: float) -> float:
         if not self._waits or self._fixed_s is None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Opened, Refuse, Release, Start, Truncate
+from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
 from paceline.errors import (
     Aborted,
@@ -40,6 +41,8 @@ class Session:
         self._counts = counts
         self._on_close = on_close
         self._states: dict[int, SequenceState] = {}
+        # The sequences with a job, in the order in which they got it.
+        self.running: dict[SequenceState, Job] = {}
         self._last_id = -1
         self.answers: list[Answer] = []
         self.is_closed = False
@@ -78,7 +81,7 @@ class Session:
         self.answers.append(Answer(state.job_command_id, state.job.result))
         if state.usage is not None:
             state.usage.count(state.job)
-        state.end_job()
+        self._end_job(state)
         state.return_time.leave(state.idle_since_s)
         self._advance(state)
 
@@ -88,7 +91,7 @@ class Session:
         state.sequence.truncate(min(state.job.start, state.sequence.length))
         if state.usage is not None:
             state.usage.failure = error
-        state.end_job()
+        self._end_job(state)
         self._fail_id(state.job_command_id, error, state)
         self._advance(state)
 
@@ -193,15 +196,16 @@ class Session:
 
     def _start(self, command: Start, state: SequenceState) -> None:
         sequence = state.sequence
-        if command.position != sequence.length:
-            raise PositionMismatch(f"position is {command.position}, but the cache holds {sequence.length} tokens")
-        length = sequence.length + len(command.tail) + command.num_more
+        begin = sequence.length
+        if command.position != begin:
+            raise PositionMismatch(f"position is {command.position}, but the cache holds {begin} tokens")
+        length = begin + len(command.tail) + command.num_more
         if length > self._max_model_len:
             raise OutOfRange(f"the sequence would hold {length} tokens; the model's maximum is {self._max_model_len}")
         # The cache holds only tokens of the context here: rejected drafts were truncated.
-        sequence.commit(sequence.length)
+        sequence.commit(begin)
         num_cached = 0
-        if sequence.length == 0:
+        if begin == 0:
             num_cached = sequence.match_prefix(command.tail[: command.num_reusable])
             self._counts.queried_tokens += len(command.tail)
             self._counts.hit_tokens += num_cached
@@ -210,18 +214,23 @@ class Session:
         except ResourceExhausted:
             sequence.truncate(command.position)
             raise
-        state.job = command.make_job(sequence, command.tail[num_cached:])
-        state.job.start = command.position
-        state.job.num_cached_tokens = num_cached
-        state.job.arrived_s = command.arrived_s
+        job = command.make_job(sequence, command.tail[num_cached:])
+        job.start = command.position
+        job.num_cached_tokens = num_cached
+        job.arrived_s = command.arrived_s
+        state.job = self.running[state] = job
         state.job_command_id = command.command_id
         state.return_time.arrive(command.arrived_s)
+
+    def _end_job(self, state: SequenceState) -> None:
+        del self.running[state]
+        state.end_job()
 
     def _drop_work(self, state: SequenceState, why: str) -> None:
         """Cancels the queued commands and the job. The cache keeps the tokens already fed."""
         if state.job is not None:
             self._fail_id(state.job_command_id, Cancelled(why), state, poison=False)
-            state.end_job()
+            self._end_job(state)
             # Gives back the blocks that were reserved for tokens not fed.
             state.sequence.truncate(state.sequence.length)
         if state.fork is not None:
@@ -246,6 +255,7 @@ class Session:
             # Lets the conversation's next request find these blocks. With a running job some tokens may be drafts.
             state.sequence.commit(state.sequence.length)
         self._drop_work(state, "dropped by a Release")
+        state.return_time.end()
         state.sequence.truncate(0)
         self._pool.release(state.sequence.blocks)
         state.sequence.blocks.clear()

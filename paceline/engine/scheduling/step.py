@@ -34,7 +34,13 @@ class StepRunner(Protocol):
 
 
 def share_budget(jobs: Sequence[Job], budget: int, step: int) -> list[tuple[Job, int]]:
-    """Returns how many tokens each job feeds, if any. Equal jobs rotate with `step`, the step's number."""
+    """Returns how many tokens each job feeds, if any, in the order of `jobs`.
+
+    Equal jobs rotate with `step`, the step's number.
+    """
+    wanted = [(job, len(job.pending)) for job in jobs]
+    if sum([num_tokens for _, num_tokens in wanted]) <= budget:
+        return [(job, num_tokens) for job, num_tokens in wanted if num_tokens > 0]
     first = step % len(jobs)
     shortest_first = sorted([*jobs[first:], *jobs[:first]], key=lambda job: len(job.pending))
     in_rounds = sum(len(job.pending) for job in jobs if len(job.pending) <= ROUND_TOKENS)
@@ -46,7 +52,7 @@ def share_budget(jobs: Sequence[Job], budget: int, step: int) -> list[tuple[Job,
             taken = min(len(job.pending) - shares[job], num_tokens)
             shares[job] += taken
             num_tokens -= taken
-    return [(job, num_tokens) for job, num_tokens in shares.items() if num_tokens > 0]
+    return [(job, shares[job]) for job in jobs if shares[job] > 0]
 
 
 log = logging.getLogger(__name__)

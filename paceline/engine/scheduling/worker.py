@@ -21,6 +21,7 @@ from paceline.engine.scheduling.batching_policy import BatchingPolicy
 from paceline.engine.scheduling.commands import Answer, Command
 from paceline.engine.scheduling.compute_lock import ComputeLock, Lease
 from paceline.engine.scheduling.eviction import reserve
+from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, WorkerCounts
 from paceline.engine.scheduling.session import Session
 from paceline.engine.scheduling.step import StepRunner, run_step, share_budget
@@ -131,27 +132,27 @@ class Worker:
     @property
     def is_busy(self) -> bool:
         """Whether any job is running. Read it through `call`."""
-        return any(state.job is not None for session in self._sessions for state in session.states)
+        return any(session.running for session in self._sessions)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the pool and the sequences disagree. Call it through `call`."""
         self._pool.check_integrity(state.sequence.blocks for session in self._sessions for state in session.states)
 
     def _run(self) -> None:
-        while self._take_inbox(wait_s=0.0 if self._active() else None):
-            if self._active():
+        while self._take_inbox(wait_s=0.0 if self.is_busy else None):
+            if self.is_busy:
                 if not self._wait_for_batch():
                     return
                 with self._compute_lock.lease() as lease:
                     if not self._compute_under(lease):
                         return
             self._deliver()
-            if self._checks_integrity and not self._active():
+            if self._checks_integrity and not self.is_busy:
                 self.check_integrity()
                 self.counts.integrity_checks += 1
 
-    def _active(self) -> list[tuple[Session, SequenceState]]:
-        return [(session, state) for session in self._sessions for state in session.states if state.job is not None]
+    def _jobs(self) -> list[Job]:
+        return [job for session in self._sessions for job in session.running.values()]
 
     def _take_inbox(self, wait_s: float | None) -> bool:
         """Waits up to `wait_s` for the first item (None: forever). False means stop."""
@@ -168,13 +169,11 @@ class Worker:
     def _wait_for_batch(self) -> bool:
         """False means stop."""
         ready_s = time.perf_counter()
-        while active := self._active():
-            return_times = [
-                state.return_time for session in self._sessions for state in session.states if state.job is None
-            ]
-            num_pending = sum(len(state.job.pending) for _, state in active if state.job is not None)
-            num_tokens = min(num_pending, self._max_num_batched_tokens)
-            wait_s = self._batching_policy.wait_s(ready_s, len(active), num_tokens, return_times)
+        # No sequence leaves before the next step, and those that come back say so themselves.
+        return_times = [state.return_time for session in self._sessions for state in session.states]
+        while jobs := self._jobs():
+            num_tokens = min(sum([len(job.pending) for job in jobs]), self._max_num_batched_tokens)
+            wait_s = self._batching_policy.wait_s(ready_s, len(jobs), num_tokens, return_times)
             if wait_s == 0:
                 break
             if not self._take_inbox(wait_s):
@@ -192,7 +191,7 @@ class Worker:
             lease.num_handed_over += self._step()
             # Deliver before the lease ends, so that the peer soon has the work that follows from these answers.
             self._deliver()
-            if lease.is_over or not self._active():
+            if lease.is_over or not self.is_busy:
                 return True
 
     def _wait_for_peer_work(self, lease: Lease) -> bool:
@@ -200,8 +199,7 @@ class Worker:
         if (before := lease.before) is None:
             return True
         while (wait_s := self._batching_policy.peer_wait_s(before.ended_s)) > 0:
-            jobs = [state.job for _, state in self._active()]
-            if sum(job is not None and job.arrived_s >= before.started_s for job in jobs) >= before.num_handed_over:
+            if sum(job.arrived_s >= before.started_s for job in self._jobs()) >= before.num_handed_over:
                 break
             if not self._take_inbox(wait_s):
                 return False
@@ -209,11 +207,13 @@ class Worker:
 
     def _step(self) -> int:
         """Returns the number of finished jobs that the peer continues."""
-        owners = {state.job: (session, state) for session, state in self._active() if state.job is not None}
+        owners = {job: (session, state) for session in self._sessions for state, job in session.running.items()}
         if not owners:
             return 0
         started_s = time.perf_counter()
-        shares = share_budget(list(owners), self._max_num_batched_tokens, self.num_steps)
+        # In the same order in each step: what a runner keeps of a row's sequence stays valid.
+        jobs = sorted(owners, key=lambda job: owners[job][1].opened_order)
+        shares = share_budget(jobs, self._max_num_batched_tokens, self.num_steps)
         self._step_began_s = time.monotonic()
         failed = run_step(self._runner, shares)
         self._step_began_s = None
@@ -223,10 +223,9 @@ class Worker:
         self._batching_policy.count_step(duration_s, num_tokens)
         if self._on_step is not None:
             self._on_step(duration_s, len(shares), num_tokens, len(failed))
-        for job, _ in shares:
-            job.count_step(duration_s)
         num_handed_over = 0
         for job, _ in shares:
+            job.count_step(duration_s)
             session, state = owners[job]
             if (error := failed.get(job)) is not None:
                 session.fail_job(state, error)
@@ -236,6 +235,8 @@ class Worker:
         return num_handed_over
 
     def _reserve_blocks(self, state: SequenceState, length: int) -> None:
+        if state.sequence.missing_blocks(length) == 0:
+            return
         everyone = (other for session in self._sessions for other in session.states)
         self.counts.evicted_sequences += reserve(self._pool, state, length, everyone)
 
