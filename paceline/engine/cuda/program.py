@@ -62,8 +62,8 @@ class Program:
     ) -> None:
         """Copies a batch.
 
-        For each wanted row: its spec (None if that can't be encoded), its sequence's index, and the specs of the next
-        steps.
+        For each wanted row: its spec (None if that can't be encoded); if there are next steps, also its sequence's
+        index, and their specs.
         """
         [supports], vocab_size = self._supports.on_host, self._model.config.vocab_size
         self.staging.write(batch)

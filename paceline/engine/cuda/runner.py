@@ -82,6 +82,9 @@ def _gather(shares: list[tuple[Job, int]]) -> tuple[list[_Share], list[SampleSpe
 
 
 def _fill(program: Program, batch: Batch, codable: Seq[SampleSpec | None], asked: Seq[_Share]) -> None:
+    if program.num_ahead == 0:
+        program.fill(batch, codable, [], [])
+        return
     owners: list[int] = []
     ahead: list[Seq[SampleSpec]] = [()] * len(codable)
     for index, share in enumerate(asked):
