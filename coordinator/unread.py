@@ -5,8 +5,9 @@ Messages are buffered as encoded bytes, which take far less memory than objects.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from paceline.errors import ResourceExhausted
 
@@ -21,49 +22,50 @@ class UnreadAnswers:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._calls: set[UnreadAnswer[object]] = set()
+        self.calls: set[UnreadAnswer[Any]] = set()
 
     @property
     def max_call_bytes(self) -> int:
         return self.max_bytes // CALL_FRACTION
 
-    def count(self, answer: "UnreadAnswer[object]", num_bytes: int) -> None:
+    def check(self, answer: "UnreadAnswer[Any]") -> None:
         """Refuses the call with the largest buffer if the total exceeds its bound."""
-        self.num_bytes += num_bytes
-        if answer.num_bytes:
-            self._calls.add(answer)
-        else:
-            self._calls.discard(answer)
         if answer.num_bytes > self.max_call_bytes:
             answer.refuse()
         elif self.num_bytes > self.max_bytes:
-            max(self._calls, key=lambda each: each.num_bytes).refuse()
+            max(self.calls, key=lambda each: each.num_bytes).refuse()
 
 
 class UnreadAnswer(Generic[T]):
-    """One call's queue of messages."""
+    """One call's queue of messages, for one reader."""
 
     def __init__(self, answers: UnreadAnswers, on_refused: Callable[[], object]) -> None:
         """`on_refused` ends the writers: `get` may not be called for long."""
         self._answers = answers
         self._on_refused = on_refused
         self._failure: ResourceExhausted | None = None
-        # None wakes the reader after a refusal.
-        self._waiting: asyncio.Queue[tuple[T, bytes | None] | None] = asyncio.Queue()
+        # Not an `asyncio.Queue`: it takes several times as long, for every message.
+        self._waiting: deque[tuple[T, bytes | None]] = deque()
+        self._reader: asyncio.Future[None] | None = None
         self.num_bytes = 0
+        answers.calls.add(self)
 
     def put(self, writer: T, message: bytes | None) -> None:
-        """`message`: None when the writer is done. Does nothing after a refusal."""
-        if self._failure is None:
-            self._waiting.put_nowait((writer, message))
+        """`message`: None when the writer is done. Does nothing after a refusal or `close`."""
+        if self in self._answers.calls:
+            self._waiting.append((writer, message))
             self._count(_buffered_bytes(message))
+            self._answers.check(self)
+            self._wake()
 
     async def get(self) -> tuple[T, bytes | None]:
         """Raises ResourceExhausted after a refusal."""
-        part = await self._waiting.get()
-        if part is None:
-            assert self._failure is not None
-            raise self._failure
+        while not self._waiting:
+            if self._failure is not None:
+                raise self._failure
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        part = self._waiting.popleft()
         self._count(-_buffered_bytes(part[1]))
         return part
 
@@ -73,17 +75,21 @@ class UnreadAnswer(Generic[T]):
             f"call, and {self._answers.max_bytes} for all calls"
         )
         self.close()
-        self._waiting.put_nowait(None)
+        self._wake()
         self._on_refused()
 
     def close(self) -> None:
-        while not self._waiting.empty():
-            self._waiting.get_nowait()
+        self._waiting.clear()
         self._count(-self.num_bytes)
+        self._answers.calls.discard(self)
 
     def _count(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
-        self._answers.count(self, num_bytes)  # type: ignore[arg-type]
+        self._answers.num_bytes += num_bytes
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 def _buffered_bytes(message: bytes | None) -> int:
