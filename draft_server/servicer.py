@@ -17,6 +17,8 @@ from paceline.serving.servicer import ModelServicer
 from paceline.speculation import MAX_DRAFT_TOKENS
 from paceline.v1 import draft_pb2
 
+ALLOWED_NUM_DRAFT_TOKENS = f"in [1, {MAX_DRAFT_TOKENS}]"
+
 
 class DraftServicer(ModelServicer):
     response_class = draft_pb2.DraftResponse
@@ -30,14 +32,14 @@ class DraftServicer(ModelServicer):
         propose = command.propose
         tail, wanted = list(propose.tail_tokens), propose.num_draft_tokens
         require(len(tail) >= 1, "tail_tokens", "empty", "at least one token")
-        require(1 <= wanted <= MAX_DRAFT_TOKENS, "num_draft_tokens", wanted, f"in [1, {MAX_DRAFT_TOKENS}]")
+        require(1 <= wanted <= MAX_DRAFT_TOKENS, "num_draft_tokens", wanted, ALLOWED_NUM_DRAFT_TOKENS)
         self.check_tokens("tail_tokens", tail)
         require_at_most(MAX_DRAFT_TOKENS, len(propose.guess_tokens), "guess_tokens", "tokens")
         guess = list(propose.guess_tokens)
         self.check_tokens("guess_tokens", guess)
-        draft_mode, rule, ema = draft_mode_from_message(propose), None, propose.entropy_stop.entropy_ema
+        draft_mode, rule, ema = draft_mode_from_message(propose), None, 0.0
         if propose.HasField("entropy_stop"):
-            rule = entropy_rule_from_message(propose.entropy_stop.rule)
+            rule, ema = entropy_rule_from_message(propose.entropy_stop.rule), propose.entropy_stop.entropy_ema
             require(0 <= ema <= 1, "entropy_stop.entropy_ema", ema, "in [0, 1]")
         least_confidence = propose.least_confidence
         require(0 <= least_confidence <= 1, "least_confidence", least_confidence, "in [0, 1]")
@@ -68,10 +70,12 @@ class DraftServicer(ModelServicer):
             proposal.support_token_ids.extend(np.concatenate(result.supports).tolist())
             proposal.support_sizes.extend(len(support) for support in result.supports)
             proposal.support_probs = floats_to_bytes(np.concatenate(result.support_probs))
-        proposal.entropies = floats_to_bytes(np.array(result.entropies))
-        proposal.entropy_emas = floats_to_bytes(np.array(result.entropy_emas))
+        if result.entropies:
+            proposal.entropies = floats_to_bytes(np.array(result.entropies))
+            proposal.entropy_emas = floats_to_bytes(np.array(result.entropy_emas))
+        if result.confidences:
+            proposal.confidences = floats_to_bytes(np.array(result.confidences))
         proposal.num_fed_drafts = result.num_fed_drafts
-        proposal.confidences = floats_to_bytes(np.array(result.confidences))
         proposal.cached_tokens = result.cached_tokens
         proposal.queued_us = result.queued_us
         proposal.computed_us = result.computed_us

@@ -11,7 +11,9 @@ def require(ok: bool, name: str, value: object, allowed: str, reason: str = INVA
 
 
 def require_at_most(most: int, count: int, name: str, unit: str, reason: str = INVALID_FIELD) -> None:
-    require(count <= most, name, f"{count} {unit}", f"at most {most} {unit}", reason)
+    # The texts are made only for an error: this runs several times for every command.
+    if count > most:
+        raise InvalidArgument.of_value(name, f"{count} {unit}", f"at most {most} {unit}", reason)
 
 
 def require_type(params: object, kind: type, allowed: str, *names: str) -> None:

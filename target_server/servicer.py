@@ -40,7 +40,8 @@ class TargetServicer(ModelServicer):
         tail, drafts = list(verify.tail_tokens), list(verify.draft_tokens)
         require(len(tail) >= 1, "tail_tokens", "empty", "at least one token")
         self.check_tokens("tail_tokens", tail)
-        self.check_tokens("draft_tokens", drafts)
+        if drafts:
+            self.check_tokens("draft_tokens", drafts)
         rule = rule_from_message(verify)
         spec = VerifySpec(
             drafts=drafts,
@@ -64,11 +65,11 @@ class TargetServicer(ModelServicer):
 
     def split_result(self, result: VerifyResult) -> Iterable[VerifyResult | PromptPart]:
         """Splits long prompts' log-probabilities into messages."""
-        scored, first = result.prompt_logprobs, 0
-        while len(scored) - first > SPLIT_POSITIONS:
-            yield PromptPart(scored[first : first + SPLIT_POSITIONS])
-            first += SPLIT_POSITIONS
-        yield replace(result, prompt_logprobs=scored[first:]) if first else result
+        scored = result.prompt_logprobs
+        if len(scored) <= SPLIT_POSITIONS:
+            return (result,)
+        parts = [scored[first : first + SPLIT_POSITIONS] for first in range(0, len(scored), SPLIT_POSITIONS)]
+        return *map(PromptPart, parts[:-1]), replace(result, prompt_logprobs=parts[-1])
 
     def fill_answer(self, message: Any, result: VerifyResult | PromptPart) -> None:
         if isinstance(result, PromptPart):
@@ -84,9 +85,12 @@ class TargetServicer(ModelServicer):
                 np.array([complement.mass for complement in result.complements]), "<f8"
             )
             verdict.outside_tokens.extend(complement.token for complement in result.complements)
-        verdict.lenient_accepts.extend(result.lenient_accepts)
-        _fill_logprobs(verdict.logprobs, result.logprobs)
-        _fill_logprobs(verdict.prompt_logprobs, result.prompt_logprobs)
+        if result.lenient_accepts:
+            verdict.lenient_accepts.extend(result.lenient_accepts)
+        if result.logprobs:
+            _fill_logprobs(verdict.logprobs, result.logprobs)
+        if result.prompt_logprobs:
+            _fill_logprobs(verdict.prompt_logprobs, result.prompt_logprobs)
         verdict.cached_tokens = result.cached_tokens
         verdict.queued_us = result.queued_us
         verdict.computed_us = result.computed_us
@@ -127,7 +131,6 @@ def _num_logprobs(verify: Any, name: str) -> int | None:
 
 
 def _fill_logprobs(message: Any, row_logprobs: list[RowLogprobs]) -> None:
-    if row_logprobs:
-        message.chosen = floats_to_bytes(np.concatenate([each.chosen for each in row_logprobs]))
-        message.top_token_ids.extend(np.concatenate([each.top_ids for each in row_logprobs]).tolist())
-        message.top = floats_to_bytes(np.concatenate([each.top for each in row_logprobs]))
+    message.chosen = floats_to_bytes(np.concatenate([each.chosen for each in row_logprobs]))
+    message.top_token_ids.extend(np.concatenate([each.top_ids for each in row_logprobs]).tolist())
+    message.top = floats_to_bytes(np.concatenate([each.top for each in row_logprobs]))

@@ -143,12 +143,10 @@ def floats_to_bytes(values: NDArray[np.floating[Any]], dtype: str = "<f4") -> by
 
 def floats_from_bytes(data: bytes, name: str, count: int, dtype: str = "<f4") -> NDArray[Any]:
     """Raises InvalidArgument if there are not `count` floats."""
-    values = np.frombuffer(data, dtype=dtype) if len(data) == count * np.dtype(dtype).itemsize else None
-    if values is None:
-        raise InvalidArgument.of_value(
-            name, f"{len(data)} bytes", f"{count} values of {np.dtype(dtype).itemsize} bytes"
-        )
-    return values
+    itemsize = int(dtype[-1])
+    if len(data) != count * itemsize:
+        raise InvalidArgument.of_value(name, f"{len(data)} bytes", f"{count} values of {itemsize} bytes")
+    return np.frombuffer(data, dtype=dtype)
 
 
 def _required_enum(message: Any, name: str, known: dict[Any, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import secrets
 import time
@@ -62,7 +61,7 @@ class ModelServicer(ABC):
 
     def split_result(self, result: Any) -> Iterable[Any]:
         """Splits a job's result into messages, the answer last. By default it is one."""
-        yield result
+        return (result,)
 
     async def Session(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         outbox: asyncio.Queue[tuple[list[Answer], int] | None] = asyncio.Queue()
@@ -146,7 +145,9 @@ class ModelServicer(ABC):
     def check_tokens(self, name: str, tokens: Iterable[int]) -> None:
         vocab_size = self._engine.model.vocab_size
         worst = max(tokens, default=0)
-        require(worst < vocab_size, name, worst, f"token ids in [0, {vocab_size})")
+        # The text is made only for an error: this runs for every command.
+        if worst >= vocab_size:
+            raise InvalidArgument.of_value(name, worst, f"token ids in [0, {vocab_size})")
 
     def _find_session(self, session_id: str) -> EngineSession:
         if session_id not in self._sessions:
@@ -208,30 +209,29 @@ class ModelServicer(ABC):
     def _responses(self, answers: list[Answer], steps: int) -> Iterable[Any]:
         response = self.response_class(engine_steps=steps)
         size = 0
-        for answer in itertools.chain.from_iterable(map(self._parts, answers)):
-            message = response.answers.add()
-            self._fill(message, answer)
-            size += message.ByteSize()
-            if size > SPLIT_BYTES:
-                yield response
-                response, size = self.response_class(engine_steps=steps), 0
+        for answer in answers:
+            for part in self._parts(answer.result):
+                message = response.answers.add()
+                message.command_id = answer.command_id
+                self._fill(message, part, answer.cache_length)
+                size += message.ByteSize()
+                if size > SPLIT_BYTES:
+                    yield response
+                    response, size = self.response_class(engine_steps=steps), 0
         yield response
 
-    def _parts(self, answer: Answer) -> Iterable[Answer]:
-        if isinstance(answer.result, PacelineError | Opened):
-            return (answer,)
-        return (Answer(answer.command_id, part) for part in self.split_result(answer.result))
+    def _parts(self, result: Any) -> Iterable[Any]:
+        return (result,) if isinstance(result, PacelineError | Opened) else self.split_result(result)
 
-    def _fill(self, message: Any, answer: Answer) -> None:
-        message.command_id = answer.command_id
-        if isinstance(answer.result, PacelineError):
-            message.failure.status.CopyFrom(status_of(answer.result))
-            if answer.cache_length is not None:
-                message.failure.cache_length = answer.cache_length
-        elif isinstance(answer.result, Opened):
+    def _fill(self, message: Any, part: Any, cache_length: int | None) -> None:
+        if isinstance(part, PacelineError):
+            message.failure.status.CopyFrom(status_of(part))
+            if cache_length is not None:
+                message.failure.cache_length = cache_length
+        elif isinstance(part, Opened):
             message.opened.SetInParent()
         else:
-            self.fill_answer(message, answer.result)
+            self.fill_answer(message, part)
 
 
 def _log_opened(sequence_id: int, options: SequenceOptions) -> None:
