@@ -150,6 +150,10 @@ def load_factory(name: DrafterName) -> Factory:
     return factory
 
 
+# Of a new case in `Rates`: beyond it all are divided by it.
+MAX_CASE_WEIGHT = 100.0
+
+
 class Rates:
     """Success rates by kind; recent cases count more."""
 
@@ -167,21 +171,32 @@ class Rates:
         # Per new case.
         self._decay = decay
         self._parent = parent
-        # Kind -> weights of its cases and successes.
+        # Kind -> weights of its cases and successes, where a new case weighs `_weight`.
         self._seen: dict[Hashable, tuple[float, float]] = {}
+        # It grows when the others are forgotten, which takes no pass over them.
+        self._weight = 1.0
 
     def __getitem__(self, kind: Hashable) -> float:
-        cases, successes = self._seen.get(kind, (0.0, 0.0))
-        return (self._prior_weight * self._prior(kind) + successes) / (self._prior_weight + cases)
+        seen = self._seen.get(kind)
+        if seen is None:
+            return self._prior(kind)
+        cases, successes = seen
+        weight = self._prior_weight * self._weight
+        return (weight * self._prior(kind) + successes) / (weight + cases)
 
     def learn(self, kind: Hashable, is_success: bool) -> None:
         cases, successes = self._seen.get(kind, (0.0, 0.0))
-        self._seen[kind] = self._decay * cases + 1, self._decay * successes + is_success
+        self._seen[kind] = self._decay * cases + self._weight, self._decay * successes + self._weight * is_success
         if self._parent is not None:
             self._parent.learn(kind, is_success)
 
     def forget(self, factor: float) -> None:
         """Multiplies the weight of all cases by `factor`."""
-        self._seen = {kind: (factor * cases, factor * right) for kind, (cases, right) in self._seen.items()}
+        self._weight /= factor
+        if self._weight > MAX_CASE_WEIGHT:
+            self._seen = {
+                kind: (cases / self._weight, right / self._weight) for kind, (cases, right) in self._seen.items()
+            }
+            self._weight = 1.0
         if self._parent is not None:
             self._parent.forget(factor)

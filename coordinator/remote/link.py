@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import grpc.aio
@@ -121,13 +122,19 @@ class ForwardTimes:
 
     def __init__(self, points: Sequence[tuple[int, float]] = ()) -> None:
         """`points`: (tokens, seconds), in order. Without two, every forward takes a millisecond, before any correction."""
-        self._points = list(points) if len(points) > 1 else [(0, 1e-3), (1, 1e-3)]
+        if len(points) < 2:
+            points = [(0, 1e-3), (1, 1e-3)]
+        # Prepared, for a round's plan asks dozens of times: where each part but the first begins, and of each part its
+        # beginning, seconds there, and slope.
+        self._sizes = [size for size, _ in points[1:-1]]
+        self._parts = [
+            (size, seconds, (next_seconds - seconds) / (next_size - size))
+            for (size, seconds), (next_size, next_seconds) in pairwise(points)
+        ]
 
     def __call__(self, num_tokens: float) -> float:
-        right = min(max(1, bisect_left(self._points, (num_tokens, 0.0))), len(self._points) - 1)
-        (size, seconds), (next_size, next_seconds) = self._points[right - 1 : right + 1]
-        slope = (next_seconds - seconds) / (next_size - size)
-        return seconds + slope * max(0.0, num_tokens - size)
+        size, seconds, slope = self._parts[bisect_left(self._sizes, num_tokens)]
+        return seconds + slope * (num_tokens - size) if num_tokens > size else seconds
 
 
 UNKNOWN_TIMES = ForwardTimes()
