@@ -63,51 +63,50 @@ class CacheError(PacelineError):
         self.cache_length = cache_length
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting(Generic[Answer]):
-    answer: asyncio.Future[Answer]
-    # Called with parts that precede the answer; None if none may.
-    on_part: OnPart | None
-
-
 class Pending(Generic[Answer]):
     """Unanswered commands by id."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Waiting[Answer]] = {}
+        # Where the answer goes, and what is called with parts that precede it; None if none may.
+        self._waiting: dict[int, tuple[asyncio.Future[Answer], OnPart | None]] = {}
 
-    async def wait(self, command_id: int, on_part: OnPart | None) -> Answer:
-        """Raises the server's error; CacheError if it reports the cache's length."""
+    def expect(self, command_id: int, on_part: OnPart | None) -> asyncio.Future[Answer]:
+        """Returns what will hold the answer, or the server's error: CacheError if it reports the cache's length."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[command_id] = Waiting(future, on_part)
-        try:
-            return await future
-        finally:
-            self._waiting.pop(command_id, None)
+        # Until the answer, even if nobody waits any more: servers answer cancelled commands too.
+        self._waiting[command_id] = future, on_part
+        return future
 
     def on_answer(self, answer: target_pb2.TargetAnswer | draft_pb2.DraftAnswer) -> None:
         """Raises Unavailable for a protocol violation."""
-        waiting = self._waiting.get(answer.command_id)
-        if waiting is None or waiting.answer.done():
+        future, on_part = self._waiting.get(answer.command_id, (None, None))
+        if future is None:
             # A failed Truncate also fails its sequence's next command.
+            return
+        if future.done():
+            # Nobody waits any more.
+            del self._waiting[answer.command_id]
             return
         kind = answer.WhichOneof("answer")
         if kind is None:
             raise Unavailable("the server sent an answer of unknown kind")
-        if kind == "opened" or (kind == PART and waiting.on_part is None):
+        if kind == "opened" or (kind == PART and on_part is None):
             raise Unavailable(f"the server sent {kind!r} in answer to another command")
+        if kind == PART:
+            assert on_part is not None
+            on_part(getattr(answer, kind))
+            return
+        del self._waiting[answer.command_id]
         if kind == "failure":
-            waiting.answer.set_exception(_error_of(answer.failure))
-        elif kind == PART:
-            assert waiting.on_part is not None
-            waiting.on_part(getattr(answer, kind))
+            future.set_exception(_error_of(answer.failure))
         else:
-            waiting.answer.set_result(getattr(answer, kind))
+            future.set_result(getattr(answer, kind))
 
     def fail(self, text: str) -> None:
-        for waiting in self._waiting.values():
-            if not waiting.answer.done():
-                waiting.answer.set_exception(Unavailable(text))
+        for future, _ in self._waiting.values():
+            if not future.done():
+                future.set_exception(Unavailable(text))
+        self._waiting.clear()
 
 
 def _error_of(failure: model_pb2.Failure) -> PacelineError:
@@ -168,8 +167,9 @@ class Link(Generic[Command, Answer]):
         self._next_id = 0
         self._next_sequence_id = 0
         self._pending = Pending[Answer]()
-        # Messages to write next, and the size of the newest.
+        # Messages to write next; of the newest its commands and its size.
         self._unsent: list[target_pb2.TargetRequest | draft_pb2.DraftRequest] = []
+        self._newest: Any = ()
         self._newest_bytes = 0
         self._has_unsent = asyncio.Event()
         # `time.monotonic` of the last message, and of the last changes of `is_up`.
@@ -231,15 +231,15 @@ class Link(Generic[Command, Answer]):
         """Returns the command's id. Drops it if the link is down: its sequence is lost. Raises OutOfRange if too large."""
         self._next_id += 1
         if self.is_up:
-            if not self._unsent or self._newest_bytes > SPLIT_BYTES or len(self._unsent[-1].commands) >= MAX_COMMANDS:
-                self._unsent.append(self.kind.request_class())
-                self._newest_bytes = 0
+            if not self._unsent or self._newest_bytes > SPLIT_BYTES or len(self._newest) >= MAX_COMMANDS:
+                request = self.kind.request_class()
+                self._unsent.append(request)
+                self._newest, self._newest_bytes = request.commands, 0
             # Filled in place to avoid a copy.
-            commands = self._unsent[-1].commands
-            command: Any = commands.add(command_id=self._next_id, sequence_id=sequence_id)
+            command = self._newest.add(command_id=self._next_id, sequence_id=sequence_id)
             fill(command)
             if (size := command.ByteSize()) > MAX_COMMAND_BYTES:
-                del commands[-1]
+                del self._newest[-1]
                 raise OutOfRange(
                     f"the command has {size} bytes; the {self.kind.name} server accepts at most {MAX_COMMAND_BYTES}"
                 )
@@ -247,14 +247,17 @@ class Link(Generic[Command, Answer]):
             self._has_unsent.set()
         return self._next_id
 
-    async def request(self, sequence_id: int, fill: Callable[[Command], None], on_part: OnPart | None = None) -> Answer:
-        """Sends a command and returns its answer. Parts that precede the answer go to `on_part`.
+    def request(
+        self, sequence_id: int, fill: Callable[[Command], None], on_part: OnPart | None = None
+    ) -> asyncio.Future[Answer]:
+        """Sends a command and returns its answer to come. Parts that precede the answer go to `on_part`.
 
-        Raises what `Pending.wait` and `send` raise, and Unavailable if the link breaks.
+        Raises what `send` raises, and Unavailable if the link is down. The answer may be the server's error, or Unavailable
+        if the link breaks.
         """
         if not self.is_up:
             raise Unavailable(f"the {self.kind.name} server at {self.address} is not available: {self._last_error}")
-        return await self._pending.wait(self.send(sequence_id, fill), on_part)
+        return self._pending.expect(self.send(sequence_id, fill), on_part)
 
     async def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S

@@ -69,7 +69,8 @@ class RemoteSequence(Generic[Command, Answer]):
         """
         for _ in range(MAX_CORRECTIONS):
             self._ensure_open()
-            position, tail = self.length, tokens[self.length :]
+            position = self._length if self._is_open else 0
+            tail = tokens[position:]
             try:
                 filled = partial(fill, position=position, tail=tail)
                 answer = await self.link.request(self._sequence_id, filled, on_part)
@@ -137,7 +138,8 @@ async def retry_until(link: TargetLink, timeout_s: float, attempt: Callable[[], 
     deadline_s = time.monotonic() + timeout_s - link.away_s
     pause_s = FIRST_PAUSE_S
     while True:
-        await link.wait_up(max(LAST_ATTEMPT_S, deadline_s - time.monotonic()))
+        if not link.is_up:
+            await link.wait_up(max(LAST_ATTEMPT_S, deadline_s - time.monotonic()))
         try:
             return await attempt()
         except (Unavailable, ResourceExhausted):

@@ -11,7 +11,7 @@ from coordinator.remote.link import TargetLink
 from coordinator.remote.sequence import RemoteSequence, retry_until
 from coordinator.reports import VerifyReport
 from paceline.checks import require
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, InvalidArgument
 from paceline.results import TokenLogprobs
 from paceline.rpc.messages import floats_from_bytes, rule_to_message
 from paceline.speculation import Rule
@@ -42,12 +42,13 @@ class RemoteTarget:
             verify = command.verify
             verify.position = position
             verify.tail_tokens.extend(tail)
-            verify.draft_tokens.extend(proposal.tokens)
+            if proposal.tokens:
+                verify.draft_tokens.extend(proposal.tokens)
             verify.rule = rule_to_message(rule)
             if proposal.supports:
                 verify.support_token_ids.extend(np.concatenate(proposal.supports).tolist())
                 verify.support_sizes.extend(len(support) for support in proposal.supports)
-            if self._sampling.is_greedy and self._lenience < 1:
+            if self._lenience < 1 and self._sampling.is_greedy:
                 verify.lenience = self._lenience
             if self._sampling.logprobs is not None:
                 verify.logprobs = self._sampling.logprobs
@@ -97,7 +98,8 @@ def verdict_from_answer(answer: target_pb2.Verdict, proposal: Proposal, rule: Ru
     if rule is Rule.MATCH or num_drafts == 0:
         _require_count("tokens", tokens, num_drafts + 1)
         accepts = list(answer.lenient_accepts)
-        _require_count("lenient_accepts", accepts, num_drafts if accepts else 0)
+        if accepts:
+            _require_count("lenient_accepts", accepts, num_drafts)
         return Verdict(tokens, lenient_accepts=accepts, rule=rule, lenience=lenience, report=report)
     _require_count("tokens", tokens, 1)
     _require_count("outside_tokens", answer.outside_tokens, num_drafts)
@@ -116,7 +118,9 @@ def verdict_from_answer(answer: target_pb2.Verdict, proposal: Proposal, rule: Ru
 
 
 def _require_count(name: str, values: Sequence[Any], count: int) -> None:
-    require(len(values) == count, name, f"{len(values)} values", f"{count} values")
+    # The texts are made only for an error: this runs in every round.
+    if len(values) != count:
+        raise InvalidArgument.of_value(name, f"{len(values)} values", f"{count} values")
 
 
 def _candidates(verdict: Verdict, proposal: Proposal, rule: Rule) -> list[list[int]]:
