@@ -1,12 +1,12 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from coordinator.acceptance import SyntheticAcceptance
 from coordinator.context import Context, Emission, Request
 from coordinator.stats import GenerationStats, Round
 from coordinator.tokenizer import Tokenizer
-from paceline.results import Finish, Piece, RoundTrace, TracedDraft
+from paceline.results import Finish, RoundTrace, TracedDraft
 from paceline.rpc.channel import SPLIT_POSITIONS
-from paceline.rpc.generation import piece_to_message
+from paceline.rpc.generation import encode_piece
 from paceline.speculation import Rule
 
 
@@ -23,28 +23,21 @@ class Choice:
         return self.stats.finish(self.context, synthetic_acceptance)
 
 
-def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAcceptance | None = None) -> Iterator[bytes]:
-    """Yields a round's message, after those with log-probabilities of a long prompt that do not fit in it."""
-    request, index = choice.context.request, choice.index
-    of_prompt, first = emission.prompt_logprobs, 0
-    while len(of_prompt) - first > SPLIT_POSITIONS:
-        part = Piece("", [], "", index=index, prompt_logprobs=of_prompt[first : first + SPLIT_POSITIONS])
-        yield piece_to_message(part, request.request_id).SerializeToString()
-        first += SPLIT_POSITIONS
-    piece = Piece(
-        text="".join(emission.pieces),
-        token_ids=emission.tokens,
-        origins="".join(emission.origins),
-        text_lengths=[len(text) for text in emission.pieces],
-        index=index,
-        logprobs=emission.logprobs,
-        prompt_logprobs=of_prompt[first:],
-        trace=emission.trace,
-        prompt_tokens=len(request.prompt),
-        cached_prompt_tokens=choice.stats.cached_prompt_tokens,
-        finish=choice.finish(None if synthetic is None else synthetic.chance) if emission.is_last else None,
-    )
-    yield piece_to_message(piece, request.request_id).SerializeToString()
+def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAcceptance | None = None) -> list[bytes]:
+    """Returns a round's message, after those with log-probabilities of a long prompt that do not fit in it."""
+    request, index, responses = choice.context.request, choice.index, []
+    of_prompt = emission.prompt_logprobs
+    while len(of_prompt) > SPLIT_POSITIONS:
+        responses.append(encode_piece(request.request_id, index, prompt_logprobs=of_prompt[:SPLIT_POSITIONS]))
+        of_prompt = of_prompt[SPLIT_POSITIONS:]
+    finish = choice.finish(None if synthetic is None else synthetic.chance) if emission.is_last else None
+    responses.append(
+        encode_piece(
+            request.request_id, index, emission.tokens, emission.origins, emission.pieces, emission.logprobs, of_prompt,
+            emission.trace, len(request.prompt), choice.stats.cached_prompt_tokens, finish,
+        )
+    )  # fmt: skip
+    return responses
 
 
 def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Callable[[int], bytes]) -> RoundTrace:
@@ -60,9 +53,9 @@ def trace_round(number: int, finished: Round, emission: Emission, bytes_of: Call
         draft_tokens=proposal.report.num_asked,
         proposed=_trace_drafts(finished, len(emission.tokens), lambda token: bytes_of(token).decode(errors="replace")),
         num_accepted=min(finished.outcome.num_accepted, len(emission.tokens)),
-        entropies=proposal.report.entropies,
-        smoothed_entropies=proposal.report.smoothed_entropies,
-        allowed_draft_tokens=proposal.report.allowed_draft_tokens,
+        entropies=list(proposal.report.entropies),
+        smoothed_entropies=list(proposal.report.smoothed_entropies),
+        allowed_draft_tokens=list(proposal.report.allowed_draft_tokens),
         draft_us=proposal.report.computed_us,
         target_us=verdict.report.computed_us,
         queued_us=queued_us,

@@ -220,22 +220,35 @@ def piece_from_message(response: generation_pb2.GenerateResponse) -> Piece:
     )
 
 
-def piece_to_message(piece: Piece, request_id: str) -> generation_pb2.GenerateResponse:
-    # A field that is None stays unset.
-    return generation_pb2.GenerateResponse(
-        request_id=request_id,
-        index=piece.index,
-        token_ids=piece.token_ids,
-        origins=[_ORIGINS[letter] for letter in piece.origins],
-        text=piece.text,
-        text_lengths=piece.text_lengths,
-        logprobs=map(_logprobs_to_message, piece.logprobs),
-        prompt_logprobs=map(_logprobs_to_message, piece.prompt_logprobs),
-        trace=generation_pb2.RoundTrace(**dataclasses.asdict(piece.trace)) if piece.trace is not None else None,
-        prompt_tokens=piece.prompt_tokens,
-        cached_prompt_tokens=piece.cached_prompt_tokens,
-        finish=_finish_to_message(piece.finish) if piece.finish is not None else None,
-    )
+def encode_piece(
+    request_id: str, index: int, tokens: Sequence[int] = (), origins: Sequence[str] = (), texts: Sequence[str] = (),
+    logprobs: Sequence[TokenLogprobs] = (), prompt_logprobs: Sequence[TokenLogprobs] = (),
+    trace: RoundTrace | None = None, prompt_tokens: int = 0, cached_prompt_tokens: int = 0, finish: Finish | None = None,
+) -> bytes:  # fmt: skip
+    """Encodes a piece from its parts: a `Piece` for every round would take as long again.
+
+    origins: letters. texts: what each token added to the text.
+    """
+    # Filled field by field: keyword arguments take twice as long.
+    message = generation_pb2.GenerateResponse()
+    message.request_id = request_id
+    message.index = index
+    message.token_ids.extend(tokens)
+    message.origins.extend([_ORIGINS[letter] for letter in origins])
+    message.text = "".join(texts)
+    message.text_lengths.extend([len(text) for text in texts])
+    message.prompt_tokens = prompt_tokens
+    message.cached_prompt_tokens = cached_prompt_tokens
+    # What most rounds lack.
+    if logprobs:
+        message.logprobs.extend(map(_logprobs_to_message, logprobs))
+    if prompt_logprobs:
+        message.prompt_logprobs.extend(map(_logprobs_to_message, prompt_logprobs))
+    if trace is not None:
+        message.trace.CopyFrom(generation_pb2.RoundTrace(**dataclasses.asdict(trace)))
+    if finish is not None:
+        message.finish.CopyFrom(_finish_to_message(finish))
+    return message.SerializeToString()
 
 
 def deployment_from_message(response: generation_pb2.DescribeResponse) -> Deployment:
