@@ -49,7 +49,8 @@ class Origin(enum.StrEnum):
     TARGET = "T"
 
 
-@dataclass(frozen=True, slots=True)
+# What every round makes is not frozen, for that takes three times as long.
+@dataclass(slots=True)
 class Proposal:
     """k draft tokens; supports only if they were sampled."""
 
@@ -66,7 +67,7 @@ class Proposal:
         return Rule.MATCH if self.tokens and not self.supports else rule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     """k + 1 tokens under `match`.
 
@@ -95,7 +96,7 @@ class Comparison(NamedTuple):
     r: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     tokens: list[int]
     num_accepted: int
@@ -110,7 +111,7 @@ class Outcome:
         return [Origin.ACCEPTED] * self.num_accepted + [self.last_origin]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundNoise:
     """Uniforms of a round, keyed by its first position (`paceline.noise`)."""
 

@@ -53,7 +53,7 @@ class Request:
         return frozenset((*eos, *self.sampling.stop_token_ids))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Emission:
     tokens: list[int]
     origins: list[Origin]
@@ -76,14 +76,15 @@ class Context:
         # Cached: read in every round or for every token.
         self._longest = len(request.prompt) + request.max_new_tokens
         self._ending_ids = request.ending_ids
-        self._min_tokens = request.sampling.min_tokens
+        self._num_prompt_tokens = len(request.prompt)
+        self._stops_from = len(request.prompt) + request.sampling.min_tokens
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def num_generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self._num_prompt_tokens
 
     @property
     def num_remaining(self) -> int:
@@ -108,22 +109,23 @@ class Context:
             # max_tokens is 0: the prompt is only read.
             self.finish_reason = FinishReason.LENGTH
             return Emission([], [], [], True, [], list(prompt_logprobs))
-        tokens, pieces, text_offsets = [], [], []
+        text, length, pieces, text_offsets = self._text, len(self.tokens), [], []
         for token in outcome.tokens:
-            self.tokens.append(token)
-            tokens.append(token)
-            text_offsets.append(self._text.num_characters)
+            length += 1
+            text_offsets.append(text.num_characters)
             ends_text = token in self._ending_ids
-            pieces.append(self._text.push(token, is_end=ends_text, may_stop=self.num_generated >= self._min_tokens))
-            if ends_text or self._text.is_stopped:
+            pieces.append(text.push(token, is_end=ends_text, may_stop=length >= self._stops_from))
+            if ends_text or text.is_stopped:
                 self.finish_reason = FinishReason.STOP
-            elif self.num_remaining == 0:
+            elif length == self._longest:
                 self.finish_reason = FinishReason.LENGTH
             else:
                 continue
-            pieces[-1] += self._text.finish()
+            pieces[-1] += text.finish()
             break
-        kept = len(tokens)
+        kept = len(pieces)
+        tokens = outcome.tokens[:kept]
+        self.tokens += tokens
         logprobs = [
             replace(each, text_offset=at) for each, at in zip(outcome.logprobs[:kept], text_offsets, strict=False)
         ]

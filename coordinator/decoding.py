@@ -4,13 +4,14 @@ After a round that leaves n tokens, both caches are cut to at most n - 1: the ne
 brings what a cache lacks, so prefill, full acceptance and a restarted server are not special cases.
 """
 
+import time
 from collections.abc import AsyncGenerator, Callable
 
 from coordinator.acceptance import Outcome, Proposal, RoundNoise, Verdict, accept
 from coordinator.context import Context, Emission
 from coordinator.policy.policy import Policy
 from coordinator.remote.target import RemoteTarget
-from coordinator.stats import GenerationStats, RoundTimer
+from coordinator.stats import GenerationStats, Round
 
 # `accept`, or `SyntheticAcceptance` in benchmarks.
 Decide = Callable[[Proposal, Verdict, RoundNoise], Outcome]
@@ -22,13 +23,13 @@ async def generate(
     """Yields each round's emission. Closing it early frees both caches."""
     try:
         while not context.is_finished:
-            timer = RoundTimer()
+            started_s = time.perf_counter()
             proposal = await policy.propose(context)
-            timer.mark_proposed()
+            proposed_s = time.perf_counter()
             verdict = await target.verify(context, proposal)
-            timer.mark_verified()
+            verified_s = time.perf_counter()
             outcome = decide(proposal, verdict, context.round_noise)
-            finished = timer.finish(proposal, verdict, outcome)
+            finished = Round(proposal, verdict, outcome, started_s, proposed_s, verified_s)
             policy.learn(finished)
             emission = context.extend(outcome, verdict.report.prompt_logprobs)
             policy.truncate(len(context) - 1)

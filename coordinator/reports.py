@@ -1,6 +1,7 @@
 """Details of proposals and verdicts for statistics, traces and the policy. Acceptance does not read them."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paceline.results import TokenLogprobs
 
@@ -20,13 +21,13 @@ class DraftReport:
     continued_by: str = ""
     num_before: int = 0
     # The draft model's probability of each of its tokens, if requested.
-    confidences: list[float] = field(default_factory=list)
+    confidences: Sequence[float] = ()
     # Under the entropy rule, per position: entropy / ln(vocab_size),
-    entropies: list[float] = field(default_factory=list)
+    entropies: Sequence[float] = ()
     # its moving average,
-    smoothed_entropies: list[float] = field(default_factory=list)
+    smoothed_entropies: Sequence[float] = ()
     # and how many drafts that allows in the round.
-    allowed_draft_tokens: list[int] = field(default_factory=list)
+    allowed_draft_tokens: Sequence[int] = ()
 
     @property
     def drafters(self) -> str:
@@ -47,7 +48,7 @@ class VerifyReport:
     computed_us: int = 0
     queued_us: int = 0
     # In the prompt's round if requested: one per prompt token from the second on.
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 NO_DRAFT_REPORT = DraftReport()

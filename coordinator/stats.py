@@ -7,7 +7,7 @@ from coordinator.reports import DraftReport, VerifyReport
 from paceline.results import Finish, Speculation, Timing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Round:
     """Times are `time.perf_counter` seconds."""
 
@@ -30,22 +30,6 @@ class Round:
     @property
     def verify_s(self) -> float:
         return self.verified_s - self.proposed_s
-
-
-class RoundTimer:
-    __slots__ = ("_proposed_s", "_started_s", "_verified_s")
-
-    def __init__(self) -> None:
-        self._started_s = self._proposed_s = self._verified_s = time.perf_counter()
-
-    def mark_proposed(self) -> None:
-        self._proposed_s = time.perf_counter()
-
-    def mark_verified(self) -> None:
-        self._verified_s = time.perf_counter()
-
-    def finish(self, proposal: Proposal, verdict: Verdict, outcome: Outcome) -> Round:
-        return Round(proposal, verdict, outcome, self._started_s, self._proposed_s, self._verified_s)
 
 
 @dataclass(slots=True)
@@ -102,9 +86,11 @@ class GenerationStats:
         else:
             self.rounds += 1
             self.round_tokens += num_tokens
-            self.rounds_by_accepted += [0] * (num_proposed + 1 - len(self.rounds_by_accepted))
+            if num_proposed >= len(self.rounds_by_accepted):
+                self.rounds_by_accepted += [0] * (num_proposed + 1 - len(self.rounds_by_accepted))
             self.rounds_by_accepted[num_accepted] += 1
         if num_proposed:
+            self._count_positions(num_proposed, num_accepted)
             parts = zip(draft.split(num_proposed), draft.split(num_accepted), strict=True)
             for (name, num_own), (_, num_right) in parts:
                 proposed, accepted = self.by_source.get(name, (0, 0))
@@ -113,7 +99,6 @@ class GenerationStats:
         self.target_us += verify.computed_us
         self.queued_us += draft.queued_us + verify.queued_us
         self.rounds_us += int((time.perf_counter() - started_s) * 1e6)
-        self._count_positions(num_proposed, num_accepted)
 
     def count_first_token(self) -> None:
         self.first_token_us = self.total_us

@@ -118,7 +118,11 @@ class TextStream:
         """Returns the text that `token` completes; none if it ends the text."""
         if is_end:
             return ""
-        return self._release(self._decode(token), may_stop)
+        chunk = self._decode(token)
+        if self._stop:
+            return self._release(chunk, may_stop)
+        self.num_characters += len(chunk)
+        return chunk
 
     def finish(self) -> str:
         """Returns held text; incomplete characters become U+FFFD."""

@@ -46,7 +46,7 @@ class RemoteDrafter(ModelDrafter):
         self._entropy_rule = length if isinstance(length, EntropyAdaptive) else None
         # The entropy's moving average after the decided positions, and after each position of the last round.
         self._ema = 0.0
-        self._round_emas: list[float] = []
+        self._round_emas: Sequence[float] = ()
         self._round_start = 0
 
     def absence(self, context: Context) -> str:
@@ -130,7 +130,7 @@ class RemoteDrafter(ModelDrafter):
         num_decided = min(len(self._round_emas), length + 1 - self._round_start)
         if num_decided > 0:
             self._ema = self._round_emas[num_decided - 1]
-        self._round_emas = []
+        self._round_emas = ()
 
     def release(self) -> None:
         self._sequence.release()
@@ -146,7 +146,9 @@ class RemoteDrafter(ModelDrafter):
         require_at_most(num_asked, len(proposal.tokens), "tokens", "tokens")
         # Vocabularies with the same tokens may be padded to different sizes.
         vocab_size = min(self._link.card.vocab_size, self._target_vocab_size)
-        worst = max((*proposal.tokens, *(int(support.max()) for support in proposal.supports)), default=0)
+        worst = max(proposal.tokens, default=0)
+        if proposal.supports:
+            worst = max(worst, *(int(support.max()) for support in proposal.supports))
         require(worst < vocab_size, "tokens", worst, f"token ids in [0, {vocab_size})")
 
 
