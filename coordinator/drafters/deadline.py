@@ -35,8 +35,8 @@ class DraftWait:
         self._sent_s = time.monotonic()
         self._num_draft_tokens = 0
         self.num_tail_tokens = 0
-        # Enter this context around the wait.
-        self.limit = asyncio.timeout(deadline.seconds(0))
+        # Enter this context around the wait. `begin` sets the time, for a timer of its own would be set twice.
+        self.limit = asyncio.timeout(None)
 
     def begin(self, num_tail_tokens: int, num_draft_tokens: int) -> None:
         """Call inside `limit`."""
