@@ -118,6 +118,9 @@ class AdaptivePolicy(Policy):
             drafts = await model.propose(context, plan.num_asked, plan.least_confidence, proposal.tokens)
             self._num_drafted = len(drafts)
             proposal = self._trimmed(_joined(proposal, drafts))
+        if not context.request.trace:
+            # Nothing else tells what was asked for.
+            return proposal
         return replace(proposal, report=replace(proposal.report, num_asked=len(plan)))
 
     async def _plan_lookup(self, lookup: LookupDrafter, context: Context) -> Plan:

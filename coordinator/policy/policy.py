@@ -81,6 +81,9 @@ async def _propose(drafter: Drafter, context: Context, num_draft_tokens: int) ->
     """Proposes `num_draft_tokens` tokens, or as many as the context has room for, or says why there are none."""
     num_asked = min(num_draft_tokens, context.draft_room)
     proposal = await drafter.propose(context, num_asked)
+    if not context.request.trace:
+        # Nothing else tells what was asked for, or why nothing came.
+        return proposal
     if proposal.tokens:
         return replace(proposal, report=replace(proposal.report, num_asked=num_asked, reason=""))
     if num_draft_tokens == 0:

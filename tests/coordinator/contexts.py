@@ -22,11 +22,12 @@ class SilentText:
         return ""
 
 
-def make_context(prompt: list[int], max_tokens: int = 10_000) -> Context:
+def make_context(prompt: list[int], max_tokens: int = 10_000, trace: bool = False) -> Context:
     sampling = SamplingParams(seed=1, max_tokens=max_tokens)
     request = Request(
-        "id", prompt, sampling, SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4), (), 100_000, 400
-    )
+        "id", prompt, sampling, SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4), (), 100_000, 400,
+        trace=trace,
+    )  # fmt: skip
     return Context(request, cast(TextStream, SilentText()))
 
 

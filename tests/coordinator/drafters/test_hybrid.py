@@ -119,7 +119,7 @@ async def test_the_prompts_own_round_has_no_drafts() -> None:
 
 
 async def test_no_more_is_asked_for_than_the_answer_has_room_for() -> None:
-    model, context = StubModel(), make_context([1, 2, 3], max_tokens=4)
+    model, context = StubModel(), make_context([1, 2, 3], max_tokens=4, trace=True)
     decide(context, [9])
     proposal = await hybrid(model).propose(context)
     # Three tokens are left: two drafts and one more.

@@ -28,7 +28,7 @@ async def proposed(prediction: list[int], output: list[int], most: int = 16) -> 
 
 
 def after(output: list[int]) -> Context:
-    context = make_context(PROMPT)
+    context = make_context(PROMPT, trace=True)
     decide(context, output)
     return context
 
