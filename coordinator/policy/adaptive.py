@@ -104,7 +104,10 @@ class AdaptivePolicy(Policy):
         reason = "no draft model" if model is None else model.absence(context)
         plans = [Plan()]
         for lookup in (*self._set.lookups, *(self._set.standby if reason else ())):
-            plans.append(await self._plan_lookup(lookup, context))
+            plan = await self._plan_lookup(lookup, context)
+            if plan.chances:
+                # Without a match it is the first plan again, which the model need not continue twice.
+                plans.append(plan)
         if model is not None and not reason:
             reason = f"no draft pays at {self._costs.active.size} at once"
             plans += [
