@@ -56,7 +56,11 @@ class CostModel:
 
     @property
     def level(self) -> Level:
-        return self._levels.setdefault(self.active.size.bit_length(), Level())
+        number = self.active.size.bit_length()
+        level = self._levels.get(number)
+        if level is None:
+            level = self._levels[number] = Level()
+        return level
 
     def verify_s(self, num_drafts: float) -> float:
         """Predicts the target's part of a round."""
