@@ -7,9 +7,11 @@ import torch
 from paceline.engine.cuda.sampling.encoding import Results, decode, encode, is_codable, without_uncodable
 from paceline.engine.cuda.sampling.table import MOST, Column, Found, SampleTable, SpecTable
 from paceline.engine.cuda.sampling.token_selection import sample_all
+from paceline.engine.sampling.logprobs import with_confidence
 from paceline.engine.sampling.specs import (
     Argmax,
     ComplementSample,
+    ConfidentSample,
     GumbelMax,
     Sample,
     SampleComplement,
@@ -107,6 +109,25 @@ def test_draws_are_those_of_tensor_operations(vocab_size: int, spread: float) ->
     )
     assert len(left) < len(specs) / 3
     assert vocab_size > MOST or not left
+
+
+def test_confidences_are_those_of_tensor_operations() -> None:
+    logits = torch.randn(24, 3000, generator=torch.Generator().manual_seed(2)) * 4
+    wants, warm = {"wants_confidence": True}, {"temperature": 0.8}
+    specs: list[SampleSpec] = []
+    for row in range(0, 24, 4):
+        specs += [
+            Argmax(GREEDY, (), **wants),
+            Argmax(SamplingParams(**warm), (), **wants),
+            GumbelMax(SamplingParams(**warm), (), match_key(2, row), **wants),
+            GumbelMax(SamplingParams(**warm, top_k=50), (), match_key(2, row), **wants),
+        ]
+    found = sample_in_table(logits, specs)
+    for one, other in zip(found, with_confidence(logits, specs, TorchSampler().sample(logits, specs)), strict=True):
+        assert isinstance(one, ConfidentSample)
+        assert isinstance(other, ConfidentSample)
+        assert one.token == other.token
+        assert one.confidence == pytest.approx(other.confidence, rel=1e-4)
 
 
 def test_a_draw_does_not_depend_on_its_company() -> None:

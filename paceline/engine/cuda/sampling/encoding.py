@@ -18,6 +18,7 @@ from paceline.engine.sampling.sampler import Sampler
 from paceline.engine.sampling.specs import (
     Argmax,
     ComplementSample,
+    ConfidentSample,
     GumbelMax,
     Sample,
     SampleComplement,
@@ -77,10 +78,15 @@ def encode(specs: Seq[SampleSpec | None], vocab_size: int, numbers: Array, suppo
     """
     numbers[:] = PADDING
     rows: list[int] = []
+    confident: list[int] = []
     values: list[list[float]] = []
     last, common = None, PADDING
     for row, spec in enumerate(specs):
-        if spec is None or spec.sampling.is_greedy:
+        if spec is None:
+            continue
+        if spec.wants_confidence:
+            confident.append(row)
+        if spec.sampling.is_greedy:
             continue
         # All rows of a job have the same parameters.
         if spec.sampling is not last:
@@ -101,6 +107,8 @@ def encode(specs: Seq[SampleSpec | None], vocab_size: int, numbers: Array, suppo
         values.append(own)
     if rows:
         numbers[rows] = values
+    if confident:
+        numbers[confident, Column.WANTS_CONFIDENCE] = 1
 
 
 def _encode_sampling(sampling: SamplingParams, vocab_size: int) -> list[float]:
@@ -128,6 +136,8 @@ def decode(specs: Seq[SampleSpec | None], samples: Results) -> list[Sample]:
         elif isinstance(spec, SampleComplement):
             probs = samples.probs[row, : len(spec.support)].copy()
             found.append(ComplementSample(int(token), columns[Found.MASS][row], probs))
+        elif spec.wants_confidence:
+            found.append(ConfidentSample(int(token), columns[Found.CONFIDENCE][row]))
         else:
             found.append(int(token))
     return found

@@ -17,6 +17,7 @@ from paceline.engine.cuda.sampling.table import (
     OUTSIDE,
     SUPPORT_SIZE,
     TEMPERATURE,
+    WANTS_CONFIDENCE,
     SpecTable,
 )
 from paceline.noise import MIX_1 as _MIX_1
@@ -78,7 +79,7 @@ def _weigh(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     spec = numbers + row * NUM_COLUMNS
     kind = tl.load(spec + KIND)
-    if kind != LIKELIEST:
+    if (kind != LIKELIEST) | (tl.load(spec + WANTS_CONFIDENCE) > 0):
         peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
         token = part * PART + tl.arange(0, PART)
         own = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=-float("inf"))

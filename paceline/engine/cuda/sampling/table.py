@@ -40,6 +40,8 @@ class Column(IntEnum):
     # The halves of a GUMBEL spec's key.
     KEY_LOW = 10
     KEY_HIGH = 11
+    # Whether a LIKELIEST or GUMBEL sample needs its probability.
+    WANTS_CONFIDENCE = 12
 
 
 class Found(IntEnum):
@@ -52,12 +54,14 @@ class Found(IntEnum):
     MASS = 2
     # Whether MOST tokens were enough. If not, the row's other values have no meaning.
     IS_COMPLETE = 3
+    # Probability of the token, if the spec wants it.
+    CONFIDENCE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SpecTable:
     numbers: torch.Tensor  # [num_rows, len(Column)] float64
-    supports: torch.Tensor  # [num_rows, MOST] int32, each padded with vocab_size
+    supports: torch.Tensor  # [num_rows, MOST] int32, of OUTSIDE specs, each padded with vocab_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +85,5 @@ UNIFORM, MAX_SIZE = tl.constexpr(int(Column.UNIFORM)), tl.constexpr(int(Column.M
 MIN_MASS, SUPPORT_SIZE = tl.constexpr(int(Column.MIN_MASS)), tl.constexpr(int(Column.SUPPORT_SIZE))
 KEY_LOW, KEY_HIGH = tl.constexpr(int(Column.KEY_LOW)), tl.constexpr(int(Column.KEY_HIGH))
 TOKEN, SIZE = tl.constexpr(int(Found.TOKEN)), tl.constexpr(int(Found.SIZE))
+WANTS_CONFIDENCE, CONFIDENCE = tl.constexpr(int(Column.WANTS_CONFIDENCE)), tl.constexpr(int(Found.CONFIDENCE))
 MASS, IS_COMPLETE = tl.constexpr(int(Found.MASS)), tl.constexpr(int(Found.IS_COMPLETE))

@@ -15,6 +15,7 @@ from paceline.engine.cuda.sampling.partial_softmax import (
 )
 from paceline.engine.cuda.sampling.ranking import CHUNK, Few, rank
 from paceline.engine.cuda.sampling.table import (
+    CONFIDENCE,
     FEW,
     GUMBEL,
     IS_CUT,
@@ -30,6 +31,7 @@ from paceline.engine.cuda.sampling.table import (
     TEMPERATURE,
     TOKEN,
     UNIFORM,
+    WANTS_CONFIDENCE,
     SampleTable,
     SpecTable,
 )
@@ -100,6 +102,16 @@ def _from_few(numbers, supports, ids, kept, samples, sample_probs, row):
 
 
 @triton.jit
+def _store_token(logits, spec, found, peaks, totals, token, row, vocab_size, num_parts, PADDED: tl.constexpr):
+    tl.store(found + TOKEN, token.to(tl.float64))
+    if tl.load(spec + WANTS_CONFIDENCE) > 0:
+        peak = tl.max(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
+        whole = tl.sum(load_parts(totals, row, num_parts, 0.0, PADDED), 0)
+        logit = tl.load(logits + row * vocab_size + token)
+        tl.store(found + CONFIDENCE, weights_of(logit, peak, tl.load(spec + TEMPERATURE)) / whole)
+
+
+@triton.jit
 def _select_token(
     logits, numbers, supports, peaks, peak_tokens, totals, outsides, scores, choices, ids, kept, samples, sample_probs,
     vocab_size, num_parts, PART: tl.constexpr, PADDED: tl.constexpr,
@@ -110,7 +122,8 @@ def _select_token(
     few = row * FEW + tl.arange(0, FEW)
     if kind == LIKELIEST:
         best = tl.argmax(load_parts(peaks, row, num_parts, -float("inf"), PADDED), 0)
-        tl.store(found + TOKEN, tl.load(peak_tokens + row * num_parts + best).to(tl.float64))
+        token = tl.load(peak_tokens + row * num_parts + best)
+        _store_token(logits, spec, found, peaks, totals, token, row, vocab_size, num_parts, PADDED)
     elif kind == SUPPORT:
         probs = tl.load(kept + few)
         sums = tl.cumsum(probs, 0)
@@ -122,11 +135,11 @@ def _select_token(
             low, high = tl.load(spec + KEY_LOW).to(tl.int64), tl.load(spec + KEY_HIGH).to(tl.int64)
             probs, noise = tl.load(kept + few), gumbel(tl.load(ids + few), low, high)
             score = tl.where(probs > 0, tl.log(tl.where(probs > 0, probs, 1.0)) + noise, -float("inf"))
-            best = tl.argmax(score, 0)
-            tl.store(found + TOKEN, tl.load(ids + row * FEW + best).to(tl.float64))
+            token = tl.load(ids + row * FEW + tl.argmax(score, 0))
         else:
             best = tl.argmax(load_parts(scores, row, num_parts, -float("inf"), PADDED), 0)
-            tl.store(found + TOKEN, tl.load(choices + row * num_parts + best).to(tl.float64))
+            token = tl.load(choices + row * num_parts + best)
+        _store_token(logits, spec, found, peaks, totals, token, row, vocab_size, num_parts, PADDED)
     elif is_cut:
         _from_few(numbers, supports, ids, kept, samples, sample_probs, row)
     else:
