@@ -18,7 +18,7 @@ from paceline.engine.cuda.forward_plan import PART_TOKENS, ForwardPlan, ForwardS
 # The most memory for the parts' results. A chunk of a prompt after a long context may need several passes.
 RESULT_BYTES = 256 << 20
 # Positions that a program reads in one pass of its loop.
-CHUNK_TOKENS = 32
+CHUNK_TOKENS = 128
 # The smallest side of a matrix product in Triton.
 _LEAST_ROWS = 16
 _LOG2_E = 1.4426950408889634
@@ -148,7 +148,7 @@ class CudaPagedAttention:
                 queries, self.keys[layer], self.values[layer], tiles, plan.tables, mixed, peaks, totals,
                 self._factor, plan.tables.shape[1], plan.num_parts,
                 GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_TOKENS=self.block_size,
-                TILE_ROWS=plan.tile_rows, TILE_QUERIES=tile_queries, PART=PART_TOKENS, CHUNK=CHUNK_TOKENS,
+                TILE_ROWS=plan.tile_rows, TILE_QUERIES=tile_queries, PART=PART_TOKENS, CHUNK=CHUNK_TOKENS, num_stages=2,
             )  # fmt: skip
             _add_parts[(len(tiles), num_heads)](
                 mixed, peaks, totals, tiles, out, plan.num_parts,

@@ -20,8 +20,6 @@ PROGRAMS = 512
 # Most spans of a product, and the fewest input features in a span.
 MOST_SPANS = 8
 LEAST_SPAN = 2 * TILE_DEPTH
-# Output features of a program that adds spans.
-SUM_FEATURES = 512
 # Up to this many rows, reading the weights takes most of the time. With more rows there are enough programs without
 # spans.
 FEW_ROWS = 64
@@ -38,20 +36,21 @@ class CudaLinear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-class LibraryLinear:
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = weight  # [out_features, in_features]
-        self._bias = bias
-        self.num_bytes, self.widened_bytes = weight.nbytes, 0
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self._weight, self._bias)
+@triton.jit
+def _finish(
+    total, scale, bias, out, at, feature, is_feature, is_inside, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    if HAS_SCALE:
+        total *= tl.load(scale + feature, mask=is_feature, other=0.0)[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias + feature, mask=is_feature, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=is_inside)
 
 
 # `do_not_specialize`: all numbers of rows use the same compiled kernel.
 @triton.jit(do_not_specialize=["num_rows"])
 def _multiply(
-    x, weight, scale, bias, out, num_rows, out_features, in_features, span, num_spans,
+    x, weight, scale, bias, partials, counts, out, num_rows, out_features, in_features, span, num_spans,
     HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, IN_ONE: tl.constexpr,
     ROWS: tl.constexpr, FEATURES: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
@@ -62,9 +61,10 @@ def _multiply(
     is_inside = is_row[:, None] & is_feature[None, :]
     weight_at = feature.to(tl.int64)[None, :] * in_features
     row_at = row.to(tl.int64)[:, None] * in_features
+    at = row.to(tl.int64)[:, None] * out_features + feature[None, :]
     total = tl.zeros([ROWS, FEATURES], tl.float32)
-    # Each span's sum begins at 0 and is then added to the spans before it. `_add_spans` adds in the same order, so the
-    # result is the same.
+    # Each span's sum begins at 0 and is then added to the spans before it, in one program or in several: the result is
+    # the same.
     own = tl.program_id(2)
     for each in range(0 if IN_ONE else own, num_spans if IN_ONE else own + 1):
         partial = tl.zeros([ROWS, FEATURES], tl.float32)
@@ -75,33 +75,22 @@ def _multiply(
             weights = tl.load(weight + weight_at + depth[:, None], mask=inside[:, None] & is_feature[None, :], other=0)
             partial += tl.dot(rows, weights.to(rows.dtype), input_precision="ieee")
         total += partial
-    at = row.to(tl.int64)[:, None] * out_features + feature[None, :]
     if IN_ONE:
-        if HAS_SCALE:
-            total *= tl.load(scale + feature, mask=is_feature, other=0.0)[None, :]
-        if HAS_BIAS:
-            total += tl.load(bias + feature, mask=is_feature, other=0.0).to(tl.float32)[None, :]
-        tl.store(out + at, total.to(out.dtype.element_ty), mask=is_inside)
+        _finish(total, scale, bias, out, at, feature, is_feature, is_inside, HAS_SCALE, HAS_BIAS)
     else:
-        tl.store(out + own.to(tl.int64) * num_rows * out_features + at, total, mask=is_inside)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _add_spans(
-    partials, scale, bias, out, num_rows, out_features, num_spans,
-    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    feature = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = feature < out_features
-    total = tl.zeros([BLOCK], tl.float32)
-    for each in range(0, num_spans):
-        total += tl.load(partials + (each * num_rows + row) * out_features + feature, mask=inside, other=0.0)
-    if HAS_SCALE:
-        total *= tl.load(scale + feature, mask=inside, other=0.0)
-    if HAS_BIAS:
-        total += tl.load(bias + feature, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * out_features + feature, total.to(out.dtype.element_ty), mask=inside)
+        size = num_rows.to(tl.int64) * out_features
+        tl.store(partials + own * size + at, total, mask=is_inside)
+        # The tile's last program adds all spans. The barriers order its threads' stores before the count, and the loads
+        # after it; ".cg" reads past the processor's own cache.
+        tl.debug_barrier()
+        count = counts + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        if tl.atomic_add(count, 1, sem="acq_rel") == num_spans - 1:
+            tl.debug_barrier()
+            total = tl.zeros([ROWS, FEATURES], tl.float32)
+            for each in range(0, num_spans):
+                total += tl.load(partials + each * size + at, mask=is_inside, other=0.0, cache_modifier=".cg")
+            _finish(total, scale, bias, out, at, feature, is_feature, is_inside, HAS_SCALE, HAS_BIAS)
+            tl.store(count, 0)
 
 
 def spans_of(out_features: int, in_features: int) -> int:
@@ -118,29 +107,44 @@ class TiledLinear:
         """weight: [out_features, in_features]; scale: [out_features] float32, only for int8 weights."""
         self._weight, self._scale, self._bias = weight, scale, bias
         self.num_bytes, self.widened_bytes = weight.nbytes, 0
-        wanted = spans_of(*weight.shape)
-        self._span = TILE_DEPTH * triton.cdiv(weight.shape[1], wanted * TILE_DEPTH)
-        self._num_spans = triton.cdiv(weight.shape[1], self._span)
+        out_features, in_features = weight.shape
+        self._span = TILE_DEPTH * triton.cdiv(in_features, spans_of(*weight.shape) * TILE_DEPTH)
+        self._num_spans = triton.cdiv(in_features, self._span)
+        # Programs of each tile that are done, between launches 0.
+        num_tiles = triton.cdiv(FEW_ROWS, TILE_ROWS) * triton.cdiv(out_features, TILE_FEATURES)
+        self._counts = torch.zeros(num_tiles, dtype=torch.int32, device=weight.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_rows, (out_features, in_features) = x.shape[0], self._weight.shape
         out = x.new_empty((num_rows, out_features))
         in_one = self._num_spans == 1 or num_rows > FEW_ROWS
-        spans = 1 if in_one else self._num_spans
-        to = out if in_one else x.new_empty((spans, num_rows, out_features), dtype=torch.float32)
-        given: dict[str, Any] = {"HAS_SCALE": self._scale is not None, "HAS_BIAS": self._bias is not None}
+        partials = out if in_one else x.new_empty((self._num_spans, num_rows, out_features), dtype=torch.float32)
         scale, bias = (x if each is None else each for each in (self._scale, self._bias))
-        grid: Any = (triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(out_features, TILE_FEATURES), spans)
+        grid: Any = (
+            triton.cdiv(num_rows, TILE_ROWS),
+            triton.cdiv(out_features, TILE_FEATURES),
+            1 if in_one else self._num_spans,
+        )
         _multiply[grid](
-            x, self._weight, scale, bias, to, num_rows, out_features, in_features, self._span, self._num_spans,
-            IN_ONE=in_one, ROWS=TILE_ROWS, FEATURES=TILE_FEATURES, DEPTH=TILE_DEPTH, **given,
+            x, self._weight, scale, bias, partials, self._counts, out, num_rows, out_features, in_features, self._span,
+            self._num_spans, HAS_SCALE=self._scale is not None, HAS_BIAS=self._bias is not None, IN_ONE=in_one,
+            ROWS=TILE_ROWS, FEATURES=TILE_FEATURES, DEPTH=TILE_DEPTH,
         )  # fmt: skip
-        if not in_one:
-            block = min(SUM_FEATURES, triton.next_power_of_2(out_features))
-            _add_spans[(num_rows, triton.cdiv(out_features, block))](
-                to, scale, bias, out, num_rows, out_features, spans, BLOCK=block, **given
-            )
         return out
+
+
+class PlainLinear:
+    """bfloat16 weights: our tiles for the rows of one tile, which they read faster than cuBLAS does, cuBLAS for more."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+        self._tiled = TiledLinear(weight, None, bias)
+        self.num_bytes, self.widened_bytes = weight.nbytes, 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] <= TILE_ROWS:
+            return self._tiled(x)
+        return functional.linear(x, self._weight, self._bias)
 
 
 class Int8Linear:
@@ -175,4 +179,4 @@ def make_cuda_linear(
         quantised, scale = (each.to(device) for each in quantise(weight.to(device)))
         return Int8Linear(quantised, scale, placed_bias, batch_invariant)
     placed = weight.to(device)
-    return TiledLinear(placed, None, placed_bias) if batch_invariant else LibraryLinear(placed, placed_bias)
+    return TiledLinear(placed, None, placed_bias) if batch_invariant else PlainLinear(placed, placed_bias)

@@ -135,22 +135,14 @@ def compile_products() -> None:
         compile_for_hopper(
             products._multiply,
             {
-                "x": half, "weight": weight, "scale": whole, "bias": half, "out": half if in_one else whole,
-                "num_rows": "i32", "out_features": "i32", "in_features": "i32", "span": "i32", "num_spans": "i32",
+                "x": half, "weight": weight, "scale": whole, "bias": half, "partials": half if in_one else whole,
+                "counts": "*i32", "out": half, "num_rows": "i32", "out_features": "i32", "in_features": "i32", "span": "i32", "num_spans": "i32",
             },
             {
                 "HAS_SCALE": weight == "*i8", "HAS_BIAS": True, "IN_ONE": in_one, "ROWS": TILE_ROWS, "FEATURES": TILE_FEATURES,
                 "DEPTH": TILE_DEPTH,
             },
         )  # fmt: skip
-    compile_for_hopper(
-        products._add_spans,
-        {
-            "partials": whole, "scale": whole, "bias": half, "out": half, "num_rows": "i32", "out_features": "i32",
-            "num_spans": "i32",
-        },
-        {"HAS_SCALE": True, "HAS_BIAS": True, "BLOCK": products.SUM_FEATURES},
-    )  # fmt: skip
 
 
 def main() -> None:
