@@ -92,7 +92,7 @@ def build_on(
     started_s = time.monotonic()
     runner.warm_up(progress)
     progress(f"graphs captured in {time.monotonic() - started_s:.1f} s")
-    return Backend(runner, attention.copy_blocks, budget.num_blocks, block_size, dependent)
+    return Backend(runner, attention.copy_blocks, budget.num_blocks, block_size, dependent, role.multi_steps)
 
 
 def _cache(

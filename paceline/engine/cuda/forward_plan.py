@@ -15,9 +15,9 @@ from paceline.engine.batch import Batch, TokenSpan
 from paceline.engine.cuda.mirror import Field, Mirror
 
 # Positions that one program of attention reads (see `paged_attention`).
-PART_TOKENS = 256
-# Rows of one sequence in a tile of attention: in a round, and in a prompt's chunk.
-FEW_ROWS, MANY_ROWS = 8, 16
+PART_TOKENS = 128
+# Rows of one sequence in a tile of attention: in a round, and in a prompt's chunk, which has more than CHUNK_ROWS rows.
+FEW_ROWS, MANY_ROWS, CHUNK_ROWS = 8, 16, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ForwardShape:
         """
         _, counts, positions, _ = batch.extents.T
         longest, most = int((positions + counts).max()) + num_ahead, int(counts.max())
-        tile_rows = MANY_ROWS if not batch_invariant and most > FEW_ROWS else FEW_ROWS
+        tile_rows = MANY_ROWS if not batch_invariant and most > CHUNK_ROWS else FEW_ROWS
         num_tiles = len(counts) if most <= tile_rows else int(_num_tiles(counts, tile_rows).sum())
         return cls(batch.num_tokens, len(batch.wanted), num_tiles, -(-longest // PART_TOKENS), tile_rows)
 

@@ -9,16 +9,16 @@ from paceline.engine.cuda.forward_plan import FEW_ROWS, PART_TOKENS, ForwardShap
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 # Numbers of parts in the longest sequence. A larger number only adds programs of attention that end at once.
-PARTS = (1, 4, 16, 64, 256)
+PARTS = (2, 8, 32, 128, 512)
 # Memory for each logit: its float32.
 LOGIT_BYTES = 4
 # Memory for each logit of one step: the head's own output, and the working memory of sampling.
 SAMPLING_BYTES = 4
 # Memory for each graph: its kernels and small arrays.
 GRAPH_BYTES = 3 << 20
-# Numbers of next steps, and the most sequences of programs with next steps: with more, single steps cost little more.
-MULTI_STEPS = (0, 1, 2, 3, 4, 5, 7)
-MULTI_STEP_SEQUENCES = 32
+# Numbers of next steps, and of sequences in programs with next steps: with more, single steps cost little more.
+MULTI_STEPS = (0, 1, 2, 3, 7)
+SEQUENCES = (1, 2, 4, 8, 16, 32)
 # Rows for each sequence in the first of several steps. A draft's tail has two tokens after a round that accepted all.
 TAIL_ROWS = 2
 
@@ -70,7 +70,7 @@ class GraphShapes:
 
     @property
     def _sequences(self) -> list[int]:
-        return _up_to(ROWS, min(self.num_rows, MULTI_STEP_SEQUENCES))
+        return [size for size in SEQUENCES if size <= self.num_rows]
 
     def bytes(self, vocab_size: int) -> int:
         """Estimates the memory of all graphs."""

@@ -201,5 +201,5 @@ def test_shapes_are_rounded_up() -> None:
         sequence = engine.sequence(SAMPLED, TOKENS[:length])
         engine.run([VerifyJob(sequence, TOKENS[50:51], VerifySpec(TOKENS[40 : 40 + num_drafts], [], Rule.MATCH))])
         programs.append(engine.runner.last)
-    assert programs[0].shape == ForwardShape(8, 8, 8, 1)
+    assert programs[0].shape == ForwardShape(8, 8, 8, 2)
     assert programs[0] is programs[1] is programs[2]
