@@ -56,8 +56,13 @@ class ModelDrafter(Drafter, Protocol):
     has_confidence: bool
 
     @property
-    def in_parallel(self) -> bool:
-        """Returns whether one forward drafts all tokens."""
+    def num_at_once(self) -> int:
+        """Returns how many tokens one forward drafts; all of a proposal if more than one."""
+        return 1
+
+    @property
+    def stops_early(self) -> bool:
+        """Returns whether a stop at `least_confidence` saves the forwards of the drafts after it."""
         return False
 
     async def propose(
@@ -167,7 +172,7 @@ class Rates:
         """`parent` learns every case too."""
         self._prior = prior
         # In cases.
-        self._prior_weight = prior_weight
+        self.prior_weight = prior_weight
         # Per new case.
         self._decay = decay
         self._parent = parent
@@ -181,7 +186,7 @@ class Rates:
         if seen is None:
             return self._prior(kind)
         cases, successes = seen
-        weight = self._prior_weight * self._weight
+        weight = self.prior_weight * self._weight
         return (weight * self._prior(kind) + successes) / (weight + cases)
 
     def learn(self, kind: Hashable, is_success: bool) -> None:

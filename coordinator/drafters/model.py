@@ -62,9 +62,14 @@ class RemoteDrafter(ModelDrafter):
         return self._link.forward_times
 
     @property
-    def in_parallel(self) -> bool:
+    def num_at_once(self) -> int:
         card = self._link.card
-        return card is not None and card.num_mask_tokens > 0
+        return 1 if card is None else card.num_mask_tokens + 1
+
+    @property
+    def stops_early(self) -> bool:
+        card = self._link.card
+        return card is not None and card.num_mask_tokens == card.multi_steps == 0
 
     async def propose(
         self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()

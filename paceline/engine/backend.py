@@ -20,6 +20,8 @@ class Backend:
     block_size: int
     # Names of the parts that are not batch invariant.
     batch_variant_parts: list[str]
+    # The most further steps that one program runs (`Job.multi_step_specs`).
+    multi_steps: int = 0
 
 
 Progress = Callable[[str], None]

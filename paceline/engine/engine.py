@@ -37,6 +37,8 @@ class Engine:
     weights_fingerprint: str
     # Masks that the model can fill (see `models.shapes`).
     num_masks: int
+    # Steps of a draft that run as one program after the first.
+    multi_steps: int
     # Names of the parts that are not batch invariant.
     batch_variant_parts: list[str]
     # Returns (tokens, seconds) of forwards (see `forward_times`); to be called on the device thread.
@@ -91,6 +93,7 @@ def build_engine(
         tokenizer_fingerprint=fingerprint,
         weights_fingerprint=loaded.weights_fingerprint,
         num_masks=known_masks,
+        multi_steps=backend.multi_steps,
         batch_variant_parts=backend.batch_variant_parts,
         measure_forward_times=measure,
     )

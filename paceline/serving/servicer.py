@@ -119,6 +119,7 @@ class ModelServicer(ABC):
                 for num_tokens, seconds in self._forward_times
             ],
             num_mask_tokens=engine.num_masks,
+            multi_steps=engine.multi_steps,
         )
 
     async def Truncate(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
