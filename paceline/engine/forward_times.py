@@ -12,7 +12,9 @@ from paceline.engine.scheduling.job import Job
 from paceline.sampling import SamplingParams
 
 # Numbers of tokens that are measured. In between a forward's time is nearly linear.
-SIZES = (1, 2, 4, 8, 16, 32)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+# No larger size is measured after a forward of at least FEWEST tokens that took this long.
+LONG_S, FEWEST = 0.02, 32
 # Each size's shortest time counts: whatever else runs makes a forward longer, never shorter.
 REPEATS = 2
 
@@ -42,14 +44,20 @@ def measure_forward_times(runner: StepRunner, pool: BlockPool, max_tokens: int) 
     sequence = Sequence(SequenceOptions(SamplingParams(temperature=0, seed=0), 1, ()), pool)
     sizes = [size for size in SIZES if size <= max_tokens]
     sequence.reserve(sizes[-1])
-    found = dict.fromkeys(sizes, float("inf"))
-    for _ in range(REPEATS):
-        for size in sizes:
-            job = _TimedJob(sequence, [0] * size)
-            started_s = time.perf_counter()
-            runner.step([(job, size)])
-            found[size] = min(found[size], time.perf_counter() - started_s)
-            sequence.rollback(0)
+    found = {}
+    for size in sizes:
+        found[size] = min(_measure(runner, sequence, size) for _ in range(REPEATS))
+        if size >= FEWEST and found[size] > LONG_S:
+            break
     sequence.truncate(0)
     # A smaller forward takes no longer than a larger one, and a disturbance only lengthens a time.
-    return [(size, min(found[other] for other in sizes if other >= size)) for size in sizes]
+    return [(size, min(found[other] for other in found if other >= size)) for size in found]
+
+
+def _measure(runner: StepRunner, sequence: Sequence, num_tokens: int) -> float:
+    job = _TimedJob(sequence, [0] * num_tokens)
+    started_s = time.perf_counter()
+    runner.step([(job, num_tokens)])
+    seconds = time.perf_counter() - started_s
+    sequence.rollback(0)
+    return seconds
