@@ -9,7 +9,7 @@ import numpy as np
 from coordinator.acceptance import Proposal
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, LookupDrafter, ModelDrafter, Rates
-from coordinator.policy.costs import CostModel
+from coordinator.policy.costs import CostModel, Pace
 from coordinator.policy.policy import Policy
 from coordinator.reports import DraftReport
 from coordinator.stats import Round
@@ -20,11 +20,18 @@ FIRST_LOOKUP_RATE, FIRST_MODEL_RATE = 0.6, 0.75
 # Factors on the weight of older cases, for each new one: of all generations, and of a generation's own.
 MEMORY, OWN_MEMORY = 0.998, 0.98
 # Weight of the first guess in cases, and of all generations' rates in cases of a generation's own.
-FIRST_WEIGHT, SHARED_WEIGHT = 4.0, 10.0
+FIRST_WEIGHT, SHARED_WEIGHT = 6.0, 10.0
 # Fraction of the model's statistics that a round without its drafts forgets, so that it is tried again.
 FORGETTING = 0.005
 # An answer is expected to go on for as many tokens as it has, plus this number.
 EXPECTED_REST = 128
+# Step of the calibration of confidences, the cases that it needs before it counts, and the least confidence to ask for.
+CONFIDENCE_RATE, FIRST_CONFIDENCES, LEAST_CONFIDENCE = 0.05, 8, 1e-30
+# More than that of a plan without drafts.
+LEAST_GAIN = 1e-9
+# Rounds of each generation without drafts before those with a model's, at each level of concurrency; and rounds without a plan after one
+# that found that none pays. Plans take the coordinator time, which counts where many generations share it.
+PLAIN_FIRST, REST = 2, 8
 # Factor on the weight of older rounds in a generation's speed, and weight of plain rounds as a first guess.
 SPEED_MEMORY, PLAIN_ROUNDS = 0.95, 8.0
 
@@ -36,11 +43,26 @@ class Confidence:
     """
 
     def __init__(self) -> None:
-        self.exponent = 1.0
+        self._exponent, self._num_cases = 1.0, 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there were enough cases to drop a draft for its confidence."""
+        return self._num_cases >= FIRST_CONFIDENCES
+
+    def chance(self, probability: float) -> float:
+        return probability**self._exponent
+
+    def inverse(self, chance: float) -> float:
+        """Returns the probability whose chance is `chance`, above 0, which would ask for no confidences."""
+        return max(LEAST_CONFIDENCE, chance ** (1 / self._exponent)) if self.is_known else LEAST_CONFIDENCE
 
     def learn(self, probability: float, is_accepted: bool) -> None:
-        expected = probability**self.exponent
-        self.exponent = min(4.0, max(0.05, self.exponent + 0.05 * (expected - is_accepted)))
+        """Follows the gradient of the case's log-likelihood by the logarithm of the exponent."""
+        chance = min(1 - 1e-6, self.chance(max(probability, 1e-9)))
+        odds = 1.0 if is_accepted else -chance / (1 - chance)
+        self._exponent = min(4.0, max(0.01, self._exponent * math.exp(CONFIDENCE_RATE * math.log(chance) * odds)))
+        self._num_cases += 1
 
 
 @dataclass(slots=True)
@@ -75,6 +97,9 @@ class Plan:
         return len(self.chances) + self.num_asked
 
 
+NO_PLAN = Plan()
+
+
 class AdaptivePolicy(Policy):
     """One generation's choice of a drafter and of the number of tokens in every round."""
 
@@ -90,19 +115,23 @@ class AdaptivePolicy(Policy):
         self._rates = experience.rates(name, is_greedy, first_model_rate)
         self._confidence = experience.confidence(name, is_greedy)
         # The current round's plan, and how many tokens the model drafted.
-        self._plan, self._num_drafted = Plan(), 0
-        # Recent tokens, and their seconds; no round counts before the prompt's is over.
-        self._tokens = self._seconds = self._speed = 0.0
-        self._has_begun = False
+        self._plan, self._num_drafted = NO_PLAN, 0
+        # Rounds until the next plan of a model's drafts, what `CostModel.note` said in this round, and whether it said so
+        # before: in the first round with drafts the model reads what it missed.
+        self._rest, self._num_changes, self._is_steady = 0, 0, False
+        # No round counts before the prompt's is over.
+        self._pace, self._has_begun = Pace(), False
+        # In this round; 0 until it is asked for.
+        self._known_speed = 0.0
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
-        self._has_begun, self._plan, self._num_drafted = True, Plan(), 0
+        self._has_begun, self._plan, self._num_drafted = True, NO_PLAN, 0
         if context.draft_room < 1:
             return Proposal(report=DraftReport(reason="one token is left to generate"))
-        self._speed = self._tokens_per_s()
         model = self._set.model
         reason = "no draft model" if model is None else model.absence(context)
-        plans = [Plan()]
+        plans = [NO_PLAN]
+        self._known_speed = 0.0
         for lookup in (*self._set.lookups, *(self._set.standby if reason else ())):
             plan = await self._plan_lookup(lookup, context)
             if plan.chances:
@@ -110,10 +139,10 @@ class AdaptivePolicy(Policy):
                 plans.append(plan)
         if model is not None and not reason:
             reason = f"no draft pays at {self._costs.active.size} at once"
-            plans += [
-                self._continue(plan, model, context) for plan in plans if not plan.chances or model.has_confidence
-            ]
+            plans += self._continued(plans, model, context)
         self._plan = plan = max(plans, key=lambda each: (min(len(each), self._bounds.min), each.gain))
+        before, self._num_changes = self._num_changes, self._costs.note(self, plan.num_asked > 0)
+        self._is_steady = before == self._num_changes
         proposal = Proposal(report=DraftReport(reason=reason))
         if plan.lookup is not None:
             proposal = await plan.lookup.propose(context, len(plan.chances))
@@ -126,6 +155,31 @@ class AdaptivePolicy(Policy):
             return proposal
         return replace(proposal, report=replace(proposal.report, num_asked=len(plan)))
 
+    def _continued(self, plans: Sequence[Plan], model: ModelDrafter, context: Context) -> list[Plan]:
+        """Continues plans with a model's drafts where that gains.
+
+        Generations that share forwards decide together: one that drafts while the others do not makes them wait.
+        """
+        level, drafts = self._costs.level, self._costs.decision()
+        # What one alone learned counts less.
+        self._rates.prior_weight = SHARED_WEIGHT * self._costs.active.size
+        if drafts is None and not self._bounds.min:
+            self._rest -= 1
+            if self._rest >= 0 or level.num_plain < PLAIN_FIRST * self._costs.active.size:
+                return []
+        if drafts is False and not self._bounds.min:
+            return []
+        found = [
+            self._continue(plan, model, context, drafts is True)
+            for plan in plans
+            if not plan.chances or model.has_confidence
+        ]
+        if drafts is None:
+            gains = any(plan.num_asked for plan in found)
+            self._rest = 0 if gains else REST
+            self._costs.decide(gains)
+        return found
+
     async def _plan_lookup(self, lookup: LookupDrafter, context: Context) -> Plan:
         """Plans up to the token that is no longer likely enough to be worth its place in the target's forward."""
         kinds = await lookup.candidates(context, min(lookup.max_draft_tokens or self._bounds.max, context.draft_room))
@@ -136,10 +190,10 @@ class AdaptivePolicy(Policy):
         for kind in kinds:
             chances.append(rates[kind] * (chances[-1] if chances else 1.0))
         num, gain = self._best_size(chances)
-        return Plan(gain, lookup, chances[:num]) if num else Plan()
+        return Plan(gain, lookup, chances[:num]) if num else NO_PLAN
 
-    def _continue(self, plan: Plan, model: ModelDrafter, context: Context) -> Plan:
-        """Adds a model's drafts to a plan, as many as gain."""
+    def _continue(self, plan: Plan, model: ModelDrafter, context: Context, is_decided: bool) -> Plan:
+        """Adds a model's drafts to a plan, as many as gain. `is_decided`: at least one, unless others are looked up."""
         num_before, verify_s = len(plan.chances), self._costs.verify_s
         num_missed = len(context) - model.num_cached(context)
         num_fed, chance = num_before + min(max(1, num_missed), 2), plan.chances[-1] if plan.chances else 1.0
@@ -147,25 +201,37 @@ class AdaptivePolicy(Policy):
         # The rounds of the rest of the answer share the reading of what the model has missed.
         reading_s /= max(1, min(context.num_remaining, EXPECTED_REST + context.num_generated))
         gain, num_asked, accepted, drafted = plan.gain, 0, 0.0, 0.0
+        if is_decided and not plan.chances:
+            gain = -math.inf
         looked_up, plain_s = math.fsum(plan.chances), verify_s(0)
-        for num in range(1, min(self._bounds.max, context.draft_room) - num_before + 1):
+        most = min(self._bounds.max, context.draft_room) - num_before
+        if model.num_at_once > 1:
+            most = min(most, model.num_at_once)
+        last = -math.inf
+        for num in range(1, most + 1):
             accepted += chance * self._rates["accepted", num]
             drafted += self._rates["drafted", num]
             tokens = looked_up + accepted
             seconds = self._draft_s(model, num_fed, drafted) + reading_s * (1 + tokens)
             seconds += verify_s(num_before + drafted) - plain_s
-            if tokens - self._speed * seconds > gain or num_before + num <= self._bounds.min:
-                gain, num_asked = tokens - self._speed * seconds, num
-        best = replace(plan, gain=gain, num_asked=num_asked)
+            gained = tokens - self._speed * seconds
+            if gained > gain or num_before + num <= self._bounds.min:
+                gain, num_asked = gained, num
+            elif gained < last:
+                # Further drafts are accepted less often and cost no less.
+                break
+            last = gained
+        best = replace(plan, gain=max(gain, LEAST_GAIN) if is_decided else gain, num_asked=num_asked)
         if num_asked == 0 or not model.has_confidence:
             return best
+        if not model.stops_early:
+            # Only the target's forward has to do with how many of them come.
+            return replace(best, least_confidence=LEAST_CONFIDENCE)
         step_s = self._draft_s(model, num_fed, 2) - self._draft_s(model, num_fed, 1)
         step_s += verify_s(num_before + 2) - verify_s(num_before + 1)
         # One more draft pays while (chance of those before) * (its own) is worth its time.
         least = min(1.0, self._speed * step_s / (chance * self._rates["next"]))
-        if not model.in_parallel:
-            num_asked = min(self._bounds.max, context.draft_room) - num_before
-        return replace(best, num_asked=num_asked, least_confidence=max(1e-6, least ** (1 / self._confidence.exponent)))
+        return replace(best, num_asked=most, least_confidence=self._confidence.inverse(least))
 
     def _trimmed(self, proposal: Proposal) -> Proposal:
         """Drops drafts that the target need not see.
@@ -174,13 +240,14 @@ class AdaptivePolicy(Policy):
         bias the output.
         """
         confidences = proposal.report.confidences
-        if not confidences:
+        if not (confidences and self._confidence.is_known):
             return proposal
         chances = list(self._plan.chances)
         chance, is_drawn = chances[-1] if chances else 1.0, bool(proposal.supports)
         for confidence in confidences:
-            chances.append(chance * self._rates["next"] if is_drawn else chance * confidence**self._confidence.exponent)
-            chance *= confidence**self._confidence.exponent
+            own = self._confidence.chance(confidence)
+            chances.append(chance * (self._rates["next"] if is_drawn else own))
+            chance *= own
         num, _ = self._best_size(chances)
         return replace(proposal, tokens=proposal.tokens[:num], supports=proposal.supports[:num],
                        support_probs=proposal.support_probs[:num])  # fmt: skip
@@ -196,23 +263,32 @@ class AdaptivePolicy(Policy):
         return best, most
 
     def _draft_s(self, model: ModelDrafter, num_fed: float, num_drafts: float) -> float:
-        return self._costs.draft_s(model.times, num_fed, num_drafts, model.in_parallel)
+        return self._costs.draft_s(model.times, num_fed, num_drafts, model.num_at_once > 1)
 
-    def _tokens_per_s(self) -> float:
-        """Returns the speed of this generation: what a second is worth."""
+    @property
+    def _speed(self) -> float:
+        """Returns tokens per second of this generation, or of all that share forwards with it: what a second is worth."""
+        if self._known_speed:
+            return self._known_speed
         plain_s = self._costs.verify_s(0)
-        return max(1 / plain_s, (PLAIN_ROUNDS + self._tokens) / (PLAIN_ROUNDS * plain_s + self._seconds))
+        pace = self._pace if self._costs.active.size == 1 else self._costs.pace
+        self._known_speed = max(1 / plain_s, (PLAIN_ROUNDS + pace.tokens) / (PLAIN_ROUNDS * plain_s + pace.seconds))
+        return self._known_speed
+
+    def release(self) -> None:
+        self._costs.note(self, is_drafting=False)
+        super().release()
 
     def learn(self, finished: Round) -> None:
         if not self._has_begun:
             return
-        model, drafting_s = self._set.model, None
-        if self._num_drafted and model is not None:
-            drafting_s = self._draft_s(model, finished.proposal.report.num_tail_tokens, self._num_drafted)
-        self._costs.learn(finished, drafting_s)
+        model = self._set.model
+        times = None if model is None else model.times
+        is_parallel = model is not None and model.num_at_once > 1
+        is_like_others = self._is_steady and self._costs.is_unchanged(self._num_changes)
+        self._costs.learn(finished, times, self._num_drafted, is_parallel, is_like_others)
         if not self._costs.active.was_reading_since(finished.started_s):
-            self._tokens = SPEED_MEMORY * self._tokens + len(finished.outcome.tokens)
-            self._seconds = SPEED_MEMORY * self._seconds + finished.verified_s - finished.started_s
+            self._pace.add(finished, SPEED_MEMORY)
         if self._num_drafted:
             self._learn_drafts(finished, len(self._plan.chances))
         else:

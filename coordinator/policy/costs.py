@@ -1,89 +1,222 @@
 """What a round costs: the servers' own forward times, corrected by the rounds that ran.
 
-A model card tells the seconds of a forward by its number of tokens. A round takes longer than its forwards: messages, a
-longer context, waits for other generations. Factors correct for that: the mean of observed over predicted seconds, at
-each level of concurrency, of rounds with drafts and of those without.
+A model card tells the seconds of a forward by its number of tokens. A server computes for longer than that where the
+context is long or others share its processors, and messages and waits add to it:
+
+    seconds = factor * forwards + overhead
+
+Servers report what they computed, so both are observed in each round. They are learned at each level of concurrency, for
+rounds with drafts, for those without, and for the drafting. Only rounds like most of the others count: a plain round that
+waits for another generation's drafts says nothing of how fast all would be without.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.admission import ActiveGenerations
 from coordinator.remote.link import ForwardTimes
 from coordinator.stats import Round
 
-# Weight of the newest observation in a factor; the first ones count alike.
+# Weight of the newest observation; the first ones count alike.
 RECENT = 0.05
-# An observation is limited to this multiple of the factor: a pause says nothing of the next round.
+# An observation is limited to this multiple of the prediction: a pause says nothing of the next round.
 MAX_SURPRISE = 2.0
+# Share of the way from the drafting's overhead to a plain round's that a round without drafts takes: a try that was
+# disturbed is repeated some day.
+FORGETTING = 0.002
+# Factor on the weight of older rounds in a pace, for a round of each generation; and rounds of each that make it known.
+PACE_MEMORY, KNOWN_ROUNDS = 0.95, 0.5
+# Rounds to learn from while each generation has one.
+SAMPLED = 8
+# Rounds of each generation that a decision for all holds; and a decision for drafts that were not tried for long.
+DECIDED_ROUNDS, TRIAL_ROUNDS = 8, 4
 # A draft that reads a longer tail is predicted, but not learned from: only shorter forwards were measured.
 MAX_TAIL = 64
 
 
-class Factor:
-    """Mean of observed over predicted seconds."""
+@dataclass(slots=True)
+class Correction:
+    factor: float = 1.0
+    overhead_s: float = 0.0
+    num_rounds: int = 0
 
-    def __init__(self) -> None:
-        self.value, self._num = 1.0, 0
+    def seconds(self, forwards_s: float) -> float:
+        return self.factor * forwards_s + self.overhead_s
 
-    def learn(self, ratio: float) -> None:
-        self._num += 1
-        if self._num * RECENT > 0.25:
-            ratio = min(ratio, MAX_SURPRISE * self.value)
-        ratio = max(ratio, 1e-3)
-        self.value += max(RECENT, 1 / self._num) * (ratio - self.value)
+    def learn(self, forwards_s: float, computed_s: float, seconds: float, is_measured: bool) -> None:
+        """`computed_s`: the server's part of `seconds`; 0 if unknown. `is_measured`: whether `forwards_s` is no guess."""
+        self.num_rounds += 1
+        weight = max(RECENT, 1 / self.num_rounds)
+        if is_measured or weight < 0.25:
+            seconds = min(seconds, MAX_SURPRISE * self.seconds(forwards_s))
+        computed_s = min(computed_s or seconds, seconds)
+        self.factor += weight * (computed_s / forwards_s - self.factor)
+        self.overhead_s += weight * (seconds - computed_s - self.overhead_s)
+
+    def or_like(self, other: "Correction") -> "Correction":
+        """Returns `other` while nothing was learned."""
+        return self if self.num_rounds else other
+
+
+@dataclass(slots=True)
+class Pace:
+    """Recent tokens of a generation, their seconds, and the rounds that made them."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    num_rounds: float = 0.0
+
+    def add(self, finished: Round, memory: float) -> None:
+        """`memory`: factor on the weight of older rounds."""
+        self.forget(memory)
+        self.tokens += len(finished.outcome.tokens)
+        self.seconds += finished.verified_s - finished.started_s
+        self.num_rounds += 1
+
+    def forget(self, factor: float) -> None:
+        self.tokens, self.seconds, self.num_rounds = (
+            factor * each for each in (self.tokens, self.seconds, self.num_rounds)
+        )
 
 
 @dataclass(slots=True)
 class Level:
-    """Factors at one level of concurrency: of the target's forward, without and with drafts, and of the drafting."""
+    """What was learned at one level of concurrency."""
 
-    plain: Factor = field(default_factory=Factor)
-    verifying: Factor = field(default_factory=Factor)
-    drafting: Factor = field(default_factory=Factor)
+    plain: Correction = field(default_factory=Correction)
+    verifying: Correction = field(default_factory=Correction)
+    drafting: Correction = field(default_factory=Correction)
+    # Paces of all generations while none drafts, and while most do.
+    paces: dict[bool, Pace] = field(default_factory=lambda: {False: Pace(), True: Pace()})
+    # Rounds without a model's drafts, those that teach nothing included, and all rounds.
+    num_plain: int = 0
+    num_rounds: int = 0
+    # Whether all draft, and the number of rounds up to which that holds.
+    drafts: bool = False
+    decided_until: int = 0
+
+    def guess(self) -> "Level":
+        """Returns a first guess for another level."""
+        plain, verifying, drafting = (
+            replace(each, num_rounds=min(1, each.num_rounds)) for each in (self.plain, self.verifying, self.drafting)
+        )
+        return Level(plain, verifying, drafting)
 
 
 class CostModel:
-    """Predicts seconds as if all active generations did the same, for they decide alike and share the forwards."""
+    """Predicts seconds as if all active generations did the same, for they decide alike and share the forwards.
+
+    Where several are active they decide together, for some rounds. Their paces with and without drafts are then seen too,
+    and overrule predictions.
+    """
 
     def __init__(self, active: ActiveGenerations, target_times: Callable[[], ForwardTimes]) -> None:
         self.active = active
         self._target_times = target_times
         # By the bit length of the number of active generations.
         self._levels: dict[int, Level] = {}
+        # Generations whose current round has a model's drafts; whether most do, or none (None: some); its changes.
+        self._drafting: set[object] = set()
+        self._most_draft: bool | None = False
+        self._num_changes = 0
         # Recent mean of drafts in a round.
         self._num_drafts = 0.0
 
+    def note(self, generation: object, is_drafting: bool) -> int:
+        """Notes what a generation's next round does. Returns a number for `learn`."""
+        (self._drafting.add if is_drafting else self._drafting.discard)(generation)
+        most_draft = True if 2 * len(self._drafting) >= self.active.size else None if self._drafting else False
+        if most_draft is not self._most_draft:
+            self._most_draft, self._num_changes = most_draft, self._num_changes + 1
+        return self._num_changes
+
+    def is_unchanged(self, num_changes: int) -> bool:
+        """Returns whether generations do as they did when `note` returned this number."""
+        return num_changes == self._num_changes
+
+    def decision(self) -> bool | None:
+        """Returns whether all that share forwards draft; None if that is to be decided, or if there is only one."""
+        level = self.level
+        return level.drafts if self.active.size > 1 and level.num_rounds < level.decided_until else None
+
+    def decide(self, gains: bool) -> None:
+        """Decides for some rounds of all. `gains`: what is predicted, which what was seen overrules."""
+        level, seen = self.level, self._pays()
+        level.drafts = gains if seen is None else seen
+        num_rounds = TRIAL_ROUNDS if seen is None and gains else DECIDED_ROUNDS
+        level.decided_until = level.num_rounds + num_rounds * self.active.size
+
+    def _pays(self) -> bool | None:
+        """Returns whether a model's drafts were seen to pay at this level; None if that is not known."""
+        size = min(self.active.size, SAMPLED)
+        without, with_drafts = (self.level.paces[each] for each in (False, True))
+        if min(without.num_rounds, with_drafts.num_rounds) < KNOWN_ROUNDS * size:
+            return None
+        return with_drafts.tokens * without.seconds > without.tokens * with_drafts.seconds
+
+    @property
+    def pace(self) -> Pace:
+        return self.level.paces[bool(self._most_draft)]
+
     @property
     def level(self) -> Level:
-        number = self.active.size.bit_length()
-        level = self._levels.get(number)
+        size = self.active.size.bit_length()
+        level = self._levels.get(size)
         if level is None:
-            level = self._levels[number] = Level()
+            nearest = min(self._levels, key=lambda other: abs(other - size), default=None)
+            level = self._levels[size] = Level() if nearest is None else self._levels[nearest].guess()
         return level
 
     def verify_s(self, num_drafts: float) -> float:
         """Predicts the target's part of a round."""
-        factor = self.level.verifying if num_drafts else self.level.plain
-        return factor.value * self._target_times()(self.active.size * (1 + num_drafts))
+        level = self.level
+        correction = level.verifying.or_like(level.plain) if num_drafts else level.plain.or_like(level.verifying)
+        return correction.seconds(self._target_times()(self.active.size * (1 + num_drafts)))
 
     def draft_s(self, times: ForwardTimes, num_fed: float, num_drafts: float, in_parallel: bool) -> float:
         """Predicts the drafting of `num_drafts` tokens after feeding `num_fed`, one forward for each or one for all."""
+        correction = self.level.drafting
+        forwards_s = self._draft_forwards_s(times, num_fed, num_drafts, in_parallel)
+        return correction.seconds(forwards_s) if correction.num_rounds else forwards_s + self.level.plain.overhead_s
+
+    def _draft_forwards_s(self, times: ForwardTimes, num_fed: float, num_drafts: float, in_parallel: bool) -> float:
         num_active = self.active.size
         if in_parallel:
-            forwards_s = times(num_active * (num_fed + num_drafts - 1))
-        else:
-            forwards_s = times(num_active * num_fed) + (num_drafts - 1) * times(num_active)
-        return self.level.drafting.value * forwards_s
+            return times(num_active * (num_fed + num_drafts - 1))
+        return times(num_active * num_fed) + (num_drafts - 1) * times(num_active)
 
-    def learn(self, finished: Round, drafting_s: float | None) -> None:
-        """Learns from a round. `drafting_s`: what `draft_s` predicts for its drafts; None without a model's."""
-        if self.active.was_reading_since(finished.started_s):
-            return
+    def learn(
+        self, finished: Round, times: ForwardTimes | None, num_drafted: int, in_parallel: bool, is_like_others: bool
+    ) -> None:
+        """Learns from a round.
+
+        `times`, `num_drafted`: of a model's drafts, or None and 0. `is_like_others`: whether most generations did the
+        same, in the round before too.
+        """
         level, num_active, num_drafts = self.level, self.active.size, len(finished.proposal)
+        level.num_plain += num_drafted == 0
+        level.num_rounds += 1
+        # A sample is enough, and learning from all would take a busy coordinator's time.
+        each = max(1, num_active // SAMPLED)
+        if level.num_rounds % each or self.active.was_reading_since(finished.started_s):
+            return
+        part = each / num_active
+        is_common = is_like_others and self._most_draft is bool(num_drafted)
+        if is_common:
+            level.paces[num_drafted > 0].add(finished, PACE_MEMORY**part)
+            level.paces[num_drafted == 0].forget(1 - FORGETTING * part)
+        draft, verify = finished.proposal.report, finished.verdict.report
         num_tokens = num_active + num_drafts + (num_active - 1) * self._num_drafts
         self._num_drafts += RECENT * (num_drafts - self._num_drafts)
-        factor = level.verifying if num_drafts else level.plain
-        factor.learn(finished.verify_s / self._target_times()(num_tokens))
-        if drafting_s is not None and finished.proposal.report.num_tail_tokens <= MAX_TAIL:
-            level.drafting.learn(finished.propose_s / (drafting_s / level.drafting.value))
+        correction = level.verifying if num_drafts else level.plain
+        if is_common or not correction.num_rounds:
+            target_times = self._target_times()
+            computed_s = verify.computed_us / 1e6
+            correction.learn(target_times(num_tokens), computed_s, finished.verify_s, target_times.is_measured)
+        if times is None or draft.num_tail_tokens > MAX_TAIL:
+            return
+        if num_drafted == 0:
+            level.drafting.overhead_s += FORGETTING * part * (level.plain.overhead_s - level.drafting.overhead_s)
+        elif is_common or not level.drafting.num_rounds:
+            forwards_s = self._draft_forwards_s(times, draft.num_tail_tokens, num_drafted, in_parallel)
+            level.drafting.learn(forwards_s, draft.computed_us / 1e6, finished.propose_s, times.is_measured)

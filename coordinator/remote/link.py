@@ -121,7 +121,8 @@ class ForwardTimes:
 
     def __init__(self, points: Sequence[tuple[int, float]] = ()) -> None:
         """`points`: (tokens, seconds), in order. Without two, every forward takes a millisecond, before any correction."""
-        if len(points) < 2:
+        self.is_measured = len(points) > 1
+        if not self.is_measured:
             points = [(0, 1e-3), (1, 1e-3)]
         # Prepared, for a round's plan asks dozens of times: where each part but the first begins, and of each part its
         # beginning, seconds there, and slope.

@@ -53,7 +53,7 @@ async def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:
     for _ in range(3):
         await world.play(make_policy(world), 50, coin, begin([0] * 100))
     assert len(await make_policy(world).propose(begin([0] * 2_000, max_tokens=50))) == 0
-    assert len(await make_policy(world).propose(begin([0] * 2_000, max_tokens=10_000))) == 0
+    assert len(await make_policy(world).propose(begin([0] * 3_000, max_tokens=10_000))) == 0
     assert len(await make_policy(world).propose(begin([0] * 100, max_tokens=50))) > 0
     long, policy = begin([0] * 2_000, max_tokens=10_000), make_policy(world)
     tokens, _ = await world.play(policy, 400, coin, long)

@@ -9,7 +9,7 @@ from coordinator.acceptance import Proposal
 from coordinator.admission import ActiveGenerations
 from coordinator.context import Context
 from coordinator.drafters.drafter import DrafterSet, LookupDrafter, ModelDrafter
-from coordinator.policy.adaptive import AdaptivePolicy, Confidence, Experience
+from coordinator.policy.adaptive import PLAIN_FIRST, AdaptivePolicy, Confidence, Experience
 from coordinator.policy.costs import CostModel
 from coordinator.remote.link import ForwardTimes
 from coordinator.reports import DraftReport
@@ -41,7 +41,7 @@ class Model(ModelDrafter):
     """Drafts with the given confidences, and notes what it was asked."""
 
     name = "model"
-    has_confidence = True
+    has_confidence, stops_early = True, True
 
     def __init__(self, confidences: Sequence[float], draws: bool = False) -> None:
         self._confidences, self._draws = list(confidences), draws
@@ -66,9 +66,12 @@ class Model(ModelDrafter):
 def make(
     lookup: Lookup | None, model: Model | None, row_s: float = 0.001, bounds: Bounds | None = None
 ) -> AdaptivePolicy:
-    costs = CostModel(ActiveGenerations(), lambda: told(0.02, row_s))
+    experience = Experience(CostModel(ActiveGenerations(), lambda: told(0.02, row_s)))
+    experience.costs.level.num_plain = PLAIN_FIRST
+    for case in range(10):
+        experience.confidence("model", is_greedy=True).learn(0.5, case % 2 == 0)
     drafters = DrafterSet([] if lookup is None else [lookup], model)
-    return AdaptivePolicy(drafters, bounds or Bounds(), Experience(costs), is_greedy=True)
+    return AdaptivePolicy(drafters, bounds or Bounds(), experience, is_greedy=True)
 
 
 async def test_a_look_up_that_ends_early_is_continued_by_the_model() -> None:
@@ -115,12 +118,22 @@ async def test_a_model_stops_sooner_where_its_drafts_cost_more() -> None:
     assert 0 < cheap.least_confidence < dear.least_confidence < 1
 
 
-@pytest.mark.parametrize(("chance", "exponent"), [(0.25, 2.0), (0.5, 1.0), (0.84, 0.25)])
-def test_confidence_learns_what_a_probability_is_worth(chance: float, exponent: float) -> None:
-    confidence = Confidence()
+@pytest.mark.parametrize("probability", [0.9, 0.5, 1e-4])
+@pytest.mark.parametrize("chance", [0.25, 0.5, 0.84])
+def test_confidence_learns_what_a_probability_is_worth(probability: float, chance: float) -> None:
+    confidence, found = Confidence(), []
     for case in range(4000):
-        confidence.learn(0.5, (case * 0.618) % 1 < chance)
-    assert confidence.exponent == pytest.approx(exponent, abs=0.25)
+        confidence.learn(probability, (case * 0.618) % 1 < chance)
+        found.append(confidence.chance(probability))
+    # An exponent of 4 at most.
+    assert np.mean(found[1000:]) == pytest.approx(max(chance, probability**4), abs=0.05)
+    assert confidence.chance(confidence.inverse(0.7)) == pytest.approx(0.7)
+
+
+def test_an_untested_confidence_drops_no_draft() -> None:
+    confidence = Confidence()
+    assert confidence.inverse(0.9) < 1e-9
+    assert not confidence.is_known
 
 
 def test_forward_times_are_linear_between_and_after_the_sizes() -> None:
