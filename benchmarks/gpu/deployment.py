@@ -47,17 +47,19 @@ class Deployed:
 
 
 @contextlib.asynccontextmanager
-async def deployed(target: dict[str, Any], draft: dict[str, Any]) -> AsyncIterator[Deployed]:
-    """`target`, `draft`: settings of the servers. Their logs go to stdout."""
+async def deployed(target: dict[str, Any], draft: dict[str, Any], has_lock: bool = True) -> AsyncIterator[Deployed]:
+    """`target`, `draft`: settings of the servers. Their logs go to stdout. `has_lock`: as in `paceline up`."""
     budgets_mib: dict[str, float] = {}
 
     def read(service: str, line: str) -> None:
-        print(f"  {service}: {line}", flush=True)
+        if "sequence opened" not in line:
+            print(f"  {service}: {line}", flush=True)
         if found := BUDGET.search(line):
             budgets_mib[service] = float(found[1].replace(",", ""))
 
     with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as folder:
-        deployment = make_stack(target, draft, {"listen": f"unix:{folder}/coordinator.sock"})
+        lock = {"compute_lock_file": f"{folder}/compute.lock"} if has_lock else {}
+        deployment = make_stack(target | lock, draft | lock, {"listen": f"unix:{folder}/coordinator.sock"})
         async with Services(deployment, read) as services, AsyncClient(services.address) as client:
             yield Deployed(services, client, Path(folder), budgets_mib)
 

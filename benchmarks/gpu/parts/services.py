@@ -1,4 +1,4 @@
-"""The three services: speed by alpha, batch size and k."""
+"""The three services: speed by alpha, batch size and k, with a draft that takes a forward a token, and with one forward."""
 
 import asyncio
 import itertools
@@ -9,6 +9,7 @@ from benchmarks.gpu.options import Options
 from benchmarks.gpu.plot import plot
 from benchmarks.gpu.results import Results
 from paceline.client import AsyncClient
+from paceline.engine.models.dummy import MASKS_SUFFIX
 from paceline.speculation import Bounds, DraftLength
 from paceline.theory import speedup
 
@@ -22,22 +23,34 @@ def measure(options: Options, results: Results) -> None:
 
 
 async def sweep(options: Options, results: Results) -> None:
-    """Starts the model servers once, and a coordinator per alpha."""
     rows: list[Row] = []
-    target, draft = {"model": options.target, **options.servers}, {"model": options.draft, **options.servers}
     costs = costs_of(results.of("forwards"))
+    by_steps = {"model": options.draft, **options.servers}
+    # Its many rows are faster in bfloat16.
+    in_one = {"model": f"{options.draft}{MASKS_SUFFIX}", **options.servers, "quantization": "none"}
+    await sweep_draft(options, results, rows, by_steps, "steps", costs)
+    results.put(draft_step_of_forward=costs)
+    plot(rows, costs, results.folder / "alpha.png")
+    await sweep_draft(options, results, rows, in_one, "one forward", None)
+
+
+async def sweep_draft(
+    options: Options, results: Results, rows: list[Row], draft: dict[str, Any], name: str, costs: float | None
+) -> None:
+    """Starts the model servers once, and a coordinator per alpha."""
+    target = {"model": options.target, **options.servers}
+    own: list[Row] = []
     async with deployed(target, draft) as now:
         for alpha in options.alphas:
             async with now.with_alpha(alpha) as client:
                 # Unmeasured: a new coordinator's first answers take longer.
                 await answer(client, options, 1, speculation_of(4))
                 for at_once, length in itertools.product(options.sizes, LENGTHS):
-                    rows.append(await measure_point(client, options, alpha, at_once, length))
-                    compare(rows[-1], rows, costs)
-                    print(rows[-1], flush=True)
+                    own.append({"draft": name, **await measure_point(client, options, alpha, at_once, length)})
+                    compare(own[-1], own, costs)
+                    rows.append(own[-1])
+                    print(own[-1], flush=True)
                     results.put(points=rows)
-    results.put(draft_step_of_forward=costs)
-    plot(rows, costs, results.folder / "alpha.png")
 
 
 async def measure_point(

@@ -18,27 +18,25 @@ DAEMON = "nvidia-cuda-mps-control"
 
 
 def measure(options: Options, results: Results) -> None:
-    with tempfile.TemporaryDirectory(prefix="paceline-lock-") as folder:
-        results.put(without_lock=asyncio.run(speeds(options, {})))
-        lock = {"compute_lock_file": f"{folder}/compute.lock"}
-        results.put(with_lock=asyncio.run(speeds(options, lock)))
+    results.put(without_lock=asyncio.run(speeds(options, has_lock=False)))
+    results.put(with_lock=asyncio.run(speeds(options, has_lock=True)))
     if options.device != "cuda" or shutil.which(DAEMON) is None:
         results.put(mps=f"not measured: no GPU, or no {DAEMON}")
         return
     with mps():
-        results.put(mps=asyncio.run(speeds(options, {})))
+        results.put(mps=asyncio.run(speeds(options, has_lock=False)))
 
 
-async def speeds(options: Options, more: dict[str, Any]) -> dict[str, Any]:
+async def speeds(options: Options, has_lock: bool) -> dict[str, Any]:
     """Returns speeds by batch size."""
-    both = {**options.servers, "cuda_graph_max_tokens": CUDA_GRAPH_MAX_TOKENS, **more}
+    both = {**options.servers, "cuda_graph_max_tokens": CUDA_GRAPH_MAX_TOKENS}
     found = {}
     target, draft = {"model": options.target, **both}, {"model": options.draft, **both}
-    async with deployed(target, draft) as now, now.with_alpha(ALPHA) as client:
+    async with deployed(target, draft, has_lock) as now, now.with_alpha(ALPHA) as client:
         for at_once in options.sizes[:3]:
             speed, done = await answer(client, options, at_once, speculation_of(NUM_DRAFTS))
             found[str(at_once)] = {"tokens_per_s": speed, "wire": wire_share(done)}
-            print(f"{more or 'no lock'}, {at_once} at once: {speed:.1f} tokens/s", flush=True)
+            print(f"{'lock' if has_lock else 'no lock'}, {at_once} at once: {speed:.1f} tokens/s", flush=True)
     return found
 
 
