@@ -162,7 +162,7 @@ class Services:
     def _plan(self, stack: Stack) -> Iterator[Process]:
         folder = Path(self._folder.name)
         draft, target = f"unix:{folder / 'draft'}.sock", f"unix:{folder / 'target'}.sock"
-        lock = ["--compute-lock-file", str(folder / "compute.lock")] if stack.shares_cores else []
+        lock = ["--compute-lock-file", str(folder / "compute.lock")] if stack.shares_device else []
         flags = [*stack.target, "--listen", target, *lock]
         yield Process("target", ["target_server", *flags], target, stack.models_tls)
         if stack.draft is not None:

@@ -42,8 +42,8 @@ class Stack:
     models: tuple[str, ...]
     # Whether callers need API keys.
     has_keys: bool
-    # Whether the model servers share cores, and so compute in turns.
-    shares_cores: bool
+    # Whether the model servers share cores or a GPU, and so compute in turns.
+    shares_device: bool
 
 
 def make_stack(
@@ -95,7 +95,7 @@ def make_stack(
         models_tls=front.servers_tls,
         models=tuple(models),
         has_keys=front.api_keys is not None,
-        shares_cores=has_draft and (target_settings.device, draft_settings.device) == ("cpu", "cpu"),
+        shares_device=has_draft and target_settings.device == draft_settings.device,
     )
 
 

@@ -95,10 +95,11 @@ def test_flags_say_what_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: getattr(settings, name) for name in given} == given
 
 
-def test_model_servers_lock_each_other_out_only_where_they_share_cores() -> None:
-    assert make_stack().shares_cores
-    assert not make_stack(target={"device": "cuda"}, draft={"device": "cuda"}).shares_cores
-    assert not make_stack(draft={"model": "none"}).shares_cores
+def test_model_servers_lock_each_other_out_only_where_they_share_a_device() -> None:
+    assert make_stack().shares_device
+    assert make_stack(target={"device": "cuda"}, draft={"device": "cuda"}).shares_device
+    assert not make_stack(target={"device": "cuda"}).shares_device
+    assert not make_stack(draft={"model": "none"}).shares_device
 
 
 def test_on_a_gpu_target_and_draft_share_its_memory_unless_told() -> None:
