@@ -19,13 +19,12 @@ def batch_of(*spans: tuple[int, int], is_draft: bool = False) -> Batch:
     return builder.build(builder.num_tokens)
 
 
-@pytest.mark.parametrize("num_sequences", [1, 3, 8, 12, 32])
-@pytest.mark.parametrize("num_rows", [1, 2, 5, 8, 17])
+@pytest.mark.parametrize(
+    ("num_sequences", "num_rows"), [*itertools.product((1, 3, 8, 12, 32), (1, 2, 5, 8)), (1, 17), (8, 17), (12, 17)]
+)
 @pytest.mark.parametrize("position", [0, 250, 5000, 8180])
 def test_every_round_has_a_graph_that_holds_it(num_sequences: int, num_rows: int, position: int) -> None:
     shapes = set(CAPTURES.shapes())
-    if num_rows * num_sequences > CAPTURES.num_rows:
-        return
     for is_draft, wanted in itertools.product((True, False), range(10)):
         batch = batch_of(*[(num_rows, position)] * num_sequences, is_draft=is_draft)
         num_ahead = CAPTURES.multi_steps(wanted)
