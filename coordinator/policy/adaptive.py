@@ -29,9 +29,8 @@ EXPECTED_REST = 128
 CONFIDENCE_RATE, FIRST_CONFIDENCES, LEAST_CONFIDENCE = 0.05, 8, 1e-30
 # More than that of a plan without drafts.
 LEAST_GAIN = 1e-9
-# Rounds of each generation without drafts before those with a model's, at each level of concurrency; and rounds without a plan after one
-# that found that none pays. Plans take the coordinator time, which counts where many generations share it.
-PLAIN_FIRST, REST = 2, 8
+# Rounds of each generation without drafts before those with a model's, at each level of concurrency.
+PLAIN_FIRST = 2
 # Factor on the weight of older rounds in a generation's speed, and weight of plain rounds as a first guess.
 SPEED_MEMORY, PLAIN_ROUNDS = 0.95, 8.0
 
@@ -116,9 +115,9 @@ class AdaptivePolicy(Policy):
         self._confidence = experience.confidence(name, is_greedy)
         # The current round's plan, and how many tokens the model drafted.
         self._plan, self._num_drafted = NO_PLAN, 0
-        # Rounds until the next plan of a model's drafts, what `CostModel.note` said in this round, and whether it said so
-        # before: in the first round with drafts the model reads what it missed.
-        self._rest, self._num_changes, self._is_steady = 0, 0, False
+        # What `CostModel.note` said in this round, and whether it said so before: in the first round with drafts the model
+        # reads what it missed.
+        self._num_changes, self._is_steady = 0, False
         # No round counts before the prompt's is over.
         self._pace, self._has_begun = Pace(), False
         # In this round; 0 until it is asked for.
@@ -160,24 +159,18 @@ class AdaptivePolicy(Policy):
 
         Generations that share forwards decide together: one that drafts while the others do not makes them wait.
         """
-        level, drafts = self._costs.level, self._costs.decision()
+        size, drafts = self._costs.active.size, self._costs.decision()
         # What one alone learned counts less.
-        self._rates.prior_weight = SHARED_WEIGHT * self._costs.active.size
-        if drafts is None and not self._bounds.min:
-            self._rest -= 1
-            if self._rest >= 0 or level.num_plain < PLAIN_FIRST * self._costs.active.size:
-                return []
-        if drafts is False and not self._bounds.min:
+        self._rates.prior_weight = SHARED_WEIGHT * size
+        if not self._bounds.min and (drafts is False or self._costs.level.num_plain < PLAIN_FIRST * size):
             return []
         found = [
-            self._continue(plan, model, context, drafts is True)
+            self._continue(plan, model, context, must_draft=drafts is True)
             for plan in plans
             if not plan.chances or model.has_confidence
         ]
         if drafts is None:
-            gains = any(plan.num_asked for plan in found)
-            self._rest = 0 if gains else REST
-            self._costs.decide(gains)
+            self._costs.decide(any(plan.num_asked for plan in found))
         return found
 
     async def _plan_lookup(self, lookup: LookupDrafter, context: Context) -> Plan:
@@ -192,8 +185,8 @@ class AdaptivePolicy(Policy):
         num, gain = self._best_size(chances)
         return Plan(gain, lookup, chances[:num]) if num else NO_PLAN
 
-    def _continue(self, plan: Plan, model: ModelDrafter, context: Context, is_decided: bool) -> Plan:
-        """Adds a model's drafts to a plan, as many as gain. `is_decided`: at least one, unless others are looked up."""
+    def _continue(self, plan: Plan, model: ModelDrafter, context: Context, must_draft: bool) -> Plan:
+        """Adds a model's drafts to a plan, as many as gain. `must_draft`: at least one, unless others are looked up."""
         num_before, verify_s = len(plan.chances), self._costs.verify_s
         num_missed = len(context) - model.num_cached(context)
         num_fed, chance = num_before + min(max(1, num_missed), 2), plan.chances[-1] if plan.chances else 1.0
@@ -201,7 +194,7 @@ class AdaptivePolicy(Policy):
         # The rounds of the rest of the answer share the reading of what the model has missed.
         reading_s /= max(1, min(context.num_remaining, EXPECTED_REST + context.num_generated))
         gain, num_asked, accepted, drafted = plan.gain, 0, 0.0, 0.0
-        if is_decided and not plan.chances:
+        if must_draft and not plan.chances:
             gain = -math.inf
         looked_up, plain_s = math.fsum(plan.chances), verify_s(0)
         most = min(self._bounds.max, context.draft_room) - num_before
@@ -221,7 +214,7 @@ class AdaptivePolicy(Policy):
                 # Further drafts are accepted less often and cost no less.
                 break
             last = gained
-        best = replace(plan, gain=max(gain, LEAST_GAIN) if is_decided else gain, num_asked=num_asked)
+        best = replace(plan, gain=max(gain, LEAST_GAIN) if must_draft else gain, num_asked=num_asked)
         if num_asked == 0 or not model.has_confidence:
             return best
         if not model.stops_early:

@@ -28,7 +28,8 @@ FORGETTING = 0.002
 PACE_MEMORY, KNOWN_ROUNDS = 0.95, 0.5
 # Rounds to learn from while each generation has one.
 SAMPLED = 8
-# Rounds of each generation that a decision for all holds; and a decision for drafts that were not tried for long.
+# Rounds of each generation that a decision for all holds; and a decision for drafts that were not tried for long. Between
+# decisions against drafts nothing is planned: that takes the coordinator time.
 DECIDED_ROUNDS, TRIAL_ROUNDS = 8, 4
 # A draft that reads a longer tail is predicted, but not learned from: only shorter forwards were measured.
 MAX_TAIL = 64
@@ -135,7 +136,7 @@ class CostModel:
         return num_changes == self._num_changes
 
     def decision(self) -> bool | None:
-        """Returns whether all that share forwards draft; None if that is to be decided, or if there is only one."""
+        """Returns whether all that share forwards draft; None if that is to be decided, or for one alone."""
         level = self.level
         return level.drafts if self.active.size > 1 and level.num_rounds < level.decided_until else None
 
