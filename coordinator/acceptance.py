@@ -78,7 +78,7 @@ class Verdict:
     support_probs: list[Floats] = field(default_factory=list)
     outside_masses: list[float] = field(default_factory=list)
     outside_tokens: list[int] = field(default_factory=list)
-    # Greedy with lenience, per draft: accepted although not the most likely token.
+    # Greedy with lenience, per draft: accepted although not the most likely token, as the target's `TorchSampler` decides.
     lenient_accepts: list[bool] = field(default_factory=list)
     # One per position if requested.
     logprobs: list[PositionLogprobs] = field(default_factory=list)

@@ -54,7 +54,7 @@ class Argmax(SampleSpec):
 
 @dataclass(frozen=True, slots=True)
 class ArgmaxWithLenience(SampleSpec):
-    """The likeliest token, and whether p(draft) >= lenience * its probability; LenientSample."""
+    """The likeliest token, and whether p(draft) >= lenience * its probability; LenientSample (see `TorchSampler`)."""
 
     draft: int
     lenience: float
