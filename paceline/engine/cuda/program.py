@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 
 from paceline.engine.batch import Batch
-from paceline.engine.cuda.forward_plan import ForwardPlan, ForwardShape, Staging
-from paceline.engine.cuda.mirror import Field, Mirror
+from paceline.engine.cuda.forward_plan import Field, ForwardPlan, ForwardShape, Mirror, Staging
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention
 from paceline.engine.cuda.sampling.encoding import Results, encode
