@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import softmax
+from transformers import AutoModelForCausalLM
 
 from paceline.engine.models.dummy import NUM_MASKS, make_dummy
 from paceline.engine.models.shapes import MASK_VECTORS
 from paceline.noise import gumbel, match_key
 from tests.end_to_end.tiny_oracle import Floats, one_thread, tiny_model
-from tests.hosted import HostedService
+from tests.hosted import Host, HostedService
+from tests.model_folder import change_config, write_model
 from tests.serving.raw_session import RawSession, propose, truncate
 
 NAME = "tiny-32-b"
@@ -102,3 +104,20 @@ def test_penalties_go_step_by_step(draft: RawSession) -> None:
     draft.ask(99, fill)
     answer = draft.ask(99, propose(0, PROMPT, 4, GREEDY))
     assert answer.proposal.num_fed_drafts == 3
+
+
+def test_one_mask_token_of_the_vocabulary_drafts_too(host: Host, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """As in amd/PARD-*: transformers reads the same folder, and the mask's token id behind the text."""
+    folder, mask = tmp_path_factory.mktemp("pard"), 7
+    write_model(folder)
+    change_config(folder, pard_token=mask)
+    service = host.start("draft_server", "--model", str(folder), "--dtype", "float32", "--quantization", "none")
+    session = RawSession(service)
+    try:
+        answer = session.ask(session.open(0.0), propose(0, PROMPT, 6, GREEDY))
+    finally:
+        session.close()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    with torch.inference_mode(), one_thread():
+        logits = model(torch.tensor([[*PROMPT, *[mask] * 5]])).logits[0, -6:]
+    assert list(answer.proposal.tokens) == logits.argmax(dim=-1).tolist()

@@ -28,7 +28,7 @@ from paceline.engine.models.ends import find_ends, read_object, read_vocabulary
 from paceline.engine.models.gguf.conversion import converted
 from paceline.engine.models.gguf.file import read_gguf
 from paceline.engine.models.gguf.tensors import FileTensor
-from paceline.engine.models.shapes import Tensors, as_tensor
+from paceline.engine.models.shapes import MASK_VECTORS, Tensors, as_tensor
 from paceline.errors import ConfigError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -36,6 +36,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 # tokenizer the draft uses.
 LENDER_KEY = "paceline_target"
 LENT = ("model.embed_tokens.weight", "lm_head.weight")
+# Key in the config of a draft that was trained to draft in parallel (PARD, 2504.18583), e.g. amd/PARD-Llama-3.2-1B: the
+# token id that stands for all its masks. They were trained for 8 drafts a forward.
+MASK_KEY, NUM_MASKS = "pard_token", 7
 # The scales of a weight of 8 bits have the weight's name plus this suffix.
 SCALE = "_scale"
 # The same tensors under Mistral's own names.
@@ -97,7 +100,17 @@ def load_model(
     if "tokenizer.json" not in files:
         raise ConfigError(f"model {name!r}: {folder} has no tokenizer.json")
     config = _config_with_ends(name, source, _named_ends(name, folder), files)
+    if hasattr(source, MASK_KEY):
+        tensors[MASK_VECTORS] = _same_masks(name, getattr(source, MASK_KEY), tensors)
     return LoadedModel(name, config, tensors, files, fingerprint)
+
+
+def _same_masks(name: str, token: Any, tensors: Tensors) -> torch.Tensor:
+    """Returns the mask's vector for each mask: [NUM_MASKS, hidden_size]. Raises ConfigError for an unknown token id."""
+    embedding = tensors.get("model.embed_tokens.weight", torch.empty(0, 0))
+    if not (isinstance(token, int) and 0 <= token < len(embedding)):
+        raise ConfigError(f"model {name!r}: {MASK_KEY} is {token!r}; it must be a token id in [0, {len(embedding)})")
+    return embedding[token].expand(NUM_MASKS, -1).clone()
 
 
 def find_folder(name: str, dtype: torch.dtype, progress: Progress) -> Path:

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.engine.models.quantization import quantise
-from paceline.engine.models.weights import load_model
+from paceline.engine.models.shapes import MASK_VECTORS
+from paceline.engine.models.weights import NUM_MASKS, load_model
 from paceline.errors import ConfigError
 from tests.model_folder import change_config, write_model
 
@@ -77,3 +78,19 @@ def test_mistrals_own_copy_of_its_tensors_is_not_read(tmp_path: Path) -> None:
     write_model(tmp_path)
     save_file({"layers.0.attention.wq.weight": torch.ones(4, 4)}, tmp_path / "consolidated.safetensors")
     assert "layers.0.attention.wq.weight" not in load_model(str(tmp_path), torch.float32).tensors
+
+
+def test_one_mask_token_stands_for_all_masks(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    change_config(tmp_path, pard_token=5)
+    loaded = load_model(str(tmp_path), torch.float32)
+    embedding = loaded.tensors["model.embed_tokens.weight"]
+    assert torch.equal(loaded.tensors[MASK_VECTORS], embedding[5].repeat(NUM_MASKS, 1))
+
+
+@pytest.mark.parametrize("token", [-1, 10**6, "<mask>", None])
+def test_a_mask_token_that_is_no_token_is_refused(tmp_path: Path, token: Any) -> None:
+    write_model(tmp_path)
+    change_config(tmp_path, pard_token=token)
+    with pytest.raises(ConfigError, match="pard_token is .*; it must be a token id in"):
+        load_model(str(tmp_path), torch.float32)
