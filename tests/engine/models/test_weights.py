@@ -92,5 +92,5 @@ def test_one_mask_token_stands_for_all_masks(tmp_path: Path) -> None:
 def test_a_mask_token_that_is_no_token_is_refused(tmp_path: Path, token: Any) -> None:
     write_model(tmp_path)
     change_config(tmp_path, pard_token=token)
-    with pytest.raises(ConfigError, match="pard_token is .*; it must be a token id in"):
+    with pytest.raises(ConfigError, match=r"pard_token is .*; it must be a token id in"):
         load_model(str(tmp_path), torch.float32)
