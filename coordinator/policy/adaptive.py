@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -171,6 +173,8 @@ class AdaptivePolicy(Policy):
         ]
         if drafts is None:
             self._costs.decide(any(plan.num_asked for plan in found))
+            if self._costs.decision() is False and not self._bounds.min:
+                return []
         return found
 
     async def _plan_lookup(self, lookup: LookupDrafter, context: Context) -> Plan:
@@ -227,23 +231,34 @@ class AdaptivePolicy(Policy):
         return replace(best, num_asked=most, least_confidence=self._confidence.inverse(least))
 
     def _trimmed(self, proposal: Proposal) -> Proposal:
-        """Drops drafts that the target need not see.
-
-        A token that was drawn from its own distribution is judged by those before it: dropped for what it is, it would
-        bias the output.
-        """
+        """Drops drafts that the target need not see."""
         confidences = proposal.report.confidences
         if not (confidences and self._confidence.is_known):
             return proposal
         chances = list(self._plan.chances)
-        chance, is_drawn = chances[-1] if chances else 1.0, bool(proposal.supports)
-        for confidence in confidences:
-            own = self._confidence.chance(confidence)
-            chances.append(chance * (self._rates["next"] if is_drawn else own))
-            chance *= own
-        num, _ = self._best_size(chances)
+        chance = chances[-1] if chances else 1.0
+        if proposal.supports:
+            num = self._num_drawn_kept(len(chances), chance, confidences)
+        else:
+            chances += accumulate((self._confidence.chance(each) for each in confidences), mul, initial=chance)
+            del chances[len(self._plan.chances)]
+            num, _ = self._best_size(chances)
         return replace(proposal, tokens=proposal.tokens[:num], supports=proposal.supports[:num],
                        support_probs=proposal.support_probs[:num])  # fmt: skip
+
+    def _num_drawn_kept(self, num_before: int, chance: float, confidences: Sequence[float]) -> int:
+        """Returns how many tokens to keep where a model's were drawn from their distributions.
+
+        Whether one stays depends on those before it alone: dropped for what it is, or for what came after it, it would
+        bias the output.
+        """
+        verify_s, num = self._costs.verify_s, num_before + 1
+        for confidence in confidences[:-1]:
+            chance *= self._confidence.chance(confidence)
+            if chance * self._rates["next"] < self._speed * (verify_s(num + 1) - verify_s(num)):
+                break
+            num += 1
+        return max(num, self._bounds.min)
 
     def _best_size(self, chances: Sequence[float]) -> tuple[int, float]:
         """Returns how many drafts with these chances gain most once they are made, and the tokens gained."""

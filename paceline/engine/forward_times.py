@@ -15,6 +15,8 @@ from paceline.sampling import SamplingParams
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 # No larger size is measured after a forward of at least FEWEST tokens that took this long.
 LONG_S, FEWEST = 0.02, 32
+# Most tokens of one sequence: a chunk of a prompt takes other kernels than rounds do.
+EACH = 64
 # Each size's shortest time counts: whatever else runs makes a forward longer, never shorter.
 REPEATS = 2
 
@@ -41,23 +43,29 @@ def measure_forward_times(runner: StepRunner, pool: BlockPool, max_tokens: int) 
 
     Call it on the device thread, between two steps. It leaves the pool as it was.
     """
-    sequence = Sequence(SequenceOptions(SamplingParams(temperature=0, seed=0), 1, ()), pool)
-    sizes = [size for size in SIZES if size <= max_tokens]
-    sequence.reserve(sizes[-1])
+    num_sequences = pool.num_free // pool.blocks_for(EACH)
+    sizes = [size for size in SIZES if size <= max_tokens and size <= max(EACH, EACH * num_sequences)]
+    options = SequenceOptions(SamplingParams(temperature=0, seed=0), 1, ())
+    sequences = [Sequence(options, pool) for _ in range(-(-sizes[-1] // EACH))]
+    for sequence in sequences:
+        sequence.reserve(min(sizes[-1], EACH))
     found = {}
     for size in sizes:
-        found[size] = min(_measure(runner, sequence, size) for _ in range(REPEATS))
+        found[size] = min(_measure(runner, sequences, size) for _ in range(REPEATS))
         if size >= FEWEST and found[size] > LONG_S:
             break
-    sequence.truncate(0)
+    for sequence in sequences:
+        sequence.truncate(0)
     # A smaller forward takes no longer than a larger one, and a disturbance only lengthens a time.
     return [(size, min(found[other] for other in found if other >= size)) for size in found]
 
 
-def _measure(runner: StepRunner, sequence: Sequence, num_tokens: int) -> float:
-    job = _TimedJob(sequence, [0] * num_tokens)
+def _measure(runner: StepRunner, sequences: list[Sequence], num_tokens: int) -> float:
+    each = min(num_tokens, EACH)
+    jobs = [_TimedJob(sequence, [0] * each) for sequence in sequences[: num_tokens // each]]
     started_s = time.perf_counter()
-    runner.step([(job, num_tokens)])
+    runner.step([(job, each) for job in jobs])
     seconds = time.perf_counter() - started_s
-    sequence.rollback(0)
+    for job in jobs:
+        job.sequence.rollback(0)
     return seconds

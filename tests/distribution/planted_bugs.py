@@ -74,7 +74,7 @@ class DenseGreedy(Rounds):
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class SharingNoise(RoundNoise):
     """Draws for one purpose with the noise of another."""
 

@@ -13,12 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.engine.cuda.forward_plan import PART_TOKENS, ForwardPlan, ForwardShape
+from paceline.engine.cuda.forward_plan import FEW_ROWS, PART_TOKENS, ForwardPlan, ForwardShape
 
 # The most memory for the parts' results. A chunk of a prompt after a long context may need several passes.
 RESULT_BYTES = 256 << 20
 # Positions that a program reads in one pass of its loop.
 CHUNK_TOKENS = 128
+# Loads of a program's loop that are under way at once.
+NUM_STAGES = 2
 # The smallest side of a matrix product in Triton.
 _LEAST_ROWS = 16
 _LOG2_E = 1.4426950408889634
@@ -106,6 +108,11 @@ def _add_parts(
         )
 
 
+def warps_of(tile_rows: int) -> int:
+    """Returns the warps of a program: with fewer, a larger tile spills registers."""
+    return 4 if tile_rows == FEW_ROWS else 8
+
+
 def tiles_at_once(plan: ForwardPlan | ForwardShape, num_heads: int, head_dim: int) -> tuple[int, int]:
     """Returns how many tiles one pass computes so that their results fit into RESULT_BYTES, and the results' bytes."""
     num_tiles = plan.num_tiles
@@ -148,7 +155,8 @@ class CudaPagedAttention:
                 queries, self.keys[layer], self.values[layer], tiles, plan.tables, mixed, peaks, totals,
                 self._factor, plan.tables.shape[1], plan.num_parts,
                 GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_TOKENS=self.block_size,
-                TILE_ROWS=plan.tile_rows, TILE_QUERIES=tile_queries, PART=PART_TOKENS, CHUNK=CHUNK_TOKENS, num_stages=2,
+                TILE_ROWS=plan.tile_rows, TILE_QUERIES=tile_queries, PART=PART_TOKENS, CHUNK=CHUNK_TOKENS,
+                num_warps=warps_of(plan.tile_rows), num_stages=NUM_STAGES,
             )  # fmt: skip
             _add_parts[(len(tiles), num_heads)](
                 mixed, peaks, totals, tiles, out, plan.num_parts,

@@ -106,6 +106,14 @@ async def test_a_drawn_token_is_not_dropped_for_what_it_is(last: float) -> None:
     assert len(proposal.tokens) == len(proposal.supports) == 2
 
 
+@pytest.mark.parametrize("first", [0.02, 0.98])
+async def test_nor_for_what_comes_after_it(first: float) -> None:
+    """Where one more token is cheap after a dear one, whether the second is worth it hangs on what the first is."""
+    policy = make(None, Model([first, 0.9], draws=True))
+    policy._costs._target_times = lambda: ForwardTimes([(1, 0.02), (2, 0.037), (8, 0.038)])
+    assert len((await policy.propose(begin([1]))).tokens) >= 1
+
+
 async def test_bounds_hold_whatever_is_dropped() -> None:
     policy = make(None, Model([0.01] * 8), row_s=0.015, bounds=Bounds(3, 5))
     assert len(await policy.propose(begin([1]))) == 3

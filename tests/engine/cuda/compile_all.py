@@ -37,7 +37,9 @@ ALIGNED = ("vocab_size", "width", "out_features", "in_features", "span")
 SHAPES = ((128, 3), (64, 4), (64, 3))
 
 
-def compile_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, Any], num_warps: int = 4) -> None:
+def compile_for_hopper(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], num_warps: int = 4, num_stages: int = 3
+) -> None:
     """`types` of the arguments that are not constants. Raises what the compiler raises."""
     signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
     attributes = {
@@ -46,7 +48,7 @@ def compile_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, 
         if signature[name].startswith("*") or name in ALIGNED
     }
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=HOPPER, options={"num_warps": num_warps})
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": num_warps, "num_stages": num_stages})
     print(kernel.__name__, constants, f"{spilled_bytes(compiled.asm['ptx'])} bytes spilled", flush=True)
 
 
@@ -100,6 +102,8 @@ def compile_attention() -> None:
                     "GROUP": group, "KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_TOKENS": 16,
                     "TILE_ROWS": tile_rows, "TILE_QUERIES": tile_queries, "PART": PART_TOKENS, "CHUNK": CHUNK_TOKENS,
                 },
+                attention.warps_of(tile_rows),
+                attention.NUM_STAGES,
             )  # fmt: skip
     for tile_rows in (8, 16):
         compile_for_hopper(

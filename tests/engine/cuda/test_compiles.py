@@ -23,6 +23,6 @@ def test_all_kernels_compile_for_a_hopper_gpu(tmp_path: Path) -> None:
     lines = [line for line in ran.stdout.splitlines() if "bytes spilled" in line]
     assert [line for line in lines if not line.endswith(" 0 bytes spilled")] == []
     assert {line.split()[0] for line in lines} == {
-        "_attend_part", "_add_parts", "_norm", "_rotate_and_place", "_gate", "_multiply", "_add_spans",
+        "_attend_part", "_add_parts", "_norm", "_rotate_and_place", "_gate", "_multiply",
         "_survey", "_weigh", "_rank_part", "_merge", "_cut", "_select_token", "_plan_next_step",
     }  # fmt: skip

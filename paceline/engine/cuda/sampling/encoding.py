@@ -13,7 +13,7 @@ import torch
 
 from paceline.engine.arrays import Array
 from paceline.engine.cuda.sampling.table import MOST, Column, Found, Kind
-from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs
+from paceline.engine.sampling.logprobs import RowLogprobs, compute_logprobs, with_confidence
 from paceline.engine.sampling.sampler import Sampler
 from paceline.engine.sampling.specs import (
     Argmax,
@@ -154,5 +154,5 @@ def sample_remainder(
     for first in range(0, len(rows), REMAINDER_ROWS):
         some = rows[first : first + REMAINDER_ROWS]
         own, own_specs = logits[list(some)], [specs[row] for row in some]
-        samples = sampler.sample(own, own_specs)
+        samples = with_confidence(own, own_specs, sampler.sample(own, own_specs))
         yield from zip(some, samples, compute_logprobs(own, own_specs, samples), strict=True)
