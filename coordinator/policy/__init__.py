@@ -6,11 +6,13 @@ By default (an adaptive number of draft tokens) a round makes the proposal with 
 
     chance     that a draft and all before it are accepted. Of a looked-up token: how often such matches were right. Of a
                model's: how often its k-th drafts were, and once they are drafted, its own probability, calibrated.
-    seconds    the servers' forward times for as many tokens as all active generations feed if all do the same, times
+    seconds    the servers' forward times for as many tokens as all active generations feed if all do the same, corrected by
                what rounds really took (`costs`)
-    speed      tokens a second that the generation makes
+    speed      tokens a second that the generation makes, or all that share forwards with it
 
     decided                              by
+    whether the model drafts at all      where several share forwards: together, by the largest gain until both ways were
+                                         seen, then by the better pace
     looked-up tokens                     the largest gain
     continued by the model, or not       the larger gain of the two
     when the model stops                 chance so far * rate of a next draft < speed * seconds of one more
