@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from operator import mul
 
 import numpy as np
 
@@ -240,8 +238,9 @@ class AdaptivePolicy(Policy):
         if proposal.supports:
             num = self._num_drawn_kept(len(chances), chance, confidences)
         else:
-            chances += accumulate((self._confidence.chance(each) for each in confidences), mul, initial=chance)
-            del chances[len(self._plan.chances)]
+            for confidence in confidences:
+                chance *= self._confidence.chance(confidence)
+                chances.append(chance)
             num, _ = self._best_size(chances)
         return replace(proposal, tokens=proposal.tokens[:num], supports=proposal.supports[:num],
                        support_probs=proposal.support_probs[:num])  # fmt: skip

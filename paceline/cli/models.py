@@ -47,7 +47,7 @@ def fetch(name: str) -> object:
 
 
 def fetch_all(names: Iterable[str]) -> None:
-    """Fetches those of the models that are known by name, before a service needs them. Raises ConfigError."""
+    """Fetches all models with known names, so that no service waits for a download. Raises ConfigError."""
     for name in names:
         fetch(name)
 

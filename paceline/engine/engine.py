@@ -37,7 +37,7 @@ class Engine:
     weights_fingerprint: str
     # Masks that the model can fill (see `models.shapes`).
     num_masks: int
-    # Steps of a draft that run as one program after the first.
+    # Draft steps that one program can run after the first.
     multi_steps: int
     # Names of the parts that are not batch invariant.
     batch_variant_parts: list[str]

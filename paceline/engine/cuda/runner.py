@@ -188,7 +188,7 @@ class CudaRunner:
     def _decoded(
         self, specs: Seq[SampleSpec], codable: Seq[SampleSpec | None], program: Program, results: Results
     ) -> tuple[list[Sample], dict[int, RowLogprobs]]:
-        """Returns each row's sample of the first step, and the log-probabilities of the rows that want them."""
+        """Returns the first step's samples by row, and log-probabilities of the rows that ask for them."""
         samples = decode(codable, results.of_step(0))
         row_logprobs: dict[int, RowLogprobs] = {}
         # Those that want log-probabilities too: they can't be encoded.

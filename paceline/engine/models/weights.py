@@ -36,8 +36,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 # tokenizer the draft uses.
 LENDER_KEY = "paceline_target"
 LENT = ("model.embed_tokens.weight", "lm_head.weight")
-# Key in the config of a draft that was trained to draft in parallel (PARD, 2504.18583), e.g. amd/PARD-Llama-3.2-1B: the
-# token id that stands for all its masks. They were trained for 8 drafts a forward.
+# Config key of published parallel drafts (PARD, 2504.18583), e.g. amd/PARD-Llama-3.2-1B: the token id of the mask. They are
+# trained to draft 8 tokens per forward.
 MASK_KEY, NUM_MASKS = "pard_token", 7
 # The scales of a weight of 8 bits have the weight's name plus this suffix.
 SCALE = "_scale"
