@@ -15,6 +15,8 @@ from paceline.speculation import Drafter, SpeculationParams
 from tests.cli.conftest import Ran
 from tests.services import Trio
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["t3 t1 t4 t1 t5", "t2 t7 t1 t8", "t9 t11 t30 t12", "t21 t22"]
 # The dummy models end greedy texts soon, or not at all.
 MEASURED_TOKENS, TEMPERATURE = 60, 0.8
@@ -122,7 +124,6 @@ def test_a_figure_given_overrules_the_measured_one(paceline: Callable[..., Ran],
     assert record["alpha"] == record["measured"]["alpha"]
 
 
-@pytest.mark.slow
 def test_a_draft_that_is_the_target_costs_as_much_and_is_always_right(
     paceline: Callable[..., Ran], real_trio: Trio, prompts: list[str], tmp_path: Path
 ) -> None:

@@ -24,6 +24,8 @@ from tests.certificates import made_as_documented
 from tests.gateway.conftest import free_port
 from tests.observability.collector import Collector
 
+pytestmark = pytest.mark.slow
+
 TINY = (
     "--target-model",
     "dummy:tiny",
@@ -158,7 +160,6 @@ def test_keys_are_the_coordinators_traces_everyones_and_the_address_one_ups_alon
     assert {span.service for span in collector.spans} == {f"paceline-{role}" for role in ROLES}
 
 
-@pytest.mark.slow
 def test_certificates_made_as_documented_are_the_coordinators_and_the_gateways(tmp_path: Path) -> None:
     made = made_as_documented(tmp_path)
     services, me = made["services"], made["me"]

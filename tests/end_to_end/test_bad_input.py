@@ -34,6 +34,8 @@ from tests.hosted import Host, RefusedStart
 from tests.model_folder import change_config, write_model
 from tests.services import Trio, split_variables
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [3, 14, 15]
 BYSTANDER = SamplingParams(max_tokens=100, ignore_eos=True)
 

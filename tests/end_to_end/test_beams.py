@@ -11,6 +11,8 @@ from paceline.speculation import Drafter, SpeculationParams
 from tests.end_to_end.test_greedy_oracle import expected_ids, spread
 from tests.services import Trio, wait_until_free
 
+pytestmark = pytest.mark.slow
+
 PLAIN = SpeculationParams(enabled=False)
 DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
 
@@ -34,7 +36,6 @@ async def test_beams_are_those_of_transformers(real_trio: Trio) -> None:
     await check_same_ids(real_trio, 1, SamplingParams(max_tokens=16, beams=4))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("width", [2, 8])
 async def test_beams_of_each_width_are_those_of_transformers(real_trio: Trio, width: int) -> None:

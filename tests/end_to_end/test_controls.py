@@ -21,6 +21,8 @@ from tests.end_to_end.tiny_oracle import adjusted, adjusted_after, model_logits,
 from tests.services import Trio, free_and_total_blocks, wait_until_free
 from tests.slices import slice_of
 
+pytestmark = pytest.mark.slow
+
 TARGET = "tiny-32-a"
 PROMPT = [3, 1, 4, 1, 5]
 MAX_TOKENS = 32

@@ -17,6 +17,8 @@ from tests.end_to_end.tiny_oracle import adjusted_after, oracle_ids
 from tests.services import Trio
 from tests.slices import slice_of
 
+pytestmark = pytest.mark.slow
+
 TARGET, DRAFT = "tiny-32-a", "tiny-32-b"
 PROMPT = [3, 16, 12]
 PLAIN = SpeculationParams(enabled=False)

@@ -18,6 +18,8 @@ from paceline.speculation import Drafter, Rule, SpeculationParams
 from tests.conftest import TINY
 from tests.services import Service, Trio, restart, running, start_service, start_trio, wait_until_free
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[3, 14, 15, 92, 65, number] for number in range(5)]
 GREEDY = SamplingParams(max_tokens=200, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=200, temperature=0.8, seed=5, ignore_eos=True)
@@ -81,8 +83,8 @@ async def wait_until_under_way(completions: list[Completion], num_tokens: int) -
     [
         pytest.param("draft", SAMPLED, id="draft, sampled by match"),
         pytest.param("target", GREEDY, id="target, greedy"),
-        pytest.param("draft", GREEDY, id="draft, greedy", marks=pytest.mark.slow),
-        pytest.param("target", SAMPLED, id="target, sampled by match", marks=pytest.mark.slow),
+        pytest.param("draft", GREEDY, id="draft, greedy"),
+        pytest.param("target", SAMPLED, id="target, sampled by match"),
     ],
 )
 async def test_a_model_server_that_dies_and_returns_changes_no_output(
@@ -163,7 +165,6 @@ async def test_a_stopped_draft_holds_up_no_generation_for_long(trio: Trio) -> No
     assert ended_before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("role", "seconds"), [("target", SHORT_S), ("target", LONG_S), ("draft", LONG_S)])
 async def test_a_stopped_server_changes_no_token(role: str, seconds: float, trio: Trio) -> None:
     expected = contents(await complete_all(trio, GREEDY, PLAIN))

@@ -9,6 +9,8 @@ from tests.conftest import TINY
 from tests.hosted import Host
 from tests.services import Trio
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [11, 12, 13, 14, 15] * 4
 # Of so few tokens even a random model repeats what the prompt has, and guesses are right now and then.
 FEW = (11, 12, 13, 14, 15)

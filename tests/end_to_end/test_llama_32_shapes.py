@@ -23,7 +23,7 @@ PLAIN = SpeculationParams(enabled=False, rule=Rule.MATCH)
 # A short prompt, one that passes the original length as it is answered, and one far beyond it.
 PROMPTS = [np.random.default_rng(length).integers(1, 32, length).tolist() for length in (5, 50, 300)]
 
-pytestmark = pytest.mark.parametrize("shape", SHAPES)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("shape", SHAPES)]
 
 
 @pytest.fixture

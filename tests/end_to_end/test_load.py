@@ -13,6 +13,8 @@ from tests.conftest import TINY
 from tests.hosted import Host
 from tests.services import Trio, wait_until_free
 
+pytestmark = pytest.mark.slow
+
 SPECULATIVE = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=4)
 BLOCK_SIZE = 16
 # Of keys and values, for dummy:tiny.
@@ -51,7 +53,6 @@ async def test_32_at_once_equal_their_outputs_alone(tiny_trio: Trio, alone: list
     assert all(len(output) == 48 for output in alone)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_32_real_texts_at_once_equal_their_outputs_alone(real_trio: Trio, prompts: list[str]) -> None:
     params = SamplingParams(max_tokens=32)

@@ -18,6 +18,8 @@ from tests.hosted import Host, HostedService
 from tests.model_folder import write_model
 from tests.serving.raw_session import RawSession, verify
 
+pytestmark = pytest.mark.slow
+
 # With 20 likeliest tokens of an id of two bytes a position takes 120 bytes or more: 600 KB in all.
 PROMPT = [(7 * i * i + 3 * i + 1) % 512 for i in range(5_000)]
 NUM_TOP = 20

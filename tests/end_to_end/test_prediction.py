@@ -15,6 +15,8 @@ from tests.end_to_end.tiny_oracle import model_logits, oracle_ids
 from tests.services import Trio
 from tests.slices import slice_of
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingParams(max_tokens=200, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.8, seed=5)

@@ -12,6 +12,8 @@ from tests.quantised_models import MIXED, write_model
 from tests.services import Trio
 from tests.slices import slice_of
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["ABCABDABC", "HELLOXWORLDXHELLO"]
 FLAGS = ("--kv-cache-memory", "16MiB", "--block-size", "16", "--threads", "1", "--check-integrity")
 

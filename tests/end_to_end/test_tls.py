@@ -30,6 +30,8 @@ from tests.gateway.conftest import free_port
 from tests.hosted import Host
 from tests.services import Trio
 
+pytestmark = pytest.mark.slow
+
 SHORT = SamplingParams(max_tokens=4)
 BODY: dict[str, Any] = {"prompt": "t1 t2", "max_tokens": 4, "temperature": 0}
 TIMEOUT_S = 30.0

@@ -15,6 +15,8 @@ from tests.conftest import TINY
 from tests.hosted import Host
 from tests.services import Trio
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [3, 14, 15]
 # More than a megabyte.
 LONG = SamplingParams(max_tokens=500, ignore_eos=True, n=12, logprobs=20, temperature=0.8, seed=1)

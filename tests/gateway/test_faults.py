@@ -14,6 +14,8 @@ from paceline.client import AsyncClient
 from tests.gateway.conftest import Door, OpenDoor
 from tests.services import Service, Trio, free_port, restart, running, spawn_service, start_service
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [f"t{number} t{number + 7}" for number in range(5)]
 BODY: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
 NUM_TOKENS = 200

@@ -17,6 +17,8 @@ from paceline.client import Client
 from tests.observability.conftest import BY_MODEL, PROMPT, SAMPLED, SERVICES, Watched
 from tests.observability.scrapes import Scrape
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy/grafana/paceline.json"
 PROMETHEUS = ROOT / "deploy/prometheus"
@@ -144,7 +146,6 @@ def run_promtool(promtool: str, *arguments: str, text: str = "", folder: Path = 
     return done.stdout + done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("service", SERVICES)
 def test_promtool_finds_nothing_to_say_of_what_a_service_exposes(promtool: str, watched: Watched, service: str) -> None:
     """vLLM's names have colons, which are for recording rules; they are as vLLM has them."""
@@ -152,12 +153,10 @@ def test_promtool_finds_nothing_to_say_of_what_a_service_exposes(promtool: str, 
     assert run_promtool(promtool, "check", "metrics", text=text) == ""
 
 
-@pytest.mark.slow
 def test_promtool_takes_rules_and_configuration(promtool: str) -> None:
     run_promtool(promtool, "check", "rules", ALERTS.name)
     run_promtool(promtool, "check", "config", "prometheus.yml")
 
 
-@pytest.mark.slow
 def test_alerts_fire_when_they_should_and_only_then(promtool: str) -> None:
     run_promtool(promtool, "test", "rules", "alerts_test.yml", folder=Path(__file__).parent)

@@ -21,6 +21,8 @@ from tests.observability.conftest import BY_MODEL, BY_NGRAM, PROMPT, SAMPLED, SE
 from tests.observability.scrapes import Scrape, scrape
 from tests.services import restart
 
+pytestmark = pytest.mark.slow
+
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=400, temperature=0.5, ignore_eos=True, n=8)
 

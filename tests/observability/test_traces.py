@@ -25,6 +25,8 @@ from paceline.v1 import generation_pb2_grpc
 from tests.observability.collector import Collector, Received
 from tests.observability.conftest import BY_MODEL, PROMPT, SAMPLED, SECRET, Watched
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BODY = {
     "prompt": PROMPT, "max_tokens": 40, "temperature": 1, "seed": 3, "ignore_eos": True,

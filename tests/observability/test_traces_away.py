@@ -19,6 +19,8 @@ from tests.hosted import Host, RefusedStart
 from tests.observability.collector import Collector
 from tests.services import Trio, free_port
 
+pytestmark = pytest.mark.slow
+
 BODY = {
     "prompt": "t5 t9 t30 t2", "max_tokens": 40, "temperature": 1, "seed": 3, "ignore_eos": True,
     "speculation": {"drafter": "model", "num_speculative_tokens": 4},

@@ -12,6 +12,8 @@ from tests.conftest import TINY
 from tests.services import Service, running
 from tests.serving.raw_session import RawSession, verify
 
+pytestmark = pytest.mark.slow
+
 # A fake for a step on a GPU that has met a bad address: here is no GPU.
 SERVER = """
 from paceline.engine.scheduling import worker

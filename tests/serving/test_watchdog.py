@@ -17,6 +17,8 @@ from tests.conftest import TINY
 from tests.services import Service, running
 from tests.serving.raw_session import RawSession, verify
 
+pytestmark = pytest.mark.slow
+
 SERVER = """
 import time
 from paceline.engine.scheduling import worker

@@ -14,6 +14,8 @@ from paceline.engine.cpu.kernel_cache import COMPILED_IN, KERNELS, KernelCache
 from paceline.engine.cpu.kernels import scalars
 from tests.disks import FULL, READ_ONLY, disk, make_read_only, read_only
 
+pytestmark = pytest.mark.slow
+
 # Called from Python code around the kernels, or types alone: nothing of these is compiled.
 NOT_COMPILED = {"paceline.engine.arrays", "paceline.engine.threads", "paceline.engine.cpu.kernel_cache"}
 

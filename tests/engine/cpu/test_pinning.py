@@ -7,6 +7,8 @@ import pytest
 
 from paceline.engine.threads import CORES
 
+pytestmark = pytest.mark.slow
+
 needs_two = pytest.mark.skipif(len(CORES) < 2, reason="one core leaves nothing to share")
 
 # Prints whether workers were pinned, and the cores that each may use after it.
