@@ -33,7 +33,7 @@ MASK = 8
 
 def draft_step(draft: str, context: int, num_drafts: int, in_one_forward: bool) -> Callable[[], None]:
     """Returns a greedy Propose of `num_drafts` tokens at `context`, as the draft server's worker runs it."""
-    engine = build_engine(EngineConfig(model=draft, quantization="int8"), DRAFT_ROLE, asyncio.new_event_loop())
+    engine = build_engine(EngineConfig(model=draft, quantization="auto"), DRAFT_ROLE, asyncio.new_event_loop())
     runner = engine.worker._runner
     sequence = Sequence(SequenceOptions(SamplingParams(seed=0), context, ()), engine.pool)
 

@@ -25,7 +25,9 @@ class DraftSettings(ModelServerSettings):
     )
     # Reading the weights is most of the cost of a draft step.
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
-        "int8", description="as for the target server; int8 keeps weights that a GGUF file has quantized"
+        "auto",
+        description="auto: GGUF weights of more bits become Q4_1 (on a CPU with bfloat16), other weights int8; "
+        "int8: other weights alone; int4: Q4_1; none: dequantize to --dtype",
     )
     vocab_size: int | None = Field(
         None,

@@ -21,12 +21,13 @@ from paceline.engine.cpu.kernels.bfloat16 import (
 )
 from paceline.engine.cpu.kernels.decoder import FEW_ROWS, DraftInt8Weights, Weights, multiply
 from paceline.engine.cpu.kernels.int8 import Int8Weights, pack_int8
-from paceline.engine.cpu.kernels.memory import map_region
+from paceline.engine.cpu.kernels.memory import Arena, map_region
 from paceline.engine.cpu.kernels.processor import has_features
 from paceline.engine.cpu.kernels.products import multiply_int8_weights, pack_int8_weights
 from paceline.engine.cpu.kernels.quantised.dots import dots_address
 from paceline.engine.cpu.kernels.quantised.formats import BY_NAME, CHUNK_GROUPS, WORD_FEATURES, Format, pack
 from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights
+from paceline.engine.cpu.kernels.quantised.requantizing import FOUR_BITS, round_to_four_bits
 from paceline.engine.cpu.kernels.quantised.unpacking import look_up, unpack_address
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.kernels.tiles import WIDTH, no_residual, pad_features
@@ -218,12 +219,13 @@ class Int8WeightLinear:
 class QuantisedLinear(KernelLinear):
     """Weights in GGUF's quantized blocks; activations rounded to 8 bits (`kernels.quantised`)."""
 
-    def __init__(self, parts: tuple[FileTensor, ...], bias: torch.Tensor | None) -> None:
-        in_features, formats = parts[0].shape[1], [BY_NAME[part.format.name] for part in parts]
-        packed = [pack(part.data, part.row_order, fmt, in_features) for part, fmt in zip(parts, formats, strict=True)]
+    def __init__(self, parts: tuple[FileTensor, ...], bias: torch.Tensor | None, most_bits: int = 8) -> None:
+        """Rounds codes of more than `most_bits`, 4 or 8, to Q4_1."""
+        in_features = parts[0].shape[1]
+        formats, packed = zip(*[_pack(part, in_features, most_bits) for part in parts], strict=True)
         out_features = sum(part.shape[0] for part in parts)
         bias_row = np.zeros(out_features, np.float32) if bias is None else bias.float().numpy()
-        self._set(formats, packed, in_features, bias_row)
+        self._set(list(formats), list(packed), in_features, bias_row)
 
     def _set(self, formats: list[Format], packed: list[Array], in_features: int, bias: Array) -> None:
         """`packed`: each part's tiles; bias: [out_features] float32."""
@@ -286,6 +288,15 @@ class QuantisedLinear(KernelLinear):
         return is_possible and isinstance(weight, tuple) and all(part.shape[0] % WIDTH == 0 for part in weight[:-1])
 
 
+def _pack(part: FileTensor, in_features: int, most_bits: int) -> tuple[Format, Array]:
+    fmt = BY_NAME[part.format.name]
+    if fmt.bits <= most_bits:
+        return fmt, pack(part.data, part.row_order, fmt, in_features)
+    # Outside the weights' arena, which frees nothing as long as what follows stays.
+    packed = pack(part.data, part.row_order, fmt, in_features, Arena())
+    return FOUR_BITS, round_to_four_bits(packed, fmt, in_features)
+
+
 def _unit_bytes_of_rows(fmt: Format) -> Array:
     """The places of a row's bytes in a unit, for each row of a tile: [WIDTH, bytes of a row]."""
     at = np.arange(fmt.unit_bytes)
@@ -310,11 +321,13 @@ def make_cpu_linear(
 ) -> CpuLinear:
     """Returns the fastest linear layer for `weight`: [out_features, in_features].
 
-    `quantization`: see EngineConfig.
+    `quantization`: see EngineConfig. A draft, which may differ from its file, is not batch invariant.
     """
+    if quantization == "auto" and not batch_invariant:
+        quantization = "int4" if isinstance(weight, tuple) else "int8"
     if isinstance(weight, tuple):
         if QuantisedLinear.supports(weight):
-            return QuantisedLinear(weight, bias)
+            return QuantisedLinear(weight, bias, most_bits=4 if quantization == "int4" else 8)
         weight = torch.cat([torch.from_numpy(part.dequantised()).bfloat16() for part in weight])
     if quantization == "int4" and (blocks := in_blocks(weight, "Q4_1")) is not None:
         return QuantisedLinear((blocks,), bias)

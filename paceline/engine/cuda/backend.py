@@ -80,8 +80,9 @@ def build_on(
         raise ConfigError(f"head_dim is {head_dim}; on a GPU it must be a power of two")
     block_size, batch_invariant = config.block_size or BLOCK_SIZE, config.is_batch_invariant(role)
     graph_shapes = GraphShapes(config.cuda_graph_max_tokens, min(max_model_len, GRAPH_TOKENS), role.multi_steps)
+    quantization = "int8" if config.quantization == "auto" and not role.batch_invariant else config.quantization
     with torch.inference_mode():
-        model = CudaLlama(loaded.config, loaded.tensors, config.quantization, max_model_len, batch_invariant, device)
+        model = CudaLlama(loaded.config, loaded.tensors, quantization, max_model_len, batch_invariant, device)
     budget = _fit(config, model, graph_shapes, batch_invariant, device, memory)
     progress(f"budget: {budget}")
     # One more block, which no sequence holds (see `forward_plan`).

@@ -165,3 +165,15 @@ def test_packed_weights_take_as_much_memory_as_the_file(name: str) -> None:
     weight = random_blocks(name, 64, 512)
     packed = pack(weight.data, None, BY_NAME[name], 512)
     assert weight.data.nbytes <= packed.nbytes <= 1.03 * weight.data.nbytes
+
+
+@pytest.mark.parametrize("name", [name for name, fmt in BY_NAME.items() if fmt.bits > 4])
+def test_weights_of_more_bits_are_rounded_to_the_nearest_of_sixteen(name: str) -> None:
+    tensor = random_blocks(name, 70, 768)
+    rounded = QuantisedLinear((tensor,), None, most_bits=4).rows(np.arange(70), np.float32).reshape(70, -1, 32)
+    groups = tensor.dequantised().reshape(rounded.shape)
+    step = np.ptp(groups, 2, keepdims=True) / 15
+    # Scale and offset have 11 binary digits.
+    lost = (np.abs(groups).max(2, keepdims=True) + 15 * step) / 2**11
+    assert (np.abs(rounded - groups) <= step / 2 + lost).all()
+    assert (rounded != groups).any()

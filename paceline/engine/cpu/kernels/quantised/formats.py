@@ -89,7 +89,9 @@ CHUNK_BYTES = np.array([CHUNK_GROUPS // each.unit_groups * each.unit_bytes for e
 BLOCK_BYTES = np.array([each.block_bytes for each in FORMATS])
 
 
-def pack(data: Array, row_order: Array | None, fmt: Format, in_features: int) -> Array:
+def pack(
+    data: Array, row_order: Array | None, fmt: Format, in_features: int, arena: memory.Arena = memory.weights
+) -> Array:
     """Arranges a matrix of a file in tiles: [num_tiles, bytes of a tile] uint8, padded with weights of 0.
 
     data: [out_features, bytes of a row] uint8; row_order: [out_features] int64, the file's row for each output, or None.
@@ -99,7 +101,7 @@ def pack(data: Array, row_order: Array | None, fmt: Format, in_features: int) ->
     data = data.view()
     data.flags.writeable = False
     num_tiles, tile_bytes = -(-data.shape[0] // WIDTH), fmt.tile_bytes(in_features)
-    packed = memory.weights.reserve(num_tiles * tile_bytes).reshape(num_tiles, tile_bytes)
+    packed = arena.reserve(num_tiles * tile_bytes).reshape(num_tiles, tile_bytes)
     _pack(data, order, fmt.number, packed)
     return packed
 
@@ -122,9 +124,9 @@ def _pack(data: Array, order: Array, number: int, packed: Array) -> None:
                 _read_header(source, number, row, out)
                 _read_codes(source, number, natural[row])
             for group in range(unit_groups):
-                _arrange(words, group * GROUP_WORDS, code_words)
+                arrange(words, group * GROUP_WORDS, code_words)
                 start = HEADER_BYTES[number] + group * group_bytes
-                _write_bits(codes, BITS[number], out[start : start + group_bytes])
+                write_bits(codes, BITS[number], out[start : start + group_bytes])
 
 
 @compiled()
@@ -210,7 +212,7 @@ def _add_fifths(high: Array, codes: Array) -> None:
 
 
 @compiled()
-def _arrange(natural: Array, first: int, codes: Array) -> None:
+def arrange(natural: Array, first: int, codes: Array) -> None:
     """Reorders natural: [WIDTH, words], from word `first`, to codes: [GROUP_WORDS][WIDTH] words."""
     for word in range(GROUP_WORDS):
         for row in range(WIDTH):
@@ -218,7 +220,7 @@ def _arrange(natural: Array, first: int, codes: Array) -> None:
 
 
 @compiled()
-def _write_bits(codes: Array, bits: int, out: Array) -> None:
+def write_bits(codes: Array, bits: int, out: Array) -> None:
     """Packs codes into `bits` bits each."""
     if bits == 8:
         for i in range(GROUP_CODES):
