@@ -22,6 +22,8 @@ from tests.hosted import Host
 from tests.model_folder import write_model
 from tests.services import Trio, running, start_service
 
+pytestmark = pytest.mark.slow
+
 HOW_TO_LEAVE = "An empty line, Ctrl-D or Ctrl-C ends the conversation"
 
 

@@ -1,9 +1,13 @@
 """The draft that comes with Paceline: it serves by name, is accepted often, and changes no output."""
 
+import pytest
+
 from paceline.client import AsyncClient
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, SpeculationParams
 from tests.services import Trio
+
+pytestmark = pytest.mark.slow
 
 PLAIN = SpeculationParams(enabled=False)
 DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=3)

@@ -11,6 +11,8 @@ from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.hosted import Host
 from tests.services import Trio
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingParams(max_tokens=120, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=120, ignore_eos=True, temperature=0.8, seed=5)

@@ -15,11 +15,13 @@ from tests.conftest import UNLIKE_DRAFT, UNLIKE_TARGET
 from tests.hosted import Host
 from tests.services import Trio
 
+pytestmark = pytest.mark.slow
+
 DRAFT_MAX_LEN = 64
 PROMPT = [3, 1, 4, 1, 5]
 PLAIN = SpeculationParams(enabled=False)
 EITHER_RULE = pytest.mark.parametrize("rule", Rule)
-EITHER_TRIO = pytest.mark.parametrize("services", ["unlike_trio", pytest.param("real_trio", marks=pytest.mark.slow)])
+EITHER_TRIO = pytest.mark.parametrize("services", ["unlike_trio", "real_trio"])
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,6 @@ def seeded(seed: int) -> SamplingParams:
     return SamplingParams(max_tokens=24, temperature=0.8, seed=seed, ignore_eos=True)
 
 
-@pytest.mark.slow
 async def test_draft_that_is_the_target_is_accepted_to_the_full(real_trio: Trio) -> None:
     k, rounds = 4, 32
     sampling = SamplingParams(max_tokens=1 + rounds * (k + 1), ignore_eos=True)

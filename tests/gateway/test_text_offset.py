@@ -16,6 +16,8 @@ from tests.conftest import SMALL_FLAGS
 from tests.gateway.conftest import Door, OpenDoor
 from tests.hosted import Host
 
+pytestmark = pytest.mark.slow
+
 BROKEN = "\ufffd"
 # Most of what these models write are parts of characters; special tokens, of which 0 ends a text, come too.
 MODELS = {"byte level": write_byte_level_model, "byte fallback": write_byte_fallback_model}

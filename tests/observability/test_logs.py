@@ -15,6 +15,8 @@ from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from tests.observability.conftest import BY_MODEL, PROMPT, SAMPLED, SECRET, SERVICES, Watched
 
+pytestmark = pytest.mark.slow
+
 ID = "of-a-test 1"
 
 

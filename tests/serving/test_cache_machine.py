@@ -24,6 +24,8 @@ from hypothesis.stateful import (
 from tests.hosted import HostedService
 from tests.serving.raw_session import RawSession, propose, release, substance_of, truncate, verify
 
+pytestmark = pytest.mark.slow
+
 VOCAB_SIZE = 512
 LONGEST = 300
 COUNTS = st.integers(1, 40)
@@ -206,7 +208,6 @@ def test_any_history_leaves_what_a_fresh_sequence_has(role: str, request: pytest
     run_machine(request, role, examples=15, steps=30)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("role", ["draft_server", "target_server"])
 def test_any_long_history_leaves_what_a_fresh_sequence_has(role: str, request: pytest.FixtureRequest) -> None:

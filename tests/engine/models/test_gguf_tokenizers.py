@@ -24,6 +24,8 @@ from tests.engine.models.gguf_files import (
 )
 from tests.slices import slice_of
 
+pytestmark = pytest.mark.slow
+
 DATA = json.loads(gzip.decompress((Path(__file__).parents[2] / "data" / "tokenizer_ids.json.gz").read_bytes()))
 EXPECTED = {name: kind["ids"] for kind in DATA["kinds"] for name in kind["pre"]}
 NAMES_OF_ONE_SPLITTING = [
