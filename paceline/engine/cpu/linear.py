@@ -27,8 +27,7 @@ from paceline.engine.cpu.kernels.products import multiply_int8_weights, pack_int
 from paceline.engine.cpu.kernels.quantised.dots import dots_address
 from paceline.engine.cpu.kernels.quantised.formats import BY_NAME, CHUNK_GROUPS, WORD_FEATURES, Format, pack
 from paceline.engine.cpu.kernels.quantised.product import QuantisedWeights
-from paceline.engine.cpu.kernels.quantised.requantizing import FOUR_BITS, round_to_four_bits
-from paceline.engine.cpu.kernels.quantised.unpacking import look_up, unpack_address
+from paceline.engine.cpu.kernels.quantised.unpacking import FOUR_BITS, look_up, round_to_four_bits, unpack_address
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
 from paceline.engine.cpu.kernels.tiles import WIDTH, no_residual, pad_features
 from paceline.engine.models.gguf.tensors import FileTensor
