@@ -22,7 +22,7 @@ MEMORY, OWN_MEMORY = 0.998, 0.98
 # Weight of the first guess in cases, and of all generations' rates in cases of a generation's own.
 FIRST_WEIGHT, SHARED_WEIGHT = 6.0, 10.0
 # Fraction of the model's statistics that a round without its drafts forgets, so that it is tried again.
-FORGETTING = 0.005
+RATES_FORGETTING = 0.005
 # An answer is expected to go on for as many tokens as it has, plus this number.
 EXPECTED_REST = 128
 # Step of the calibration of confidences, the cases that it needs before it counts, and the least confidence to ask for.
@@ -299,7 +299,7 @@ class AdaptivePolicy(Policy):
         if self._num_drafted:
             self._learn_drafts(finished, len(self._plan.chances))
         else:
-            self._rates.forget(1 - FORGETTING / self._costs.active.size)
+            self._rates.forget(1 - RATES_FORGETTING / self._costs.active.size)
 
     def _learn_drafts(self, finished: Round, num_before: int) -> None:
         num_accepted = finished.outcome.num_accepted - num_before
