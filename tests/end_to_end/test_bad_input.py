@@ -207,7 +207,7 @@ async def test_model_that_cannot_be_had_is_refused_saying_why(name: str) -> None
 
 @pytest.mark.parametrize(
     ("changes", "part"),
-    [({"device": "cuda"}, "on a GPU"), ({"dtype": "float32"}, "float32 weights")],
+    [({"device": "cuda"}, "on a GPU"), ({"dtype": "float32", "quantization": "none"}, "float32 weights")],
     ids=["GPU", "float32"],
 )
 async def test_a_draft_head_that_cannot_be_narrowed_is_refused_saying_why(
