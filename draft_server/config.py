@@ -26,8 +26,8 @@ class DraftSettings(ModelServerSettings):
     # Reading the weights is most of the cost of a draft step.
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
         "auto",
-        description="auto: GGUF weights of more bits become Q4_1 (on a CPU with bfloat16), other weights int8; "
-        "int8: other weights alone; int4: Q4_1; none: dequantize to --dtype",
+        description="auto: on a CPU with bfloat16, GGUF weights of more than 4 bits become Q4_1; other weights become "
+        "int8; int8, int4, none: as for the target server",
     )
     vocab_size: int | None = Field(
         None,

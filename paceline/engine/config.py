@@ -36,7 +36,7 @@ class EngineConfig(BaseModel):
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
         "auto",
         description="auto: keep GGUF quantization (on a CPU with bfloat16); none: dequantize to --dtype; "
-        "int8: quantize the other weights too; int4: round all weights of more bits to Q4_1",
+        "int8: quantize the other weights too; int4: round all weights of more than 4 bits to Q4_1",
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="device that runs the model")
     max_model_len: int | None = Field(

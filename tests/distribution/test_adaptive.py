@@ -1,7 +1,7 @@
 """The adaptive policy leaves the target's distribution as it is, whatever it drops.
 
-It drops drafts that are not worth their place in the target's forward. What a model drew may be dropped for the tokens before
-it alone: dropped for what it is, unlikely tokens would become rarer.
+It drops drafts that are not worth their place in the target's forward. A drawn token may be dropped only because of the
+tokens before it: dropping it for its own value would make unlikely tokens rarer.
 """
 
 from collections.abc import Coroutine, Sequence
@@ -66,7 +66,7 @@ class ToyModel(ModelDrafter):
 
 
 class AdaptiveRounds(Rounds):
-    """Each generation's policy proposes. Rows of the target are so dear that some drafts are dropped."""
+    """Each generation's policy proposes. The target's rows are so expensive that some drafts are dropped."""
 
     policy: type[AdaptivePolicy] = AdaptivePolicy
 

@@ -7,7 +7,7 @@ from paceline.engine.arrays import Array
 from paceline.engine.cpu.kernels.quantised.formats import BY_NAME, pack
 from paceline.engine.cpu.kernels.quantised.product import UNIT_FROM_ROWS
 from paceline.engine.cpu.kernels.scalars import bits_of, tensor_of
-from paceline.engine.cpu.linear import QuantisedLinear
+from paceline.engine.cpu.linear import QuantisedLinear, make_cpu_linear
 from tests.engine.cpu.quantised.blocks import random_blocks, rounded_rows
 
 FORMATS = tuple(BY_NAME)
@@ -177,3 +177,13 @@ def test_weights_of_more_bits_are_rounded_to_the_nearest_of_sixteen(name: str) -
     lost = (np.abs(groups).max(2, keepdims=True) + 15 * step) / 2**11
     assert (np.abs(rounded - groups) <= step / 2 + lost).all()
     assert (rounded != groups).any()
+
+
+@pytest.mark.parametrize(
+    ("quantization", "is_target", "name"),
+    [("auto", True, "Q5_0"), ("auto", False, "Q4_1"), ("int8", False, "Q5_0"), ("int4", True, "Q4_1")],
+)
+def test_a_draft_has_four_bits_unless_asked_otherwise(quantization: str, is_target: bool, name: str) -> None:
+    linear = make_cpu_linear((random_blocks("Q5_0", 32, 256),), None, quantization, batch_invariant=is_target)
+    assert isinstance(linear, QuantisedLinear)
+    assert [fmt.name for fmt in linear._formats] == [name]
