@@ -22,7 +22,7 @@ SOURCES = (
     "Dockerfile", ".dockerignore", "docker-compose.yml", "deploy/compose/tls.yml", "constraints.txt", "pyproject.toml", "README.md",
     "LICENSE", "paceline", "draft_server", "target_server", "coordinator", "gateway",
 )  # fmt: skip
-BUILD_TIMEOUT_S, START_TIMEOUT_S = 600.0, 300.0
+BUILD_TIMEOUT_S, START_TIMEOUT_S, RESTART_TIMEOUT_S = 600.0, 300.0, 60.0
 # In a container: kills the service, the child of the init process, as a crash would. (`docker kill` would count as wanted,
 # and nothing would start it again.)
 KILL = (
@@ -50,19 +50,24 @@ class Stack:
         """The same project with one more compose file, and what that reads."""
         return replace(self, files=(*self.files, name), variables={**self.variables, **variables})
 
-    def compose(self, *arguments: str, timeout_s: float = 120.0) -> str:
+    def compose(self, *arguments: str, check: bool = True, timeout_s: float = 120.0) -> str:
         files = [word for name in self.files for word in ("--file", str(self.folder / name))]
-        return self.engine.docker(
-            "compose", "--project-name", self.project, *files, *arguments, timeout_s=timeout_s, **self.variables
-        )
+        words = ("compose", "--project-name", self.project, *files, *arguments)
+        return self.engine.docker(*words, check=check, timeout_s=timeout_s, **self.variables)
 
     def up(self) -> None:
         """Returns when all services are healthy."""
         self.compose("up", "--detach", "--wait", "--wait-timeout", "280", timeout_s=START_TIMEOUT_S)
 
     def kill(self, service: str) -> None:
-        """The process dies as by a crash; the engine starts it again."""
-        self.compose("exec", "--no-TTY", service, "python", "-c", KILL)
+        """Kills the process as a crash would. Returns when the engine has started it again."""
+        restarts = self.inspect(service)["RestartCount"]
+        # Unchecked: the command lives in the container that it ends, and may die with it before it can exit with 0.
+        self.compose("exec", "--no-TTY", service, "python", "-c", KILL, check=False)
+        deadline_s = time.monotonic() + RESTART_TIMEOUT_S
+        while self.inspect(service)["RestartCount"] == restarts:
+            assert time.monotonic() < deadline_s, f"{service} was not killed, or not started again"
+            time.sleep(0.1)
 
     def inspect(self, service: str) -> dict[str, Any]:
         container = self.compose("ps", "--all", "--quiet", service).strip()
