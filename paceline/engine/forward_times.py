@@ -11,8 +11,9 @@ from paceline.engine.sampling.specs import Argmax, Sample, SampleSpec
 from paceline.engine.scheduling.job import Job
 from paceline.sampling import SamplingParams
 
-# Numbers of tokens that are measured. In between a forward's time is nearly linear.
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+# Numbers of tokens that are measured. In between a forward's time is nearly linear; kernels take 8 or 16 rows at a time, and
+# one more costs another pass.
+SIZES = (1, 2, 4, 8, 9, 16, 17, 32, 64, 128, 256, 512)
 # No larger size is measured after a forward of at least FEWEST tokens that took this long.
 LONG_S, FEWEST = 0.02, 32
 # Most tokens of one sequence: a chunk of a prompt takes other kernels than rounds do.
