@@ -4,9 +4,9 @@ python -m benchmarks.modes [--modes model:4,adaptive,hybrid:adaptive] [--at-once
                            [--temperature 0.7] [--rule rejection] [--target smollm2-135m] [--draft smollm2-135m] [--unread]
 
 Every group of prompts goes through all modes, in a new order each time. Both models read it once before, unmeasured;
-with --unread, caches are not reused and every run reads its prompts. Each mode has its own salt, so that it may draft
-from its answers to earlier prompts but never from another mode's. If the prompts of each group have one kind, ratios by
-kind follow, lowest first.
+with --unread, caches are not reused and every run reads its prompts; one at a time, the times after the first token are
+compared too. Each mode has its own salt, so that it may draft from its answers to earlier prompts but never from another
+mode's. If the prompts of each group have one kind, ratios by kind follow, lowest first.
 """
 
 import argparse
@@ -35,11 +35,16 @@ READING_TOKENS = 3
 
 async def answer(
     client: AsyncClient, prompts: Sequence[str], sampling: SamplingParams, speculation: SpeculationParams, salt: str
-) -> float:
-    """Answers all at once; returns seconds. With a new salt, no prompt or answer is known."""
+) -> tuple[float, float]:
+    """Answers all at once; returns seconds, and those after the first token of the first. With a new salt, no prompt or
+    answer is known."""
     started_s = time.perf_counter()
-    await asyncio.gather(*(client.complete(prompt, sampling, speculation, cache_salt=salt) for prompt in prompts))
-    return time.perf_counter() - started_s
+    [first, *_] = await asyncio.gather(
+        *(client.complete(prompt, sampling, speculation, cache_salt=salt) for prompt in prompts)
+    )
+    assert first.finish is not None
+    timing = first.finish.timing
+    return time.perf_counter() - started_s, (timing.total_ms - timing.ttft_ms) / 1e3
 
 
 async def compare(
@@ -52,7 +57,7 @@ async def compare(
 ) -> None:
     """`kinds`: the kind of each group's prompts."""
     order = random.Random(0)
-    seconds: dict[str, list[float]] = {name: [] for name in modes}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in modes}
     # Costs are learned once in a coordinator's life, and the first forwards are slow: not part of what is measured.
     for name, speculation in modes.items():
         await answer(client, groups[0], sampling, speculation, f"{name}, warm-up")
@@ -60,9 +65,17 @@ async def compare(
         for name in order.sample(list(modes), len(modes)):
             if reads:
                 await answer(client, group, replace(sampling, max_tokens=READING_TOKENS), READING, name)
-            seconds[name].append(await answer(client, group, sampling, modes[name], name))
-    plain = seconds.pop(OFF)
+            taken[name].append(await answer(client, group, sampling, modes[name], name))
     tokens = sampling.max_tokens * sum(map(len, groups))
+    report({name: [whole for whole, _ in each] for name, each in taken.items()}, tokens, kinds)
+    if not reads and max(map(len, groups)) == 1:
+        print("\nafter the first token:")
+        report({name: [decoding for _, decoding in each] for name, each in taken.items()}, tokens - len(groups), kinds)
+
+
+def report(seconds: dict[str, list[float]], tokens: int, kinds: Sequence[str]) -> None:
+    """seconds: of each group, by mode. tokens: of all groups."""
+    plain = seconds.pop(OFF)
     print(f"{OFF}: {tokens / sum(plain):.1f} tokens/s")
     for name, taken in seconds.items():
         ratios = [before / after for before, after in zip(plain, taken, strict=True)]
