@@ -1,6 +1,6 @@
 """Paceline against its peers, in one table.
 
-python -m benchmarks.peers [--model smollm2-135m | dummy:llama-3.2-1b | dummy:llama-3.2-3b]
+python -m benchmarks.peers [--model smollm2-135m | qwen2.5-coder-1.5b | dummy:llama-3.2-1b | dummy:llama-3.2-3b]
                            [--weights bf16 | q8_0 | q4_k_m | q4_1] [--prompts FILE.jsonl] [--count 10] [--tokens 80]
                            [--at-once 1,10] [--engines paceline,llama.cpp,...] [--temperature 0] [--json]
 python -m benchmarks.peers --phases [--prompt-tokens 512] [--count 3] ...
@@ -22,10 +22,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-from transformers import AutoTokenizer
-
-from benchmarks.deployment import DRAFT
 from benchmarks.memory_bandwidth import Bandwidth, measure_bandwidth
 from benchmarks.peers.contest import Contest, Row
 from benchmarks.peers.engines import FOLDER, OPENVINO, WorkerPlan, plan_workers
@@ -36,7 +32,6 @@ from benchmarks.peers.protocol import Settings
 from benchmarks.peers.report import Report
 from benchmarks.peers.subject import FORMATS, REAL, Subject
 from benchmarks.prompts import spread_prompts
-from paceline.engine.models.weights import find_folder
 
 OWN_PROMPTS = Path(__file__).parent.parent.parent / "tests" / "data" / "prompts.jsonl"
 ENGINES = "paceline,transformers,llama.cpp,llama.cpp-native,vllm,openvino"
@@ -55,7 +50,11 @@ def say(line: str) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=REAL, help=", ".join(FORMATS))
-    parser.add_argument("--weights", default="bf16", help="bf16, q8_0 or q4_k_m; of smollm2-135m bf16 or q4_1")
+    parser.add_argument(
+        "--weights",
+        default="bf16",
+        help="; ".join(f"{name}: {', '.join(formats)}" for name, formats in FORMATS.items()),
+    )
     parser.add_argument("--phases", action="store_true", help="reading a prompt and decoding, apart")
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS, help='lines of JSON with "turns"')
     parser.add_argument("--prompt-tokens", type=int, default=512, help="in the random prompts of a request together")
@@ -64,7 +63,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--at-once", default="1", help="prompts in a request, as 1,10")
     parser.add_argument("--engines", default=ENGINES)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--draft", default=DRAFT, help="Paceline's draft, in int8")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--json", action="store_true", help="JSON to stdout, the table to stderr")
     return parser.parse_args()
@@ -88,7 +86,7 @@ def make_prompts(arguments: argparse.Namespace, subject: Subject, at_once: int) 
         return subject.random_prompts(arguments.count * at_once, max(1, arguments.prompt_tokens // at_once))
     if subject.is_dummy:
         return subject.random_prompts(arguments.count, arguments.prompt_tokens)
-    tokenizer = AutoTokenizer.from_pretrained(subject.model_folder(say))
+    tokenizer = subject.tokenizer()
     chats = [[{"role": "user", "content": each.text}] for each in spread_prompts(arguments.prompts, arguments.count)]
     return [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
 
@@ -98,16 +96,17 @@ def make_settings(
 ) -> Settings:
     """Returns the workers' settings; makes missing files."""
     longest = longest_prompt + arguments.tokens + SPARE_TOKENS
-    model_folder = "" if subject.is_dummy else str(subject.model_folder(say))
-    formats = [plan.weights for plan in installed if plan.engine == "openvino"]
-    needs_gguf = not subject.has_folder or any(plan.engine.startswith("llama.cpp") for plan in installed)
+    model_folder = str(subject.model_folder(say)) if subject.model == REAL else ""
+    formats = [plan.weights for plan in installed if plan.engine == "openvino" and not plan.reads_gguf]
+    needs_gguf = not subject.has_folder or any(plan.reads_gguf for plan in installed)
     gguf_file = _in_memory(subject.gguf_file()) if needs_gguf else ""
     has_draft = not only_plain(arguments, subject)
     return Settings(
         model_folder=model_folder,
         gguf_file=gguf_file,
         target=model_folder if subject.has_folder else gguf_file,
-        draft=str(find_folder(arguments.draft, torch.bfloat16, say)) if has_draft else "none",
+        draft=subject.draft if has_draft else "none",
+        draft_gguf_file=subject.draft_gguf_file,
         openvino_folders={
             weights: str(openvino_folder(Path(model_folder), weights, FOLDER, OPENVINO)) for weights in formats
         },
@@ -135,7 +134,7 @@ def make_report(
         return Phases(rows, subject.weight_bytes(), readers, bandwidth)
     if subject.is_dummy:
         return Report(rows, None)
-    return Report(rows, AutoTokenizer.from_pretrained(subject.model_folder(say)).eos_token_id)
+    return Report(rows, subject.tokenizer().eos_token_id)
 
 
 def main() -> None:

@@ -99,7 +99,10 @@ class Contest:
     def _start(self, plan: WorkerPlan, settings: Settings, stack: ExitStack) -> None:
         try:
             worker = Worker(
-                plan.python, plan.module, replace(settings, ngrams=plan.ngrams, weights=plan.weights), plan.environment
+                plan.python,
+                plan.module,
+                replace(settings, drafter=plan.drafter, weights=plan.weights),
+                plan.environment,
             )
         except WorkerFailed as failure:
             self._drop(plan.engine, f"did not start: {failure}")

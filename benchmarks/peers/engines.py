@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.peers.subject import Subject
+from benchmarks.peers.subject import REAL, Subject
 from benchmarks.peers.worker import ROOT
 
 # Made by `make peers`; ignored by git.
@@ -32,7 +32,8 @@ class WorkerPlan:
     module: str
     python: Path
     contenders: tuple[Contender, ...]
-    ngrams: bool = False
+    # What proposes, for engines that settle it when they start: "ngrams" or "model".
+    drafter: str = ""
     # Whether it runs any GGUF file. The others run what was made of the real model, in a format of their own.
     reads_gguf: bool = False
     weights: str = "bf16"
@@ -50,11 +51,13 @@ class WorkerPlan:
 
     def suits(self, subject: Subject) -> bool:
         """Whether it runs the subject, or the model that its users have instead of a quantized file."""
-        return self.reads_gguf or subject.has_folder or (self.weights == "int8" and not subject.is_dummy)
+        if self.drafter == "model" and not subject.draft_gguf_file:
+            return False
+        return self.reads_gguf or subject.has_folder or (self.weights == "int8" and subject.model == REAL)
 
     def only_plain(self) -> "WorkerPlan":
         """Returns the plan without speculation; possibly without contenders."""
-        plain = tuple(each for each in self.contenders if each.mode == "plain" and not self.ngrams)
+        plain = tuple(each for each in self.contenders if each.mode == "plain" and not self.drafter)
         return replace(self, contenders=plain)
 
 
@@ -99,18 +102,27 @@ def _all_plans(threads: int) -> list[WorkerPlan]:
             Contender("transformers prompt lookup 4", "ngrams", alone=True),
         )),
         WorkerPlan("llama.cpp", module + "llama_cpp", llama_cpp, (Contender("llama.cpp plain"),), reads_gguf=True),
-        WorkerPlan("llama.cpp", module + "llama_cpp", llama_cpp, (Contender("llama.cpp n-gram-simple"),), True, True),
+        WorkerPlan("llama.cpp", module + "llama_cpp", llama_cpp, (Contender("llama.cpp n-gram-simple"),), "ngrams", True),
         *(
             WorkerPlan(
-                "llama.cpp-native", module + "llama_server", own, (Contender(name),), reads_gguf=True,
+                "llama.cpp-native", module + "llama_server", own, (Contender(name),), drafter, reads_gguf=True,
                 environment={"LLAMA_SERVER": str(LLAMA_SERVER), "LLAMA_ARG_FLASH_ATTN": flash}, program=LLAMA_SERVER,
             )
             # Its own choice is to use it: good for prompts, and bad for decoding on few cores.
-            for name, flash in (("llama.cpp native plain", "auto"), ("llama.cpp native, no flash", "off"))
+            for name, drafter, flash in (
+                ("llama.cpp native plain", "", "auto"),
+                ("llama.cpp native, no flash", "", "off"),
+                ("llama.cpp native n-gram-simple", "ngrams", "auto"),
+                ("llama.cpp native model 3", "model", "auto"),
+            )
         ),
         WorkerPlan("vllm", module + "vllm", vllm, (Contender("vllm plain"),), environment=vllm_environment),
-        WorkerPlan("vllm", module + "vllm", vllm, (Contender("vllm n-gram 4"),), True, environment=vllm_environment),
+        WorkerPlan("vllm", module + "vllm", vllm, (Contender("vllm n-gram 4"),), "ngrams", environment=vllm_environment),
         WorkerPlan("openvino", module + "openvino", OPENVINO, (Contender("openvino plain"),)),
-        WorkerPlan("openvino", module + "openvino", OPENVINO, (Contender("openvino prompt lookup 4"),), ngrams=True),
+        WorkerPlan("openvino", module + "openvino", OPENVINO, (Contender("openvino prompt lookup 4"),), "ngrams"),
         WorkerPlan("openvino", module + "openvino", OPENVINO, (Contender("openvino int8"),), weights="int8"),
+        WorkerPlan(
+            "openvino", module + "openvino", OPENVINO, (Contender("openvino gguf", alone=True),), reads_gguf=True,
+            weights="gguf",
+        ),
     ]  # fmt: skip

@@ -28,6 +28,8 @@ class Settings:
     # Paceline's target, one of the two; and its draft, which may be no whole model, or "none".
     target: str
     draft: str
+    # The draft as a GGUF file, if it is a whole model, else "".
+    draft_gguf_file: str
     # By the format of the weights, the model exported for OpenVINO; empty if it does not run.
     openvino_folders: dict[str, str]
     threads: int
@@ -37,8 +39,8 @@ class Settings:
     max_at_once: int
     # Temperature; 0 is greedy.
     temperature: float = 0.0
-    # For engines that settle it when they start: propose by n-grams.
-    ngrams: bool = False
+    # For engines that settle it when they start: what proposes, "ngrams" or "model"; "" for nothing.
+    drafter: str = ""
     # For engines with weights in several formats.
     weights: str = "bf16"
 

@@ -28,7 +28,7 @@ class LlamaCpp:
         params.cache_prompt = False
         params.cache_ram_mib = 0
         params.port = 0
-        if settings.ngrams:
+        if settings.drafter:
             params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
         self._temperature = settings.temperature
         self._server = xllamacpp.Server(params)

@@ -14,6 +14,7 @@ from benchmarks.peers.protocol import Settings, serve
 
 POLL_S = 0.02
 ANSWER_TIMEOUT_S = 900.0
+NUM_DRAFTS = 3
 
 
 class LlamaServer:
@@ -24,12 +25,21 @@ class LlamaServer:
         self.version = f"llama.cpp native ({words[words.index('version:') + 1]})"
         port = _free_port()
         self._url = f"http://127.0.0.1:{port}"
+        speculation = {
+            "": [],
+            "ngrams": ["--spec-type", "ngram-simple"],
+            "model": [
+                "--spec-type", "draft-simple", "--spec-draft-model", settings.draft_gguf_file,
+                "--spec-draft-n-max", str(NUM_DRAFTS),
+            ],
+        }[settings.drafter]  # fmt: skip
         # The same settings as in `llama_cpp`.
         self._process = subprocess.Popen([
             program, "--model", settings.gguf_file, "--host", "127.0.0.1", "--port", str(port), "--no-ui",
             "--threads", str(settings.threads), "--threads-batch", str(settings.threads),
             "--parallel", str(settings.max_at_once), "--no-kv-unified",
             "--ctx-size", str(settings.max_length * settings.max_at_once), "--no-cache-prompt", "--cache-ram", "0",
+            *speculation,
         ])  # fmt: skip
         self._temperature = settings.temperature
         self._threads = ThreadPoolExecutor(settings.max_at_once)

@@ -1,4 +1,5 @@
-"""OpenVINO GenAI's continuous batching in this process, on weights that `make peers` exported."""
+"""OpenVINO GenAI in this process: continuous batching of weights that `make peers` exported, or one prompt at a time from
+a GGUF file."""
 
 from typing import Any
 
@@ -26,9 +27,16 @@ class OpenVino:
             "INFERENCE_PRECISION_HINT": "bf16",
             "KV_CACHE_PRECISION": "bf16",
         }
-        if settings.ngrams:
+        self._ngrams, self._temperature = settings.drafter == "ngrams", settings.temperature
+        # Only this class reads such a file; as a draft model it reads none.
+        self._alone = None
+        if settings.weights == "gguf":
+            self._alone = openvino_genai.LLMPipeline(
+                settings.gguf_file, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=settings.threads
+            )
+            return
+        if self._ngrams:
             properties["prompt_lookup"] = True
-        self._ngrams, self._temperature = settings.ngrams, settings.temperature
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
             settings.openvino_folders[settings.weights], scheduler, "CPU", properties
         )
@@ -42,6 +50,8 @@ class OpenVino:
         if self._ngrams:
             config.num_assistant_tokens, config.max_ngram_size = NUM_DRAFTS, LONGEST_MATCH
         inputs = [openvino.Tensor(np.array([prompt], np.int64)) for prompt in prompts]
+        if self._alone is not None:
+            return [list(self._alone.generate(each, config).tokens[0]) for each in inputs]
         results = self._pipeline.generate(inputs, [config] * len(prompts))
         return [list(result.m_generation_ids[0]) for result in results]
 

@@ -14,7 +14,7 @@ class Vllm:
     def __init__(self, settings: Settings) -> None:
         self.version = f"vllm {vllm.__version__}"
         self._temperature = settings.temperature
-        options: dict[str, Any] = {"speculative_config": NGRAMS} if settings.ngrams else {}
+        options: dict[str, Any] = {"speculative_config": NGRAMS} if settings.drafter else {}
         self._llm = vllm.LLM(
             settings.model_folder, dtype="bfloat16", enforce_eager=True, max_model_len=settings.max_length,
             max_num_seqs=settings.max_at_once, enable_prefix_caching=False, **options,
