@@ -1,14 +1,15 @@
 """The promise as a campaign: the same tokens with any drafter and any concurrent requests.
 
 python -m tests.identity [--prompts FILE.jsonl] [--count 60] [--alone-count 60] [--tokens 64]
-                         [--dtypes bfloat16,float32] [--modes greedy,coupled] [--drafts stepwise,parallel] [--threads N]
+                         [--dtypes bfloat16,float32] [--modes greedy,coupled] [--pairs stepwise,parallel] [--threads N]
                          [--kv-cache-dtype auto] [--variants "off,hierarchical k=4"]
 
 The reference is plain decoding, one prompt at a time. Each variant then runs alone, and all
-variants of all prompts run together, many at once in shuffled order. This is done with each kind of
-draft: the target itself in int8, a token a forward, and the small draft with vectors for masks, all tokens
-in one forward. Exits with 1 if a single token differs. Each variant is reported as it ends. The whole
-takes some four hours on two cores; with `--threads 1`, two campaigns fit beside each other and end sooner.
+variants of all prompts run together, many at once in shuffled order. This is done with each pair: the embedded target
+with itself in int8 as draft, a token a forward; with the small draft and vectors for masks, all tokens in one forward;
+and, if asked for, Qwen2.5-Coder-1.5B with its 0.5B (`--pairs qwen --dtypes bfloat16`). Exits with 1 if a single token
+differs. Each variant is reported as it ends. The whole takes some four hours on two cores; with `--threads 1`, two
+campaigns fit beside each other and end sooner.
 """
 
 import argparse
@@ -122,16 +123,26 @@ def parallel_draft(folder: Path) -> str:
     return str(folder)
 
 
+def models_of(pair: str, folder: Path) -> tuple[str, str, tuple[str, ...]]:
+    """Returns target, draft, and flags of the draft alone. A made draft is in `folder`."""
+    match pair:
+        case "stepwise":
+            return MODEL, MODEL, ("--quantization", "int8")
+        case "parallel":
+            return MODEL, parallel_draft(folder / "draft"), ("--quantization", "int8")
+        case "qwen":
+            return "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", ()
+    sys.exit(f"error: no pair {pair!r}; there are stepwise, parallel and qwen")
+
+
 @contextlib.contextmanager
-def start_pair(dtype: str, kind: str, *flags: str) -> Iterator[Trio]:
-    """The embedded target in `dtype`, and a draft of this kind in int8; `flags` for both."""
+def start_pair(dtype: str, pair: str, *flags: str) -> Iterator[Trio]:
+    """Both models in `dtype`; `flags` for both."""
     with tempfile.TemporaryDirectory(prefix="paceline-identity-") as name:
         folder = Path(name)
-        draft = MODEL if kind == "stepwise" else parallel_draft(folder / "draft")
+        target, draft, own = models_of(pair, folder)
         common = ("--dtype", dtype, "--kv-cache-memory", "1GiB", "--max-model-len", "2048", *flags)
-        with start_trio(
-            folder, target=("--model", MODEL, *common), draft=("--model", draft, *common, "--quantization", "int8")
-        ) as trio:
+        with start_trio(folder, target=("--model", target, *common), draft=("--model", draft, *common, *own)) as trio:
             yield trio
 
 
@@ -153,7 +164,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--drafts", default="stepwise,parallel")
+    parser.add_argument("--pairs", default="stepwise,parallel", help="stepwise, parallel, qwen")
     parser.add_argument("--threads", type=int, help="CPU threads of each server; default: all cores")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="some of them")
@@ -162,11 +173,11 @@ def main() -> None:
     flags = ("--kv-cache-dtype", arguments.kv_cache_dtype)
     flags += ("--threads", str(arguments.threads)) if arguments.threads else ()
     differing, chosen = 0, {name: VARIANTS[name] for name in arguments.variants.split(",")}
-    for dtype, kind in itertools.product(arguments.dtypes.split(","), arguments.drafts.split(",")):
-        variants = {name: each for name, each in chosen.items() if kind == "stepwise" or name in ("off", *ASKING)}
-        with start_pair(dtype, kind, *flags) as trio:
+    for dtype, pair in itertools.product(arguments.dtypes.split(","), arguments.pairs.split(",")):
+        variants = {name: each for name, each in chosen.items() if pair != "parallel" or name in ("off", *ASKING)}
+        with start_pair(dtype, pair, *flags) as trio:
             for mode in arguments.modes.split(","):
-                title = f"{dtype:9s} {kind:8s} {mode:8s}"
+                title = f"{dtype:9s} {pair:8s} {mode:8s}"
                 campaign = asyncio.run(
                     run_campaign(trio, title, prompts, mode, arguments.tokens, arguments.alone_count, variants)
                 )
