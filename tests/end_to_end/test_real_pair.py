@@ -42,4 +42,4 @@ async def test_a_chat_has_the_published_template_and_ids(pair: Trio) -> None:
     async with AsyncClient(pair.address) as client:
         ids = await client.tokenize("Hi")
         assert ids[: len(CHAT_BEGINS)] == CHAT_BEGINS
-        assert (await client.detokenize(ids)).text == CHAT_TEXT
+        assert b"".join((await client.detokenize(ids)).pieces) == CHAT_TEXT.encode()
