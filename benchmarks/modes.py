@@ -36,8 +36,10 @@ READING_TOKENS = 3
 async def answer(
     client: AsyncClient, prompts: Sequence[str], sampling: SamplingParams, speculation: SpeculationParams, salt: str
 ) -> tuple[float, float]:
-    """Answers all at once; returns seconds, and those after the first token of the first. With a new salt, no prompt or
-    answer is known."""
+    """Answers all at once. Returns the seconds in all, and the first answer's seconds after its first token.
+
+    With a new salt, no prompt or answer is known.
+    """
     started_s = time.perf_counter()
     [first, *_] = await asyncio.gather(
         *(client.complete(prompt, sampling, speculation, cache_salt=salt) for prompt in prompts)

@@ -21,7 +21,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,16 +123,13 @@ def parallel_draft(folder: Path) -> str:
     return str(folder)
 
 
-def models_of(pair: str, folder: Path) -> tuple[str, str, tuple[str, ...]]:
-    """Returns target, draft, and flags of the draft alone. A made draft is in `folder`."""
-    match pair:
-        case "stepwise":
-            return MODEL, MODEL, ("--quantization", "int8")
-        case "parallel":
-            return MODEL, parallel_draft(folder / "draft"), ("--quantization", "int8")
-        case "qwen":
-            return "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", ()
-    sys.exit(f"error: no pair {pair!r}; there are stepwise, parallel and qwen")
+INT8 = ("--quantization", "int8")
+# Target, draft, and flags of the draft alone; from a folder for what is made.
+PAIRS: dict[str, Callable[[Path], tuple[str, str, tuple[str, ...]]]] = {
+    "stepwise": lambda folder: (MODEL, MODEL, INT8),
+    "parallel": lambda folder: (MODEL, parallel_draft(folder / "draft"), INT8),
+    "qwen": lambda folder: ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", ()),
+}
 
 
 @contextlib.contextmanager
@@ -140,7 +137,7 @@ def start_pair(dtype: str, pair: str, *flags: str) -> Iterator[Trio]:
     """Both models in `dtype`; `flags` for both."""
     with tempfile.TemporaryDirectory(prefix="paceline-identity-") as name:
         folder = Path(name)
-        target, draft, own = models_of(pair, folder)
+        target, draft, own = PAIRS[pair](folder)
         common = ("--dtype", dtype, "--kv-cache-memory", "1GiB", "--max-model-len", "2048", *flags)
         with start_trio(folder, target=("--model", target, *common), draft=("--model", draft, *common, *own)) as trio:
             yield trio
@@ -164,11 +161,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--pairs", default="stepwise,parallel", help="stepwise, parallel, qwen")
+    parser.add_argument("--pairs", default="stepwise,parallel", help=", ".join(PAIRS))
     parser.add_argument("--threads", type=int, help="CPU threads of each server; default: all cores")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="some of them")
     arguments = parser.parse_args()
+    if unknown := set(arguments.pairs.split(",")) - set(PAIRS):
+        parser.error(f"--pairs: no pair {', '.join(sorted(unknown))}; there are {', '.join(PAIRS)}")
     prompts = [record.text for record in read_prompts("--prompts", arguments.prompts)][: arguments.count]
     flags = ("--kv-cache-dtype", arguments.kv_cache_dtype)
     flags += ("--threads", str(arguments.threads)) if arguments.threads else ()
