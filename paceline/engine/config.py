@@ -63,9 +63,9 @@ class EngineConfig(BaseModel):
         0.45, gt=0, le=1, description="fraction of the GPU's memory that this server may use"
     )
     cuda_graph_max_tokens: int = Field(
-        256,
+        512,
         ge=1,
-        le=256,
+        le=512,
         description="on a GPU: maximum tokens in a step that runs as a CUDA graph; fewer start up faster",
     )
     deterministic: bool = Field(

@@ -13,7 +13,6 @@ from paceline.engine.cuda.budget import MemoryBudget, run_largest_step
 from paceline.engine.cuda.graph_shapes import GraphShapes
 from paceline.engine.cuda.model import CudaLlama
 from paceline.engine.cuda.paged_attention import CudaPagedAttention, tiles_at_once
-from paceline.engine.cuda.products import FEW_ROWS
 from paceline.engine.cuda.runner import CudaRunner
 from paceline.engine.models.quantization import DTYPES
 from paceline.engine.models.weights import LoadedModel
@@ -122,14 +121,13 @@ def _fit(
     trial = _cache(model, num_blocks + 1, block_size, DTYPES[config.dtype], device)
     activations = memory.peak_of(lambda: run_largest_step(model, trial, num_rows, batch_invariant, device))
     largest, _ = next(graph_shapes.shapes())
-    widened_bytes = model.widened_bytes if largest.num_rows > FEW_ROWS else 0
     _, result_bytes = tiles_at_once(largest, model.config.num_heads, model.config.head_dim)
     return MemoryBudget.fit(
         total=memory.total,
         fraction=config.gpu_memory_utilization,
         weights=weights,
         activations=activations,
-        graphs=graph_shapes.bytes(model.config.vocab_size) + result_bytes + widened_bytes,
+        graphs=graph_shapes.bytes(model.config.vocab_size) + result_bytes,
         block=block_size * model.config.kv_bytes_per_token(DTYPES[config.dtype].itemsize),
         cache=config.kv_cache_memory,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paceline.engine.batch import Batch
 from paceline.engine.cuda.forward_plan import FEW_ROWS, PART_TOKENS, ForwardShape
 
-ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 # Numbers of parts in the longest sequence. A larger number only adds programs of attention that end at once.
 PARTS = (2, 8, 32, 128, 512)
 # Memory for each logit: its float32.

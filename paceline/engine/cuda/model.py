@@ -74,10 +74,6 @@ class CudaLlama:
         return sum(each.num_bytes for each in self._products)
 
     @property
-    def widened_bytes(self) -> int:
-        return max(each.widened_bytes for each in self._products)
-
-    @property
     def _products(self) -> list[CudaLinear]:
         of_layers = [each for layer in self.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return [*of_layers, self._head]

@@ -1,10 +1,10 @@
 """Linear layers on a GPU: torch's product, or our tiles of bfloat16 or int8 weights.
 
-Our product is batch invariant: equal tiles, and spans that depend only on the weight's shape, added in order. cuBLAS
-selects its kernel by the number of rows.
+Our product of few rows is batch invariant: equal tiles, and spans that depend only on the weight's shape, added in order.
+cuBLAS selects its kernel by the number of rows.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import triton
@@ -13,13 +13,27 @@ from torch.nn import functional
 
 from paceline.engine.models.quantization import quantise
 
-# Rows, output features and input features of a tile.
-TILE_ROWS, TILE_FEATURES, TILE_DEPTH = 16, 32, 128
-# Number of programs that keeps all processors of a large GPU busy.
-PROGRAMS = 512
-# Most spans of a product, and the fewest input features in a span.
+
+class Tile(NamedTuple):
+    """What a program multiplies at a time, and how it is launched."""
+
+    rows: int
+    # Of output, and of input.
+    features: int
+    depth: int
+    num_stages: int
+    # That keeps all processors of a large GPU busy.
+    num_programs: int
+
+    @property
+    def least_span(self) -> int:
+        """Fewest input features in a span."""
+        return 2 * self.depth
+
+
+FEW, MANY = Tile(16, 32, 128, num_stages=3, num_programs=512), Tile(128, 64, 64, num_stages=4, num_programs=128)
+# Most spans of a product.
 MOST_SPANS = 8
-LEAST_SPAN = 2 * TILE_DEPTH
 # Up to this many rows, reading the weights takes most of the time. With more rows there are enough programs without
 # spans.
 FEW_ROWS = 64
@@ -30,8 +44,6 @@ class CudaLinear(Protocol):
 
     # Bytes of weights that a product reads.
     num_bytes: int
-    # The most bytes that a product of more than FEW_ROWS rows takes for a copy of the weight.
-    widened_bytes: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -93,11 +105,11 @@ def _multiply(
             tl.store(count, 0)
 
 
-def spans_of(out_features: int, in_features: int) -> int:
-    """Returns into how many spans of input features few rows' product is split, by the weight's shape alone."""
-    programs = triton.cdiv(out_features, TILE_FEATURES)
-    wanted = triton.next_power_of_2(triton.cdiv(PROGRAMS, programs))
-    return max(1, min(wanted, MOST_SPANS, in_features // LEAST_SPAN))
+def spans_of(out_features: int, in_features: int, tile: Tile = FEW, num_row_tiles: int = 1) -> int:
+    """Returns into how many spans of input features a product is split, so that there are enough programs."""
+    programs = num_row_tiles * triton.cdiv(out_features, tile.features)
+    wanted = triton.next_power_of_2(triton.cdiv(tile.num_programs, programs))
+    return max(1, min(wanted, MOST_SPANS, in_features // tile.least_span))
 
 
 class TiledLinear:
@@ -106,29 +118,37 @@ class TiledLinear:
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None) -> None:
         """weight: [out_features, in_features]; scale: [out_features] float32, only for int8 weights."""
         self._weight, self._scale, self._bias = weight, scale, bias
-        self.num_bytes, self.widened_bytes = weight.nbytes, 0
-        out_features, in_features = weight.shape
-        self._span = TILE_DEPTH * triton.cdiv(in_features, spans_of(*weight.shape) * TILE_DEPTH)
-        self._num_spans = triton.cdiv(in_features, self._span)
+        self.num_bytes = weight.nbytes
         # Programs of each tile that are done, between launches 0.
-        num_tiles = triton.cdiv(FEW_ROWS, TILE_ROWS) * triton.cdiv(out_features, TILE_FEATURES)
+        num_tiles = max(MANY.num_programs, triton.cdiv(FEW_ROWS, FEW.rows) * triton.cdiv(weight.shape[0], FEW.features))
         self._counts = torch.zeros(num_tiles, dtype=torch.int32, device=weight.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies with tiles for few rows, which are batch invariant for any number."""
+        # All programs add the spans in the same order, however many share the work.
+        return self._multiply(x, FEW, spans_of(*self._weight.shape), in_one=x.shape[0] > FEW_ROWS)
+
+    def multiply_many(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies with tiles for many rows."""
+        out_features, in_features = self._weight.shape
+        num_spans = spans_of(out_features, in_features, MANY, triton.cdiv(x.shape[0], MANY.rows))
+        return self._multiply(x, MANY, num_spans, in_one=False)
+
+    def _multiply(self, x: torch.Tensor, tile: Tile, num_spans: int, in_one: bool) -> torch.Tensor:
         num_rows, (out_features, in_features) = x.shape[0], self._weight.shape
+        span = tile.depth * triton.cdiv(in_features, num_spans * tile.depth)
+        num_spans = triton.cdiv(in_features, span)
+        in_one = in_one or num_spans == 1
         out = x.new_empty((num_rows, out_features))
-        in_one = self._num_spans == 1 or num_rows > FEW_ROWS
-        partials = out if in_one else x.new_empty((self._num_spans, num_rows, out_features), dtype=torch.float32)
+        partials = out if in_one else x.new_empty((num_spans, num_rows, out_features), dtype=torch.float32)
         scale, bias = (x if each is None else each for each in (self._scale, self._bias))
         grid: Any = (
-            triton.cdiv(num_rows, TILE_ROWS),
-            triton.cdiv(out_features, TILE_FEATURES),
-            1 if in_one else self._num_spans,
-        )
+            triton.cdiv(num_rows, tile.rows), triton.cdiv(out_features, tile.features), 1 if in_one else num_spans,
+        )  # fmt: skip
         _multiply[grid](
-            x, self._weight, scale, bias, partials, self._counts, out, num_rows, out_features, in_features, self._span,
-            self._num_spans, HAS_SCALE=self._scale is not None, HAS_BIAS=self._bias is not None, IN_ONE=in_one,
-            ROWS=TILE_ROWS, FEATURES=TILE_FEATURES, DEPTH=TILE_DEPTH,
+            x, self._weight, scale, bias, partials, self._counts, out, num_rows, out_features, in_features, span,
+            num_spans, HAS_SCALE=self._scale is not None, HAS_BIAS=self._bias is not None, IN_ONE=in_one,
+            ROWS=tile.rows, FEATURES=tile.features, DEPTH=tile.depth, num_stages=tile.num_stages,
         )  # fmt: skip
         return out
 
@@ -139,32 +159,31 @@ class PlainLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight, self._bias = weight, bias
         self._tiled = TiledLinear(weight, None, bias)
-        self.num_bytes, self.widened_bytes = weight.nbytes, 0
+        self.num_bytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] <= TILE_ROWS:
+        if x.shape[0] <= FEW.rows:
             return self._tiled(x)
         return functional.linear(x, self._weight, self._bias)
 
 
 class Int8Linear:
-    """int8 weights: our tiles for few rows or with `batch_invariant`, dequantized with cuBLAS for many."""
+    """int8 weights: our tiles for few rows or with `batch_invariant`, larger ones for many.
+
+    Dequantized for cuBLAS, the weights are written and read once more, which takes twice as long for 512 rows.
+    """
 
     def __init__(
         self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, batch_invariant: bool
     ) -> None:
-        self._weight, self._scale, self._bias = weight, scale, bias
         self._tiled = TiledLinear(weight, scale, bias)
         self.num_bytes = weight.nbytes
-        # With its scales and without, in bfloat16.
-        self.widened_bytes = 0 if batch_invariant else 2 * 2 * weight.numel()
         self._batch_invariant = batch_invariant
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._batch_invariant or x.shape[0] <= FEW_ROWS:
             return self._tiled(x)
-        widened = (self._weight.to(x.dtype) * self._scale.to(x.dtype)[:, None]).to(x.dtype)
-        return functional.linear(x, widened, self._bias)
+        return self._tiled.multiply_many(x)
 
 
 def make_cuda_linear(

@@ -26,7 +26,7 @@ from paceline.engine.cuda import paged_attention as attention
 from paceline.engine.cuda import products, program, rows
 from paceline.engine.cuda.forward_plan import PART_TOKENS
 from paceline.engine.cuda.paged_attention import CHUNK_TOKENS
-from paceline.engine.cuda.products import TILE_DEPTH, TILE_FEATURES, TILE_ROWS
+from paceline.engine.cuda.products import FEW, MANY
 from paceline.engine.cuda.sampling import partial_softmax, ranking, token_selection
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -135,7 +135,9 @@ def compile_rows() -> None:
 
 def compile_products() -> None:
     half, whole = "*bf16", "*fp32"
-    for weight, in_one in ((half, True), (half, False), ("*i8", True), ("*i8", False)):
+    for weight, in_one, tile in (
+        (half, True, FEW), (half, False, FEW), ("*i8", True, FEW), ("*i8", False, FEW), ("*i8", True, MANY), ("*i8", False, MANY),
+    ):  # fmt: skip
         compile_for_hopper(
             products._multiply,
             {
@@ -143,9 +145,10 @@ def compile_products() -> None:
                 "counts": "*i32", "out": half, "num_rows": "i32", "out_features": "i32", "in_features": "i32", "span": "i32", "num_spans": "i32",
             },
             {
-                "HAS_SCALE": weight == "*i8", "HAS_BIAS": True, "IN_ONE": in_one, "ROWS": TILE_ROWS, "FEATURES": TILE_FEATURES,
-                "DEPTH": TILE_DEPTH,
+                "HAS_SCALE": weight == "*i8", "HAS_BIAS": True, "IN_ONE": in_one, "ROWS": tile.rows, "FEATURES": tile.features,
+                "DEPTH": tile.depth,
             },
+            num_stages=tile.num_stages,
         )  # fmt: skip
 
 

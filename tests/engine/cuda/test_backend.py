@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from paceline.engine.config import EngineConfig, ModelRole
-from paceline.engine.cuda import backend
 from paceline.engine.cuda.backend import build_on
 from paceline.engine.cuda.budget import MIB
 from paceline.engine.cuda.sampling import encoding
@@ -75,33 +74,3 @@ def test_activations_are_those_of_a_step_whose_rows_all_want_log_probabilities_a
         build_on(CONFIG, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(6 * MIB))
     # A sampled token of each kind, by all rows that go to torch at a time.
     assert scored == [(CONFIG.max_num_batched_tokens, 512)] * 3
-
-
-@pytest.mark.parametrize(
-    ("cuda_graph_max_tokens", "deterministic", "copies"), [(64, False, 0), (65, False, 2), (65, True, 0)]
-)
-def test_graphs_of_many_rows_have_room_for_the_largest_weight_as_bfloat16(
-    cuda_graph_max_tokens: int, deterministic: bool, copies: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of an int8 model: with its scales and without, where a library multiplies."""
-    asked: list[int] = []
-
-    def spy(*, graphs: int, **sizes: object) -> None:
-        asked.append(graphs)
-        raise ConfigError("enough")
-
-    monkeypatch.setattr(backend.MemoryBudget, "fit", spy)
-    # The step itself is of no interest here.
-    monkeypatch.setattr(CountedMemory, "peak_of", lambda self, run: MIB)
-    for quantization in ("int8", "none"):
-        config = CONFIG.model_copy(
-            update={
-                "quantization": quantization,
-                "deterministic": deterministic,
-                "cuda_graph_max_tokens": cuda_graph_max_tokens,
-            }
-        )
-        with pytest.raises(ConfigError, match="enough"):
-            build_on(config, ROLE, load(), 40, lambda line: None, DEVICE, CountedMemory(1024 * MIB))
-    largest = 512 * load().config.hidden_size
-    assert asked[0] - asked[1] == copies * 2 * largest

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.engine.cuda.products import FEW_ROWS, Int8Linear, TiledLinear, spans_of
+from paceline.engine.cuda.products import FEW_ROWS, MANY, Int8Linear, TiledLinear, spans_of
 from paceline.engine.models.quantization import quantise
 from tests.engine.cuda.device import DEVICE, HALF
 
@@ -29,10 +29,11 @@ def test_tiles_give_the_librarys_products(out_features: int, in_features: int, d
             torch.testing.assert_close(ours.double(), exact, rtol=tolerance, atol=in_features * tolerance / 16)
 
 
-@pytest.mark.parametrize("num_rows", [1, 5, 70])
-def test_int8_weights_are_the_rounded_weights(num_rows: int) -> None:
-    """By tiles for few rows and where bits must be the same, else by the library."""
-    weight, x = random(50, 70), random(num_rows, 70, seed=2)
+@pytest.mark.parametrize("num_rows", [1, 5, 70, 130])
+@pytest.mark.parametrize("in_features", [70, 300])
+def test_int8_weights_are_the_rounded_weights(num_rows: int, in_features: int) -> None:
+    """By tiles for few rows and where bits must be the same, else by tiles for many, of one span and of several."""
+    weight, x = random(50, in_features), random(num_rows, in_features, seed=2)
     quantised, scale = quantise(weight)
     exact = x.double() @ (quantised.double() * scale.double()[:, None]).T
     for batch_invariant in (True, False):
@@ -57,3 +58,4 @@ def test_programs_are_enough_to_keep_a_gpu_busy() -> None:
         shape: spans_of(*shape) for shape in ((3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (128256, 2048))
     }
     assert list(found.values()) == [8, 8, 1, 8, 1]
+    assert [spans_of(2048, 8192, MANY, num_row_tiles) for num_row_tiles in (1, 2, 4)] == [4, 2, 1]
