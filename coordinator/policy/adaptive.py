@@ -29,8 +29,8 @@ EXPECTED_REST = 128
 CONFIDENCE_RATE, FIRST_CONFIDENCES, LEAST_CONFIDENCE = 0.05, 8, 1e-30
 # More than that of a plan without drafts.
 LEAST_GAIN = 1e-9
-# Rounds of each generation without drafts before those with a model's, at each level of concurrency.
-PLAIN_FIRST = 2
+# Most rounds of each generation without drafts, to learn their pace, before those with a model's.
+PLAIN_FIRST = 8
 # Factor on the weight of older rounds in a generation's speed, and weight of plain rounds as a first guess.
 SPEED_MEMORY, PLAIN_ROUNDS = 0.95, 8.0
 
@@ -115,16 +115,20 @@ class AdaptivePolicy(Policy):
         self._confidence = experience.confidence(name, is_greedy)
         # The current round's plan, and how many tokens the model drafted.
         self._plan, self._num_drafted = NO_PLAN, 0
+        # The plan with a model's drafts alone, and the decision of all that it holds for: planning takes a busy coordinator
+        # as long as the rest of a round.
+        self._held, self._held_until = NO_PLAN, 0
         # What `CostModel.note` said in this round, and whether it said so before: in the first round with drafts the model
         # reads what it missed.
         self._num_changes, self._is_steady = 0, False
-        # No round counts before the prompt's is over.
-        self._pace, self._has_begun = Pace(), False
+        self._pace = Pace()
+        # None before the prompt's round is over, which does not count.
+        self._last_ended_s: float | None = None
         # In this round; 0 until it is asked for.
         self._known_speed = 0.0
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
-        self._has_begun, self._plan, self._num_drafted = True, NO_PLAN, 0
+        self._plan, self._num_drafted = NO_PLAN, 0
         if context.draft_room < 1:
             return Proposal(report=DraftReport(reason="one token is left to generate"))
         model = self._set.model
@@ -162,10 +166,14 @@ class AdaptivePolicy(Policy):
         size, drafts = self._costs.active.size, self._costs.decision()
         # What one alone learned counts less.
         self._rates.prior_weight = SHARED_WEIGHT * size
-        if not self._bounds.min and (drafts is False or self._costs.level.num_plain < PLAIN_FIRST * size):
+        is_early = self._costs.level.num_plain < PLAIN_FIRST * size and not self._costs.knows_pace(drafting=False)
+        if not self._bounds.min and (drafts is False or is_early):
             return []
+        is_held = drafts is True and self._held_until == self._costs.level.decided_until
         found = [
-            self._continue(plan, model, context, must_draft=drafts is True)
+            self._held
+            if is_held and not plan.chances and self._held.num_asked <= context.draft_room
+            else self._continue(plan, model, context, must_draft=drafts is True)
             for plan in plans
             if not plan.chances or model.has_confidence
         ]
@@ -173,6 +181,7 @@ class AdaptivePolicy(Policy):
             self._costs.decide(any(plan.num_asked for plan in found))
             if self._costs.decision() is False and not self._bounds.min:
                 return []
+        self._held, self._held_until = found[0], self._costs.level.decided_until
         return found
 
     async def _plan_lookup(self, lookup: LookupDrafter, context: Context) -> Plan:
@@ -219,8 +228,8 @@ class AdaptivePolicy(Policy):
         best = replace(plan, gain=max(gain, LEAST_GAIN) if must_draft else gain, num_asked=num_asked)
         if num_asked == 0 or not model.has_confidence:
             return best
-        if not model.stops_early:
-            # Only the target's forward has to do with how many of them come.
+        if not model.stops_early or self._bounds.min > 1:
+            # Only the target's forward has to do with how many of them come, or fewer may not come.
             return replace(best, least_confidence=LEAST_CONFIDENCE)
         step_s = self._draft_s(model, num_fed, 2) - self._draft_s(model, num_fed, 1)
         step_s += verify_s(num_before + 2) - verify_s(num_before + 1)
@@ -261,10 +270,13 @@ class AdaptivePolicy(Policy):
 
     def _best_size(self, chances: Sequence[float]) -> tuple[int, float]:
         """Returns how many drafts with these chances gain most once they are made, and the tokens gained."""
-        best, most, tokens, plain_s = 0, 0.0, 0.0, self._costs.verify_s(0)
+        if not chances:
+            return 0, 0.0
+        best, most, tokens, speed = 0, 0.0, 0.0, self._speed
+        plain_s, *seconds = self._costs.verify_times(len(chances))
         for num, chance in enumerate(chances, start=1):
             tokens += chance
-            gain = tokens - self._speed * (self._costs.verify_s(num) - plain_s)
+            gain = tokens - speed * (seconds[num - 1] - plain_s)
             if gain > most or num <= self._bounds.min:
                 best, most = num, gain
         return best, most
@@ -287,15 +299,18 @@ class AdaptivePolicy(Policy):
         super().release()
 
     def learn(self, finished: Round) -> None:
-        if not self._has_begun:
+        last_ended_s, self._last_ended_s = self._last_ended_s, finished.verified_s
+        if last_ended_s is None:
             return
+        # Between two rounds a busy coordinator serves the others.
+        seconds = finished.verified_s - last_ended_s
         model = self._set.model
         times = None if model is None else model.times
         is_parallel = model is not None and model.num_at_once > 1
         is_like_others = self._is_steady and self._costs.is_unchanged(self._num_changes)
-        self._costs.learn(finished, times, self._num_drafted, is_parallel, is_like_others)
-        if not self._costs.active.was_reading_since(finished.started_s):
-            self._pace.add(finished, SPEED_MEMORY)
+        self._costs.learn(finished, seconds, times, self._num_drafted, is_parallel, is_like_others)
+        if not self._costs.active.was_reading_since(last_ended_s):
+            self._pace.add(len(finished.outcome.tokens), seconds, SPEED_MEMORY)
         if self._num_drafted:
             self._learn_drafts(finished, len(self._plan.chances))
         else:

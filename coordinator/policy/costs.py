@@ -67,11 +67,11 @@ class Pace:
     seconds: float = 0.0
     num_rounds: float = 0.0
 
-    def add(self, finished: Round, memory: float) -> None:
+    def add(self, num_tokens: int, seconds: float, memory: float) -> None:
         """`memory`: factor on the weight of older rounds."""
         self.forget(memory)
-        self.tokens += len(finished.outcome.tokens)
-        self.seconds += finished.verified_s - finished.started_s
+        self.tokens += num_tokens
+        self.seconds += seconds
         self.num_rounds += 1
 
     def forget(self, factor: float) -> None:
@@ -149,11 +149,13 @@ class CostModel:
 
     def _pays(self) -> bool | None:
         """Returns whether a model's drafts were seen to pay at this level; None if that is not known."""
-        size = min(self.active.size, SAMPLED)
-        without, with_drafts = (self.level.paces[each] for each in (False, True))
-        if min(without.num_rounds, with_drafts.num_rounds) < KNOWN_ROUNDS * size:
+        if not (self.knows_pace(drafting=False) and self.knows_pace(drafting=True)):
             return None
+        without, with_drafts = (self.level.paces[each] for each in (False, True))
         return with_drafts.tokens * without.seconds > without.tokens * with_drafts.seconds
+
+    def knows_pace(self, drafting: bool) -> bool:
+        return self.level.paces[drafting].num_rounds >= KNOWN_ROUNDS * min(self.active.size, SAMPLED)
 
     @property
     def pace(self) -> Pace:
@@ -174,6 +176,13 @@ class CostModel:
         correction = level.verifying.or_like(level.plain) if num_drafts else level.plain.or_like(level.verifying)
         return correction.seconds(self._target_times()(self.active.size * (1 + num_drafts)))
 
+    def verify_times(self, most_drafts: int) -> list[float]:
+        """Predicts the same for 0 to `most_drafts` drafts."""
+        level, size, times = self.level, self.active.size, self._target_times()
+        verifying = level.verifying.or_like(level.plain)
+        counts = range(1, most_drafts + 1)
+        return [self.verify_s(0), *(verifying.seconds(times(size * (1 + num))) for num in counts)]
+
     def draft_s(self, times: ForwardTimes, num_fed: float, num_drafts: float, in_parallel: bool) -> float:
         """Predicts the drafting of `num_drafts` tokens after feeding `num_fed`, one forward for each or one for all."""
         correction = self.level.drafting
@@ -187,11 +196,12 @@ class CostModel:
         return times(num_active * num_fed) + (num_drafts - 1) * times(num_active)
 
     def learn(
-        self, finished: Round, times: ForwardTimes | None, num_drafted: int, in_parallel: bool, is_like_others: bool
-    ) -> None:
+        self, finished: Round, seconds: float, times: ForwardTimes | None, num_drafted: int, in_parallel: bool,
+        is_like_others: bool,
+    ) -> None:  # fmt: skip
         """Learns from a round.
 
-        `times`, `num_drafted`: of a model's drafts, or None and 0. `is_like_others`: whether most generations did the
+        `seconds`: since the generation's last round ended. `times`, `num_drafted`: of a model's drafts, or None and 0. `is_like_others`: whether most generations did the
         same, in the round before too.
         """
         level, num_active, num_drafts = self.level, self.active.size, len(finished.proposal)
@@ -199,12 +209,12 @@ class CostModel:
         level.num_rounds += 1
         # A sample is enough, and learning from all would take a busy coordinator's time.
         each = max(1, num_active // SAMPLED)
-        if level.num_rounds % each or self.active.was_reading_since(finished.started_s):
+        if level.num_rounds % each or self.active.was_reading_since(finished.verified_s - seconds):
             return
         part = each / num_active
         is_common = is_like_others and self._most_draft is bool(num_drafted)
         if is_common:
-            level.paces[num_drafted > 0].add(finished, PACE_MEMORY**part)
+            level.paces[num_drafted > 0].add(len(finished.outcome.tokens), seconds, PACE_MEMORY**part)
             level.paces[num_drafted == 0].forget(1 - FORGETTING * part)
         draft, verify = finished.proposal.report, finished.verdict.report
         num_tokens = num_active + num_drafts + (num_active - 1) * self._num_drafts

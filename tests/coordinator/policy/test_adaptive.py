@@ -84,6 +84,13 @@ async def test_sequences_in_one_forward_count_what_all_their_drafts_cost() -> No
     assert await crowd.play(1000) > 1.5 * crowd.plain
 
 
+async def test_what_drafts_take_between_rounds_counts_too() -> None:
+    crowd = Crowd([0.7] * 8, random.Random(14))
+    crowd.each_draft_s, crowd.gap_each_draft_s = 0.0, 0.003
+    await crowd.play(100)
+    assert await crowd.play(400) > 0.95 * crowd.plain
+
+
 async def test_what_drafting_takes_in_a_crowd_says_nothing_of_one_alone() -> None:
     world, coin = World(alpha=0.8, draft_s=0.2, verify_s=0.2), random.Random(13)
     for other in range(7):

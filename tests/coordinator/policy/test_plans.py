@@ -57,6 +57,8 @@ class Model(ModelDrafter):
     ) -> Proposal:
         self.after, self.least_confidence = list(after), least_confidence
         confidences = self._confidences[:num_draft_tokens]
+        num_sure = next((at for at, each in enumerate(confidences) if each < least_confidence), num_draft_tokens)
+        confidences = confidences[: num_sure + 1]
         tokens = [20 + index for index in range(len(confidences))]
         supports = [np.array([token, 99]) for token in tokens] if self._draws else []
         probs = [np.array([each, 1 - each], np.float32) for each in confidences] if self._draws else []
@@ -117,6 +119,28 @@ async def test_nor_for_what_comes_after_it(first: float) -> None:
 async def test_bounds_hold_whatever_is_dropped() -> None:
     policy = make(None, Model([0.01] * 8), row_s=0.015, bounds=Bounds(3, 5))
     assert len(await policy.propose(begin([1]))) == 3
+
+
+async def test_a_crowd_keeps_its_plan_for_as_long_as_its_decision() -> None:
+    """Else a busy coordinator plans as long as it does everything else."""
+    model = Model([0.9] * 8)
+    policy = make(None, model)
+    active = policy._costs.active
+    for generation in (policy, "another"):
+        active.join(generation)
+        active.has_read(generation)
+    policy._costs.level.num_plain = 2 * PLAIN_FIRST
+    await policy.propose(begin([1]))
+    limits = []
+    for row_s in (0.001, 0.019):
+        policy._costs._target_times = lambda row_s=row_s: told(0.02, row_s)  # type: ignore[misc]
+        await policy.propose(begin([1]))
+        limits.append(model.least_confidence)
+    assert limits[0] == limits[1] > 0
+    policy._costs.decide(gains=True)
+    policy._costs.level.decided_until += 1
+    await policy.propose(begin([1]))
+    assert model.least_confidence > limits[0]
 
 
 async def test_a_model_stops_sooner_where_its_drafts_cost_more() -> None:

@@ -128,6 +128,8 @@ class Crowd:
         self.alphas = alphas
         self.coin = coin
         self.step_s, self.each_draft_s, self.now_s = 0.02, 0.002, 0.0
+        # That the coordinator takes between two rounds.
+        self.gap_each_draft_s = 0.0
         # How many generations the step is told for.
         self.num_told = len(alphas)
         self.active = ActiveGenerations(clock=lambda: self.now_s)
@@ -152,7 +154,7 @@ class Crowd:
                 outcome = Outcome([0] * (accepted + 1), accepted, Origin.BONUS)
                 policy.learn(Round(proposal, Verdict([0]), outcome, self.now_s, self.now_s, ended_s))
                 tokens += accepted + 1
-            self.now_s = ended_s
+            self.now_s = ended_s + self.gap_each_draft_s * num_drafts
         return tokens / (self.now_s - began_s)
 
     async def drafts(self) -> list[int]:
