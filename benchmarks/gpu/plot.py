@@ -21,7 +21,7 @@ def plot(rows: list[dict[str, Any]], draft_cost: float | None, path: Path) -> No
         for name in dict.fromkeys(row["k"] for row in mine):
             points = [(row["alpha"], row["of_plain"]) for row in mine if row["k"] == name]
             [line] = axes.plot(*zip(*points, strict=True), marker="o", label=f"k = {name}")
-            if draft_cost is not None and at_once == 1 and name != "adaptive":
+            if draft_cost is not None and at_once == 1 and not name.startswith("adaptive"):
                 theory = [speedup(alpha, int(name), draft_cost) for alpha, _ in points]
                 axes.plot([alpha for alpha, _ in points], theory, linestyle="dashed", color=line.get_color())
         axes.set(title=f"{at_once} at once", xlabel="alpha", ylabel="speed over plain")

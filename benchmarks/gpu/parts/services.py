@@ -14,7 +14,10 @@ from paceline.speculation import Bounds, DraftLength
 from paceline.theory import speedup
 
 ADAPTIVE = Bounds()
-LENGTHS: tuple[DraftLength, ...] = (0, 2, 4, 6, ADAPTIVE)
+# Adaptive answers twice: the first ones teach the coordinator what drafts cost.
+LENGTHS: tuple[tuple[str, DraftLength], ...] = (
+    ("0", 0), ("2", 2), ("4", 4), ("6", 6), ("adaptive", ADAPTIVE), ("adaptive again", ADAPTIVE),
+)  # fmt: skip
 Row = dict[str, Any]
 
 
@@ -45,22 +48,20 @@ async def sweep_draft(
             async with now.with_alpha(alpha) as client:
                 # Unmeasured: a new coordinator's first answers take longer.
                 await answer(client, options, 1, speculation_of(4))
-                for at_once, length in itertools.product(options.sizes, LENGTHS):
-                    own.append({"draft": name, **await measure_point(client, options, alpha, at_once, length)})
+                for at_once, (label, length) in itertools.product(options.sizes, LENGTHS):
+                    point = await measure_point(client, options, at_once, length)
+                    own.append({"draft": name, "alpha": alpha, "at_once": at_once, "k": label, **point})
                     compare(own[-1], own, costs)
                     rows.append(own[-1])
                     print(own[-1], flush=True)
                     results.put(points=rows)
 
 
-async def measure_point(
-    client: AsyncClient, options: Options, alpha: float, at_once: int, length: DraftLength
-) -> Row:  # fmt: skip
+async def measure_point(client: AsyncClient, options: Options, at_once: int, length: DraftLength) -> Row:
     speed, done = await answer(client, options, at_once, speculation_of(length))
-    return {
-        "alpha": alpha, "at_once": at_once, "k": "adaptive" if length is ADAPTIVE else str(length),
-        "tokens_per_s": speed, "wire": wire_share(done),
-    }  # fmt: skip
+    figures = [each.finish.speculation for each in done if each.finish is not None]
+    drafts = sum(each.proposed for each in figures) / sum(each.rounds for each in figures)
+    return {"tokens_per_s": speed, "wire": wire_share(done), "drafts_per_round": drafts}
 
 
 def costs_of(forwards: dict[str, Any]) -> float | None:
@@ -77,6 +78,6 @@ def compare(row: Row, rows: list[Row], draft_cost: float | None) -> None:
         each for each in rows if (each["alpha"], each["at_once"], each["k"]) == (row["alpha"], row["at_once"], "0")
     )
     row["of_plain"] = row["tokens_per_s"] / plain["tokens_per_s"]
-    if draft_cost is not None and row["at_once"] == 1 and row["k"] not in ("0", "adaptive"):
+    if draft_cost is not None and row["at_once"] == 1 and row["k"] in ("2", "4", "6"):
         row["theory"] = speedup(row["alpha"], int(row["k"]), draft_cost)
         row["of_theory"] = row["of_plain"] / row["theory"]
