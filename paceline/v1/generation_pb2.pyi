@@ -16,6 +16,7 @@ class Origin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ORIGIN_RECOVERED: _ClassVar[Origin]
     ORIGIN_BONUS: _ClassVar[Origin]
     ORIGIN_TARGET: _ClassVar[Origin]
+    ORIGIN_FORCED: _ClassVar[Origin]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -27,12 +28,13 @@ ORIGIN_ACCEPTED: Origin
 ORIGIN_RECOVERED: Origin
 ORIGIN_BONUS: Origin
 ORIGIN_TARGET: Origin
+ORIGIN_FORCED: Origin
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "request_id", "prediction_text", "prediction_token_ids", "trace", "cache_salt")
+    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "request_id", "prediction_text", "prediction_token_ids", "trace", "cache_salt", "format")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +45,7 @@ class GenerateRequest(_message.Message):
     PREDICTION_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: Chat
     token_ids: TokenIds
@@ -53,7 +56,32 @@ class GenerateRequest(_message.Message):
     prediction_token_ids: TokenIds
     trace: bool
     cache_salt: str
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., request_id: _Optional[str] = ..., prediction_text: _Optional[str] = ..., prediction_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., trace: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    format: OutputFormat
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., request_id: _Optional[str] = ..., prediction_text: _Optional[str] = ..., prediction_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., trace: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., format: _Optional[_Union[OutputFormat, _Mapping]] = ...) -> None: ...
+
+class OutputFormat(_message.Message):
+    __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar", "strict", "fixed_whitespace")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
+    FIXED_WHITESPACE_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    json_object: bool
+    regex: str
+    choice: Choices
+    grammar: str
+    strict: bool
+    fixed_whitespace: bool
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ..., strict: _Optional[bool] = ..., fixed_whitespace: _Optional[bool] = ...) -> None: ...
+
+class Choices(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Chat(_message.Message):
     __slots__ = ("messages", "template_options", "parse_special_tokens")
@@ -188,7 +216,7 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationFigures, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationFigures(_message.Message):
-    __slots__ = ("rounds", "proposed", "accepted", "proposed_per_position", "accepted_per_position", "mean_acceptance_length", "lenience", "synthetic_acceptance", "rounds_by_accepted", "prediction_accepted", "prediction_rejected")
+    __slots__ = ("rounds", "proposed", "accepted", "proposed_per_position", "accepted_per_position", "mean_acceptance_length", "lenience", "synthetic_acceptance", "rounds_by_accepted", "prediction_accepted", "prediction_rejected", "forced")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +228,7 @@ class SpeculationFigures(_message.Message):
     ROUNDS_BY_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_REJECTED_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     proposed: int
     accepted: int
@@ -211,7 +240,8 @@ class SpeculationFigures(_message.Message):
     rounds_by_accepted: _containers.RepeatedScalarFieldContainer[int]
     prediction_accepted: int
     prediction_rejected: int
-    def __init__(self, rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., proposed_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., mean_acceptance_length: _Optional[float] = ..., lenience: _Optional[float] = ..., synthetic_acceptance: _Optional[float] = ..., rounds_by_accepted: _Optional[_Iterable[int]] = ..., prediction_accepted: _Optional[int] = ..., prediction_rejected: _Optional[int] = ...) -> None: ...
+    forced: int
+    def __init__(self, rounds: _Optional[int] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ..., proposed_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., mean_acceptance_length: _Optional[float] = ..., lenience: _Optional[float] = ..., synthetic_acceptance: _Optional[float] = ..., rounds_by_accepted: _Optional[_Iterable[int]] = ..., prediction_accepted: _Optional[int] = ..., prediction_rejected: _Optional[int] = ..., forced: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("first_token_us", "total_us", "draft_us", "target_us", "queued_us", "wire_us")

@@ -13,7 +13,7 @@ class DescribeModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelCard(_message.Message):
-    __slots__ = ("name", "dtype", "quantization", "weights_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_model_len", "eos_token_ids", "block_size", "total_blocks", "free_blocks", "instance_id", "protocol_version", "batch_invariant", "device", "max_num_batched_tokens", "kv_cache_dtype", "forward_times", "num_mask_tokens", "multi_steps")
+    __slots__ = ("name", "dtype", "quantization", "weights_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_model_len", "eos_token_ids", "block_size", "total_blocks", "free_blocks", "instance_id", "protocol_version", "batch_invariant", "device", "max_num_batched_tokens", "kv_cache_dtype", "forward_times", "num_mask_tokens", "multi_steps", "grammar_engine")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class ModelCard(_message.Message):
     FORWARD_TIMES_FIELD_NUMBER: _ClassVar[int]
     NUM_MASK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MULTI_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_ENGINE_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     quantization: str
@@ -54,7 +55,8 @@ class ModelCard(_message.Message):
     forward_times: _containers.RepeatedCompositeFieldContainer[ForwardTime]
     num_mask_tokens: int
     multi_steps: int
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., instance_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., num_mask_tokens: _Optional[int] = ..., multi_steps: _Optional[int] = ...) -> None: ...
+    grammar_engine: str
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., instance_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., batch_invariant: _Optional[bool] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., forward_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., num_mask_tokens: _Optional[int] = ..., multi_steps: _Optional[int] = ..., grammar_engine: _Optional[str] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("num_tokens", "microseconds")
@@ -65,20 +67,22 @@ class ForwardTime(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., microseconds: _Optional[float] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("sampling", "num_prompt_tokens", "eos_token_ids", "cache_salt", "request_id", "traceparent")
+    __slots__ = ("sampling", "num_prompt_tokens", "eos_token_ids", "cache_salt", "request_id", "traceparent", "grammar")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     sampling: _sampling_pb2.SamplingParams
     num_prompt_tokens: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     cache_salt: str
     request_id: str
     traceparent: str
-    def __init__(self, sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    grammar: str
+    def __init__(self, sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class Fork(_message.Message):
     __slots__ = ("parent_sequence_id", "length")
