@@ -23,6 +23,7 @@ from coordinator.telemetry import CoordinatorMetrics, CoordinatorState
 from coordinator.tokenizer import Tokenizer
 from coordinator.unread import UnreadAnswers
 from paceline.errors import ConfigError, Unavailable
+from paceline.grammar import GrammarEngine
 from paceline.keys import KeyRing
 from paceline.observability.exposition import exposed, new_registry
 from paceline.observability.spans import Spans
@@ -50,7 +51,9 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
     target = Link(TARGET, settings.target, SameModel(settings.target).check, settings.servers_tls)
     links: list[Link] = [target]
     try:
-        tokenizer, card = await _wait_for_target(target, settings.connect_timeout)
+        files, card = await _wait_for_target(target, settings.connect_timeout)
+        tokenizer = Tokenizer(files)
+        grammars = GrammarEngine(files["tokenizer.json"], card.vocab_size, card.eos_token_ids)
         draft = _draft_link(settings, card)
         if draft is not None:
             links.append(draft)
@@ -60,7 +63,7 @@ async def _serve(settings: CoordinatorSettings, registry: CollectorRegistry, spa
         registry.register(CoordinatorState(generations.admission, links, generations.unread))
         defaults = settings.speculation_defaults
         generations.policies.check(defaults.drafter)
-        reader = RequestReader(tokenizer, generations.policies, defaults)
+        reader = RequestReader(tokenizer, grammars, generations.policies, defaults)
         interceptors = [] if ring is None else [KeyCheck(ring, metrics.count_unauthenticated)]
         server = Server(settings.listen, interceptors, settings.tls, settings.reflection)
         servicer = GenerationServicer(draft, reader, generations, defaults, spans)
@@ -131,7 +134,8 @@ def check_same_tokenizer(draft: model_pb2.ModelCard, target: model_pb2.ModelCard
     )
 
 
-async def _wait_for_target(target: TargetLink, timeout_s: float) -> tuple[Tokenizer, model_pb2.ModelCard]:
+async def _wait_for_target(target: TargetLink, timeout_s: float) -> tuple[dict[str, bytes], model_pb2.ModelCard]:
+    """Returns the target's tokenizer files and card."""
     target.start()
     try:
         await target.wait_usable(timeout_s)
@@ -142,7 +146,7 @@ async def _wait_for_target(target: TargetLink, timeout_s: float) -> tuple[Tokeni
     files: dict[str, bytes] = {}
     async for piece in target_pb2_grpc.TargetStub(target.channel).Tokenizer(target_pb2.TokenizerRequest()):
         files[piece.file_name] = files.get(piece.file_name, b"") + piece.data
-    return Tokenizer(files), target.card
+    return files, target.card
 
 
 async def _wait_for_draft(draft: DraftLink, timeout_s: float) -> None:

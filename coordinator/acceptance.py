@@ -6,6 +6,7 @@
     recovered   drawn in place of the first rejected draft
     bonus       drawn after all drafts were accepted
     target      drawn in a round without drafts
+    forced      the only token that the output's format allows: appended without a round
 
 p and q are the distributions after sampling transforms. The output follows p exactly, whatever the drafter: Leviathan,
 Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", Algorithm 1 and appendix A.1.
@@ -47,6 +48,7 @@ class Origin(enum.StrEnum):
     RECOVERED = "R"
     BONUS = "B"
     TARGET = "T"
+    FORCED = "F"
 
 
 # What every round makes is not frozen, for that takes three times as long.

@@ -4,8 +4,9 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator.acceptance import Origin, Outcome, RoundNoise
+from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise
 from coordinator.tokenizer import TextStream
+from paceline.grammar import Grammar
 from paceline.results import RoundTrace, TokenLogprobs
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
@@ -36,6 +37,9 @@ class Request:
     trace: bool = False
     # W3C traceparent for the model servers' spans; empty without a trace.
     traceparent: str = ""
+    # What the output must look like: compiled, and as both servers compile it.
+    grammar: Grammar | None = None
+    grammar_text: str = ""
 
     @property
     def seed(self) -> int:
@@ -67,12 +71,19 @@ class Emission:
     trace: RoundTrace | None = None
 
 
+# Of a token that nothing else could have been.
+CERTAIN = TokenLogprobs(0.0, [], [])
+
+
 class Context:
     def __init__(self, request: Request, text: TextStream) -> None:
         self.request = request
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self._text = text
+        # Tokens that caches may hold: those before the last one that a round decided.
+        self.num_fed = len(request.prompt) - 1
+        self._guide = None if request.grammar is None else request.grammar.guide()
         # Cached: read in every round or for every token.
         self._longest = len(request.prompt) + request.max_new_tokens
         self._ending_ids = request.ending_ids
@@ -103,30 +114,58 @@ class Context:
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
+    def legal(self, proposal: Proposal) -> Proposal:
+        """Cuts drafts at the first that the output's format does not allow, which could not be accepted.
+
+        Sampled drafts stay: dropping one for its value would bias the output, and the draft server masks them.
+        """
+        if self._guide is None or proposal.supports or not proposal.tokens:
+            return proposal
+        return replace(proposal, tokens=self._guide.legal(self._completion, proposal.tokens))
+
     def extend(self, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> Emission:
-        """Appends a round's tokens up to the first that ends the text."""
+        """Appends a round's tokens up to the first that ends the text, and those that the output's format then forces."""
         if self.num_remaining == 0:
             # max_tokens is 0: the prompt is only read.
             self.finish_reason = FinishReason.LENGTH
             return Emission([], [], [], True, [], list(prompt_logprobs))
-        text, length, pieces, text_offsets = self._text, len(self.tokens), [], []
+        num_before, pieces, text_offsets = len(self.tokens), list[str](), list[int]()
         for token in outcome.tokens:
-            length += 1
-            text_offsets.append(text.num_characters)
-            ends_text = token in self._ending_ids
-            pieces.append(text.push(token, is_end=ends_text, may_stop=length >= self._stops_from))
-            if ends_text or text.is_stopped:
-                self.finish_reason = FinishReason.STOP
-            elif length == self._longest:
-                self.finish_reason = FinishReason.LENGTH
-            else:
-                continue
-            pieces[-1] += text.finish()
-            break
-        kept = len(pieces)
-        tokens = outcome.tokens[:kept]
-        self.tokens += tokens
-        logprobs = [
-            replace(each, text_offset=at) for each, at in zip(outcome.logprobs[:kept], text_offsets, strict=False)
-        ]
-        return Emission(tokens, outcome.origins[:kept], pieces, self.is_finished, logprobs, list(prompt_logprobs))
+            if self.is_finished:
+                break
+            text_offsets.append(self._text.num_characters)
+            pieces.append(self._append(token))
+        self.num_fed = len(self.tokens) - 1
+        origins, logprobs = outcome.origins[: len(pieces)], outcome.logprobs[: len(pieces)]
+        while not self.is_finished and (forced := self._forced_token()) is not None:
+            text_offsets.append(self._text.num_characters)
+            pieces.append(self._append(forced))
+            origins.append(Origin.FORCED)
+            if outcome.logprobs:
+                logprobs.append(CERTAIN)
+        logprobs = [replace(each, text_offset=at) for each, at in zip(logprobs, text_offsets, strict=False)]
+        return Emission(self.tokens[num_before:], origins, pieces, self.is_finished, logprobs, list(prompt_logprobs))
+
+    def _append(self, token: int) -> str:
+        """Returns the text that the token completes."""
+        self.tokens.append(token)
+        ends_text = token in self._ending_ids
+        piece = self._text.push(token, is_end=ends_text, may_stop=len(self.tokens) >= self._stops_from)
+        if ends_text or self._text.is_stopped or (self._guide is not None and self._guide.is_over(self._completion)):
+            self.finish_reason = FinishReason.STOP
+        elif len(self.tokens) == self._longest:
+            self.finish_reason = FinishReason.LENGTH
+        return piece + self._text.finish() if self.is_finished else piece
+
+    def _forced_token(self) -> int | None:
+        """Returns the only token that the output's format allows, unless another field forbids it."""
+        if self._guide is None or (token := self._guide.forced(self._completion)) is None:
+            return None
+        sampling = self.request.sampling
+        is_listed = not sampling.allowed_token_ids or token in sampling.allowed_token_ids
+        is_early = token in self._ending_ids and len(self.tokens) < self._stops_from
+        return token if is_listed and token not in sampling.banned_token_ids and not is_early else None
+
+    @property
+    def _completion(self) -> list[int]:
+        return self.tokens[self._num_prompt_tokens :]

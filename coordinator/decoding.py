@@ -1,7 +1,7 @@
 """The loop. Read this file first: propose, verify, accept, truncate, emit.
 
-After a round that leaves n tokens, both caches are cut to at most n - 1: the newest has not been fed. The next command
-brings what a cache lacks, so prefill, full acceptance and a restarted server are not special cases.
+After a round both caches are cut to the tokens before its last, which has not been fed. The next command brings what a
+cache lacks, so prefill, full acceptance, forced tokens and a restarted server are not special cases.
 """
 
 import time
@@ -32,8 +32,8 @@ async def generate(
             finished = Round(proposal, verdict, outcome, started_s, proposed_s, verified_s)
             policy.learn(finished)
             emission = context.extend(outcome, verdict.report.prompt_logprobs)
-            policy.truncate(len(context) - 1)
-            target.truncate(len(context) - 1)
+            policy.truncate(context.num_fed)
+            target.truncate(context.num_fed)
             stats.count(finished, emission)
             yield emission
     finally:

@@ -1,16 +1,20 @@
+import asyncio
 import json
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from coordinator.context import Request
+from coordinator.formats import make_grammar
 from coordinator.policy.policies import Policies
 from coordinator.tokenizer import Tokenizer
 from paceline.checks import require, require_at_most
-from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument
+from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument, Unavailable
+from paceline.formats import OutputFormat
+from paceline.grammar import GRAMMAR_ENGINE, Grammar, GrammarEngine
 from paceline.noise import derive_seed, fresh_seed
-from paceline.rpc.messages import sampling_from_message, speculation_from_message
-from paceline.sampling import MAX_ID_CHARACTERS, MAX_SALT_CHARACTERS
+from paceline.rpc.messages import format_from_message, sampling_from_message, speculation_from_message
+from paceline.sampling import MAX_ID_CHARACTERS, MAX_SALT_CHARACTERS, SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2, model_pb2
 
@@ -24,8 +28,11 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 class RequestReader:
     """Validates and tokenizes requests. Raises InvalidArgument naming the field and its range."""
 
-    def __init__(self, tokenizer: Tokenizer, policies: Policies, defaults: SpeculationParams) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, grammars: GrammarEngine, policies: Policies, defaults: SpeculationParams
+    ) -> None:
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._policies = policies
         self._defaults = defaults
 
@@ -41,6 +48,9 @@ class RequestReader:
         speculation.check(sampling)
         require(not message.trace or sampling.beams == 1, "trace", message.trace, "left out with beams")
         self._policies.check(speculation.drafter)
+        wanted = format_from_message(message.format) if message.HasField("format") else None
+        grammar_text = "" if wanted is None else make_grammar(wanted)
+        grammar = None if wanted is None else await self._compile(wanted, grammar_text, sampling, card)
         prompt = await self.read_prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
         _check_prompt_length("prompt", len(prompt), card, reserved=min(1, sampling.max_tokens))
@@ -56,7 +66,26 @@ class RequestReader:
             is_chat=message.WhichOneof("prompt") == "chat",
             cache_salt=message.cache_salt,
             trace=message.trace,
+            grammar=grammar,
+            grammar_text=grammar_text,
         )
+
+    async def _compile(
+        self, wanted: OutputFormat, text: str, sampling: SamplingParams, card: model_pb2.ModelCard
+    ) -> Grammar:
+        """Raises InvalidArgument, and Unavailable if the target server can't follow."""
+        require(not sampling.ignore_eos, "ignore_eos", True, "left out with a format")
+        require(sampling.beams == 1, "beams", sampling.beams, "1 with a format")
+        if card.grammar_engine != GRAMMAR_ENGINE:
+            theirs = card.grammar_engine or "none"
+            raise Unavailable(f"formats need {GRAMMAR_ENGINE} on the target server too; it has {theirs}")
+        grammar = self._grammars.grammar(text)
+        try:
+            # Shielded: others may wait for the same grammar.
+            await asyncio.shield(asyncio.wrap_future(grammar.compiling))
+        except InvalidArgument as error:
+            raise error.renamed(wanted.kind) from None
+        return grammar
 
     async def read_prompt(
         self,

@@ -1,7 +1,7 @@
 import time
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import Outcome, Proposal, Verdict
+from coordinator.acceptance import Origin, Outcome, Proposal, Verdict
 from coordinator.context import Context, Emission
 from coordinator.reports import DraftReport, VerifyReport
 from paceline.results import Finish, Speculation, Timing
@@ -51,6 +51,7 @@ class GenerationStats:
     # Drafts from the request's prediction: accepted and emitted, and the rest.
     prediction_accepted: int = 0
     prediction_rejected: int = 0
+    forced: int = 0
     # Proposed and accepted tokens by drafter.
     by_source: dict[str, tuple[int, int]] = field(default_factory=dict)
     last_round: Round | None = None
@@ -70,8 +71,10 @@ class GenerationStats:
             self.prediction_accepted += min(num_accepted, num_predicted)
             self.prediction_rejected += max(0, num_predicted - num_accepted)
         self.last_round = finished
+        num_forced = emission.origins.count(Origin.FORCED)
+        self.forced += num_forced
         self.count_round(
-            len(emission.tokens), len(proposal), num_accepted, finished.started_s, proposal.report,
+            len(emission.tokens) - num_forced, len(proposal), num_accepted, finished.started_s, proposal.report,
             finished.verdict.report,
         )  # fmt: skip
 
@@ -124,6 +127,7 @@ class GenerationStats:
                 rounds_by_accepted=list(self.rounds_by_accepted),
                 prediction_accepted=self.prediction_accepted,
                 prediction_rejected=self.prediction_rejected,
+                forced=self.forced,
             ),
             timing=Timing(
                 ttft_ms=self.first_token_us / 1e3,

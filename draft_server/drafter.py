@@ -83,7 +83,8 @@ class ProposeJob(Job):
         return [None] * (num_tokens - 1) + [self._spec(num_tokens - 1, len(self._samples)) if is_last else None]
 
     def multi_step_specs(self) -> list[SampleSpec]:
-        if self._propose_spec.entropy is not None or self.sequence.options.sampling.has_penalties:
+        sampling, guide = self.sequence.options.sampling, self.sequence.guide
+        if self._propose_spec.entropy is not None or sampling.has_penalties or guide is not None:
             return []
         return [self._spec(0, index) for index in range(len(self._samples) + 1, self._propose_spec.num_draft_tokens)]
 
@@ -98,8 +99,22 @@ class ProposeJob(Job):
         if self._propose_spec.entropy is not None and not self._propose_spec.entropy.allows(len(self._samples)):
             # The stop depends only on distributions, never on this sample. Otherwise it would bias the output.
             return
-        if self._keep(samples[0]) and len(self._samples) < self._propose_spec.num_draft_tokens:
-            self.pending = [token_of(samples[0])]
+        token = token_of(samples[0])
+        if (
+            self._keep(samples[0])
+            and len(self._samples) < self._propose_spec.num_draft_tokens
+            and self._may_follow(token)
+        ):
+            self.pending = [token]
+
+    def _may_follow(self, token: int) -> bool:
+        """Returns whether a grammar allows anything but EOS behind a draft."""
+        guide = self.sequence.guide
+        if guide is None:
+            return True
+        if token in self.sequence.options.eos_token_ids:
+            return False
+        return not guide.is_over([*self.completion(-1), token])
 
     def _keep(self, sample: Sample) -> bool:
         """Appends a draft. Returns whether the model is confident enough to continue.
@@ -144,6 +159,7 @@ class ProposeJob(Job):
             "before": self.tokens_before(row),
             "wants_entropy": wanted.entropy is not None,
             "wants_confidence": wanted.least_confidence > 0,
+            "mask": self.mask(row),
         }
         if self._is_greedy:
             return Argmax(*common, **extra)

@@ -47,6 +47,9 @@ class DraftServicer(ModelServicer):
         def make_job(sequence: Sequence, rest: list[int]) -> ProposeJob:
             stop = None if rule is None else EntropyStop(rule, ema)
             spec = ProposeSpec(wanted, draft_mode, self._support, stop, least_confidence)
+            if sequence.guide is not None:
+                # What may follow a draft depends on it.
+                return ProposeJob(sequence, rest, spec)
             if can_draft_in_parallel(len(self._mask_ids), sequence.options.sampling, spec):
                 return ParallelProposeJob(sequence, rest, spec, self._mask_ids)
             if can_check_guesses(guess, spec):

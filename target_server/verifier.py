@@ -128,7 +128,7 @@ class VerifyJob(Job):
         options, wanted = self.sequence.options, self._verify_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
-        extra: Any = {"before": self.tokens_before(row), "num_logprobs": wanted.num_logprobs}
+        extra: Any = {"before": self.tokens_before(row), "num_logprobs": wanted.num_logprobs, "mask": self.mask(row)}
         if wanted.rule is Rule.MATCH and not options.sampling.is_greedy:
             return GumbelMax(*common, match_key(options.seed, position), **extra)
         if wanted.rule is Rule.MATCH and wanted.lenience < 1 and index < self._num_drafts:

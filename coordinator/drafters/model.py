@@ -19,6 +19,7 @@ from coordinator.remote.sequence import RemoteSequence
 from coordinator.reports import DraftReport
 from paceline.checks import require, require_at_most
 from paceline.errors import PacelineError
+from paceline.grammar import GRAMMAR_ENGINE
 from paceline.rpc.messages import draft_mode_to_message, entropy_rule_to_message, floats_from_bytes
 from paceline.speculation import EntropyAdaptive
 from paceline.v1 import draft_pb2
@@ -37,6 +38,8 @@ class RemoteDrafter(ModelDrafter):
         self._link = link
         self._deadline = deadline
         self._target_vocab_size = request.vocab_size
+        # Under a grammar the draft server takes one step after the other.
+        self._is_guided = request.grammar is not None
         speculation, sampling = request.speculation, request.sampling
         self._sequence = RemoteSequence(link, request, speculation.draft_sampling(sampling))
         self._draft_mode = draft_mode_to_message(speculation.resolved_draft_mode(sampling))
@@ -55,6 +58,9 @@ class RemoteDrafter(ModelDrafter):
         # An attempt with a silent server would wait for the whole timeout.
         if self._link.is_silent or time.monotonic() < self._paused_until_s:
             return "draft server in trouble"
+        card = self._link.card
+        if self._is_guided and card is not None and card.grammar_engine != GRAMMAR_ENGINE:
+            return f"the draft server does not have {GRAMMAR_ENGINE}"
         return "" if self._capacity(context) >= 1 else "past the draft model's maximum length"
 
     @property
@@ -64,12 +70,12 @@ class RemoteDrafter(ModelDrafter):
     @property
     def num_at_once(self) -> int:
         card = self._link.card
-        return 1 if card is None else card.num_mask_tokens + 1
+        return 1 if card is None or self._is_guided else card.num_mask_tokens + 1
 
     @property
     def stops_early(self) -> bool:
         card = self._link.card
-        return card is not None and card.num_mask_tokens == card.multi_steps == 0
+        return card is not None and (self._is_guided or card.num_mask_tokens == card.multi_steps == 0)
 
     async def propose(
         self, context: Context, num_draft_tokens: int, least_confidence: float = 0.0, after: Sequence[int] = ()

@@ -148,7 +148,7 @@ class AdaptivePolicy(Policy):
         self._is_steady = before == self._num_changes
         proposal = Proposal(report=DraftReport(reason=reason))
         if plan.lookup is not None:
-            proposal = await plan.lookup.propose(context, len(plan.chances))
+            proposal = context.legal(await plan.lookup.propose(context, len(plan.chances)))
         if plan.num_asked and model is not None:
             drafts = await model.propose(context, plan.num_asked, plan.least_confidence, proposal.tokens)
             self._num_drafted = len(drafts)

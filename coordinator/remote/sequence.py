@@ -42,7 +42,7 @@ class RemoteSequence(Generic[Command, Answer]):
         self.link = link
         self._open = open_to_message(
             sampling or request.sampling, len(request.prompt), _ending_ids(request), request.cache_salt, request.request_id,
-            request.traceparent,
+            request.traceparent, request.grammar_text,
         )  # fmt: skip
         self._sequence_id = 0
         self._epoch = 0

@@ -7,7 +7,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc.aio
@@ -18,6 +18,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.scheduling.commands import Answer, Command, Fork, Open, Opened, Refuse, Release, Truncate
 from paceline.engine.scheduling.session import Session as EngineSession
 from paceline.errors import InvalidArgument, NotFound, OutOfRange, PacelineError
+from paceline.grammar import GRAMMAR_ENGINE, MAX_GRAMMAR_CHARACTERS, GrammarEngine
 from paceline.observability.logs import with_fields
 from paceline.rpc.channel import MAX_COMMANDS, SPLIT_BYTES
 from paceline.rpc.messages import PROTOCOL_VERSION, sampling_from_message
@@ -46,6 +47,8 @@ class ModelServicer(ABC):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._instance_id = secrets.token_hex(8)
+        model = engine.model
+        self._grammars = GrammarEngine(engine.tokenizer_files["tokenizer.json"], model.vocab_size, model.eos_token_ids)
         self._measuring = asyncio.Lock()
         self._forward_times: list[tuple[int, float]] = []
         self._sessions: dict[str, EngineSession] = {}
@@ -120,6 +123,7 @@ class ModelServicer(ABC):
             ],
             num_mask_tokens=engine.num_masks,
             multi_steps=engine.multi_steps,
+            grammar_engine=GRAMMAR_ENGINE,
         )
 
     async def Truncate(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -181,6 +185,8 @@ class ModelServicer(ABC):
             match message.WhichOneof("command"):
                 case "open":
                     options = _options(message.open)
+                    if message.open.grammar:
+                        options = replace(options, grammar=self._grammars.grammar(message.open.grammar))
                     # An id outside the vocabulary would fail the engine step that bans it, for every job.
                     self.check_tokens("eos_token_ids", options.eos_token_ids)
                     options.sampling.check_token_ids(self._engine.model.vocab_size, options.eos_token_ids)
@@ -247,6 +253,7 @@ def _options(message: model_pb2.Open) -> SequenceOptions:
     require_at_most(MAX_SALT_CHARACTERS, len(message.cache_salt), "cache_salt", "characters")
     require_at_most(MAX_ID_CHARACTERS, len(message.request_id), "request_id", "characters")
     require_at_most(MAX_ID_CHARACTERS, len(message.traceparent), "traceparent", "characters")
+    require_at_most(MAX_GRAMMAR_CHARACTERS, len(message.grammar), "grammar", "characters")
     return SequenceOptions(
         sampling, message.num_prompt_tokens, tuple(message.eos_token_ids), message.cache_salt, message.request_id,
         message.traceparent,

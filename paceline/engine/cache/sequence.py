@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from paceline.engine.cache.block_pool import BlockPool
 from paceline.engine.cache.prefix_index import extend_digest, first_digest
 from paceline.errors import OutOfRange
+from paceline.grammar import Grammar
 from paceline.sampling import SamplingParams
 
 
@@ -20,6 +21,8 @@ class SequenceOptions:
     request_id: str = ""
     # The trace that the sequence belongs to, or "".
     traceparent: str = ""
+    # What the completion must look like.
+    grammar: Grammar | None = None
 
     @property
     def seed(self) -> int:
@@ -39,6 +42,7 @@ class Sequence:
 
     def __init__(self, options: SequenceOptions, pool: BlockPool) -> None:
         self.options = options
+        self.guide = None if options.grammar is None else options.grammar.guide()
         self._pool = pool
         # Exactly the tokens in the cache.
         self.tokens: list[int] = []

@@ -1,10 +1,12 @@
-"""Logits processors: penalties, bias and token lists, applied in this order before sampling."""
+"""Logits processors: penalties, bias, token lists and a grammar's mask, applied in this order before sampling."""
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 
 from paceline.engine.sampling.specs import SampleSpec, TokensBefore
+from paceline.errors import InvalidArgument
 from paceline.sampling import SamplingParams
 
 # No processor makes a logit larger than this: the difference of any two stays a finite float32.
@@ -34,6 +36,11 @@ def _process_row(logits: torch.Tensor, spec: SampleSpec) -> None:
     banned = (*sampling.banned_token_ids, *spec.banned)
     if banned:
         logits[torch.tensor(banned, device=device)] = -torch.inf
+    if spec.mask is not None:
+        bits = np.unpackbits(spec.mask.view(np.uint8), count=len(logits), bitorder="little")
+        logits.masked_fill_(torch.from_numpy(bits).to(device) == 0, -torch.inf)
+        if (sampling.allowed_token_ids or banned) and logits.amax() == -torch.inf:
+            raise InvalidArgument("format", "allows no token here that the request's other fields allow")
 
 
 def _penalise(logits: torch.Tensor, sampling: SamplingParams, before: TokensBefore) -> None:

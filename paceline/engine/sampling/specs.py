@@ -26,6 +26,8 @@ class SampleSpec:
     wants_entropy: bool = field(default=False, kw_only=True)
     # Also return how likely the sampled token was: an int becomes a ConfidentSample.
     wants_confidence: bool = field(default=False, kw_only=True)
+    # The tokens that a grammar allows (see `paceline.grammar`).
+    mask: NDArray[np.uint32] | None = field(default=None, kw_only=True, compare=False)  # [ceil(vocab_size / 32)]
 
     @property
     def wants_logprobs(self) -> bool:
@@ -35,7 +37,7 @@ class SampleSpec:
     def is_processed(self) -> bool:
         sampling = self.sampling
         lists = sampling.allowed_token_ids or sampling.banned_token_ids or self.banned
-        return bool(lists or sampling.logit_bias) or self.before is not None
+        return bool(lists or sampling.logit_bias) or self.before is not None or self.mask is not None
 
     @property
     def needs_whole_vocab(self) -> bool:

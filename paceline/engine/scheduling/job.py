@@ -10,6 +10,7 @@ from typing import Any
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec, TokensBefore
+from paceline.grammar import Mask
 
 
 class Job(ABC):
@@ -61,11 +62,23 @@ class Job(ABC):
         tokens = self.sequence.tokens + self.pending[: row + 1]
         return TokensBefore(tokens[: options.num_prompt_tokens], tokens[options.num_prompt_tokens :])
 
+    def mask(self, row: int) -> Mask | None:
+        """Returns the tokens that may follow pending token `row`; None without a grammar. Raises InvalidArgument."""
+        guide = self.sequence.guide
+        return None if guide is None else guide.mask(self.completion(row))
+
+    def completion(self, row: int) -> list[int]:
+        """Returns the tokens behind the prompt, up to pending token `row`."""
+        num_before = self.sequence.options.num_prompt_tokens
+        fed = self.sequence.tokens
+        behind = self.pending[max(0, num_before - len(fed)) : row + 1]
+        return fed[num_before:] + behind
+
     @property
     def is_alike_everywhere(self) -> bool:
-        """Whether what may be sampled is the same at each position: no penalties, no min_tokens."""
+        """Whether what may be sampled is the same at each position: no penalties, no min_tokens, no grammar."""
         sampling = self.sequence.options.sampling
-        return sampling.min_tokens == 0 and not sampling.has_penalties
+        return sampling.min_tokens == 0 and not sampling.has_penalties and self.sequence.guide is None
 
     @property
     def is_done(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from paceline.engine.scheduling.job import Job
-from paceline.errors import DeviceLost, InternalError, PacelineError, Unavailable
+from paceline.errors import DeviceLost, InternalError, InvalidArgument, PacelineError, Unavailable
 from paceline.observability.logs import with_fields
 from paceline.speculation import MAX_DRAFT_TOKENS
 
@@ -66,6 +66,9 @@ def run_step(runner: StepRunner, shares: list[tuple[Job, int]]) -> dict[Job, Pac
     except DeviceLost:
         raise
     except Exception as error:
+        if len(shares) == 1 and isinstance(error, InvalidArgument):
+            # Its own fault, known before anything was fed.
+            return {shares[0][0]: error}
         if len(shares) == 1:
             request_id = shares[0][0].sequence.options.request_id
             log.exception("engine step failed", extra=with_fields(request_id=request_id))

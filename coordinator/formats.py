@@ -1,0 +1,45 @@
+"""Output formats as grammars: every kind becomes one text in llguidance's form, which all three services compile."""
+
+import json
+from typing import Any
+
+from llguidance import LLMatcher
+
+from paceline.errors import InvalidArgument
+from paceline.formats import OutputFormat
+
+# JSON's white space between tokens: free, but not without end, or one space behind commas and colons.
+FREE_WHITESPACE = {"whitespace_flexible": True, "whitespace_pattern": r"[ \t\n\r]{0,32}"}
+FIXED_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def make_grammar(wanted: OutputFormat) -> str:
+    """Raises InvalidArgument for text that is not JSON; compiling finds everything else."""
+    if wanted.json_object:
+        return _json_grammar({"type": "object"}, wanted)
+    if wanted.json_schema:
+        return _json_grammar(_parse_schema(wanted.json_schema), wanted)
+    if wanted.regex:
+        return str(LLMatcher.grammar_from_regex(wanted.regex))
+    if wanted.choice:
+        alternatives = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
+    return str(LLMatcher.grammar_from_lark(wanted.grammar))
+
+
+def _parse_schema(text: str) -> Any:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument("json_schema", f"is not JSON: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise InvalidArgument.of_value("json_schema", text, "an object or a boolean")
+    return schema
+
+
+def _json_grammar(schema: Any, wanted: OutputFormat) -> str:
+    # Whatever a client writes into the schema for the library is overruled.
+    options = {**(FIXED_WHITESPACE if wanted.fixed_whitespace else FREE_WHITESPACE), "lenient": not wanted.strict,
+               "coerce_one_of": not wanted.strict}  # fmt: skip
+    schema = {"not": {}} if schema is False else {} if schema is True else schema
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))

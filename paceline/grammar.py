@@ -1,0 +1,170 @@
+"""Which tokens may follow, by a grammar: the same function of the completion on the coordinator and on both servers.
+
+    GrammarEngine   compiles grammars for one tokenizer, in a thread of its own
+    Grammar         a compiled grammar, or one that will be
+    Guide           a place in it: where a completion has led
+
+A guide's state is the tokens it has taken. It is never carried over or sent, so that a rejected draft, a fork or a
+restarted server needs no rule of its own: `at` gives back what the completion does not have and takes what is new.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.metadata import version
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+from paceline.errors import InvalidArgument
+
+# The library's version is part of what a seed means.
+GRAMMAR_ENGINE = f"llguidance {version('llguidance')}"
+MAX_GRAMMAR_CHARACTERS = 1 << 20
+# Compiled grammars that are kept.
+MAX_GRAMMARS = 64
+# What one grammar may take: to compile, and for each token. No text can take a server longer than some milliseconds.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000, step_lexer_fuel=50_000, step_max_items=20_000, max_lexer_states=20_000, verbose_errors=False
+)  # fmt: skip
+# Bit i % 32 of word i // 32: whether token i may follow.
+Mask = NDArray[np.uint32]  # [ceil(vocab_size / 32)]
+
+
+class GrammarEngine:
+    """Compiles grammars for one tokenizer. Thread-safe; nothing is built before the first grammar."""
+
+    def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer_json, self._vocab_size = tokenizer_json, vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._known: OrderedDict[str, Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+        # Compiling can take a tenth of a second, and the tokenizer some seconds.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+
+    def grammar(self, text: str) -> "Grammar":
+        """Begins to compile a grammar in llguidance's form, or finds it compiled."""
+        with self._lock:
+            grammar = self._known.pop(text, None)
+            if grammar is None:
+                grammar = Grammar(self._thread.submit(self._compile, text), frozenset(self._eos_token_ids))
+            self._known[text] = grammar
+            if len(self._known) > MAX_GRAMMARS:
+                self._known.popitem(last=False)
+        return grammar
+
+    def _compile(self, text: str) -> LLMatcher:
+        if self._tokenizer is None:
+            try:
+                self._tokenizer = LLTokenizer(
+                    self._tokenizer_json.decode(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
+                )
+            except Exception as error:  # whatever a tokenizer has that the library does not know
+                raise InvalidArgument("format", f"can't be kept to with this model's tokenizer: {error}") from None
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+        # Some grammars can't give a token back.
+        probe = matcher.deep_copy()
+        first = np.flatnonzero(np.unpackbits(np.frombuffer(probe.compute_bitmask(), np.uint8), bitorder="little"))[:1]
+        for token in first.tolist():
+            if token not in self._eos_token_ids:
+                probe.consume_token(token)
+                probe.rollback(1)
+                probe.compute_bitmask()
+        if probe.is_error():
+            raise InvalidArgument("format", f"can't be used: {_first_line(probe.get_error())}")
+        return matcher
+
+
+class Grammar:
+    def __init__(self, compiling: "Future[LLMatcher]", eos_token_ids: frozenset[int]) -> None:
+        self.compiling, self.eos_token_ids = compiling, eos_token_ids
+
+    def guide(self) -> "Guide":
+        return Guide(self)
+
+
+class Guide:
+    """Leads one sequence. Methods raise InvalidArgument if the grammar can't be compiled or reaches a limit."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._matcher: LLMatcher | None = None
+        # The tokens that the matcher has taken.
+        self._taken: list[int] = []
+
+    def mask(self, completion: Sequence[int]) -> Mask:
+        """Returns the tokens that may follow: EOS alone at the end. An EOS in the completion, and all behind it, is left out.
+
+        Raises InvalidArgument for a completion that the grammar does not allow.
+        """
+        matcher = self.at(completion)
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+        # After an error the mask is EOS alone, and says nothing.
+        self._check(matcher)
+        return mask
+
+    def forced(self, completion: Sequence[int]) -> int | None:
+        """Returns the only token that may follow, if there is one and the text is not over."""
+        matcher = self.at(completion)
+        if matcher.is_stopped():
+            return None
+        tokens = matcher.compute_ff_tokens()
+        return int(tokens[0]) if tokens else None
+
+    def is_over(self, completion: Sequence[int]) -> bool:
+        """Returns whether nothing may follow but EOS."""
+        return bool(self.at(completion).is_stopped())
+
+    def legal(self, completion: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """Returns the first of `tokens`, up to one that may not follow, or to EOS."""
+        kept: list[int] = []
+        taken = list(completion)
+        for token in tokens:
+            if token in self._grammar.eos_token_ids or not allows(self.mask(taken), token):
+                break
+            kept.append(token)
+            taken.append(token)
+        return kept
+
+    def at(self, completion: Sequence[int]) -> LLMatcher:
+        if self._matcher is None:
+            self._matcher, self._taken = self._grammar.compiling.result().deep_copy(), []
+        matcher, taken = self._matcher, self._taken
+        num_common = _common_length(taken, completion)
+        if num_common < len(taken):
+            matcher.rollback(len(taken) - num_common)
+            del taken[num_common:]
+        for token in completion[num_common:]:
+            if token in self._grammar.eos_token_ids:
+                break
+            if not matcher.consume_token(token):
+                self._fail(matcher, f"does not allow token {token} at {len(taken)} of the completion")
+            taken.append(token)
+        return matcher
+
+    def _check(self, matcher: LLMatcher) -> None:
+        if matcher.is_error():
+            self._fail(matcher, "reached a limit")
+
+    def _fail(self, matcher: LLMatcher, problem: str) -> None:
+        # It never leaves this state.
+        self._matcher = None
+        raise InvalidArgument("format", f"{problem}: {_first_line(matcher.get_error())}")
+
+
+def allows(mask: Mask, token: int) -> bool:
+    return bool(mask[token >> 5] >> np.uint32(token & 31) & np.uint32(1))
+
+
+def _common_length(taken: list[int], completion: Sequence[int]) -> int:
+    num = min(len(taken), len(completion))
+    if taken[:num] == list(completion[:num]):
+        return num
+    return next(at for at in range(num) if taken[at] != completion[at])
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0][:300]
