@@ -32,8 +32,10 @@ def _parse_schema(text: str) -> Any:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidArgument("json_schema", f"is not JSON: {error}") from None
-    if not isinstance(schema, dict | bool):
-        raise InvalidArgument.of_value("json_schema", text, "an object or a boolean")
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise InvalidArgument.of_value("json_schema", text, "an object, or true")
     return schema
 
 
@@ -41,5 +43,4 @@ def _json_grammar(schema: Any, wanted: OutputFormat) -> str:
     # Whatever a client writes into the schema for the library is overruled.
     options = {**(FIXED_WHITESPACE if wanted.fixed_whitespace else FREE_WHITESPACE), "lenient": not wanted.strict,
                "coerce_one_of": not wanted.strict}  # fmt: skip
-    schema = {"not": {}} if schema is False else {} if schema is True else schema
     return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))

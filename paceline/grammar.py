@@ -74,7 +74,7 @@ class GrammarEngine:
                 probe.rollback(1)
                 probe.compute_bitmask()
         if probe.is_error():
-            raise InvalidArgument("format", f"can't be used: {_first_line(probe.get_error())}")
+            raise InvalidArgument("format", f"can't be used: {_in_one_line(probe.get_error())}")
         return matcher
 
 
@@ -152,7 +152,7 @@ class Guide:
     def _fail(self, matcher: LLMatcher, problem: str) -> None:
         # It never leaves this state.
         self._matcher = None
-        raise InvalidArgument("format", f"{problem}: {_first_line(matcher.get_error())}")
+        raise InvalidArgument("format", f"{problem}: {_in_one_line(matcher.get_error())}")
 
 
 def allows(mask: Mask, token: int) -> bool:
@@ -166,5 +166,10 @@ def _common_length(taken: list[int], completion: Sequence[int]) -> int:
     return next(at for at in range(num) if taken[at] != completion[at])
 
 
-def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0][:300]
+def _in_one_line(error: str) -> str:
+    """Shortens the library's report, which shows the text again and says what is wrong with it in its last line."""
+    if error.startswith("NoExtension"):
+        return "it allows no text"
+    first, *rest = error.strip().split("\n")
+    reason = next((line for line in reversed(rest) if line.startswith("error: ")), "")
+    return f"{first[:200]} {reason}".rstrip()

@@ -1,0 +1,186 @@
+"""Under a format the tokens are the same with any drafter, and every finished text is one of the format's."""
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from paceline.client import AsyncClient
+from paceline.errors import InvalidArgument
+from paceline.formats import OutputFormat
+from paceline.sampling import SamplingParams
+from paceline.speculation import Bounds, Drafter, EntropyAdaptive, Rule, SpeculationParams
+from tests.services import Trio, restart, running, start_trio
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+PROMPT = [{"role": "user", "content": "Describe a person."}]
+CHOICES = ("alpha beta", "alpha gamma", "delta")
+
+
+def is_person(text: str) -> bool:
+    return jsonschema.Draft202012Validator(PERSON).is_valid(json.loads(text))
+
+
+FORMATS: dict[str, tuple[OutputFormat, Callable[[str], bool]]] = {
+    "schema": (OutputFormat.of_schema(PERSON), is_person),
+    "compact": (OutputFormat.of_schema(PERSON, fixed_whitespace=True), is_person),
+    "regex": (
+        OutputFormat(regex="(yes|no), [a-z]{3,9}"),
+        lambda text: re.fullmatch("(yes|no), [a-z]{3,9}", text) is not None,
+    ),
+    "choice": (OutputFormat(choice=CHOICES), lambda text: text in CHOICES),
+    "grammar": (
+        OutputFormat(grammar='start: number ("+" number){1,4}\nnumber: /[1-9][0-9]?/'),
+        lambda text: re.fullmatch(r"[1-9][0-9]?(\+[1-9][0-9]?){1,4}", text) is not None,
+    ),
+}
+MODEL = {"drafter": Drafter.MODEL}
+VARIANTS = {
+    "off": SpeculationParams(enabled=False),
+    "n-gram": SpeculationParams(drafter=Drafter.NGRAM, num_speculative_tokens=4),
+    "suffix": SpeculationParams(drafter=Drafter.SUFFIX, num_speculative_tokens=16),
+    "model, 1": SpeculationParams(**MODEL, num_speculative_tokens=1),
+    "model, 5": SpeculationParams(**MODEL, num_speculative_tokens=5),
+    "model, adaptive": SpeculationParams(**MODEL, num_speculative_tokens=Bounds(1, 8)),
+    "entropy": SpeculationParams(**MODEL, num_speculative_tokens=EntropyAdaptive(Bounds(1, 8))),
+    "hierarchical": SpeculationParams(drafter=Drafter.HIERARCHICAL, num_speculative_tokens=5),
+    "hybrid": SpeculationParams(drafter=Drafter.HYBRID, num_speculative_tokens=4),
+    "default": SpeculationParams(),
+}
+GREEDY = SamplingParams(max_tokens=80, seed=7)
+SAMPLED = replace(GREEDY, temperature=1.0)
+
+
+@pytest.fixture
+async def client(embedded_pair: Trio):
+    async with AsyncClient(embedded_pair.address) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_every_drafter_gives_the_same_tokens_and_the_text_fits(
+    client: AsyncClient, name: str, sampling: SamplingParams
+) -> None:
+    wanted, fits = FORMATS[name]
+    plain = await client.complete(PROMPT, sampling, VARIANTS["off"], format=wanted)
+    together = await asyncio.gather(
+        *(client.complete(PROMPT, sampling, each, format=wanted) for each in VARIANTS.values())
+    )
+    assert {variant: each.token_ids for variant, each in zip(VARIANTS, together, strict=True)} == dict.fromkeys(
+        VARIANTS, plain.token_ids
+    )
+    assert plain.finish is not None
+    assert plain.finish.reason == "stop"
+    assert fits(plain.text)
+
+
+@pytest.mark.parametrize("rule", Rule)
+async def test_many_samples_fit_and_differ(client: AsyncClient, rule: Rule) -> None:
+    speculation = SpeculationParams(**MODEL, num_speculative_tokens=4, rule=rule)
+    wanted, fits = FORMATS["compact"]
+    done = await client.complete_all(PROMPT, replace(SAMPLED, n=6), speculation, format=wanted)
+    assert all(fits(each.text) for each in done if each.finish is not None and each.finish.reason == "stop")
+    assert len({each.text for each in done}) > 2
+
+
+async def test_what_is_forced_takes_no_round(client: AsyncClient) -> None:
+    wanted = OutputFormat(regex="The answer is (yes|no), without any doubt\\.")
+    done = await client.complete(PROMPT, replace(GREEDY, logprobs=2), VARIANTS["off"], format=wanted)
+    assert done.finish is not None
+    forced = done.finish.speculation.forced
+    assert forced == done.origins.count("F") > 5
+    assert done.finish.speculation.rounds + 1 == done.finish.completion_tokens - forced <= 4
+    assert [each.logprob for each, origin in zip(done.logprobs, done.origins, strict=True) if origin == "F"] == [
+        0
+    ] * forced
+    # A text under a grammar ends without EOS.
+    assert done.text.endswith("doubt.")
+
+
+async def test_other_fields_hold_within_a_format(client: AsyncClient) -> None:
+    wanted = OutputFormat(regex="(yes|no), [a-z]{3,9}")
+    ids = await client.tokenize("yes", raw=True, add_special_tokens=False)
+    chosen = await client.complete(PROMPT, replace(GREEDY, banned_token_ids=tuple(ids)), format=wanted)
+    assert re.fullmatch("(yes|no), [a-z]{3,9}", chosen.text)
+    short = await client.complete(PROMPT, replace(GREEDY, max_tokens=2), format=wanted)
+    assert short.finish is not None
+    assert (short.finish.reason, short.finish.completion_tokens) == ("length", 2)
+    stopped = await client.complete(PROMPT, replace(GREEDY, stop=(",",)), format=wanted)
+    assert stopped.text in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        (replace(GREEDY, ignore_eos=True), "ignore_eos"),
+        (replace(GREEDY, beams=2), "beams"),
+        (replace(GREEDY, allowed_token_ids=(300,)), "allows no token here"),
+    ],
+)
+async def test_fields_that_can_not_go_with_a_format_are_refused_and_others_are_served(
+    client: AsyncClient, sampling: SamplingParams, words: str
+) -> None:
+    wanted, fits = FORMATS["regex"]
+    bystander = asyncio.create_task(client.complete(PROMPT, GREEDY, format=wanted))
+    with pytest.raises(InvalidArgument, match=words):
+        await client.complete(PROMPT, sampling, format=wanted)
+    assert fits((await bystander).text)
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "grammar"])
+async def test_an_error_names_the_kind_of_format(client: AsyncClient, kind: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        await client.complete(PROMPT, GREEDY, format=OutputFormat(**{kind: "(" * 30}))
+    assert caught.value.field == kind
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Trio, contextlib.ExitStack]]:
+    flags = ("--kv-cache-memory", "64MiB", "--max-model-len", "512", "--threads", "1")
+    with start_trio(tmp_path_factory.mktemp("formats"), flags, flags) as trio, contextlib.ExitStack() as stack:
+        yield trio, stack
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["target", "draft"])
+async def test_a_server_that_is_killed_in_the_middle_changes_no_token(
+    processes: tuple[Trio, contextlib.ExitStack], role: str
+) -> None:
+    trio, stack = processes
+    wanted, fits = FORMATS["schema"]
+    speculation = SpeculationParams(**MODEL, num_speculative_tokens=4)
+    async with AsyncClient(trio.address) as client:
+        expected = await client.complete(PROMPT, SAMPLED, VARIANTS["off"], format=wanted)
+        tokens: list[int] = []
+        async for piece in client.stream(PROMPT, SAMPLED, speculation, format=wanted):
+            tokens += piece.token_ids
+            service = getattr(trio, role)
+            if len(tokens) > 8 and service.process.poll() is None and service.process not in _killed:
+                service.process.send_signal(signal.SIGKILL)
+                service.process.wait()
+                setattr(trio, role, again := await asyncio.to_thread(restart, service))
+                _killed.add(again.process)
+                stack.enter_context(running(again))
+        assert tokens == expected.token_ids
+        assert fits(expected.text)
+
+
+# Processes that have taken a killed one's place.
+_killed: set[Any] = set()

@@ -1,0 +1,132 @@
+"""A guide is a function of the completion: whatever was asked of it before, its masks are those of a fresh one."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.formats import make_grammar
+from paceline.engine.models.weights import load_model
+from paceline.errors import InvalidArgument
+from paceline.formats import OutputFormat
+from paceline.grammar import MAX_GRAMMARS, Grammar, GrammarEngine, allows
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "tags": {"type": "array", "items": {"enum": ["red", "green"]}}},
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}  # fmt: skip
+FORMATS = {
+    "schema": OutputFormat.of_schema(PERSON),
+    "fixed white space": OutputFormat.of_schema(PERSON, fixed_whitespace=True),
+    "object": OutputFormat(json_object=True),
+    "regex": OutputFormat(regex="(yes|no), [a-c]{2,4}"),
+    "choice": OutputFormat(choice=("alpha beta", "alpha gamma", 'a "quote"')),
+    "grammar": OutputFormat(grammar='start: item ("," item)*\nitem: /[0-9]{1,3}/ | "(" start ")"'),
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> GrammarEngine:
+    model = load_model("smollm2-135m", torch.bfloat16, in_place=True)
+    return GrammarEngine(model.tokenizer_files["tokenizer.json"], model.config.vocab_size, model.config.eos_token_ids)
+
+
+def allowed_ids(grammar: Grammar, completion: list[int]) -> list[int]:
+    bits = np.unpackbits(grammar.guide().mask(completion).view(np.uint8), bitorder="little")
+    return [int(each) for each in np.flatnonzero(bits)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=4, deadline=None)
+def test_a_guide_says_what_a_fresh_one_says_after_any_history(engine: GrammarEngine, name: str, seed: int) -> None:
+    grammar, coin = engine.grammar(make_grammar(FORMATS[name])), random.Random(seed)
+    guide, completion = grammar.guide(), list[int]()
+    for _ in range(60):
+        what = coin.random()
+        ids = allowed_ids(grammar, completion)
+        if what < 0.6:
+            mask = guide.mask(completion)
+            assert [each for each in ids if not allows(mask, each)] == []
+            assert int(np.unpackbits(mask.view(np.uint8)).sum()) == len(ids)
+            assert guide.is_over(completion) == (set(ids) <= grammar.eos_token_ids)
+        elif what < 0.8 and (forced := guide.forced(completion)) is not None:
+            # What is forced is the only token that may follow.
+            assert ids == [forced]
+        else:
+            del completion[coin.randrange(len(completion) + 1) :]
+            continue
+        if further := [each for each in ids if each not in grammar.eos_token_ids]:
+            completion.append(coin.choice(further))
+
+
+def test_drafts_are_kept_up_to_the_first_that_may_not_follow_or_ends_the_text(engine: GrammarEngine) -> None:
+    grammar = engine.grammar(make_grammar(FORMATS["choice"]))
+    guide, eos = grammar.guide(), min(grammar.eos_token_ids)
+    first = next(each for each in allowed_ids(grammar, []) if len(allowed_ids(grammar, [each])) > 0)
+    second = allowed_ids(grammar, [first])[0]
+    wrong = next(each for each in range(100, 1000) if each not in allowed_ids(grammar, [first]))
+    assert guide.legal([], [first, second]) == [first, second]
+    assert guide.legal([], [first, wrong, second]) == [first]
+    assert guide.legal([], [wrong]) == []
+    assert guide.legal([first], [second, eos]) == [second]
+    # None of it is left in the guide.
+    assert guide.legal([], [first]) == [first]
+
+
+def test_an_end_in_the_completion_is_not_taken(engine: GrammarEngine) -> None:
+    grammar = engine.grammar(make_grammar(FORMATS["object"]))
+    guide, eos = grammar.guide(), min(grammar.eos_token_ids)
+    before = guide.mask([])
+    assert np.array_equal(guide.mask([eos, 5, 6]), before)
+    assert np.array_equal(guide.mask([]), before)
+
+
+def test_a_token_that_may_not_follow_is_an_error_and_the_guide_goes_on(engine: GrammarEngine) -> None:
+    grammar = engine.grammar(make_grammar(FORMATS["regex"]))
+    guide = grammar.guide()
+    wrong = next(each for each in range(100, 1000) if each not in allowed_ids(grammar, []))
+    with pytest.raises(InvalidArgument, match=f"does not allow token {wrong} at 0 of the completion"):
+        guide.mask([wrong])
+    assert np.array_equal(guide.mask([]), grammar.guide().mask([]))
+
+
+HOSTILE = {
+    "no JSON": (OutputFormat(json_schema="{"), "is not JSON"),
+    "no object": (OutputFormat(json_schema="[]"), "an object, or true"),
+    "false": (OutputFormat(json_schema="false"), "an object, or true"),
+    "deep": (OutputFormat(json_schema="[" * 5000), "is not JSON"),
+    "remote reference": (OutputFormat.of_schema({"$ref": "https://example.com/schema.json"}), "example.com"),
+    "lost reference": (OutputFormat.of_schema({"$ref": "#/$defs/none"}), "none"),
+    "unknown type": (OutputFormat.of_schema({"type": "text"}), "text"),
+    "strict keyword": (OutputFormat.of_schema({"type": "object", "propertyNames": {"minLength": 2}}, strict=True), "propertyNames"),
+    "look-ahead": (OutputFormat(regex="a(?=b)"), "look-around"),
+    "back reference": (OutputFormat(regex=r"(a)\1"), "backreferences"),
+    "open bracket": (OutputFormat(regex="[" * 3000), "unclosed"),
+    "many groups": (OutputFormat(regex="(" * 20_000), "unclosed group"),
+    "no rule": (OutputFormat(grammar="start: missing"), "missing"),
+    "no start": (OutputFormat(grammar="begin: \"a\""), "start"),
+    "not Lark": (OutputFormat(grammar="%%%"), "lexer error"),
+    "endless": (OutputFormat(grammar="start: start"), "no text"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_can_not_be_kept_to_is_refused_in_words(engine: GrammarEngine, name: str) -> None:
+    wanted, words = HOSTILE[name]
+    with pytest.raises(InvalidArgument, match=words):
+        engine.grammar(make_grammar(wanted)).guide().mask([])
+
+
+def test_only_so_many_grammars_are_kept(engine: GrammarEngine) -> None:
+    first = engine.grammar(make_grammar(OutputFormat(regex="first")))
+    assert engine.grammar(make_grammar(OutputFormat(regex="first"))) is first
+    for number in range(MAX_GRAMMARS):
+        engine.grammar(make_grammar(OutputFormat(regex=f"number {number}")))
+    assert engine.grammar(make_grammar(OutputFormat(regex="first"))) is not first
+    assert not first.guide().is_over([])
