@@ -1,7 +1,9 @@
 """What the client returns: pieces, completions, traces and the deployment."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.speculation import SpeculationParams
 
@@ -68,6 +70,8 @@ class Speculation:
     # Proposed tokens from the request's prediction: accepted and emitted, and not.
     prediction_accepted: int = 0
     prediction_rejected: int = 0
+    # Tokens that were the only ones the output's format allowed, and took no forward.
+    forced: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,9 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One round: tokens, a letter of origin for each (A accepted, R recovered, B bonus, T target), and new text."""
+    """One round: tokens, new text, and a letter of origin for each token (A accepted, R recovered, B bonus, T target,
+    F forced).
+    """
 
     text: str
     token_ids: list[int]
@@ -159,6 +165,13 @@ class Completion:
         if piece.trace is not None:
             self.traces.append(piece.trace)
         self.finish = piece.finish or self.finish
+
+    def parsed(self, model: Any = None) -> Any:
+        """Parses the text as JSON; with a pydantic model class, as one of its objects.
+
+        Raises ValueError, for example if `max_tokens` has cut the text.
+        """
+        return json.loads(self.text) if model is None else model.model_validate_json(self.text)
 
 
 @dataclass(frozen=True, slots=True)

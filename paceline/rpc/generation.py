@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from paceline.checks import is_token_id, require
 from paceline.errors import InvalidArgument
+from paceline.formats import OutputFormat
 from paceline.results import (
     Deployment,
     Detokenized,
@@ -28,12 +29,19 @@ from paceline.results import (
     TracedDraft,
 )
 from paceline.rpc.channel import MAX_MESSAGE_BYTES
-from paceline.rpc.messages import sampling_to_message, speculation_from_message, speculation_to_message
+from paceline.rpc.messages import (
+    format_to_message,
+    sampling_to_message,
+    speculation_from_message,
+    speculation_to_message,
+)
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2, model_pb2
 
 Prompt = str | list[dict[str, str]] | list[int]
+# A dict is a JSON Schema; a class is pydantic's and gives its own.
+Format = OutputFormat | dict[str, Any] | type
 TOKEN_IDS = f"a list of token ids, whole numbers in [0, {2**31})"
 PROMPTS = f'a text, a list of messages {{"role": text, "content": text}}, or {TOKEN_IDS}'
 
@@ -48,6 +56,7 @@ class RequestOptions(TypedDict, total=False):
         them from response times; at most 256 characters. Empty: shared with all requests without a salt.
     template_options: arguments for the chat template, such as {"enable_thinking": False}.
     parse_special_tokens: parse special tokens spelled in messages or template_options. Raw text is always parsed.
+    format: what the output must look like: an OutputFormat, a JSON Schema as a dict, or a pydantic model class.
     """
 
     prediction: str | list[int] | None
@@ -56,6 +65,7 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: str
     template_options: dict[str, Any] | None
     parse_special_tokens: bool
+    format: Format | None
 
 
 def make_request(
@@ -70,6 +80,7 @@ def make_request(
     cache_salt: str = "",
     template_options: dict[str, Any] | None = None,
     parse_special_tokens: bool = False,
+    format: Format | None = None,
 ) -> generation_pb2.GenerateRequest:
     """Makes the request; None leaves a part to the coordinator. Raises InvalidArgument."""
     request = generation_pb2.GenerateRequest(
@@ -92,6 +103,9 @@ def make_request(
         require(is_chat, "template_options", template_options, "None for a prompt without a chat template")
         request.chat.template_options = _as_json(template_options)
         _check_size("template_options", request)
+    if format is not None:
+        request.format.CopyFrom(format_to_message(_as_format(format)))
+        _check_size("format", request)
     return request
 
 
@@ -176,6 +190,16 @@ def _token_ids(name: str, ids: Any) -> list[int]:
     return [int(value) for value in ids]
 
 
+def _as_format(given: Any) -> OutputFormat:
+    if isinstance(given, OutputFormat):
+        return given
+    if isinstance(given, type) and hasattr(given, "model_json_schema"):
+        return OutputFormat.of_schema(given.model_json_schema())
+    allowed = "an OutputFormat, a JSON Schema as a dict, or a pydantic model class"
+    require(isinstance(given, Mapping), "format", given, allowed)
+    return OutputFormat.of_schema(given)
+
+
 def _as_json(options: dict[str, Any]) -> str:
     require(isinstance(options, dict), "template_options", options, "a dict that JSON can hold")
     try:
@@ -189,6 +213,7 @@ _ORIGINS = {
     "R": generation_pb2.ORIGIN_RECOVERED,
     "B": generation_pb2.ORIGIN_BONUS,
     "T": generation_pb2.ORIGIN_TARGET,
+    "F": generation_pb2.ORIGIN_FORCED,
 }
 _LETTERS = {number: letter for letter, number in _ORIGINS.items()}
 _REASONS = {"stop": generation_pb2.FINISH_REASON_STOP, "length": generation_pb2.FINISH_REASON_LENGTH}

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from paceline.checks import require
 from paceline.errors import InvalidArgument
+from paceline.formats import KINDS, OutputFormat
 from paceline.sampling import DEFAULT_MAX_TOKENS, SamplingParams, check_lengths
 from paceline.speculation import Bounds, Drafter, DraftMode, EntropyAdaptive, Rule, SpeculationParams
-from paceline.v1 import model_pb2, sampling_pb2
+from paceline.v1 import generation_pb2, model_pb2, sampling_pb2
 
 # Both ends of a stream must have the same version (`ModelCard.protocol_version`).
 PROTOCOL_VERSION = 1
@@ -47,6 +48,26 @@ def sampling_to_message(params: SamplingParams) -> sampling_pb2.SamplingParams:
     names = (*_PLAIN_FIELDS, *_LIST_FIELDS, *_OPTIONAL_FIELDS, "logit_bias")
     # A field that is None stays unset.
     return sampling_pb2.SamplingParams(**{name: getattr(params, name) for name in names})
+
+
+def format_from_message(message: generation_pb2.OutputFormat) -> OutputFormat | None:
+    """Returns None for an empty message."""
+    if not message.ByteSize():
+        return None
+    given: dict[str, Any] = {}
+    if kind := message.WhichOneof("kind"):
+        given[kind] = tuple(message.choice.texts) if kind == "choice" else getattr(message, kind)
+    return OutputFormat(**given, strict=message.strict, fixed_whitespace=message.fixed_whitespace)
+
+
+def format_to_message(given: OutputFormat) -> generation_pb2.OutputFormat:
+    message = generation_pb2.OutputFormat(strict=given.strict, fixed_whitespace=given.fixed_whitespace)
+    if given.choice:
+        message.choice.texts.extend(given.choice)
+    else:
+        [kind] = [name for name in KINDS if getattr(given, name)]
+        setattr(message, kind, getattr(given, kind))
+    return message
 
 
 def speculation_from_message(message: sampling_pb2.SpeculationParams) -> dict[str, Any]:
