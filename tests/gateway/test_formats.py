@@ -7,6 +7,8 @@ from typing import Any
 
 import grpc
 import httpx2
+import openai
+import pydantic
 import pytest
 
 from gateway.app import make_app
@@ -246,6 +248,21 @@ async def test_each_prompt_has_the_format(http: httpx2.AsyncClient, coordinator:
     response = await http.post("/v1/completions", json={"prompt": ["t1", "t2"], "guided_json": SCHEMA})
     assert response.status_code == 200
     assert coordinator.formats == [OF_SCHEMA, OF_SCHEMA]
+
+
+class Person(pydantic.BaseModel):
+    name: str = ""
+
+
+async def test_openais_parse_reads_an_object(http: httpx2.AsyncClient, coordinator: Coordinator) -> None:
+    async with openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http) as client:
+        body: Any = BODIES["/v1/chat/completions"]
+        found = await client.chat.completions.parse(model="tiny", response_format=Person, **body)
+    assert found.choices[0].message.parsed == Person()
+    [format] = coordinator.formats
+    assert format is not None
+    assert format.strict
+    assert json.loads(format.json_schema)["required"] == ["name"]
 
 
 async def test_forced_tokens_are_told(http: httpx2.AsyncClient) -> None:
