@@ -48,7 +48,7 @@ class RequestReader:
         speculation.check(sampling)
         require(not message.trace or sampling.beams == 1, "trace", message.trace, "left out with beams")
         self._policies.check(speculation.drafter)
-        wanted = format_from_message(message.format) if message.HasField("format") else None
+        wanted = format_from_message(message.format)
         grammar_text = "" if wanted is None else make_grammar(wanted)
         grammar = None if wanted is None else await self._compile(wanted, grammar_text, sampling, card)
         prompt = await self.read_prompt(message, card)

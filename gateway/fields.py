@@ -8,6 +8,7 @@ Unknown fields are refused.
 """
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from gateway.errors import FieldNames, bad_request
@@ -42,6 +43,15 @@ COMMON = {
     "trace": "adds each round's trace to its chunk (docs/speculation.md)",
     "request_id": "for logs",
     "cache_salt": "requests with the same salt share cached prompts and recent answers; at most 256 characters",
+    # At most one of these (gateway/formats.py).
+    "response_format": "text, json_object or json_schema",
+    "structured_outputs": "vLLM's: json, regex, choice, grammar or json_object",
+    "guided_json": "vLLM's older name of structured_outputs.json",
+    "guided_regex": "likewise",
+    "guided_choice": "likewise",
+    "guided_grammar": "likewise",
+    "json_schema": "llama.cpp's: a JSON Schema",
+    "grammar": "llama.cpp's: GBNF; Lark as well",
 }
 CHAT = {
     "messages": "roles system, developer, user, assistant, tool; content is text or text parts",
@@ -63,7 +73,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
@@ -86,13 +95,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "chat_template": (),
     "documents": ([],),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-    "grammar": ("",),
-    "json_schema": (),
     "repeat_penalty": (1.0,),
     "typical_p": (1.0,),
     "mirostat": (0,),
@@ -140,10 +142,28 @@ MESSAGE_IGNORED = {
 PART = ("type", "text")
 PART_IGNORED = ("cache_control",)
 PREDICTION = ("type", "content")
+# Keys of `response_format` by its type.
+RESPONSE_FORMAT = {"text": ("type",), "json_object": ("type",), "json_schema": ("type", "json_schema")}
+JSON_SCHEMA = ("name", "schema", "strict", "description")
+# OutputFormat's names by those of fields that hold a format alone, and of the keys of `structured_outputs`.
+FORMATS = {
+    "guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
+    "json_schema": "json_schema", "grammar": "grammar",
+}  # fmt: skip
+STRUCTURED_OUTPUTS = {
+    "json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar", "json_object": "json_object",
+}  # fmt: skip
+STRUCTURED_OUTPUTS_OPTION = "disable_any_whitespace"
+STRUCTURED_OUTPUTS_REFUSED: dict[str, tuple[Any, ...]] = {
+    "whitespace_pattern": (),
+    "disable_additional_properties": (False,),
+    "structural_tag": (),
+}
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 # Keys of `speculation` that set the number of draft tokens.
 DRAFT_LENGTH = ("num_speculative_tokens", "draft_min", "draft_max", "entropy_beta")
 SPECULATION = ("enabled", "drafter", *DRAFT_LENGTH, "rule", "lenience", "draft_temperature")
+NOTHING: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
 # HTTP field names by the names in a coordinator's errors.
 _SPECULATION_NAMES = {name: f"speculation.{name}" for name in SPECULATION} | {
     "num_speculative_tokens": "speculation.num_speculative_tokens"
@@ -169,8 +189,11 @@ def check_message(message: Mapping[str, Any], name: str) -> None:
     _check(f"{name}.", message, MESSAGE, MESSAGE_IGNORED, MESSAGE_REFUSED)
 
 
-def check_keys(given: Mapping[str, Any], taken: Collection[str], name: str, ignored: Collection[str] = ()) -> None:
-    _check(f"{name}.", given, taken, ignored, {})
+def check_keys(
+    given: Mapping[str, Any], taken: Collection[str], name: str, ignored: Collection[str] = (),
+    refused: Mapping[str, tuple[Any, ...]] = NOTHING,
+) -> None:  # fmt: skip
+    _check(f"{name}.", given, taken, ignored, refused)
 
 
 def _check(

@@ -14,7 +14,7 @@ from gateway.requests import HttpRequest
 from gateway.router import Coordinators, ReplayBuffer, TokenTexts
 from gateway.telemetry import GenerationTimer, current, record_failure
 from paceline.client import AsyncClient, Prompt
-from paceline.errors import PacelineError
+from paceline.errors import InvalidArgument, PacelineError
 from paceline.noise import fresh_seed
 from paceline.results import Deployment, Detokenized, Piece, TokenLogprobs
 
@@ -101,16 +101,19 @@ class Generation:
                 prompt, sampling, request.speculation, request.is_raw, prediction=prediction,
                 trace=request.is_traced, request_id=request.request_id, cache_salt=request.cache_salt,
                 template_options=request.template_options,
-                parse_special_tokens=request.parses_special_tokens,
+                parse_special_tokens=request.parses_special_tokens, format=request.format,
             )  # fmt: skip
             return as_rounds(pieces, sampling.prompt_logprobs is not None)
 
         rounds = self._coordinators.stream(routing_prefix(prompt), self._key, start)
         with GenerationTimer(self._coordinators.metrics) as timer:
-            async with aclosing(rounds) as pieces:
-                async for piece in pieces:
-                    timer.on_piece(piece)
-                    yield piece
+            try:
+                async with aclosing(rounds) as pieces:
+                    async for piece in pieces:
+                        timer.on_piece(piece)
+                        yield piece
+            except InvalidArgument as error:
+                raise error.renamed(request.format_names.get(error.field, error.field)) from None
 
 
 def routing_prefix(prompt: Prompt) -> str:

@@ -11,7 +11,7 @@ from gateway.router import TokenTexts
 from paceline.client import Prompt
 from paceline.results import Finish, Piece, Speculation, TokenLogprobs
 
-ORIGINS = {"A": "accepted", "R": "recovered", "B": "bonus", "T": "target"}
+ORIGINS = {"A": "accepted", "R": "recovered", "B": "bonus", "T": "target", "F": "forced"}
 
 
 class ScoredToken(NamedTuple):
@@ -227,6 +227,7 @@ def _paceline(finish: Finish) -> dict[str, Any]:
             "proposed": figures.proposed,
             "accepted": figures.accepted,
             "mean_acceptance_length": figures.mean_acceptance_length,
+            "forced": figures.forced,
         },
         "timing_ms": {
             "first_token": timing.ttft_ms, "total": timing.total_ms, "draft": timing.draft_ms,

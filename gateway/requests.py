@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from gateway.errors import bad_request
+from gateway.errors import FieldNames, bad_request
 from gateway.fields import (
     DRAFT_LENGTH,
     PART,
@@ -20,7 +20,9 @@ from gateway.fields import (
     get,
     whole_numbers,
 )
+from gateway.formats import parse_format
 from paceline.client import Prompt
+from paceline.formats import OutputFormat
 from paceline.results import Deployment
 from paceline.sampling import SamplingParams
 from paceline.speculation import Drafter, Rule, SpeculationParams, parse_draft_length
@@ -44,6 +46,9 @@ class HttpRequest:
     has_usage_in_every_chunk: bool
     request_id: str
     cache_salt: str
+    format: OutputFormat | None
+    # The client's names of its fields.
+    format_names: FieldNames
     # Without a chat template.
     is_raw: bool = False
     echo: bool = False
@@ -65,6 +70,7 @@ def parse_request(
     speculation = _parse_speculation(body, deployment.defaults, sampling)
     if speculation is not None:
         speculation.check(sampling)
+    format, format_names = parse_format(body)
     return HttpRequest(
         prompts=prompts,
         sampling=sampling,
@@ -76,6 +82,8 @@ def parse_request(
         has_usage_in_every_chunk=flag(options, "continuous_usage_stats", prefix="stream_options."),
         request_id=get(body, "request_id", str, "a string", ""),
         cache_salt=get(body, "cache_salt", str, "a string", ""),
+        format=format,
+        format_names=format_names,
         **more,
     )
 

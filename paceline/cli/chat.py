@@ -9,6 +9,7 @@ from paceline.cli import options
 from paceline.cli.printing import coloured, legend
 from paceline.client import Client, Completion
 from paceline.errors import ConfigError, InvalidArgument, RequestError
+from paceline.formats import OutputFormat
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 
@@ -35,6 +36,11 @@ def chat(
     repetition_penalty: options.RepetitionPenalty = 1.0,
     presence_penalty: options.PresencePenalty = 0.0,
     frequency_penalty: options.FrequencyPenalty = 0.0,
+    json_schema: options.JsonSchema = None,
+    compact_json: options.CompactJson = False,
+    choice: options.Choice = None,
+    regex: options.Regex = None,
+    grammar: options.Grammar = None,
     speculation: options.SpeculationSwitch = None,
     drafter: options.DrafterName = None,
     num_speculative_tokens: options.DraftTokens = None,
@@ -51,6 +57,7 @@ def chat(
     )  # fmt: skip
     length = options.given_length(num_speculative_tokens, draft_min, draft_max, entropy_beta)
     given = options.given_speculation(speculation, drafter, length, rule, draft_temperature=draft_temperature)
+    format = options.given_format(json_schema, compact_json, choice, regex, grammar)
     # The synchronous client: input() and Ctrl-C belong to the main thread.
     key, tls = options.read_key(api_key_file), options.read_tls(tls_ca, tls_cert, tls_key)
     with options.naming_the_flag(), Client(address, key, tls) as client:
@@ -60,7 +67,7 @@ def chat(
             model = description.target.name
             raise ConfigError(f"{model} has no chat template; `paceline generate --raw` continues a text without one")
         asked = description.defaults.overruled_by(given, sampling) if given else None
-        conversation = ChatSession(client, system, sampling, asked)
+        conversation = ChatSession(client, system, sampling, asked, format)
         conversation.banner(description.target.name)
         while question := ask():
             conversation.answer(question)
@@ -78,25 +85,28 @@ def ask() -> str:
 
 class ChatSession:
     def __init__(
-        self, client: Client, system: str | None, sampling: SamplingParams, speculation: SpeculationParams | None
-    ) -> None:
+        self, client: Client, system: str | None, sampling: SamplingParams, speculation: SpeculationParams | None,
+        format: OutputFormat | None,
+    ) -> None:  # fmt: skip
         self._client = client
         self._sampling = sampling
         self._speculation = speculation
+        self._format = format
         self._messages = [] if system is None else [{"role": "system", "content": system}]
         self._console = Console(highlight=False, soft_wrap=True)
 
     def banner(self, model: str) -> None:
         self._console.print(f"{model}. {HOW_TO_LEAVE}", style="dim", markup=False)
         if self._console.is_terminal and not self._console.no_color:
-            self._console.print(legend())
+            self._console.print(legend(self._format is not None))
 
     def answer(self, question: str) -> None:
         """Streams an answer until it ends or the user stops it. Drops a question that is refused."""
         self._messages.append({"role": "user", "content": question})
         answer, mark = Completion(), ""
         try:
-            with contextlib.closing(self._client.stream(self._messages, self._sampling, self._speculation)) as pieces:
+            pieces = self._client.stream(self._messages, self._sampling, self._speculation, format=self._format)
+            with contextlib.closing(pieces):
                 for piece in pieces:
                     answer.add(piece)
                     self._console.print(coloured(piece), end="")

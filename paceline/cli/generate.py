@@ -64,6 +64,11 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="send the prompt without the chat template", rich_help_panel=options.ADVANCED)
     ] = False,
+    json_schema: options.JsonSchema = None,
+    compact_json: options.CompactJson = False,
+    choice: options.Choice = None,
+    regex: options.Regex = None,
+    grammar: options.Grammar = None,
     speculation: options.SpeculationSwitch = None,
     drafter: options.DrafterName = None,
     num_speculative_tokens: options.DraftTokens = None,
@@ -106,14 +111,15 @@ def generate(
     )  # fmt: skip
     length = options.given_length(num_speculative_tokens, draft_min, draft_max, entropy_beta)
     given = options.given_speculation(speculation, drafter, length, rule, lenience, draft_temperature)
+    format = options.given_format(json_schema, compact_json, choice, regex, grammar)
     if prompt is not None and prompts is not None:
         raise InvalidArgument("PROMPT and --prompts", "are given; give one of them")
     wanted = [PromptRecord(one_prompt(prompt))] if prompts is None else read_prompts("--prompts", prompts)
-    more: RequestOptions = {"trace": trace or trace_json is not None, "cache_salt": cache_salt}
+    more: RequestOptions = {"trace": trace or trace_json is not None, "cache_salt": cache_salt, "format": format}
     if prediction is not None:
-        more["prediction"] = read_text("--prediction", prediction)
-    has_many = len(wanted) * n > 1
-    printer = TracePrinter(stats, has_many) if trace else Printer(as_json, color, stats, has_many)
+        more["prediction"] = options.read_text("--prediction", prediction)
+    shape = (stats, len(wanted) * n > 1, format is not None)
+    printer = TracePrinter(*shape) if trace else Printer(as_json, color, *shape)
     with contextlib.ExitStack() as stack:
         traces = None if trace_json is None else stack.enter_context(open_to_write("--trace-json", trace_json))
         connect = options.connector(address, api_key_file, options.read_tls(tls_ca, tls_cert, tls_key))
@@ -136,15 +142,6 @@ def one_prompt(argument: str | None) -> str:
     # Python decodes other bytes on the command line as lone surrogates.
     require(not any("\ud800" <= character <= "\udfff" for character in text), name, text, "a text in UTF-8")
     return text
-
-
-def read_text(name: str, path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InvalidArgument(name, f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InvalidArgument(name, f"{path}: not UTF-8 text") from None
 
 
 def open_to_write(name: str, path: Path) -> TextIO:

@@ -15,6 +15,7 @@ from paceline.checks import require
 from paceline.cli.command import ADVANCED
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unauthenticated, Unavailable, Unreachable
+from paceline.formats import OutputFormat
 from paceline.keys import ENVIRONMENT, check_key
 from paceline.rpc.channel import check_address
 from paceline.rpc.tls import ENVIRONMENT as TLS_ENVIRONMENT
@@ -87,6 +88,17 @@ FrequencyPenalty = Annotated[float, typer.Option(hidden=True)]
 Logprobs = Annotated[int | None, typer.Option(hidden=True)]
 Beams = Annotated[int, typer.Option(help="beam search with this many beams, 1 to 10", rich_help_panel=ADVANCED)]
 LengthPenalty = Annotated[float, typer.Option(hidden=True)]
+JsonSchema = Annotated[str | None, typer.Option(help="write JSON of this schema: a file, or the schema itself")]
+CompactJson = Annotated[
+    bool, typer.Option("--compact-json", help="with --json-schema: no white space for the model to choose; faster")
+]
+Choice = Annotated[list[str] | None, typer.Option(help="write this text, or one of several: repeatable")]
+Regex = Annotated[
+    str | None, typer.Option(help="write a text that this regular expression matches", rich_help_panel=ADVANCED)
+]
+Grammar = Annotated[
+    Path | None, typer.Option(help="file: write a text of this grammar, in Lark or GBNF", rich_help_panel=ADVANCED)
+]
 SpeculationSwitch = Annotated[str | None, typer.Option(help="on or off; default: the coordinator's")]
 DrafterName = Annotated[
     str | None, typer.Option(help=f"{', '.join(each.value for each in Drafter)}; default: the coordinator's")
@@ -107,6 +119,26 @@ RuleName = Annotated[
 ]
 Lenience = Annotated[float | None, typer.Option(hidden=True)]
 DraftTemperature = Annotated[float | None, typer.Option(hidden=True)]
+
+
+def given_format(
+    json_schema: str | None, compact_json: bool, choice: list[str] | None, regex: str | None, grammar: Path | None
+) -> OutputFormat | None:
+    flags = {"--json-schema": json_schema, "--choice": choice or None, "--regex": regex, "--grammar": grammar}
+    given = [flag for flag, value in flags.items() if value is not None]
+    if len(given) > 1:
+        raise InvalidArgument(" and ".join(given), "are given; give one of them")
+    if compact_json and json_schema is None:
+        raise InvalidArgument("--compact-json", "needs --json-schema")
+    if json_schema is not None:
+        is_text = json_schema.lstrip().startswith("{")
+        text = json_schema if is_text else read_text("--json-schema", Path(json_schema).expanduser())
+        return OutputFormat(json_schema=text, fixed_whitespace=compact_json)
+    if grammar is not None:
+        return OutputFormat.of_grammar(read_text("--grammar", grammar))
+    if given:
+        return OutputFormat(choice=tuple(choice or ()), regex=regex or "")
+    return None
 
 
 def given_length(
@@ -201,6 +233,15 @@ def connector(address: str, api_key_file: Path | None, tls: Tls) -> Callable[[],
     """Returns a function that makes a client. Raises InvalidArgument at once for a bad key."""
     key = read_key(api_key_file)
     return lambda: AsyncClient(address, key, tls)
+
+
+def read_text(name: str, path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InvalidArgument(name, f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InvalidArgument(name, f"{path}: not UTF-8 text") from None
 
 
 def require_file(name: str, path: Path | None, suffix: str = "") -> None:

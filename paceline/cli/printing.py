@@ -35,6 +35,8 @@ def print_stats(completions: list[Completion], title: str = "rounds") -> None:
     table.add_row("tokens", str(tokens))
     table.add_row("tokens per second", f"{tokens_per_second(completions):.1f}")
     table.add_row("rounds", str(rounds))
+    if forced := sum(finish.speculation.forced for finish in finishes):
+        table.add_row("forced", f"{forced} ({forced / tokens:.0%})")
     if proposed:
         table.add_row("accepted / proposed", f"{accepted} / {proposed} ({accepted / proposed:.0%})")
         for position, rate in enumerate(_per_position(finishes), 1):
@@ -69,7 +71,10 @@ def _per_position(finishes: list[Finish]) -> list[float]:
 
 
 # Name and colour of each origin.
-ORIGINS = {"A": ("accepted draft", "green"), "R": ("recovered", "red"), "B": ("bonus", "blue"), "T": ("target", "")}
+ORIGINS = {
+    "A": ("accepted draft", "green"), "R": ("recovered", "red"), "B": ("bonus", "blue"), "T": ("target", ""),
+    "F": ("forced by the format", "bright_black"),
+}  # fmt: skip
 HEADER_CHARACTERS = 60
 
 
@@ -79,8 +84,9 @@ def coloured(piece: Piece) -> Segments:
     return Segments(Segment(text, Style.parse(style)) for text, style in parts)
 
 
-def legend() -> Text:
-    names = (Text(f"{name} ({style or 'plain'})", style) for name, style in ORIGINS.values())
+def legend(has_format: bool = False) -> Text:
+    shown = [each for letter, each in ORIGINS.items() if letter != "F" or has_format]
+    names = (Text(f"{name} ({style or 'plain'})", style) for name, style in shown)
     return Text(", ").join(names)
 
 
@@ -97,7 +103,7 @@ class Answer:
 class Printer:
     """Prints completions in the order of prompts and samples, streaming the first unfinished one."""
 
-    def __init__(self, as_json: bool, color: bool, stats: bool, with_headers: bool) -> None:
+    def __init__(self, as_json: bool, color: bool, stats: bool, with_headers: bool, has_format: bool = False) -> None:
         """`color` needs a terminal or FORCE_COLOR. `with_headers`: print a line before each completion."""
         self._as_json = as_json
         self._stats = stats
@@ -106,7 +112,7 @@ class Printer:
         self._color = color and not as_json and self._console.is_terminal and not self._console.no_color
         self._is_first = True
         if self._color:
-            Console(stderr=True, highlight=False, soft_wrap=True).print(legend())
+            Console(stderr=True, highlight=False, soft_wrap=True).print(legend(has_format))
 
     def begin(self, answer: Answer) -> None:
         if not self._with_headers:
@@ -163,22 +169,25 @@ def as_record(answer: Answer) -> dict[str, Any]:
 
 # Sign and colour of each kind of token in a trace.
 ACCEPTED, REJECTED, CORRECTED, OWN, UNDECIDED = ("+", "green"), ("-", "red"), (">", "blue"), ("*", ""), ("~", "dim")
+FORCED = ("=", "dim")
 LEGEND = {
     ACCEPTED: "accepted draft",
     REJECTED: "rejected draft",
     CORRECTED: "the target's correction",
     OWN: "the target's next token",
     UNDECIDED: "undecided draft",
+    FORCED: "forced by the format",
 }
 
 
 class TracePrinter(Printer):
     """Prints a line per round instead of the text (2211.17192, figure 1)."""
 
-    def __init__(self, stats: bool, with_headers: bool) -> None:
+    def __init__(self, stats: bool, with_headers: bool, has_format: bool = False) -> None:
         super().__init__(as_json=False, color=False, stats=stats, with_headers=with_headers)
         self._lines = Console(highlight=False, soft_wrap=True)
-        names = (Text.assemble((f"{kind[0]} {name}", kind[1])) for kind, name in LEGEND.items())
+        shown = [each for each in LEGEND.items() if each[0] != FORCED or has_format]
+        names = (Text.assemble((f"{kind[0]} {name}", kind[1])) for kind, name in shown)
         Console(stderr=True, highlight=False, soft_wrap=True).print(Text(", ").join(names))
 
     def piece(self, piece: Piece) -> None:
@@ -213,21 +222,28 @@ def write_record(file: TextIO, answer: Answer, piece: Piece) -> None:
 def _tokens(piece: Piece, trace: RoundTrace) -> list[Text]:
     accepted, rest = trace.proposed[: trace.num_accepted], trace.proposed[trace.num_accepted :]
     found = [_token(ACCEPTED, draft.text) for draft in accepted]
-    if len(piece.token_ids) == trace.num_accepted:
+    # The target's own token; forced ones may come before and behind it.
+    own = next((index for index, origin in enumerate(piece.origins) if origin in "RBT"), None)
+    if own is None:
         # A draft ended the text.
-        return found + [_token(UNDECIDED, draft.text) for draft in rest]
-    own = _own_text(piece, trace)
+        return found + _forced(piece, 0) + [_token(UNDECIDED, draft.text) for draft in rest]
+    found = _forced(piece, 0, own) + found
+    text = _own_text(piece, trace, own)
     if not rest:
-        return [*found, _token(OWN, own)]
+        return [*found, _token(OWN, text), *_forced(piece, own)]
     undecided = [_token(UNDECIDED, draft.text) for draft in rest[1:]]
-    return [*found, _token(REJECTED, rest[0].text), _token(CORRECTED, own), *undecided]
+    return [*found, _token(REJECTED, rest[0].text), _token(CORRECTED, text), *_forced(piece, own), *undecided]
 
 
-def _own_text(piece: Piece, trace: RoundTrace) -> str:
+def _forced(piece: Piece, start: int, end: int | None = None) -> list[Text]:
+    return [_token(FORCED, text) for text, origin in list(piece.parts)[start:end] if origin == "F"]
+
+
+def _own_text(piece: Piece, trace: RoundTrace, own: int) -> str:
     rejected: TracedDraft | None = next(iter(trace.proposed[trace.num_accepted :]), None)
     if rejected is not None and rejected.target_text is not None:
         return rejected.target_text
-    return [text for text, _ in piece.parts][-1] or f"[{piece.token_ids[-1]}]"
+    return [text for text, _ in piece.parts][own] or f"[{piece.token_ids[own]}]"
 
 
 def _token(kind: tuple[str, str], text: str) -> Text:

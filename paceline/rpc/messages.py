@@ -51,12 +51,12 @@ def sampling_to_message(params: SamplingParams) -> sampling_pb2.SamplingParams:
 
 
 def format_from_message(message: generation_pb2.OutputFormat) -> OutputFormat | None:
-    """Returns None for a message without a kind."""
-    kind = message.WhichOneof("kind")
-    if kind is None:
+    """Returns None for an empty message."""
+    if not message.ByteSize():
         return None
-    value = getattr(message, kind)
-    given: dict[str, Any] = {kind: tuple(value.texts) if kind == "choice" else value}
+    given: dict[str, Any] = {}
+    if kind := message.WhichOneof("kind"):
+        given[kind] = tuple(message.choice.texts) if kind == "choice" else getattr(message, kind)
     return OutputFormat(**given, strict=message.strict, fixed_whitespace=message.fixed_whitespace)
 
 

@@ -11,7 +11,7 @@ from paceline.client import Piece
 TEXTS = [
     "all:\n", "\tcc\t-o x", "\t", "\n", "日本語 " * 12, "é\u0301👩\u200d👩\u200d👧", "[bold]x[/bold] :smile: ", " end  ", "x" * 100, "",
 ]  # fmt: skip
-GREEN, RED, BLUE, END = "\x1b[32m", "\x1b[31m", "\x1b[34m", "\x1b[0m"
+GREEN, RED, BLUE, GREY, END = "\x1b[32m", "\x1b[31m", "\x1b[34m", "\x1b[90m", "\x1b[0m"
 
 
 def shown(piece: Piece, **how: object) -> str:
@@ -33,8 +33,8 @@ def test_without_colours_a_text_is_itself(how: dict[str, object]) -> None:
 def test_each_token_has_its_colour_and_tabs_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     terminal = {"force_terminal": True, "color_system": "standard"}
-    piece = Piece("a\tb\n\tcd", [1, 2, 3, 4], "ARBT", [2, 2, 2, 1])
-    assert shown(piece, **terminal) == f"{GREEN}a\t{END}{RED}b\n{END}{BLUE}\tc{END}d"
+    piece = Piece("a\tb\n\tcde", [1, 2, 3, 4, 5], "ARBTF", [2, 2, 2, 1, 1])
+    assert shown(piece, **terminal) == f"{GREEN}a\t{END}{RED}b\n{END}{BLUE}\tc{END}d{GREY}e{END}"
     assert shown(piece, no_color=True, **terminal) == piece.text
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.fields import CHAT, COMMON, IGNORED, REFUSED, SAMPLING, TEXT
+from gateway.fields import CHAT, COMMON, FORMATS, IGNORED, REFUSED, SAMPLING, TEXT
 
 CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"
 CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "t1 t2"}], "max_tokens": 6, "temperature": 0}
@@ -33,11 +33,11 @@ CHANGES: dict[str, dict[str, Any]] = {
 SAME: dict[str, dict[str, Any]] = {
     "top_p": {"temperature": 0}, "top_k": {"temperature": 0}, "min_p": {"temperature": 0},
 }  # fmt: skip
-# Tested where what they do shows: streams, usage, traces, echo, log-probabilities, speculation, names.
+# Tested where what they do shows: streams, usage, traces, echo, log-probabilities, speculation, names, formats.
 ELSEWHERE = {
     "model", "stream", "stream_options", "speculation", "prediction", "trace", "request_id", "cache_salt", "messages",
     "max_completion_tokens", "logprobs", "top_logprobs", "chat_template_kwargs", "add_generation_prompt",
-    "parse_special_tokens", "prompt", "echo", "stop", "best_of",
+    "parse_special_tokens", "prompt", "echo", "stop", "best_of", "response_format", "structured_outputs", *FORMATS,
 }  # fmt: skip
 
 
