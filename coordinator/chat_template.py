@@ -20,7 +20,8 @@ RESERVED_OPTIONS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply
 }
 # Conversations that show which tokens a template writes around messages. It may refuse some.
 _PLAIN = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",))
-Messages = list[dict[str, str]]
+# Calls in messages are nested.
+Messages = list[dict[str, Any]]
 
 
 class ChatTemplate:
@@ -48,8 +49,11 @@ class ChatTemplate:
     def _encode_literally(
         self, control_tokens: ControlTokens, messages: Messages, options: dict[str, Any], add_generation_prompt: bool
     ) -> list[int]:
-        # Roles are validated, and some templates make control tokens of them.
-        marked = [control_tokens.mark(message) | {"role": message["role"]} for message in messages]
+        try:
+            # Roles are validated, and some templates make control tokens of them.
+            marked = [control_tokens.mark(message) | {"role": message["role"]} for message in messages]
+        except RecursionError:
+            raise InvalidArgument("chat.messages", "are too deep; they must have fewer levels") from None
         try:
             options = {name: control_tokens.mark(value) for name, value in options.items()}
         except RecursionError:

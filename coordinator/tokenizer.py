@@ -68,7 +68,7 @@ class Tokenizer:
 
     def encode_chat(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, Any]],
         options: dict[str, Any] | None = None,
         add_generation_prompt: bool = True,
         parse_special_tokens: bool = False,

@@ -196,9 +196,11 @@ def test_an_error_of_the_template_says_a_message_as_it_was(smollm2: Tokenizer) -
         tokenizer.encode_chat(conversation(END))
 
 
-def test_template_options_that_are_too_deep_are_refused(smollm2: Tokenizer) -> None:
+def test_calls_and_template_options_that_are_too_deep_are_refused(smollm2: Tokenizer) -> None:
     deep: object = END
     for _ in range(900):
         deep = [deep]
+    with pytest.raises(InvalidArgument, match=r"chat\.messages are too deep"):
+        smollm2.encode_chat([{"role": "assistant", "content": "", "tool_calls": deep}])
     with pytest.raises(InvalidArgument, match=r"chat\.template_options is too deep"):
         smollm2.encode_chat(conversation("hi"), {"deep": deep})

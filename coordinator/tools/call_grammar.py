@@ -1,0 +1,95 @@
+"""The grammar of messages that call tools, in llguidance's variant of Lark."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from llguidance import LLMatcher
+
+from coordinator.tools.call_formats import CallFormat
+from coordinator.tools.tools import AUTO, CHOICES, Tools, parameters_of
+from paceline.errors import InvalidArgument
+
+# The JSON that chat templates write: what the model generates comes back with the same tokens in the next prompt.
+_FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def make_call_grammar(tools: Tools, call_format: CallFormat, special_id: Callable[[str], int | None]) -> str:
+    """Returns the grammar of a message under `tools.choice`, which is not none. Raises InvalidArgument naming the tool.
+
+    `special_id`: the id of the special token of that name, if there is one. Special tokens match no text, and only names
+    in angle brackets could stand in a grammar.
+    """
+    return _Grammar(tools, call_format, special_id).text()
+
+
+class _Grammar:
+    def __init__(self, tools: Tools, call_format: CallFormat, special_id: Callable[[str], int | None]) -> None:
+        self._tools = tools
+        self._format = call_format
+        self._special_id = special_id
+        self._begin = self._marker(call_format.begin)
+
+    def text(self) -> str:
+        return "\n".join([*self._start(), f"rest: {self._rest()}", *self._each_call()]) + "\n"
+
+    def _start(self) -> list[str]:
+        """`rest`: the calls without the first begin marker. Any text without the marker comes first, if it may."""
+        is_special = self._begin.startswith("<")
+        if self._tools.choice != AUTO:
+            begin = self._begin if not self._format.is_bare else f"{self._begin}?" if is_special else ""
+            return [f"start: {begin} rest"]
+        if self._format.is_bare:
+            heads = " | ".join(_quoted(self._head(each["name"])) for each in self._tools.offered)
+            marked = f"({self._begin} rest)?" if is_special else ""
+            # JSON that is not a call stays possible.
+            return [f"start: TEXT? {marked} | rest", f"HEAD: {heads}", "TEXT: /(?s:.*)/ & ~(HEAD /(?s:.*)/)"]
+        if is_special:
+            # Every other token, special or not: the model's own distribution.
+            return [f"start: text ({self._begin} rest)?", f"text: {self._begin.replace('[', '[^')}*"]
+        return ["start: TEXT? | text_and_begin rest", "TEXT: /(?s:.*)/", f"text_and_begin[lazy]: TEXT {self._begin}"]
+
+    def _rest(self) -> str:
+        separator, end = self._marker(self._format.separator), self._marker(self._format.end)
+        opening, closing = _quoted(self._format.opening), _quoted(self._format.closing)
+        is_single = not self._tools.parallel or self._tools.choice not in CHOICES
+        if self._format.marks_each:
+            marked = f"{opening} call {closing} {end}"
+            return marked if is_single else f"{marked} ({separator} {self._begin} {marked})*"
+        more = "" if is_single else f"({separator} call)*"
+        return f"{opening} call {more} {closing} {end}"
+
+    def _each_call(self) -> list[str]:
+        lines = ["call: " + " | ".join(f"call_{at}" for at in range(len(self._tools.offered)))]
+        for at, function in enumerate(self._tools.offered):
+            name, schema = function["name"], _schema(function)
+            _check(schema, name, f"tools[{self._tools.functions.index(function)}].function.parameters")
+            if self._format.arguments_marker:
+                head, tail = f"{_quoted(name)} {self._marker(self._format.arguments_marker)}", ""
+            else:
+                head, tail = _quoted(self._head(name)), _quoted("}")
+            lines.append(f"call_{at}: {head} %json {json.dumps(schema)} {tail}")
+        return lines
+
+    def _head(self, name: str) -> str:
+        return f'{{"name": "{name}", "{self._format.arguments_key}": '
+
+    def _marker(self, text: str) -> str:
+        token_id = self._special_id(text) if text else None
+        return _quoted(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text) if text else ""
+
+
+def _schema(function: dict[str, Any]) -> dict[str, Any]:
+    # An unknown keyword or format is ignored unless the tool is strict.
+    return parameters_of(function) | {"x-guidance": _FIXED | {"lenient": not function.get("strict", False)}}
+
+
+def _check(schema: dict[str, Any], name: str, field: str) -> None:
+    """Compiles each schema alone, as an error of the whole grammar does not say which tool it is about."""
+    is_error, said = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))
+    if is_error:
+        raise InvalidArgument(field, f"of {name} can't be enforced: {' '.join(said[0].split())}")

@@ -1,0 +1,140 @@
+"""Conversations with tool calls, as chat templates take them.
+
+A template that renders no tools renders neither calls nor results: then all three are written into the messages, in the
+words of Hermes, and HERMES is the format of the calls.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coordinator.tools.call_formats import CallFormat
+from coordinator.tools.tools import Tools, load_json
+from paceline.checks import require
+from paceline.errors import InvalidArgument
+
+_SHORT_ID_CHARACTERS = 9
+_PROBE_NAME = "paceline_probe"
+_PROBE = {"name": _PROBE_NAME, "description": "", "parameters": {"type": "object", "properties": {}}}
+_TOOLS_TEXT = """# Tools
+
+You may call one or more of the functions below. Each line within <tools></tools> is the signature of one:
+<tools>
+{tools}
+</tools>
+
+For each call, write a JSON object with the function's name and its arguments within <tool_call></tool_call>:
+<tool_call>
+{{"name": <name>, "arguments": <object of arguments>}}
+</tool_call>"""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    id: str
+    name: str
+    # JSON, as the client sent it.
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`calls`: of the assistant. `tool_call_id`: the call that a tool's message answers; `name`: its tool."""
+
+    role: str
+    content: str
+    calls: tuple[Call, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+def renders_tools(render: Callable[[list[dict[str, Any]], dict[str, Any]], str]) -> bool:
+    """Returns whether a chat template tells the model of its tools. `render`: takes messages and template options."""
+    try:
+        text = render([{"role": "user", "content": "x"}], {"tools": [{"type": "function", "function": _PROBE}]})
+    except InvalidArgument:
+        return False
+    return _PROBE_NAME in text
+
+
+def to_template(messages: Sequence[Message], call_format: CallFormat) -> list[dict[str, Any]]:
+    """Returns the messages of a template that renders tools. Raises InvalidArgument."""
+    make_id = _short_id if call_format.has_short_ids else str
+    return [_to_template(each, make_id) for each in _named(messages)]
+
+
+def write_out(messages: Sequence[Message], tools: Tools | None) -> list[dict[str, Any]]:
+    """Returns the messages of a template that renders no tools, with the tools in a leading system message."""
+    written: list[dict[str, Any]] = []
+    if tools is not None:
+        lines = "\n".join(_dump(each) for each in tools.for_template)
+        written.append({"role": "system", "content": _TOOLS_TEXT.format(tools=lines)})
+    follows_result = False
+    for at, message in enumerate(_named(messages)):
+        if at == 0 and written and message.role == "system":
+            written[0]["content"] = f"{message.content}\n\n{written[0]['content']}"
+        elif message.role == "tool":
+            result = f"<tool_response>\n{message.content}\n</tool_response>"
+            if follows_result:
+                written[-1]["content"] += f"\n{result}"
+            else:
+                written.append({"role": "user", "content": result})
+        else:
+            calls = (_written_call(each) for each in message.calls)
+            parts = [message.content] if message.content or not message.calls else []
+            written.append({"role": message.role, "content": "\n".join([*parts, *calls])})
+        follows_result = message.role == "tool"
+    return written
+
+
+def _named(messages: Sequence[Message]) -> Iterator[Message]:
+    """Checks each message, and gives a result the name of its tool, which clients leave out."""
+    names: dict[str, str] = {}
+    for at, message in enumerate(messages):
+        field = f"chat.messages[{at}]"
+        is_assistant, is_tool = message.role == "assistant", message.role == "tool"
+        require(
+            is_assistant or not message.calls, f"{field}.tool_calls", message.role, "left out unless of an assistant"
+        )
+        require(
+            is_tool or not message.tool_call_id,
+            f"{field}.tool_call_id",
+            message.tool_call_id,
+            "left out unless of a tool",
+        )
+        names |= {call.id: call.name for call in message.calls}
+        yield replace(message, name=message.name or names.get(message.tool_call_id, "")) if is_tool else message
+
+
+def _to_template(message: Message, make_id: Callable[[str], str]) -> dict[str, Any]:
+    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.calls:
+        rendered["tool_calls"] = [
+            {"id": make_id(call.id), "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+            for call in message.calls
+        ]
+    if message.tool_call_id:
+        rendered["tool_call_id"] = make_id(message.tool_call_id)
+    if message.name:
+        rendered["name"] = message.name
+    return rendered
+
+
+def _arguments(call: Call) -> dict[str, Any] | str:
+    """Returns an object where it can: templates write it as the model did, and text once more as a JSON string."""
+    parsed = load_json(call.arguments)
+    return parsed if isinstance(parsed, dict) else call.arguments
+
+
+def _written_call(call: Call) -> str:
+    return f"<tool_call>\n{_dump({'name': call.name, 'arguments': _arguments(call)})}\n</tool_call>"
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _short_id(call_id: str) -> str:
+    return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT_ID_CHARACTERS]

@@ -1,0 +1,100 @@
+"""Chat templates get calls as objects, with the spelling that the model wrote; or texts, if they know no tools."""
+
+import json
+from typing import Any
+
+import pytest
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from coordinator.tools.call_formats import CALL_FORMATS, HERMES
+from coordinator.tools.conversation import Call, Message, renders_tools, to_template, write_out
+from coordinator.tools.tools import Tools
+from paceline.errors import InvalidArgument
+
+CALL = Call("call_1", "get", '{"a":"é <b>","n": 1.5}')
+CHAT = (
+    Message("system", "Be brief."), Message("user", "Go."), Message("assistant", "", (CALL, Call("call_2", "ping", "{"))),
+    Message("tool", "one", tool_call_id="call_1"), Message("tool", "two", tool_call_id="call_2", name="other"),
+    Message("assistant", "Done."),
+)  # fmt: skip
+TOOLS = Tools(({"name": "get", "parameters": {"properties": {"a": {"enum": ["é"]}}}, "strict": True},))
+TEMPLATE = (
+    "{% if tools %}{% for each in tools %}{{ each | tojson }}{% endfor %}{% endif %}{% for each in messages %}"
+    "{{ each.role }}:{{ each.content }}{% for call in each.tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}\n{% endfor %}"
+)
+
+
+def render_with(template: str) -> Any:
+    def render(messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        try:
+            (text,), _ = render_jinja_template([messages], chat_template=template, **options)
+        except TemplateError as error:
+            raise InvalidArgument("chat.messages", str(error)) from error
+        return str(text)
+
+    return render
+
+
+def test_a_template_is_asked_whether_it_renders_tools() -> None:
+    assert renders_tools(render_with(TEMPLATE))
+    assert not renders_tools(render_with(TEMPLATE.replace("{{ each | tojson }}", "")))
+    assert not renders_tools(render_with("{{ raise_exception('no') }}"))
+
+
+def test_a_template_gets_objects() -> None:
+    messages = to_template(CHAT, HERMES)
+    assert messages[:2] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go."}]
+    first, second = messages[2]["tool_calls"]
+    function = {"name": "get", "arguments": {"a": "é <b>", "n": 1.5}}
+    assert first == {"id": "call_1", "type": "function", "function": function}
+    # What is no JSON stays text.
+    assert second["function"]["arguments"] == "{"
+    assert messages[3] == {"role": "tool", "content": "one", "tool_call_id": "call_1", "name": "get"}
+    assert messages[4]["name"] == "other"
+    assert '{"a": "é <b>", "n": 1.5}' in render_with(TEMPLATE)(messages, {})
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "NaN", '{"a": NaN}', '{"a": "\\ud800"}', '{"a":' * 100_000, ""])
+def test_what_is_no_object_stays_text(arguments: str) -> None:
+    (message,) = to_template([Message("assistant", "", (Call("c", "f", arguments),))], HERMES)
+    assert message["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+def test_mistrals_templates_get_short_ids() -> None:
+    messages = to_template(CHAT, CALL_FORMATS[1])
+    ids = [call["id"] for call in messages[2]["tool_calls"]]
+    assert ids == [messages[3]["tool_call_id"], messages[4]["tool_call_id"]]
+    assert len(set(ids)) == 2
+    assert all(len(each) == 9 and each.isalnum() for each in ids)
+
+
+def test_without_a_template_for_tools_all_is_written_out() -> None:
+    messages = write_out(CHAT, TOOLS)
+    assert [each["role"] for each in messages] == ["system", "user", "assistant", "user", "assistant"]
+    system, _, calls, results, _ = (each["content"] for each in messages)
+    assert system.startswith("Be brief.\n\n# Tools")
+    signature = {"type": "function", "function": {"name": "get", "parameters": {"properties": {"a": {"enum": ["é"]}}}}}
+    assert f"<tools>\n{json.dumps(signature, ensure_ascii=False)}\n</tools>" in system
+    assert calls == (
+        '<tool_call>\n{"name": "get", "arguments": {"a": "é <b>", "n": 1.5}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "ping", "arguments": "{"}\n</tool_call>'
+    )
+    assert results == "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"
+
+
+def test_tools_make_a_system_message_where_there_is_none() -> None:
+    user = Message("user", "Go.")
+    assert [each["role"] for each in write_out([user], TOOLS)] == ["system", "user"]
+    assert write_out([user], None) == [{"role": "user", "content": "Go."}]
+    # A later one keeps its place.
+    assert [each["role"] for each in write_out([user, CHAT[0]], TOOLS)] == ["system", "user", "system"]
+
+
+@pytest.mark.parametrize(("message", "field"), [
+    (Message("user", "", (CALL,)), "chat.messages[1].tool_calls"), (Message("user", "", tool_call_id="c"), "chat.messages[1].tool_call_id"),
+])  # fmt: skip
+def test_fields_of_other_roles_are_refused(message: Message, field: str) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        to_template([CHAT[1], message], HERMES)
+    assert error.value.field == field
