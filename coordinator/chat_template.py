@@ -46,6 +46,10 @@ class ChatTemplate:
             return self._tokenize(self._render(messages, options, add_generation_prompt))
         return self._encode_literally(self._control_tokens, messages, options, add_generation_prompt)
 
+    def render(self, messages: Messages, options: dict[str, Any]) -> str:
+        """Raises InvalidArgument."""
+        return self._render(messages, options, add_generation_prompt=False)
+
     def _encode_literally(
         self, control_tokens: ControlTokens, messages: Messages, options: dict[str, Any], add_generation_prompt: bool
     ) -> list[int]:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise
 from coordinator.tokenizer import TextStream
+from coordinator.tools.chats import CallReader, ToolChats
+from coordinator.tools.tools import Tools
 from paceline.grammar import Grammar
-from paceline.results import RoundTrace, TokenLogprobs
+from paceline.results import RoundTrace, TokenLogprobs, ToolCallDelta
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 
@@ -15,6 +17,7 @@ from paceline.speculation import SpeculationParams
 class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,15 @@ class Request:
     # What the output must look like: compiled, and as both servers compile it.
     grammar: Grammar | None = None
     grammar_text: str = ""
+    # Functions that the model may call.
+    tools: Tools | None = None
+    tool_chats: ToolChats | None = None
+
+    def call_reader(self, choice: int) -> CallReader | None:
+        """Returns the reader of sample `choice`; None without tools."""
+        if self.tools is None or self.tool_chats is None:
+            return None
+        return self.tool_chats.reader(self.tools, self.request_id, choice)
 
     @property
     def seed(self) -> int:
@@ -69,6 +81,7 @@ class Emission:
     # In the first emission if requested: one per prompt token from the second on.
     prompt_logprobs: list[TokenLogprobs]
     trace: RoundTrace | None = None
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
 
 
 # Of a token that nothing else could have been.
@@ -76,8 +89,10 @@ CERTAIN = TokenLogprobs(0.0, [], [])
 
 
 class Context:
-    def __init__(self, request: Request, text: TextStream) -> None:
+    def __init__(self, request: Request, text: TextStream, calls: CallReader | None = None) -> None:
+        """`calls`: None without tools."""
         self.request = request
+        self._calls = calls
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         self._text = text
@@ -144,7 +159,10 @@ class Context:
             if outcome.logprobs:
                 logprobs.append(CERTAIN)
         logprobs = [replace(each, text_offset=at) for each, at in zip(logprobs, text_offsets, strict=False)]
-        return Emission(self.tokens[num_before:], origins, pieces, self.is_finished, logprobs, list(prompt_logprobs))
+        return Emission(
+            self.tokens[num_before:], origins, pieces, self.is_finished, logprobs, list(prompt_logprobs),
+            tool_calls=[] if self._calls is None else self._calls.take_deltas(),
+        )  # fmt: skip
 
     def _append(self, token: int) -> str:
         """Returns the text that the token completes."""
@@ -155,7 +173,14 @@ class Context:
             self.finish_reason = FinishReason.STOP
         elif len(self.tokens) == self._longest:
             self.finish_reason = FinishReason.LENGTH
-        return piece + self._text.finish() if self.is_finished else piece
+        if self._calls is None:
+            return piece + self._text.finish() if self.is_finished else piece
+        content = self._calls.read(token, piece)
+        if self.is_finished:
+            content += self._calls.finish(self._text.finish())
+            if self._calls.has_whole_call and self.finish_reason is FinishReason.STOP:
+                self.finish_reason = FinishReason.TOOL_CALLS
+        return content
 
     def _forced_token(self) -> int | None:
         """Returns the only token that the output's format allows, unless another field forbids it."""

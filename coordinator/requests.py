@@ -8,9 +8,11 @@ from coordinator.context import Request
 from coordinator.formats import make_grammar
 from coordinator.policy.policies import Policies
 from coordinator.tokenizer import Tokenizer
+from coordinator.tools.chats import ToolChats
+from coordinator.tools.conversation import Call, Message
+from coordinator.tools.tools import AUTO, NONE, Tools
 from paceline.checks import require, require_at_most
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument, Unavailable
-from paceline.formats import OutputFormat
 from paceline.grammar import GRAMMAR_ENGINE, Grammar, GrammarEngine
 from paceline.noise import derive_seed, fresh_seed
 from paceline.rpc.messages import format_from_message, sampling_from_message, speculation_from_message
@@ -33,6 +35,7 @@ class RequestReader:
     ) -> None:
         self._tokenizer = tokenizer
         self._grammars = grammars
+        self._chats = ToolChats(tokenizer)
         self._policies = policies
         self._defaults = defaults
 
@@ -49,8 +52,17 @@ class RequestReader:
         require(not message.trace or sampling.beams == 1, "trace", message.trace, "left out with beams")
         self._policies.check(speculation.drafter)
         wanted = format_from_message(message.format)
-        grammar_text = "" if wanted is None else make_grammar(wanted)
-        grammar = None if wanted is None else await self._compile(wanted, grammar_text, sampling, card)
+        tools = _parse_tools(message.chat)
+        if tools is not None and tools.choice == NONE:
+            tools = None
+        require(wanted is None or tools is None, "format", "set", "left out with tools, or tool_choice none")
+        grammar, grammar_text = None, ""
+        if wanted is not None:
+            grammar_text = make_grammar(wanted)
+            grammar = await self._compile(wanted.kind, grammar_text, sampling, card)
+        elif tools is not None:
+            grammar_text = await self._tokenizer.run(lambda: self._chats.grammar(tools), len(message.chat.tools))
+            grammar = await self._compile("tools", grammar_text, sampling, card)
         prompt = await self.read_prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
         _check_prompt_length("prompt", len(prompt), card, reserved=min(1, sampling.max_tokens))
@@ -68,14 +80,14 @@ class RequestReader:
             trace=message.trace,
             grammar=grammar,
             grammar_text=grammar_text,
+            tools=tools,
+            tool_chats=self._chats,
         )
 
-    async def _compile(
-        self, wanted: OutputFormat, text: str, sampling: SamplingParams, card: model_pb2.ModelCard
-    ) -> Grammar:
-        """Raises InvalidArgument, and Unavailable if the target server can't follow."""
-        require(not sampling.ignore_eos, "ignore_eos", True, "left out with a format")
-        require(sampling.beams == 1, "beams", sampling.beams, "1 with a format")
+    async def _compile(self, field: str, text: str, sampling: SamplingParams, card: model_pb2.ModelCard) -> Grammar:
+        """Raises InvalidArgument naming `field`, and Unavailable if the target server can't follow."""
+        require(not sampling.ignore_eos, "ignore_eos", True, f"left out with {field}")
+        require(sampling.beams == 1, "beams", sampling.beams, f"1 with {field}")
         if card.grammar_engine != GRAMMAR_ENGINE:
             theirs = card.grammar_engine or "none"
             raise Unavailable(f"formats need {GRAMMAR_ENGINE} on the target server too; it has {theirs}")
@@ -84,7 +96,7 @@ class RequestReader:
             # Shielded: others may wait for the same grammar.
             await asyncio.shield(asyncio.wrap_future(grammar.compiling))
         except InvalidArgument as error:
-            raise error.renamed(wanted.kind) from None
+            raise error.renamed(field) from None
         return grammar
 
     async def read_prompt(
@@ -129,15 +141,23 @@ class RequestReader:
     async def _encode_chat(
         self, chat: generation_pb2.Chat, card: model_pb2.ModelCard, add_generation_prompt: bool
     ) -> list[int]:
-        messages = _parse_messages(chat)
-        num_characters = sum(len(each["role"]) + len(each["content"]) for each in messages)
-        num_characters += len(chat.template_options)
+        messages, options = _parse_messages(chat), _parse_template_options(chat.template_options)
+        tools = _parse_tools(chat)
+        num_characters = sum(len(each.role) + len(each.content) for each in messages)
+        num_characters += sum(len(call.name) + len(call.arguments) for each in messages for call in each.calls)
+        num_characters += len(chat.template_options) + len(chat.tools)
         require_at_most(_max_characters(card), num_characters, "chat.messages", "characters", CONTEXT_LENGTH_EXCEEDED)
-        options = _parse_template_options(chat.template_options)
-        return await self._tokenizer.run(
-            lambda: self._tokenizer.encode_chat(messages, options, add_generation_prompt, chat.parse_special_tokens),
-            num_characters,
-        )
+        require(tools is None or "tools" not in options, "chat.template_options", "tools", "left out beside tools")
+
+        def encode() -> list[int]:
+            more: dict[str, Any] = {}
+            if tools is not None or any(each.calls or each.tool_call_id for each in messages):
+                plain, more = self._chats.template_input(messages, tools)
+            else:
+                plain = [{"role": each.role, "content": each.content} for each in messages]
+            return self._tokenizer.encode_chat(plain, options | more, add_generation_prompt, chat.parse_special_tokens)
+
+        return await self._tokenizer.run(encode, num_characters)
 
 
 def requests_of_choices(request: Request) -> list[Request]:
@@ -149,12 +169,29 @@ def requests_of_choices(request: Request) -> list[Request]:
     ]
 
 
-def _parse_messages(chat: generation_pb2.Chat) -> list[dict[str, str]]:
+def _parse_tools(chat: generation_pb2.Chat) -> Tools | None:
+    """Raises InvalidArgument."""
+    if not chat.tools:
+        return None
+    is_parallel = chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else True
+    return Tools.parse(chat.tools, chat.tool_choice or AUTO, is_parallel)
+
+
+def _parse_messages(chat: generation_pb2.Chat) -> list[Message]:
     require(len(chat.messages) > 0, "chat.messages", "empty", "at least one message")
     require_at_most(MAX_MESSAGES, len(chat.messages), "chat.messages", "messages")
     for message in chat.messages:
         require(message.role in ROLES, "chat.messages.role", message.role, "one of " + ", ".join(ROLES))
-    return [{"role": ROLES[message.role], "content": message.content} for message in chat.messages]
+    return [
+        Message(
+            ROLES[message.role],
+            message.content,
+            tuple(Call(call.id, call.name, call.arguments) for call in message.tool_calls),
+            message.tool_call_id,
+            message.name,
+        )
+        for message in chat.messages
+    ]
 
 
 def _parse_template_options(text: str) -> dict[str, Any]:

@@ -16,7 +16,8 @@ class Choice:
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:
         self.index = index
         before = [] if request.is_chat else request.prompt
-        self.context = Context(request, tokenizer.stream(request.sampling.stop, before))
+        text = tokenizer.stream(request.sampling.stop, before)
+        self.context = Context(request, text, request.call_reader(index))
         self.stats = GenerationStats()
 
     def finish(self, synthetic_acceptance: float | None = None) -> Finish:
@@ -34,7 +35,7 @@ def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAccep
     responses.append(
         encode_piece(
             request.request_id, index, emission.tokens, emission.origins, emission.pieces, emission.logprobs, of_prompt,
-            emission.trace, len(request.prompt), choice.stats.cached_prompt_tokens, finish,
+            emission.trace, len(request.prompt), choice.stats.cached_prompt_tokens, finish, emission.tool_calls,
         )
     )  # fmt: skip
     return responses

@@ -62,6 +62,20 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         return self._chat_template.source
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        vocabulary: dict[str, int] = self.backend.get_vocab()
+        return vocabulary
+
+    def special_id(self, name: str) -> int | None:
+        """Returns the id of the special token of this name."""
+        token: int | None = self.backend.token_to_id(name)
+        return token if token is not None and self._token_bytes.is_special(token) else None
+
+    def render_chat(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        """Raises InvalidArgument."""
+        return self._chat_template.render(messages, options)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
@@ -296,6 +310,9 @@ class TokenBytes:
     def has_text(self, token: int) -> bool:
         """Returns False for special tokens and byte names."""
         return token not in self._special and not self.is_byte(token) and bool(self.of(token))
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special
 
     def is_byte(self, token: int) -> bool:
         written = self._tokenizer.id_to_token(token)

@@ -90,7 +90,7 @@ class Timing:
 class Finish:
     """The end of a generation, also for the coordinator's metrics, spans and logs."""
 
-    # "stop" or "length"; empty while the generation runs.
+    # "stop", "length" or "tool_calls"; empty while the generation runs.
     reason: str
     prompt_tokens: int
     # Prompt tokens found in the target's prefix cache.
@@ -113,6 +113,25 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a function call. A call's first piece has its id and name; the others continue its arguments."""
+
+    # Which call of the sample, from 0.
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    id: str
+    name: str
+    # JSON text: an object, unless the answer was cut.
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """One round: tokens, new text, and a letter of origin for each token (A accepted, R recovered, B bonus, T target,
     F forced).
@@ -131,6 +150,8 @@ class Piece:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     # If requested.
     trace: RoundTrace | None = None
+    # With tools: what of the calls is final.
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
     # As in Finish, from the first round on.
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -154,6 +175,7 @@ class Completion:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     # If requested, one for each round.
     traces: list[RoundTrace] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
     finish: Finish | None = None
 
     def add(self, piece: Piece) -> None:
@@ -164,6 +186,10 @@ class Completion:
         self.prompt_logprobs += piece.prompt_logprobs
         if piece.trace is not None:
             self.traces.append(piece.trace)
+        for delta in piece.tool_calls:
+            if delta.index == len(self.tool_calls):
+                self.tool_calls.append(ToolCall(delta.id, delta.name))
+            self.tool_calls[delta.index].arguments += delta.arguments
         self.finish = piece.finish or self.finish
 
     def parsed(self, model: Any = None) -> Any:

@@ -26,6 +26,7 @@ from paceline.results import (
     Timing,
     TokenizerInfo,
     TokenLogprobs,
+    ToolCallDelta,
     TracedDraft,
 )
 from paceline.rpc.channel import MAX_MESSAGE_BYTES
@@ -39,7 +40,8 @@ from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import generation_pb2, model_pb2
 
-Prompt = str | list[dict[str, str]] | list[int]
+Prompt = str | list[dict[str, Any]] | list[int]
+TOOL_CALL = ("id", "name", "arguments")
 # A dict is a JSON Schema; a class is pydantic's and gives its own.
 Format = OutputFormat | dict[str, Any] | type
 TOKEN_IDS = f"a list of token ids, whole numbers in [0, {2**31})"
@@ -57,6 +59,10 @@ class RequestOptions(TypedDict, total=False):
     template_options: arguments for the chat template, such as {"enable_thinking": False}.
     parse_special_tokens: parse special tokens spelled in messages or template_options. Raw text is always parsed.
     format: what the output must look like: an OutputFormat, a JSON Schema as a dict, or a pydantic model class.
+    tools: functions that the model may call, as OpenAI's API describes them. Messages may then have "tool_calls",
+        "tool_call_id" and "name".
+    tool_choice: "auto" (default), "none", "required", or the name of the function that it calls.
+    parallel_tool_calls: allow several calls in one answer.
     """
 
     prediction: str | list[int] | None
@@ -66,6 +72,9 @@ class RequestOptions(TypedDict, total=False):
     template_options: dict[str, Any] | None
     parse_special_tokens: bool
     format: Format | None
+    tools: list[dict[str, Any]] | None
+    tool_choice: str
+    parallel_tool_calls: bool
 
 
 def make_request(
@@ -81,6 +90,9 @@ def make_request(
     template_options: dict[str, Any] | None = None,
     parse_special_tokens: bool = False,
     format: Format | None = None,
+    tools: list[dict[str, Any]] | None = None,
+    tool_choice: str = "",
+    parallel_tool_calls: bool = True,
 ) -> generation_pb2.GenerateRequest:
     """Makes the request; None leaves a part to the coordinator. Raises InvalidArgument."""
     request = generation_pb2.GenerateRequest(
@@ -101,8 +113,14 @@ def make_request(
     if template_options is not None:
         is_chat = request.WhichOneof("prompt") == "chat"
         require(is_chat, "template_options", template_options, "None for a prompt without a chat template")
-        request.chat.template_options = _as_json(template_options)
+        request.chat.template_options = _as_json("template_options", template_options, dict)
         _check_size("template_options", request)
+    if tools:
+        require(request.HasField("chat"), "tools", "a list", "left out for a prompt without a chat template")
+        request.chat.tools = _as_json("tools", tools, list)
+        request.chat.tool_choice = _encodable("tool_choice", tool_choice)
+        request.chat.parallel_tool_calls = parallel_tool_calls
+        _check_size("tools", request)
     if format is not None:
         request.format.CopyFrom(format_to_message(_as_format(format)))
         _check_size("format", request)
@@ -144,8 +162,17 @@ def _fill_prompt(
     elif _is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
         for index, message in enumerate(prompt):
             require(isinstance(message, Mapping), f"prompt[{index}]", message, "a message, as prompt[0] is")
-            texts = {name: _encodable(f"prompt[{index}].{name}", message.get(name)) for name in ("role", "content")}
-            request.chat.messages.add(**texts)
+            field = f"prompt[{index}]"
+            texts = {name: _encodable(f"{field}.{name}", message.get(name)) for name in ("role", "content")}
+            texts |= {
+                name: _encodable(f"{field}.{name}", message[name])
+                for name in ("tool_call_id", "name")
+                if name in message
+            }
+            added = request.chat.messages.add(**texts)
+            for at, call in enumerate(message.get("tool_calls", ())):
+                parts = {name: _encodable(f"{field}.tool_calls[{at}].{name}", call.get(name)) for name in TOOL_CALL}
+                added.tool_calls.add(**parts)
     else:
         is_ids = _is_list(prompt) and (len(prompt) == 0 or isinstance(prompt[0], Integral))
         require(is_ids, "prompt", prompt, PROMPTS)
@@ -200,12 +227,12 @@ def _as_format(given: Any) -> OutputFormat:
     return OutputFormat.of_schema(given)
 
 
-def _as_json(options: dict[str, Any]) -> str:
-    require(isinstance(options, dict), "template_options", options, "a dict that JSON can hold")
+def _as_json(name: str, options: Any, kind: type) -> str:
+    require(isinstance(options, kind), name, options, f"a {kind.__name__} that JSON can hold")
     try:
-        return _encodable("template_options", json.dumps(options, ensure_ascii=False))
+        return _encodable(name, json.dumps(options, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument("template_options", f"can't be written as JSON: {error}") from None
+        raise InvalidArgument(name, f"can't be written as JSON: {error}") from None
 
 
 _ORIGINS = {
@@ -216,7 +243,11 @@ _ORIGINS = {
     "F": generation_pb2.ORIGIN_FORCED,
 }
 _LETTERS = {number: letter for letter, number in _ORIGINS.items()}
-_REASONS = {"stop": generation_pb2.FINISH_REASON_STOP, "length": generation_pb2.FINISH_REASON_LENGTH}
+_REASONS = {
+    "stop": generation_pb2.FINISH_REASON_STOP,
+    "length": generation_pb2.FINISH_REASON_LENGTH,
+    "tool_calls": generation_pb2.FINISH_REASON_TOOL_CALLS,
+}
 _REASON_WORDS = {number: word for word, number in _REASONS.items()}
 # Timing's fields, in milliseconds, by the message's, in microseconds.
 _TIMES = {
@@ -239,6 +270,7 @@ def piece_from_message(response: generation_pb2.GenerateResponse) -> Piece:
         logprobs=[_logprobs_from_message(each) for each in response.logprobs],
         prompt_logprobs=[_logprobs_from_message(each) for each in response.prompt_logprobs],
         trace=_trace_from_message(response.trace) if response.HasField("trace") else None,
+        tool_calls=[ToolCallDelta(**_fields(each, ToolCallDelta)) for each in response.tool_calls],
         prompt_tokens=response.prompt_tokens,
         cached_prompt_tokens=response.cached_prompt_tokens,
         finish=_finish_from_message(response.finish) if response.HasField("finish") else None,
@@ -249,6 +281,7 @@ def encode_piece(
     request_id: str, index: int, tokens: Sequence[int] = (), origins: Sequence[str] = (), texts: Sequence[str] = (),
     logprobs: Sequence[TokenLogprobs] = (), prompt_logprobs: Sequence[TokenLogprobs] = (),
     trace: RoundTrace | None = None, prompt_tokens: int = 0, cached_prompt_tokens: int = 0, finish: Finish | None = None,
+    tool_calls: Sequence[ToolCallDelta] = (),
 ) -> bytes:  # fmt: skip
     """Encodes a piece from its parts: a `Piece` for every round would take as long again.
 
@@ -269,6 +302,8 @@ def encode_piece(
         message.logprobs.extend(map(_logprobs_to_message, logprobs))
     if prompt_logprobs:
         message.prompt_logprobs.extend(map(_logprobs_to_message, prompt_logprobs))
+    for call in tool_calls:
+        message.tool_calls.add(**dataclasses.asdict(call))
     if trace is not None:
         message.trace.CopyFrom(generation_pb2.RoundTrace(**dataclasses.asdict(trace)))
     if finish is not None:
