@@ -20,6 +20,8 @@ PERSON = {
     "required": ["name", "tags"],
     "additionalProperties": False,
 }  # fmt: skip
+# Control tokens of SmolLM2, which are no text.
+SPECIAL = set(range(17))
 FORMATS = {
     "schema": OutputFormat.of_schema(PERSON),
     "fixed white space": OutputFormat.of_schema(PERSON, fixed_whitespace=True),
@@ -55,6 +57,7 @@ def test_a_guide_says_what_a_fresh_one_says_after_any_history(engine: GrammarEng
             assert [each for each in ids if not allows(mask, each)] == []
             assert int(np.unpackbits(mask.view(np.uint8)).sum()) == len(ids)
             assert guide.is_over(completion) == (set(ids) <= grammar.eos_token_ids)
+            assert SPECIAL.isdisjoint(set(ids) - grammar.eos_token_ids)
         elif what < 0.8 and (forced := guide.forced(completion)) is not None:
             # What is forced is the only token that may follow.
             assert ids == [forced]

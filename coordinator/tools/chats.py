@@ -1,6 +1,7 @@
 """Chats with tools, for one model: what its template gets, the grammar of its calls, and a parser of its answers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -81,6 +82,9 @@ class CallReader:
         for each in found:
             if isinstance(each, ContentDelta):
                 content.append(each.text)
+            elif self._deltas and not each.id and self._deltas[-1].index == each.index and not self._deltas[-1].id:
+                last = self._deltas.pop()
+                self._deltas.append(replace(last, arguments=last.arguments + each.arguments))
             else:
                 self._deltas.append(ToolCallDelta(each.index, each.id, each.name, each.arguments))
         return "".join(content)

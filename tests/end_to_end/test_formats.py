@@ -110,6 +110,7 @@ async def test_what_is_forced_takes_no_round(client: AsyncClient) -> None:
     assert [each.logprob for each, origin in zip(done.logprobs, done.origins, strict=True) if origin == "F"] == [
         0
     ] * forced
+    assert done.finish.speculation.mean_acceptance_length == 1
     # A text under a grammar ends without EOS.
     assert done.text.endswith("doubt.")
 
@@ -124,6 +125,9 @@ async def test_other_fields_hold_within_a_format(client: AsyncClient) -> None:
     assert (short.finish.reason, short.finish.completion_tokens) == ("length", 2)
     stopped = await client.complete(PROMPT, replace(GREEDY, stop=(",",)), format=wanted)
     assert stopped.text in ("yes", "no")
+    # Behind its end nothing may follow, however short it is.
+    early = await client.complete(PROMPT, replace(GREEDY, min_tokens=50), format=OutputFormat(choice=CHOICES))
+    assert early.text in CHOICES
 
 
 @pytest.mark.parametrize(

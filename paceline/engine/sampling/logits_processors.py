@@ -37,8 +37,8 @@ def _process_row(logits: torch.Tensor, spec: SampleSpec) -> None:
     if banned:
         logits[torch.tensor(banned, device=device)] = -torch.inf
     if spec.mask is not None:
-        bits = np.unpackbits(spec.mask.view(np.uint8), count=len(logits), bitorder="little")
-        logits.masked_fill_(torch.from_numpy(bits).to(device) == 0, -torch.inf)
+        is_out = np.unpackbits(~spec.mask.view(np.uint8), count=len(logits), bitorder="little")
+        logits.masked_fill_(torch.from_numpy(is_out).to(device).view(torch.bool), -torch.inf)
         if (sampling.allowed_token_ids or banned) and logits.amax() == -torch.inf:
             raise InvalidArgument("format", "allows no token here that the request's other fields allow")
 
