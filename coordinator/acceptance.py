@@ -87,6 +87,8 @@ class Verdict:
     rule: Rule = Rule.MATCH
     # In (0, 1]; 1 is lossless.
     lenience: float = 1.0
+    # The first position at which the output's format and the request's token lists leave no token.
+    dead_end: int | None = None
     report: VerifyReport = NO_VERIFY_REPORT
 
 

@@ -8,6 +8,7 @@ from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise
 from coordinator.tokenizer import TextStream
 from coordinator.tools.chats import CallReader, ToolChats
 from coordinator.tools.tools import Tools
+from paceline.errors import InvalidArgument
 from paceline.grammar import Grammar
 from paceline.results import RoundTrace, TokenLogprobs, ToolCallDelta
 from paceline.sampling import SamplingParams
@@ -138,16 +139,23 @@ class Context:
             return proposal
         return replace(proposal, tokens=self._guide.legal(self._completion, proposal.tokens))
 
-    def extend(self, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprobs] = ()) -> Emission:
-        """Appends a round's tokens up to the first that ends the text, and those that the output's format then forces."""
+    def extend(
+        self, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprobs] = (), dead_end: int | None = None
+    ) -> Emission:
+        """Appends a round's tokens up to the first that ends the text, and those that the output's format then forces.
+
+        Raises InvalidArgument if the text goes on to `dead_end`, a position of the round without any token.
+        """
         if self.num_remaining == 0:
             # max_tokens is 0: the prompt is only read.
             self.finish_reason = FinishReason.LENGTH
             return Emission([], [], [], True, [], list(prompt_logprobs))
         num_before, pieces, text_offsets = len(self.tokens), list[str](), list[int]()
-        for token in outcome.tokens:
+        for index, token in enumerate(outcome.tokens):
             if self.is_finished:
                 break
+            if index == dead_end:
+                raise InvalidArgument("format", "and the request's token lists allow no token together here")
             text_offsets.append(self._text.num_characters)
             pieces.append(self._append(token))
         self.num_fed = len(self.tokens) - 1

@@ -31,7 +31,7 @@ async def generate(
             outcome = decide(proposal, verdict, context.round_noise)
             finished = Round(proposal, verdict, outcome, started_s, proposed_s, verified_s)
             policy.learn(finished)
-            emission = context.extend(outcome, verdict.report.prompt_logprobs)
+            emission = context.extend(outcome, verdict.report.prompt_logprobs, verdict.dead_end)
             policy.truncate(context.num_fed)
             target.truncate(context.num_fed)
             stats.count(finished, emission)

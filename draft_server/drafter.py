@@ -20,6 +20,7 @@ from paceline.engine.sampling.specs import (
     TruncatedSample,
 )
 from paceline.engine.scheduling.job import Job
+from paceline.grammar import is_dead_end
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.speculation import DraftMode
 
@@ -109,12 +110,15 @@ class ProposeJob(Job):
 
     def _may_follow(self, token: int) -> bool:
         """Returns whether a grammar allows anything but EOS behind a draft."""
-        guide = self.sequence.guide
+        guide, options = self.sequence.guide, self.sequence.options
         if guide is None:
             return True
-        if token in self.sequence.options.eos_token_ids:
+        completion = [*self.completion(-1), token]
+        if token in options.eos_token_ids or guide.is_over(completion):
             return False
-        return not guide.is_over([*self.completion(-1), token])
+        position = self.sequence.length + 1
+        banned = (*options.sampling.banned_token_ids, *options.banned_token_ids(position))
+        return not is_dead_end(guide.mask(completion), options.sampling.allowed_token_ids, banned)
 
     def _keep(self, sample: Sample) -> bool:
         """Appends a draft. Returns whether the model is confident enough to continue.
@@ -159,7 +163,7 @@ class ProposeJob(Job):
             "before": self.tokens_before(row),
             "wants_entropy": wanted.entropy is not None,
             "wants_confidence": wanted.least_confidence > 0,
-            "mask": self.mask(row),
+            "mask": self.mask(row, position)[0],
         }
         if self._is_greedy:
             return Argmax(*common, **extra)

@@ -159,6 +159,15 @@ def allows(mask: Mask, token: int) -> bool:
     return bool(mask[token >> 5] >> np.uint32(token & 31) & np.uint32(1))
 
 
+def is_dead_end(mask: Mask, allowed: Sequence[int], banned: Sequence[int]) -> bool:
+    """Returns whether lists of token ids leave no token of a mask. `allowed`: all if empty."""
+    if allowed:
+        return not any(allows(mask, token) and token not in banned for token in allowed)
+    if not banned:
+        return False
+    return int(np.bitwise_count(mask).sum()) == sum(allows(mask, token) for token in set(banned))
+
+
 def _common_length(taken: list[int], completion: Sequence[int]) -> int:
     num = min(len(taken), len(completion))
     if taken[:num] == list(completion[:num]):

@@ -91,6 +91,8 @@ class TargetServicer(ModelServicer):
             _fill_logprobs(verdict.logprobs, result.logprobs)
         if result.prompt_logprobs:
             _fill_logprobs(verdict.prompt_logprobs, result.prompt_logprobs)
+        if result.dead_end is not None:
+            verdict.dead_end = result.dead_end
         verdict.cached_tokens = result.cached_tokens
         verdict.queued_us = result.queued_us
         verdict.computed_us = result.computed_us

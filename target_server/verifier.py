@@ -51,6 +51,8 @@ class VerifyResult:
     # If asked for: one for each of the k + 1 positions, and one for each tail token from the second on.
     logprobs: list[RowLogprobs]
     prompt_logprobs: list[RowLogprobs]
+    # The first position at which nothing may be sampled: only if its token would be emitted is that of any concern.
+    dead_end: int | None
     # Tail tokens that the cache already held.
     cached_tokens: int
     queued_us: int
@@ -69,6 +71,8 @@ class VerifyJob(Job):
         self._round_start = sequence.length + len(tail)
         self._samples: list[Sample] = []
         self._row_logprobs: list[RowLogprobs] = []
+        # Positions at which nothing may be sampled.
+        self._dead_ends: list[int] = []
         sampling = sequence.options.sampling
         is_plain = spec.rule is Rule.MATCH and sampling.is_greedy and spec.lenience == 1 and self.is_alike_everywhere
         # The spec of all sampled rows, if it is the same: one object, which the runner looks at once.
@@ -115,6 +119,7 @@ class VerifyJob(Job):
             lenient_accepts=lenient_accepts,
             logprobs=self._row_logprobs[self._num_scored :],
             prompt_logprobs=self._row_logprobs[: self._num_scored],
+            dead_end=min(self._dead_ends, default=None),
             cached_tokens=self.num_cached_tokens,
             queued_us=self.queued_us,
             computed_us=self.computed_us,
@@ -128,7 +133,10 @@ class VerifyJob(Job):
         options, wanted = self.sequence.options, self._verify_spec
         position = self._round_start + index
         common = options.sampling, options.banned_token_ids(position)
-        extra: Any = {"before": self.tokens_before(row), "num_logprobs": wanted.num_logprobs, "mask": self.mask(row)}
+        mask, is_dead_end = self.mask(row, position)
+        if is_dead_end:
+            self._dead_ends.append(index)
+        extra: Any = {"before": self.tokens_before(row), "num_logprobs": wanted.num_logprobs, "mask": mask}
         if wanted.rule is Rule.MATCH and not options.sampling.is_greedy:
             return GumbelMax(*common, match_key(options.seed, position), **extra)
         if wanted.rule is Rule.MATCH and wanted.lenience < 1 and index < self._num_drafts:

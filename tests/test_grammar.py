@@ -1,6 +1,7 @@
 """A guide is a function of the completion: whatever was asked of it before, its masks are those of a fresh one."""
 
 import random
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -9,10 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.formats import make_grammar
+from coordinator.requests import RequestReader
 from paceline.engine.models.weights import load_model
-from paceline.errors import InvalidArgument
+from paceline.errors import InvalidArgument, Unavailable
 from paceline.formats import OutputFormat
-from paceline.grammar import MAX_GRAMMARS, Grammar, GrammarEngine, allows
+from paceline.grammar import GRAMMAR_ENGINE, MAX_GRAMMARS, Grammar, GrammarEngine, allows
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
+from paceline.v1 import model_pb2
 
 PERSON = {
     "type": "object",
@@ -133,3 +138,15 @@ def test_only_so_many_grammars_are_kept(engine: GrammarEngine) -> None:
         engine.grammar(make_grammar(OutputFormat(regex=f"number {number}")))
     assert engine.grammar(make_grammar(OutputFormat(regex="first"))) is not first
     assert not first.guide().is_over([])
+
+
+async def test_another_version_on_the_target_is_refused(engine: GrammarEngine) -> None:
+    """A version is part of what a seed means."""
+    reader = RequestReader(cast(Any, None), engine, cast(Any, None), SpeculationParams())
+    text = make_grammar(FORMATS["regex"])
+    for theirs in ("llguidance 0.1", ""):
+        card = model_pb2.ModelCard(grammar_engine=theirs)
+        with pytest.raises(Unavailable, match=f"on the target server too; it has {theirs or 'none'}"):
+            await reader._compile("regex", text, SamplingParams(), card)
+    card = model_pb2.ModelCard(grammar_engine=GRAMMAR_ENGINE)
+    assert await reader._compile("regex", text, SamplingParams(), card) is engine.grammar(text)

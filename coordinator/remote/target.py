@@ -95,12 +95,13 @@ def verdict_from_answer(answer: target_pb2.Verdict, proposal: Proposal, rule: Ru
     """Raises InvalidArgument if sizes do not match."""
     tokens, num_drafts = list(answer.tokens), len(proposal.tokens)
     report = VerifyReport(answer.cached_tokens, answer.computed_us, answer.queued_us)
+    dead_end = answer.dead_end if answer.HasField("dead_end") else None
     if rule is Rule.MATCH or num_drafts == 0:
         _require_count("tokens", tokens, num_drafts + 1)
         accepts = list(answer.lenient_accepts)
         if accepts:
             _require_count("lenient_accepts", accepts, num_drafts)
-        return Verdict(tokens, lenient_accepts=accepts, rule=rule, lenience=lenience, report=report)
+        return Verdict(tokens, lenient_accepts=accepts, rule=rule, lenience=lenience, dead_end=dead_end, report=report)
     _require_count("tokens", tokens, 1)
     _require_count("outside_tokens", answer.outside_tokens, num_drafts)
     sizes = [len(support) for support in proposal.supports]
@@ -113,6 +114,7 @@ def verdict_from_answer(answer: target_pb2.Verdict, proposal: Proposal, rule: Ru
         outside_tokens=list(answer.outside_tokens),
         rule=rule,
         lenience=lenience,
+        dead_end=dead_end,
         report=report,
     )
 

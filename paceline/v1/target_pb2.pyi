@@ -79,7 +79,7 @@ class TargetAnswer(_message.Message):
     def __init__(self, command_id: _Optional[int] = ..., opened: _Optional[_Union[_model_pb2.Opened, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., failure: _Optional[_Union[_model_pb2.Failure, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("tokens", "support_probs", "outside_masses", "outside_tokens", "queued_us", "computed_us", "lenient_accepts", "logprobs", "prompt_logprobs", "cached_tokens")
+    __slots__ = ("tokens", "support_probs", "outside_masses", "outside_tokens", "queued_us", "computed_us", "lenient_accepts", "logprobs", "prompt_logprobs", "cached_tokens", "dead_end")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_PROBS_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_MASSES_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class Verdict(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_END_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     support_probs: bytes
     outside_masses: bytes
@@ -100,7 +101,8 @@ class Verdict(_message.Message):
     logprobs: Logprobs
     prompt_logprobs: Logprobs
     cached_tokens: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., outside_masses: _Optional[bytes] = ..., outside_tokens: _Optional[_Iterable[int]] = ..., queued_us: _Optional[int] = ..., computed_us: _Optional[int] = ..., lenient_accepts: _Optional[_Iterable[bool]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    dead_end: int
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., support_probs: _Optional[bytes] = ..., outside_masses: _Optional[bytes] = ..., outside_tokens: _Optional[_Iterable[int]] = ..., queued_us: _Optional[int] = ..., computed_us: _Optional[int] = ..., lenient_accepts: _Optional[_Iterable[bool]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., dead_end: _Optional[int] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("chosen", "top_token_ids", "top")

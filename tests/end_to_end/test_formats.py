@@ -135,7 +135,7 @@ async def test_other_fields_hold_within_a_format(client: AsyncClient) -> None:
     [
         (replace(GREEDY, ignore_eos=True), "ignore_eos"),
         (replace(GREEDY, beams=2), "beams"),
-        (replace(GREEDY, allowed_token_ids=(300,)), "allows no token here"),
+        (replace(GREEDY, allowed_token_ids=(300,)), "allow no token together"),
     ],
 )
 async def test_fields_that_can_not_go_with_a_format_are_refused_and_others_are_served(

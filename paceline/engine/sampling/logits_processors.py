@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from paceline.engine.sampling.specs import SampleSpec, TokensBefore
-from paceline.errors import InvalidArgument
 from paceline.sampling import SamplingParams
 
 # No processor makes a logit larger than this: the difference of any two stays a finite float32.
@@ -39,8 +38,6 @@ def _process_row(logits: torch.Tensor, spec: SampleSpec) -> None:
     if spec.mask is not None:
         is_out = np.unpackbits(~spec.mask.view(np.uint8), count=len(logits), bitorder="little")
         logits.masked_fill_(torch.from_numpy(is_out).to(device).view(torch.bool), -torch.inf)
-        if (sampling.allowed_token_ids or banned) and logits.amax() == -torch.inf:
-            raise InvalidArgument("format", "allows no token here that the request's other fields allow")
 
 
 def _penalise(logits: torch.Tensor, sampling: SamplingParams, before: TokensBefore) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec, TokensBefore
-from paceline.grammar import Mask
+from paceline.grammar import Mask, is_dead_end
 
 
 class Job(ABC):
@@ -62,10 +62,20 @@ class Job(ABC):
         tokens = self.sequence.tokens + self.pending[: row + 1]
         return TokensBefore(tokens[: options.num_prompt_tokens], tokens[options.num_prompt_tokens :])
 
-    def mask(self, row: int) -> Mask | None:
-        """Returns the tokens that may follow pending token `row`; None without a grammar. Raises InvalidArgument."""
-        guide = self.sequence.guide
-        return None if guide is None else guide.mask(self.completion(row))
+    def mask(self, row: int, position: int) -> tuple[Mask | None, bool]:
+        """Returns the tokens that may follow pending token `row` at `position`, and whether there are none.
+
+        The mask is None without a grammar, and where the request's token lists leave nothing of it: what is sampled there
+        means nothing. At the end of the text that is no dead end. Raises InvalidArgument.
+        """
+        guide, options = self.sequence.guide, self.sequence.options
+        if guide is None:
+            return None, False
+        completion = self.completion(row)
+        mask, banned = guide.mask(completion), (*options.sampling.banned_token_ids, *options.banned_token_ids(position))
+        if not is_dead_end(mask, options.sampling.allowed_token_ids, banned):
+            return mask, False
+        return None, not guide.is_over(completion)
 
     def completion(self, row: int) -> list[int]:
         """Returns the tokens behind the prompt, up to pending token `row`."""
