@@ -48,6 +48,10 @@ class Request:
     tools: Tools | None = None
     tool_chats: ToolChats | None = None
 
+    @property
+    def unenforced(self) -> list[str]:
+        return [] if self.grammar is None else self.grammar.unenforced
+
     def call_reader(self, choice: int) -> CallReader | None:
         """Returns the reader of sample `choice`; None without tools."""
         if self.tools is None or self.tool_chats is None:

@@ -137,6 +137,7 @@ class GenerationStats:
                 queued_ms=self.queued_us / 1e3,
                 wire_ms=self.wire_us / 1e3,
             ),
+            unenforced=context.request.unenforced,
         )
 
     def _count_positions(self, num_proposed: int, num_accepted: int) -> None:

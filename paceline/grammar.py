@@ -85,6 +85,11 @@ class Grammar:
     def guide(self) -> "Guide":
         return Guide(self)
 
+    @property
+    def unenforced(self) -> list[str]:
+        """Returns what the library leaves out of a JSON Schema that is not strict, in its words."""
+        return list(self.compiling.result().get_grammar_warnings())
+
 
 class Guide:
     """Leads one sequence. Methods raise InvalidArgument if the grammar can't be compiled or reaches a limit."""

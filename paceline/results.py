@@ -99,6 +99,8 @@ class Finish:
     seed: int
     speculation: Speculation
     timing: Timing
+    # What of the output's format was not enforced, in words.
+    unenforced: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

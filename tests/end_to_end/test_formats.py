@@ -148,6 +148,15 @@ async def test_fields_that_can_not_go_with_a_format_are_refused_and_others_are_s
     assert fits((await bystander).text)
 
 
+async def test_keywords_that_are_not_enforced_are_named(client: AsyncClient) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2, "uniqueItems": True}
+    done = await client.complete(PROMPT, GREEDY, format=schema)
+    assert done.finish is not None
+    assert done.finish.unenforced == ['Unimplemented keys: ["uniqueItems"]']
+    with pytest.raises(InvalidArgument, match="uniqueItems"):
+        await client.complete(PROMPT, GREEDY, format=OutputFormat.of_schema(schema, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["json_schema", "regex", "grammar"])
 async def test_an_error_names_the_kind_of_format(client: AsyncClient, kind: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
