@@ -70,6 +70,12 @@ class SequenceState:
     # Only for sequences that belong to a trace.
     usage: Usage | None = None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether its grammar is compiled, or can't be."""
+        grammar = self.sequence.options.grammar
+        return grammar is None or grammar.compiling.done()
+
     def end_job(self) -> None:
         self.job = None
         self.idle_since_s = time.perf_counter()

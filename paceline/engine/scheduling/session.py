@@ -31,15 +31,18 @@ class Session:
     def __init__(
         self, pool: BlockPool, max_model_len: int,
         reserve_blocks: Callable[[SequenceState, int], None], next_order: Callable[[], int], counts: WorkerCounts,
-        on_close: OnClose | None = None,
+        on_close: OnClose | None = None, call_later: Callable[[Callable[[], None]], None] = lambda call: call(),
     ) -> None:  # fmt: skip
-        """`reserve_blocks(state, length)` may evict sequences; `on_close` gets the usage of traced sequences."""
+        """`reserve_blocks(state, length)` may evict sequences; `on_close` gets the usage of traced sequences; `call_later`
+        takes what is to run on the worker's thread.
+        """
         self._pool = pool
         self._max_model_len = max_model_len
         self._reserve_blocks = reserve_blocks
         self._next_order = next_order
         self._counts = counts
         self._on_close = on_close
+        self._call_later = call_later
         self._states: dict[int, SequenceState] = {}
         # The sequences with a job, in the order in which they got it.
         self.running: dict[SequenceState, Job] = {}
@@ -124,7 +127,7 @@ class Session:
         ready = [state]
         while ready:
             state = ready.pop()
-            while state.waiting and state.job is None and state.fork is None:
+            while state.waiting and state.job is None and state.fork is None and state.is_ready:
                 command = state.waiting.popleft()
                 if isinstance(command, Fork):
                     ready += self._fork(command, state)
@@ -192,6 +195,9 @@ class Session:
         if self._on_close is not None and command.options.traceparent:
             state.usage = Usage()
         self._states[command.sequence_id] = state
+        if (grammar := command.options.grammar) is not None:
+            # Its commands wait, and nobody else's.
+            grammar.compiling.add_done_callback(lambda _: self._call_later(lambda: self._advance(state)))
         self.answers.append(Answer(command.command_id, Opened()))
 
     def _start(self, command: Start, state: SequenceState) -> None:

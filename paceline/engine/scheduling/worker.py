@@ -86,6 +86,7 @@ class Worker:
             lambda: next(self._orders),
             self.counts,
             self._on_close,
+            self._inbox.put,
         )
         self._inbox.put(lambda: self._sessions.__setitem__(session, deliver))
         return session

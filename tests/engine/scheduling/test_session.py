@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from paceline.engine.scheduling.job import Job
 from paceline.engine.scheduling.sequence_state import OnClose, SequenceState, Usage, WorkerCounts
 from paceline.engine.scheduling.session import Session
 from paceline.errors import InternalError, OutOfRange, ResourceExhausted
+from paceline.grammar import Grammar
 from paceline.sampling import SamplingParams
 
 NUM_BLOCKS, BLOCK_SIZE = 20, 8
@@ -163,3 +166,19 @@ def test_usage_tells_what_was_read_from_what_was_held() -> None:
         stream.feed()
         stream.send(Release(2 * sequence_id + 1, sequence_id))
     assert [(usage.read_tokens, usage.cached_tokens) for usage in usages] == [(40, 0), (8, 32)]
+
+
+@pytest.mark.parametrize("ends", ["compiled", "released"])
+def test_a_sequence_waits_for_its_grammar_and_no_other_does(ends: str) -> None:
+    stream, compiling = Stream(), Future[Any]()
+    waiting = replace(OPTIONS, grammar=Grammar(compiling, frozenset()))
+    stream.send(Open(1000, 1, waiting), start(1, 1, [1, 2, 3]), opening(2), start(2, 2, [4, 5]))
+    stream.feed()
+    assert 1 not in stream.results
+    assert stream.results[2] == [4, 5]
+    if ends == "released":
+        stream.send(Release(3, 1))
+    compiling.set_result(None)
+    stream.feed()
+    assert stream.results[1] == [1, 2, 3] or ends == "released"
+    assert stream.session.num_sequences == (2 if ends == "compiled" else 1)
