@@ -1,6 +1,6 @@
 """Settings of the gateway."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -33,6 +33,9 @@ class GatewaySettings(FrontSettings, ServiceSettings):
     model_name: str | None = Field(None, description="model name that clients see; default: the target model's own")
     allow_origin: str | None = Field(
         None, description="CORS: origin whose pages may call the API, or * for all; default: none"
+    )
+    tool_choice_default: Literal["auto", "required", "none"] = Field(
+        "auto", description="tool_choice of requests with tools that leave it out"
     )
     max_body_bytes: int = Field(8 << 20, ge=1, description="maximum size of a request body, in bytes")
     max_open_requests: int = Field(

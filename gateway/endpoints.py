@@ -81,6 +81,9 @@ class GenerateEndpoint:
         gateway.check_model(body, deployment)
         asked = self._dialect.parse(body, deployment)
         asked = replace(asked, request_id=take_request_id_from_body(request, asked.request_id))
+        if not asked.tools.choice:
+            tools = replace(asked.tools, choice=gateway.settings.tool_choice_default)
+            asked = replace(asked, tools=tools)
         if asked.echo or (asked.has_usage_in_every_chunk and len(asked.prompts) > 1):
             asked = await self._with_token_ids(asked, key)
         model = gateway.model_name(deployment)

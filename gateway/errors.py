@@ -52,6 +52,10 @@ def bad_request(name: str | None, message: str, code: str | None = None) -> Http
     return HttpError(400, message, "invalid_request_error", name, code)
 
 
+def bad_value(field: str, value: Any, allowed: str) -> HttpError:
+    return bad_request(field, f"{field} is {value!r:.80}; it must be {allowed}")
+
+
 def unauthorized(message: str) -> HttpError:
     headers = {"www-authenticate": "Bearer"}
     return HttpError(401, message, "authentication_error", code="invalid_api_key", headers=headers)
@@ -85,7 +89,7 @@ def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -
     message = str(error)
     match error:
         case errors.InvalidArgument():
-            named = error.renamed(names.get(error.field, error.field))
+            named = renamed(error, names)
             return bad_request(named.field, str(named), _CODES.get(error.reason))
         case errors.OutOfRange():
             return bad_request(None, message)
@@ -99,6 +103,14 @@ def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -
             return unavailable(message)
         case _:
             return HttpError(500, message, "server_error")
+
+
+def renamed(error: errors.InvalidArgument, names: FieldNames) -> errors.InvalidArgument:
+    """Names the field as `names` does, or what it is a part of: `chat.messages[2].content` becomes `messages[2].content`."""
+    head = error.field
+    while head and head not in names:
+        head = head[: max(head.rfind("."), head.rfind("["), 0)]
+    return error.renamed(names[head] + error.field[len(head) :]) if head else error
 
 
 def from_exception(error: BaseException, names: FieldNames = NO_RENAMES) -> HttpError:

@@ -61,6 +61,10 @@ CHAT = {
     "chat_template_kwargs": "passed to the model's chat template",
     "add_generation_prompt": "true",
     "parse_special_tokens": "true: special tokens spelled in messages become tokens instead of text",
+    # gateway/tools.py
+    "tools": "functions that the model may call",
+    "tool_choice": "none, auto, required, a function or allowed_tools; default: --tool-choice-default",
+    "parallel_tool_calls": "true: several calls in one answer; default true",
 }
 TEXT = {
     "prompt": "a text, a list of token ids, or a list of either",
@@ -69,8 +73,10 @@ TEXT = {
 }
 # Neutral values by field; null always passes.
 REFUSED: dict[str, tuple[Any, ...]] = {
+    # Taken in chats.
     "tools": ([],),
     "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -100,23 +106,21 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mirostat": (0,),
     "logits_processors": ([],),
 }
-# Ignored if another field disables it.
-UNUSED = {"tools": ("tool_choice", "none"), "functions": ("function_call", "none")}
+# Taken in place of refused fields.
+NEWER = {"functions": "tools", "function_call": "tool_choice"}
 IGNORED = {
     "user": "identifies the end user",
     "metadata": "the client's own labels",
     "store": "nothing is stored",
     "service_tier": "there is only one",
-    "parallel_tool_calls": "no tools are called",
     "prompt_cache_key": "prefix caching needs no key",
     "prompt_cache_retention": "cached prefixes are evicted by recency",
     "safety_identifier": "identifies the end user",
     "priority": "scheduling is first come, first served",
 }
-# Keys of a message. The chat template receives role and content.
-MESSAGE = ("role", "content")
+# Keys of a message.
+MESSAGE = ("role", "content", "tool_calls")
 MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
-    "tool_calls": ([],),
     "function_call": (),
     # Replaces the content.
     "refusal": ("",),
@@ -131,9 +135,10 @@ MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
     "thinking": ("",),
 }
 MESSAGE_IGNORED = {
+    # Taken if the role is tool.
     "name": "the speaker's name",
-    "id": "the message's id",
     "tool_call_id": "the call that a tool answers",
+    "id": "the message's id",
     "annotations": "sources that an answer cites",
     "provider_specific_fields": "extensions of other servers",
     "cache_control": "prefix caching needs no marks",
@@ -141,6 +146,13 @@ MESSAGE_IGNORED = {
 # Keys of a part of a message's content.
 PART = ("type", "text")
 PART_IGNORED = ("cache_control",)
+# Keys of `tool_choice` by its type are the type and this.
+TOOL_CHOICE = ("function", "allowed_tools")
+ALLOWED_TOOLS = ("mode", "tools")
+# Keys of a call in a message.
+CALL = ("id", "type", "function")
+CALL_FUNCTION = ("name", "arguments")
+CALL_IGNORED = ("index", "provider_specific_fields", "extra_content", "cache_control")
 PREDICTION = ("type", "content")
 # Keys of `response_format` by its type.
 RESPONSE_FORMAT = {"text": ("type",), "json_object": ("type",), "json_schema": ("type", "json_schema")}
@@ -181,8 +193,7 @@ DETOKENIZE_NAMES: FieldNames = {"token_ids": "tokens"}
 
 def check_fields(body: Mapping[str, Any], own: Mapping[str, str]) -> None:
     """Raises HttpError naming the first unsupported field."""
-    unused = [name for name, (switch, off) in UNUSED.items() if body.get(switch) == off]
-    _check("", body, (*own, *COMMON, *SAMPLING), (*IGNORED, *unused), REFUSED)
+    _check("", body, (*own, *COMMON, *SAMPLING), IGNORED, REFUSED)
 
 
 def check_message(message: Mapping[str, Any], name: str) -> None:
@@ -212,7 +223,8 @@ def _check(
             value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in refused[key]
         ):
             allowed = " or ".join(repr(each) for each in refused[key]) or "left out"
-            raise bad_request(name, f"{name} is not supported; it must be {allowed}", "unsupported_field")
+            hint = f"use {NEWER[key]}" if NEWER.get(key) in taken else f"it must be {allowed}"
+            raise bad_request(name, f"{name} is not supported; {hint}", "unsupported_field")
 
 
 def whole_numbers(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from gateway.errors import FieldNames, HttpError, bad_request, from_paceline
+from gateway.errors import FieldNames, bad_request, bad_value, from_paceline
 from gateway.fields import (
     FORMATS,
     JSON_SCHEMA,
@@ -74,14 +74,14 @@ def _response_format(body: Mapping[str, Any]) -> Iterator[_Given]:
     kind = asked.get("type")
     if not isinstance(kind, str) or kind not in RESPONSE_FORMAT:
         known = ", ".join(RESPONSE_FORMAT)
-        raise _bad_value("response_format.type", kind, f"one of {known}")
+        raise bad_value("response_format.type", kind, f"one of {known}")
     check_keys(asked, RESPONSE_FORMAT[kind], "response_format")
     if kind == "json_object":
         yield _Given("response_format", "json_object", True)
     elif kind == "json_schema":
         named = asked.get("json_schema")
         if not isinstance(named, dict):
-            raise _bad_value("response_format.json_schema", named, "an object with name and schema")
+            raise bad_value("response_format.json_schema", named, "an object with name and schema")
         check_keys(named, JSON_SCHEMA, "response_format.json_schema")
         strict = flag(named, "strict", prefix="response_format.json_schema.")
         yield _Given("response_format.json_schema.schema", "json_schema", named.get("schema"), strict)
@@ -102,11 +102,7 @@ def _make(given: _Given) -> OutputFormat:
             return OutputFormat(regex=text)
         case "grammar", str(text) if text:
             return OutputFormat.of_grammar(text)
-    raise _bad_value(given.field, given.value, _ALLOWED[given.kind])
-
-
-def _bad_value(field: str, value: Any, allowed: str) -> HttpError:
-    return bad_request(field, f"{field} is {value!r:.80}; it must be {allowed}")
+    raise bad_value(given.field, given.value, _ALLOWED[given.kind])
 
 
 _ALLOWED = {

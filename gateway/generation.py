@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Send
 
-from gateway.errors import FieldNames, HttpError, from_exception
+from gateway.errors import FieldNames, HttpError, from_exception, renamed
 from gateway.requests import HttpRequest
 from gateway.router import Coordinators, ReplayBuffer, TokenTexts
 from gateway.telemetry import GenerationTimer, current, record_failure
@@ -102,6 +102,8 @@ class Generation:
                 trace=request.is_traced, request_id=request.request_id, cache_salt=request.cache_salt,
                 template_options=request.template_options,
                 parse_special_tokens=request.parses_special_tokens, format=request.format,
+                tools=request.tools.tools, tool_choice=request.tools.choice,
+                parallel_tool_calls=request.tools.parallel,
             )  # fmt: skip
             return as_rounds(pieces, sampling.prompt_logprobs is not None)
 
@@ -113,7 +115,7 @@ class Generation:
                         timer.on_piece(piece)
                         yield piece
             except InvalidArgument as error:
-                raise error.renamed(request.format_names.get(error.field, error.field)) from None
+                raise renamed(error, request.names) from None
 
 
 def routing_prefix(prompt: Prompt) -> str:

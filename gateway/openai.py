@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import orjson
@@ -12,9 +13,10 @@ from gateway.generation import Generation
 from gateway.reply import ChoicesReply, ScoredToken
 from gateway.requests import HttpRequest, parse_messages, parse_prompts, parse_request, parse_sampling
 from gateway.router import TokenTexts
+from gateway.tools import parse_tools
 from paceline.client import Prompt
 from paceline.errors import InvalidArgument
-from paceline.results import Deployment
+from paceline.results import Deployment, ToolCall, ToolCallDelta
 
 DEFAULT_TEXT_TOKENS = 16
 # OpenAI's log-probability of excluded tokens: JSON has no infinity.
@@ -64,8 +66,9 @@ class Chat(_OpenAi):
         parses = flag(body, "parse_special_tokens")
         messages: list[Prompt] = [parse_messages(body)]
         return parse_request(
-            body, deployment, messages, sampling, template_options=options, parses_special_tokens=parses
-        )
+            body, deployment, messages, sampling, parse_tools(body), template_options=options,
+            parses_special_tokens=parses,
+        )  # fmt: skip
 
     def reply(self, generation: Generation) -> ChoicesReply:
         return ChoicesReply(self, generation)
@@ -74,12 +77,27 @@ class Chat(_OpenAi):
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
-        delta = {"content": text} if text else {}
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    def deltas(
+        self, index: int, text: str, calls: Sequence[ToolCallDelta], logprobs: dict[str, Any] | None, reason: str | None
+    ) -> list[dict[str, Any]]:
+        """As OpenAI does, gives each chunk one call, its id and name a chunk of their own, and the reason the last one."""
+        deltas: list[dict[str, Any]] = [{"content": text}] if text else []
+        for (call, call_id), parts in groupby(calls, lambda each: (each.index, each.id)):
+            deltas.append({"tool_calls": [_call_delta(call, call_id, list(parts))]})
+        if not deltas or (calls and reason is not None):
+            deltas.append({})
+        chunks: list[dict[str, Any]] = [
+            {"index": index, "delta": each, "logprobs": None, "finish_reason": None} for each in deltas
+        ]
+        chunks[0]["logprobs"], chunks[-1]["finish_reason"] = logprobs, reason
+        return chunks
 
-    def whole(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
+    def whole(
+        self, index: int, text: str, calls: Sequence[ToolCall], logprobs: dict[str, Any] | None, reason: str
+    ) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": [_call(each) for each in calls]}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
@@ -125,11 +143,16 @@ class Completions(_OpenAi):
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    def deltas(
+        self, index: int, text: str, calls: Sequence[ToolCallDelta], logprobs: dict[str, Any] | None, reason: str | None
+    ) -> list[dict[str, Any]]:
+        return [{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}]
 
-    def whole(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str) -> dict[str, Any]:
-        return self.delta(index, text, logprobs, reason)
+    def whole(
+        self, index: int, text: str, calls: Sequence[ToolCall], logprobs: dict[str, Any] | None, reason: str
+    ) -> dict[str, Any]:
+        [body] = self.deltas(index, text, (), logprobs, reason)
+        return body
 
     def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
         """Includes the chosen token in `top_logprobs`, with the same float."""
@@ -153,6 +176,16 @@ class Completions(_OpenAi):
 
     def join_logprobs(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         return {name: [each for part in parts for each in part[name]] for name in parts[0]}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_delta(index: int, call_id: str, parts: Sequence[ToolCallDelta]) -> dict[str, Any]:
+    arguments = "".join(each.arguments for each in parts)
+    told = _call(ToolCall(call_id, parts[0].name, arguments)) if call_id else {"function": {"arguments": arguments}}
+    return {"index": index, **told}
 
 
 def _finite(logprob: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from gateway.generation import Generation
 from gateway.router import TokenTexts
 from paceline.client import Prompt
-from paceline.results import Finish, Piece, Speculation, TokenLogprobs
+from paceline.results import Finish, Piece, Speculation, TokenLogprobs, ToolCall, ToolCallDelta, extend_calls
 
 ORIGINS = {"A": "accepted", "R": "recovered", "B": "bonus", "T": "target", "F": "forced"}
 
@@ -33,9 +33,14 @@ class Form(Protocol):
     def opening(self, index: int) -> dict[str, Any] | None:
         """Returns a choice's first chunk, if the endpoint has one."""
 
-    def delta(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]: ...
+    def deltas(
+        self, index: int, text: str, calls: Sequence[ToolCallDelta], logprobs: dict[str, Any] | None, reason: str | None
+    ) -> list[dict[str, Any]]:
+        """Returns a round's chunks: one at least."""
 
-    def whole(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str) -> dict[str, Any]: ...
+    def whole(
+        self, index: int, text: str, calls: Sequence[ToolCall], logprobs: dict[str, Any] | None, reason: str
+    ) -> dict[str, Any]: ...
 
     def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
         """Needs loaded `texts`."""
@@ -54,6 +59,7 @@ class ReplyChoice:
     held: list[ScoredToken] = field(default_factory=list)
     reason: str = "stop"
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
 
 
 class ChoicesReply:
@@ -74,7 +80,7 @@ class ChoicesReply:
                 choice, is_first = self._choice_of(prompt, piece)
                 opening = self._form.opening(choice.index) if is_first else None
                 before = [] if opening is None else [self._chunk(opening)]
-                yield [*before, await self._delta(choice, prompt, piece, is_first)]
+                yield [*before, *await self._deltas(choice, prompt, piece, is_first)]
         if self._request.includes_usage:
             yield [{**self._head, "choices": [], "usage": self._usage.body(), **self._usage.figures()}]
 
@@ -84,12 +90,13 @@ class ChoicesReply:
                 choice, is_first = self._choice_of(prompt, piece)
                 text, logprobs = await self._append(choice, prompt, piece, is_first)
                 choice.text += text
+                extend_calls(choice.calls, piece.tool_calls)
                 if logprobs is not None:
                     choice.logprobs.append(logprobs)
         wholes = []
         for _, choice in sorted(self._choices.items()):
             logprobs = self._form.join_logprobs(choice.logprobs) if choice.logprobs else None
-            wholes.append(self._form.whole(choice.index, choice.text, logprobs, choice.reason))
+            wholes.append(self._form.whole(choice.index, choice.text, choice.calls, logprobs, choice.reason))
         head = {**self._head, "object": self._form.whole_object}
         return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
 
@@ -109,17 +116,18 @@ class ChoicesReply:
             chunk["usage"] = None
         return chunk
 
-    async def _delta(self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool) -> dict[str, Any]:
+    async def _deltas(self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool) -> list[dict[str, Any]]:
         text, logprobs = await self._append(choice, prompt, piece, is_first)
         is_last = piece.finish is not None
-        delta = self._form.delta(choice.index, text, logprobs, choice.reason if is_last else None)
+        reason = choice.reason if is_last else None
+        deltas = self._form.deltas(choice.index, text, piece.tool_calls, logprobs, reason)
         if piece.trace is not None:
             await self._generation.load_texts(piece.token_ids)
-            delta["paceline"] = trace_body(piece, self._generation.texts)
-        chunk = self._chunk(delta)
+            deltas[0]["paceline"] = trace_body(piece, self._generation.texts)
+        chunks = [self._chunk(each) for each in deltas]
         if is_last and not self._request.includes_usage:
-            chunk |= self._usage.figures()
-        return chunk
+            chunks[-1] |= self._usage.figures()
+        return chunks
 
     async def _append(
         self, choice: ReplyChoice, prompt: int, piece: Piece, is_first: bool

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from gateway.errors import FieldNames, bad_request
+from gateway.errors import FieldNames, bad_request, bad_value
 from gateway.fields import (
     DRAFT_LENGTH,
     PART,
@@ -21,6 +21,7 @@ from gateway.fields import (
     whole_numbers,
 )
 from gateway.formats import parse_format
+from gateway.tools import NO_TOOLS, OfferedTools, parse_calls
 from paceline.client import Prompt
 from paceline.formats import OutputFormat
 from paceline.results import Deployment
@@ -47,18 +48,20 @@ class HttpRequest:
     request_id: str
     cache_salt: str
     format: OutputFormat | None
-    # The client's names of its fields.
-    format_names: FieldNames
+    # The client's names of the fields of format and tools.
+    names: FieldNames
     # Without a chat template.
     is_raw: bool = False
     echo: bool = False
     template_options: dict[str, Any] | None = None
+    tools: OfferedTools = NO_TOOLS
     parses_special_tokens: bool = False
 
 
 def parse_request(
-    body: Mapping[str, Any], deployment: Deployment, prompts: list[Prompt], sampling: SamplingParams, **more: Any
-) -> HttpRequest:
+    body: Mapping[str, Any], deployment: Deployment, prompts: list[Prompt], sampling: SamplingParams,
+    tools: OfferedTools = NO_TOOLS, **more: Any,
+) -> HttpRequest:  # fmt: skip
     """`more`: fields of HttpRequest. Raises HttpError and InvalidArgument."""
     options = get(body, "stream_options", dict, "an object", {})
     check_keys(options, STREAM_OPTIONS, "stream_options")
@@ -70,7 +73,7 @@ def parse_request(
     speculation = _parse_speculation(body, deployment.defaults, sampling)
     if speculation is not None:
         speculation.check(sampling)
-    format, format_names = parse_format(body)
+    format, names = parse_format(body)
     return HttpRequest(
         prompts=prompts,
         sampling=sampling,
@@ -83,7 +86,8 @@ def parse_request(
         request_id=get(body, "request_id", str, "a string", ""),
         cache_salt=get(body, "cache_salt", str, "a string", ""),
         format=format,
-        format_names=format_names,
+        names={**names, **tools.names},
+        tools=tools,
         **more,
     )
 
@@ -163,7 +167,7 @@ def _parse_prediction(body: Mapping[str, Any]) -> str | None:
     return None if asked is None else parse_text_parts(asked, "prediction.content")
 
 
-def parse_messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
+def parse_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Raises HttpError."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -171,7 +175,7 @@ def parse_messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
     return [_parse_message(each, f"messages[{index}]") for index, each in enumerate(messages)]
 
 
-def _parse_message(message: Any, name: str) -> dict[str, str]:
+def _parse_message(message: Any, name: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise bad_request(name, f"{name} must be an object with role and content")
     check_message(message, name)
@@ -180,7 +184,18 @@ def _parse_message(message: Any, name: str) -> dict[str, str]:
         raise bad_request(f"{name}.role", f"{name}.role is {role!r:.80}; it must be one of {', '.join(ROLES)}")
     content = message.get("content")
     is_silent = content is None and role == "assistant"
-    return {"role": role, "content": "" if is_silent else parse_text_parts(content, f"{name}.content")}
+    parsed: dict[str, Any] = {
+        "role": role,
+        "content": "" if is_silent else parse_text_parts(content, f"{name}.content"),
+    }
+    if message.get("tool_calls") is not None:
+        parsed["tool_calls"] = parse_calls(message["tool_calls"], f"{name}.tool_calls")
+    for key in ("tool_call_id", "name") if role == "tool" else ():
+        if message.get(key) is not None:
+            if not isinstance(message[key], str):
+                raise bad_value(f"{name}.{key}", message[key], "a string")
+            parsed[key] = message[key]
+    return parsed
 
 
 def parse_text_parts(content: Any, name: str) -> str:

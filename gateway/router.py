@@ -5,9 +5,10 @@ dropped.
 """
 
 import asyncio
+import copy
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -15,7 +16,7 @@ from typing import TypeVar
 from gateway.telemetry import GatewayMetrics
 from paceline.client import AsyncClient, Tls
 from paceline.errors import Aborted, Unavailable
-from paceline.results import Deployment, Detokenized, Piece
+from paceline.results import Deployment, Detokenized, Piece, ToolCallDelta
 
 T = TypeVar("T")
 # How long an unavailable coordinator ranks last.
@@ -33,6 +34,8 @@ MAX_CACHED_TOKENS = 1_000_000
 @dataclass(slots=True)
 class BufferedChoice:
     token_ids: list[int] = field(default_factory=list)
+    # Characters of each call's arguments.
+    arguments: list[int] = field(default_factory=list)
     is_finished: bool = False
 
 
@@ -45,6 +48,10 @@ class ReplayBuffer:
     def add(self, piece: Piece) -> None:
         choice = self._choices.setdefault(piece.index, BufferedChoice())
         choice.token_ids += piece.token_ids
+        for delta in piece.tool_calls:
+            if delta.index == len(choice.arguments):
+                choice.arguments.append(0)
+            choice.arguments[delta.index] += len(delta.arguments)
         choice.is_finished = piece.finish is not None
 
     @property
@@ -52,7 +59,7 @@ class ReplayBuffer:
         return not self._choices
 
     def snapshot(self) -> dict[int, BufferedChoice]:
-        return {index: replace(each, token_ids=list(each.token_ids)) for index, each in self._choices.items()}
+        return copy.deepcopy(self._choices)
 
     @property
     def prediction(self) -> list[int] | None:
@@ -62,7 +69,10 @@ class ReplayBuffer:
 
 
 class Resumption:
+    """Deltas of calls have no tokens to count; but what was told of a call begins what is told of it again."""
+
     def __init__(self, replay_buffer: ReplayBuffer) -> None:
+        # Of calls: what the repetition has not repeated yet.
         self._sent = replay_buffer.snapshot()
         # Tokens received, by choice.
         self._num_tokens: dict[int, int] = {}
@@ -78,9 +88,22 @@ class Resumption:
         num_known = min(len(known), len(piece.token_ids))
         if piece.token_ids[:num_known] != known[:num_known]:
             raise Aborted("the coordinator went away, and the repeated response has other tokens")
+        calls = list(_new_calls(piece.tool_calls, choice.arguments))
         if choice.is_finished or (num_known == len(piece.token_ids) and piece.finish is None):
             return None
-        return _drop_tokens(piece, num_known)
+        return replace(_drop_tokens(piece, num_known), tool_calls=calls)
+
+
+def _new_calls(deltas: Sequence[ToolCallDelta], told: list[int]) -> Iterator[ToolCallDelta]:
+    """Drops what was told, and counts it down: `told` are the characters of each call's arguments."""
+    for delta in deltas:
+        if delta.index >= len(told):
+            yield delta
+            continue
+        num_known = min(told[delta.index], len(delta.arguments))
+        told[delta.index] -= num_known
+        if num_known < len(delta.arguments):
+            yield ToolCallDelta(delta.index, arguments=delta.arguments[num_known:])
 
 
 def _drop_tokens(piece: Piece, num_tokens: int) -> Piece:

@@ -1,7 +1,7 @@
 """What the client returns: pieces, completions, traces and the deployment."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,6 +133,14 @@ class ToolCall:
     arguments: str = ""
 
 
+def extend_calls(calls: list[ToolCall], deltas: Iterable[ToolCallDelta]) -> None:
+    """Adds what is new of a sample's calls."""
+    for delta in deltas:
+        if delta.index == len(calls):
+            calls.append(ToolCall(delta.id, delta.name))
+        calls[delta.index].arguments += delta.arguments
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One round: tokens, new text, and a letter of origin for each token (A accepted, R recovered, B bonus, T target,
@@ -188,10 +196,7 @@ class Completion:
         self.prompt_logprobs += piece.prompt_logprobs
         if piece.trace is not None:
             self.traces.append(piece.trace)
-        for delta in piece.tool_calls:
-            if delta.index == len(self.tool_calls):
-                self.tool_calls.append(ToolCall(delta.id, delta.name))
-            self.tool_calls[delta.index].arguments += delta.arguments
+        extend_calls(self.tool_calls, piece.tool_calls)
         self.finish = piece.finish or self.finish
 
     def parsed(self, model: Any = None) -> Any:

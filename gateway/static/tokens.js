@@ -7,6 +7,7 @@ const ORIGINS = {
   recovered: "recovered: sampled by the target in place of a rejected draft",
   bonus: "bonus: sampled by the target after all drafts were accepted",
   target: "sampled by the target: nothing was drafted",
+  forced: "forced: the only token that the output's format allowed",
 };
 
 // Makes a node for each token of a round, with the text that it adds to the answer.

@@ -2,11 +2,15 @@
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx2
 import openai
 import pytest
 
+from gateway.app import make_app
+from gateway.config import GatewaySettings
+from tests.gateway.fake_coordinator import FakeCoordinator
 from tests.hosted import Host, HostedService
 from tests.services import Trio, free_port
 
@@ -55,6 +59,25 @@ def real_door(open_door: OpenDoor, real_trio: Trio) -> Door:
 async def http(door: Door) -> AsyncIterator[httpx2.AsyncClient]:
     # Without certificates: to load them takes longer than most tests.
     async with httpx2.AsyncClient(base_url=door.url, timeout=60, verify=False) as client:
+        yield client
+
+
+@pytest.fixture
+async def coordinator(tmp_path: Path) -> AsyncIterator[FakeCoordinator]:
+    fake = FakeCoordinator()
+    server = await fake.serve(f"unix:{tmp_path}/coordinator.sock")
+    yield fake
+    await server.stop(0)
+
+
+@pytest.fixture
+async def fake_http(coordinator: FakeCoordinator, tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
+    """A gateway in this process, in front of `coordinator`."""
+    app = make_app(GatewaySettings(coordinators=f"unix:{tmp_path}/coordinator.sock"))
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as client,
+    ):
         yield client
 
 

@@ -1,6 +1,7 @@
 """Processes die and clients dawdle: answers go on where they can, and a stream says what happened where not."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -113,6 +114,38 @@ async def test_answers_go_on_when_the_only_coordinator_is_back(
         with running(await asyncio.to_thread(restart, coordinator)):
             assert [text_of(events) for events in await asyncio.gather(*following)] == undisturbed
             assert (await new).status_code == 200
+
+
+async def test_calls_go_on_when_the_only_coordinator_is_back(
+    open_door: OpenDoor, embedded_pair: Trio, tmp_path: Path
+) -> None:
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Write down a long story."}], "max_tokens": 80, "seed": 4, "n": 3,
+        "tools": [{"type": "function", "function": {"name": "write", "parameters": schema}}], "tool_choice": "required",
+        # Long rounds when the answer is repeated, so that some begin in what the client has and end behind it.
+        "parallel_tool_calls": False, "request_id": "story", "speculation": {"drafter": "ngram", "num_speculative_tokens": 8},
+    }  # fmt: skip
+    servers = ("--draft", embedded_pair.draft.address, "--target", embedded_pair.target.address)
+    coordinator = start_service("coordinator", tmp_path, *servers)
+    door = open_door(embedded_pair, "--coordinators", coordinator.address)
+    deltas: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    async with httpx2.AsyncClient(base_url=door.url, timeout=60) as http, contextlib.AsyncExitStack() as stack:
+        stack.enter_context(running(coordinator))
+        async with http.stream("POST", "/v1/chat/completions", json={**asked, "stream": True}) as response:
+            async for event in lines_of(response):
+                for choice in event["choices"] if event else ():
+                    deltas[choice["index"]] += choice["delta"].get("tool_calls", ())
+                if sum(map(len, deltas.values())) >= 40 and coordinator.process.poll() is None:
+                    coordinator.kill()
+                    stack.enter_context(running(await asyncio.to_thread(restart, coordinator)))
+        whole = (await http.post("/v1/chat/completions", json=asked)).json()
+    for choice in whole["choices"]:
+        [call] = choice["message"]["tool_calls"]
+        first, *rest = deltas[choice["index"]]
+        assert (first["id"], first["function"]["name"]) == (call["id"], call["function"]["name"])
+        assert all("id" not in each for each in rest)
+        assert "".join(each["function"]["arguments"] for each in rest) == call["function"]["arguments"]
 
 
 async def test_without_a_coordinator_for_longer_than_the_retry_timeout_answers_end_with_an_error(

@@ -1,24 +1,18 @@
 """Output formats: what reaches the coordinator from each field, and what is refused by the client's own name."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx2
 import openai
 import pydantic
 import pytest
 
-from gateway.app import make_app
-from gateway.config import GatewaySettings
 from gateway.fields import FORMATS, STRUCTURED_OUTPUTS, STRUCTURED_OUTPUTS_REFUSED
 from paceline.errors import InvalidArgument
 from paceline.formats import OutputFormat
 from paceline.rpc.messages import format_from_message
-from paceline.rpc.status import abort_with
-from paceline.v1 import generation_pb2, generation_pb2_grpc, model_pb2
+from tests.gateway.fake_coordinator import FakeCoordinator
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "é"}}}
 SCHEMA_TEXT = json.dumps(SCHEMA, ensure_ascii=False)
@@ -29,58 +23,13 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-class Coordinator(generation_pb2_grpc.GenerationServicer):
-    """Keeps what it is asked. Answers `{}` of a token drawn and a token forced, or with an error."""
-
-    def __init__(self) -> None:
-        self.asked: list[generation_pb2.GenerateRequest] = []
-        self.error: InvalidArgument | None = None
-
-    @property
-    def formats(self) -> list[OutputFormat | None]:
-        return [format_from_message(each.format) for each in self.asked]
-
-    async def Describe(self, request: Any, context: Any) -> generation_pb2.DescribeResponse:
-        return generation_pb2.DescribeResponse(target=model_pb2.ModelCard(name="tiny", max_model_len=64, vocab_size=9))
-
-    async def Detokenize(self, request: Any, context: Any) -> generation_pb2.DetokenizeResponse:
-        return generation_pb2.DetokenizeResponse(pieces=[str(each).encode() for each in request.token_ids])
-
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        self.asked.append(request)
-        for index in range(request.sampling.n):
-            answer = generation_pb2.GenerateResponse(index=index, token_ids=[1, 2], text="{}", text_lengths=[1, 1])
-            answer.origins.extend([generation_pb2.ORIGIN_TARGET, generation_pb2.ORIGIN_FORCED])
-            if request.trace:
-                answer.trace.drafter = "none"
-            yield answer
-        if self.error is not None:
-            await abort_with(context, self.error)
-        for index in range(request.sampling.n):
-            end = generation_pb2.GenerateResponse(index=index)
-            end.finish.reason = generation_pb2.FINISH_REASON_STOP
-            end.finish.speculation.forced = 1
-            yield end
-
-
 @pytest.fixture
-async def coordinator(tmp_path: Path) -> AsyncIterator[Coordinator]:
-    servicer, server = Coordinator(), grpc.aio.server()
-    generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)
-    server.add_insecure_port(f"unix:{tmp_path}/coordinator.sock")
-    await server.start()
-    yield servicer
-    await server.stop(0)
+def http(fake_http: httpx2.AsyncClient) -> httpx2.AsyncClient:
+    return fake_http
 
 
-@pytest.fixture
-async def http(coordinator: Coordinator, tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    app = make_app(GatewaySettings(coordinators=f"unix:{tmp_path}/coordinator.sock"))
-    async with (
-        app.router.lifespan_context(app),
-        httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as client,
-    ):
-        yield client
+def formats_of(coordinator: FakeCoordinator) -> list[OutputFormat | None]:
+    return [format_from_message(each.format) for each in coordinator.asked]
 
 
 def schema_format(**more: Any) -> dict[str, Any]:
@@ -127,12 +76,12 @@ TAKEN: dict[str, tuple[dict[str, Any], OutputFormat | None]] = {
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("name", TAKEN)
 async def test_a_format_reaches_the_coordinator(
-    http: httpx2.AsyncClient, coordinator: Coordinator, path: str, name: str
+    http: httpx2.AsyncClient, coordinator: FakeCoordinator, path: str, name: str
 ) -> None:
     fields, expected = TAKEN[name]
     response = await http.post(path, json={**BODIES[path], **fields})
     assert response.status_code == 200, response.text
-    assert coordinator.formats == [expected]
+    assert formats_of(coordinator) == [expected]
 
 
 def test_every_field_of_a_format_has_a_row() -> None:
@@ -196,7 +145,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("name", REFUSED)
 async def test_a_format_is_refused_by_its_field(
-    http: httpx2.AsyncClient, coordinator: Coordinator, path: str, name: str
+    http: httpx2.AsyncClient, coordinator: FakeCoordinator, path: str, name: str
 ) -> None:
     fields, param, words = REFUSED[name]
     response = await http.post(path, json={**BODIES[path], **fields})
@@ -224,7 +173,7 @@ RENAMED: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", RENAMED)
 async def test_a_coordinators_error_names_the_clients_field(
-    http: httpx2.AsyncClient, coordinator: Coordinator, name: str, stream: bool
+    http: httpx2.AsyncClient, coordinator: FakeCoordinator, name: str, stream: bool
 ) -> None:
     fields, field, param = RENAMED[name]
     coordinator.error = InvalidArgument(field, "can't be enforced")
@@ -235,31 +184,31 @@ async def test_a_coordinators_error_names_the_clients_field(
 
 
 async def test_a_format_goes_with_streams_samples_and_a_prediction(
-    http: httpx2.AsyncClient, coordinator: Coordinator
+    http: httpx2.AsyncClient, coordinator: FakeCoordinator
 ) -> None:
     more = {"n": 2, "prediction": {"type": "content", "content": "{}"}, "stream": True, **schema_format()}
     response = await http.post("/v1/completions", json={**BODIES["/v1/completions"], **more})
     assert response.text.endswith("data: [DONE]\n\n")
     [asked] = coordinator.asked
-    assert (asked.sampling.n, asked.prediction_text, coordinator.formats) == (2, "{}", [OF_SCHEMA])
+    assert (asked.sampling.n, asked.prediction_text, formats_of(coordinator)) == (2, "{}", [OF_SCHEMA])
 
 
-async def test_each_prompt_has_the_format(http: httpx2.AsyncClient, coordinator: Coordinator) -> None:
+async def test_each_prompt_has_the_format(http: httpx2.AsyncClient, coordinator: FakeCoordinator) -> None:
     response = await http.post("/v1/completions", json={"prompt": ["t1", "t2"], "guided_json": SCHEMA})
     assert response.status_code == 200
-    assert coordinator.formats == [OF_SCHEMA, OF_SCHEMA]
+    assert formats_of(coordinator) == [OF_SCHEMA, OF_SCHEMA]
 
 
 class Person(pydantic.BaseModel):
     name: str = ""
 
 
-async def test_openais_parse_reads_an_object(http: httpx2.AsyncClient, coordinator: Coordinator) -> None:
+async def test_openais_parse_reads_an_object(http: httpx2.AsyncClient, coordinator: FakeCoordinator) -> None:
     async with openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http) as client:
         body: Any = BODIES["/v1/chat/completions"]
         found = await client.chat.completions.parse(model="tiny", response_format=Person, **body)
     assert found.choices[0].message.parsed == Person()
-    [format] = coordinator.formats
+    [format] = formats_of(coordinator)
     assert format is not None
     assert format.strict
     assert json.loads(format.json_schema)["required"] == ["name"]

@@ -4,7 +4,17 @@ import pytest
 
 from gateway.router import ReplayBuffer, Resumption
 from paceline.errors import Aborted
-from paceline.results import Finish, Piece, RoundTrace, Speculation, Timing, TokenLogprobs
+from paceline.results import (
+    Completion,
+    Finish,
+    Piece,
+    RoundTrace,
+    Speculation,
+    Timing,
+    TokenLogprobs,
+    ToolCall,
+    ToolCallDelta,
+)
 
 FINISH = Finish("stop", 3, 0, 6, 1, Speculation(2, 4, 4, [], [], 0.0), Timing(0, 0, 0, 0, 0, 0))
 
@@ -90,3 +100,38 @@ def test_a_round_that_is_cut_has_no_trace() -> None:
     assert cut.trace is None
     assert whole is not None
     assert whole.trace is trace
+
+
+# What each token of an answer brings of its calls.
+CALLS = [
+    [ToolCallDelta(0, "call_0", "add")], [ToolCallDelta(0, arguments='{"a"')], [], [ToolCallDelta(0, arguments=": 11}")],
+    [ToolCallDelta(1, "call_1", "add"), ToolCallDelta(1, arguments="{")], [ToolCallDelta(1, arguments="}")], [],
+]  # fmt: skip
+WHOLE = [ToolCall("call_0", "add", '{"a": 11}'), ToolCall("call_1", "add", "{}")]
+
+
+def calling(first: int, end: int) -> Piece:
+    """A round of the tokens of these places, and the end of the answer with the last of them."""
+    finish = FINISH if end == len(CALLS) else None
+    deltas = [delta for each in CALLS[first:end] for delta in each]
+    return Piece(
+        "", list(range(first, end)), "A" * (end - first), [0] * (end - first), tool_calls=deltas, finish=finish
+    )
+
+
+@pytest.mark.parametrize("delivered_tokens", range(1, len(CALLS) + 1))
+@pytest.mark.parametrize("size", range(1, len(CALLS) + 1))
+def test_calls_go_on_where_they_were_cut_and_no_part_comes_twice(delivered_tokens: int, size: int) -> None:
+    """Twice: the second coordinator goes away as well."""
+    known, client = ReplayBuffer(), Completion()
+    rounds = [(at, min(at + size, len(CALLS))) for at in range(0, len(CALLS), size)]
+    for attempt in ([(0, delivered_tokens)], rounds[:-1], rounds):
+        repetition = Resumption(known)
+        for each in attempt:
+            if (rest := repetition.new_part(calling(*each))) is not None:
+                known.add(rest)
+                client.add(rest)
+                assert all(delta.id or delta.arguments for delta in rest.tool_calls)
+    assert client.tool_calls == WHOLE
+    assert client.token_ids == list(range(len(CALLS)))
+    assert client.finish == FINISH

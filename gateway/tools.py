@@ -1,0 +1,99 @@
+"""Parses tools, the choice among them, and the calls in messages. The coordinator checks the tools themselves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import NO_RENAMES, FieldNames, bad_request, bad_value
+from gateway.fields import ALLOWED_TOOLS, CALL, CALL_FUNCTION, CALL_IGNORED, TOOL_CHOICE, check_keys, flag, get
+
+CHOICES = ("none", "auto", "required")
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """`choice`: one of CHOICES, the name of a function, or empty if the client leaves it out."""
+
+    tools: list[Any]
+    choice: str
+    parallel: bool
+    # The client's names of its fields.
+    names: FieldNames
+
+
+NO_TOOLS = OfferedTools([], "", True, NO_RENAMES)
+
+
+def parse_tools(body: Mapping[str, Any]) -> OfferedTools:
+    """Raises HttpError."""
+    tools = get(body, "tools", list, "a list of tools", [])
+    parallel, choice = flag(body, "parallel_tool_calls", True), body.get("tool_choice")
+    if choice is not None and not isinstance(choice, dict) and choice not in CHOICES:
+        raise bad_value("tool_choice", choice, f"one of {', '.join(CHOICES)}, or an object with a type")
+    if not tools:
+        if choice in (None, "none", "auto"):
+            return NO_TOOLS
+        raise bad_request("tool_choice", "tool_choice needs tools")
+    if not isinstance(choice, dict):
+        return OfferedTools(tools, choice or "", parallel, NO_RENAMES)
+    kind = choice.get("type")
+    if not isinstance(kind, str) or kind not in TOOL_CHOICE:
+        raise bad_value("tool_choice.type", kind, f"one of {', '.join(TOOL_CHOICE)}")
+    check_keys(choice, ("type", kind), "tool_choice")
+    if kind == "allowed_tools":
+        return _allowed(choice, tools, parallel)
+    name = _name_of(choice)
+    if name is None or name in CHOICES:
+        raise bad_value("tool_choice.function.name", name, "the name of one of the tools")
+    return OfferedTools(tools, name, parallel, {"tool_choice": "tool_choice.function.name"})
+
+
+def _allowed(choice: Mapping[str, Any], tools: list[Any], parallel: bool) -> OfferedTools:
+    """Offers the allowed tools alone."""
+    field = "tool_choice.allowed_tools"
+    given = choice.get("allowed_tools")
+    if not isinstance(given, dict):
+        raise bad_value(field, given, "an object with mode and tools")
+    check_keys(given, ALLOWED_TOOLS, field)
+    mode, allowed = given.get("mode"), given.get("tools")
+    if mode not in ("auto", "required"):
+        raise bad_value(f"{field}.mode", mode, "auto or required")
+    if not isinstance(allowed, list) or not allowed:
+        raise bad_value(f"{field}.tools", allowed, "a list with at least one of the tools")
+    known, names = [_name_of(each) for each in tools], [_name_of(each) for each in allowed]
+    for at, name in enumerate(names):
+        if name is None or name not in known:
+            raise bad_value(f"{field}.tools[{at}]", allowed[at], "one of the tools, as type and function with its name")
+    places = [at for at, name in enumerate(known) if name in names]
+    renames = {f"tools[{at}]": f"tools[{place}]" for at, place in enumerate(places)}
+    return OfferedTools([tools[place] for place in places], mode, parallel, renames)
+
+
+def _name_of(tool: Any) -> str | None:
+    """Returns the name of a function, or None for anything else."""
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    return None
+
+
+def parse_calls(calls: Any, field: str) -> list[dict[str, str]]:
+    """Reads the calls of an assistant's message. Raises HttpError."""
+    if not isinstance(calls, list):
+        raise bad_value(field, calls, "a list of calls")
+    return [_parse_call(each, f"{field}[{at}]") for at, each in enumerate(calls)]
+
+
+def _parse_call(call: Any, field: str) -> dict[str, str]:
+    if not isinstance(call, dict) or call.get("type", "function") != "function":
+        raise bad_value(field, call, "an object with id, type, which is function, and function")
+    check_keys(call, CALL, field, CALL_IGNORED)
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise bad_value(f"{field}.function", function, "an object with name and arguments")
+    check_keys(function, CALL_FUNCTION, f"{field}.function")
+    texts: dict[str, Any] = {"id": call.get("id"), **{name: function.get(name) for name in CALL_FUNCTION}}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise bad_value(f"{field}.{name if name == 'id' else f'function.{name}'}", value, "a string")
+    return texts
