@@ -241,6 +241,7 @@ def _paceline(finish: Finish) -> dict[str, Any]:
             "first_token": timing.ttft_ms, "total": timing.total_ms, "draft": timing.draft_ms,
             "target": timing.target_ms, "queued": timing.queued_ms, "wire": timing.wire_ms,
         },
+        **({"unenforced": finish.unenforced} if finish.unenforced else {}),
     }  # fmt: skip
 
 
