@@ -24,6 +24,8 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream": True, "stream_options": {"include_usage": True}, "logit_bias": {"5": 1.5}, "n": 1,
         "speculation": {"enabled": True, "drafter": "model", "num_speculative_tokens": 2}, "trace": True,
         "prediction": {"type": "content", "content": "t2 t3 t4"}, "chat_template_kwargs": {"language": "en"},
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}},
     },
     "/v1/completions": {
         "prompt": [3, 14, 15], "max_tokens": 3, "temperature": 0, "logprobs": 2, "echo": True, "n": 2, "top_k": 4,

@@ -10,7 +10,9 @@ import pytest
 
 from gateway.app import make_app
 from gateway.config import GatewaySettings
+from gateway.openai import Chat
 from paceline.errors import InvalidArgument
+from paceline.results import ToolCallDelta
 from paceline.v1 import generation_pb2
 from tests.gateway.conftest import Door
 from tests.gateway.fake_coordinator import FakeCoordinator
@@ -254,6 +256,14 @@ async def test_a_stream_opens_each_call_and_then_grows_its_arguments(
     # Each round's trace comes once, and the figures at the end.
     assert ["paceline" in each for each in choices] == [False, True, True, False, True, False, False, True, False]
     assert ["metrics" in each for each in events] == [False] * 8 + [True]
+
+
+def test_the_reason_comes_behind_the_last_call() -> None:
+    chunks = Chat().deltas(
+        0, "", [ToolCallDelta(0, "call_0", "add"), ToolCallDelta(0, arguments="{}")], None, "tool_calls"
+    )
+    assert [each["finish_reason"] for each in chunks] == [None, None, "tool_calls"]
+    assert chunks[-1]["delta"] == {}
 
 
 async def test_openais_stream_helper_reads_calls(http: httpx2.AsyncClient, calling: FakeCoordinator) -> None:
