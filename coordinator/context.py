@@ -1,6 +1,7 @@
 """A generation's context. It lives only here: caches on the servers are prefixes of it."""
 
 import enum
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -56,7 +57,9 @@ class Request:
         """Returns the reader of sample `choice`; None without tools."""
         if self.tools is None or self.tool_chats is None:
             return None
-        return self.tool_chats.reader(self.tools, self.request_id, choice)
+        # Clients may use a request id twice.
+        prompt = hashlib.sha256(str(self.prompt).encode()).hexdigest()
+        return self.tool_chats.reader(self.tools, f"{self.request_id}/{prompt}", choice)
 
     @property
     def seed(self) -> int:

@@ -9,16 +9,14 @@ from paceline.errors import InvalidArgument
 from paceline.formats import OutputFormat
 
 # JSON's white space between tokens: free, but not without end, or one space behind commas and colons.
-FREE_WHITESPACE = {"whitespace_flexible": True, "whitespace_pattern": r"[ \t\n\r]{0,32}"}
-FIXED_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+FREE_WHITESPACE: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": r"[ \t\n\r]{0,32}"}
+FIXED_WHITESPACE: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def make_grammar(wanted: OutputFormat) -> str:
     """Raises InvalidArgument for text that is not JSON; compiling finds everything else."""
-    if wanted.json_object:
-        return _json_grammar({"type": "object"}, wanted)
-    if wanted.json_schema:
-        return _json_grammar(_parse_schema(wanted.json_schema), wanted)
+    if wanted.json_object or wanted.json_schema:
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(make_schema(wanted))))
     if wanted.regex:
         return str(LLMatcher.grammar_from_regex(wanted.regex))
     if wanted.choice:
@@ -27,7 +25,17 @@ def make_grammar(wanted: OutputFormat) -> str:
     return str(LLMatcher.grammar_from_lark(wanted.grammar))
 
 
-def _parse_schema(text: str) -> Any:
+def make_schema(wanted: OutputFormat) -> dict[str, Any]:
+    """Returns a JSON format's schema with options for the library, whatever a client has written there.
+
+    Raises InvalidArgument.
+    """
+    schema = {"type": "object"} if wanted.json_object else _parse_schema(wanted.json_schema)
+    whitespace = FIXED_WHITESPACE if wanted.fixed_whitespace else FREE_WHITESPACE
+    return schema | {"x-guidance": whitespace | {"lenient": not wanted.strict, "coerce_one_of": not wanted.strict}}
+
+
+def _parse_schema(text: str) -> dict[str, Any]:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -37,10 +45,3 @@ def _parse_schema(text: str) -> Any:
     if not isinstance(schema, dict):
         raise InvalidArgument.of_value("json_schema", text, "an object, or true")
     return schema
-
-
-def _json_grammar(schema: Any, wanted: OutputFormat) -> str:
-    # Whatever a client writes into the schema for the library is overruled.
-    options = {**(FIXED_WHITESPACE if wanted.fixed_whitespace else FREE_WHITESPACE), "lenient": not wanted.strict,
-               "coerce_one_of": not wanted.strict}  # fmt: skip
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.context import Request
-from coordinator.formats import make_grammar
+from coordinator.formats import make_grammar, make_schema
 from coordinator.policy.policies import Policies
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.chats import ToolChats
@@ -51,18 +51,7 @@ class RequestReader:
         speculation.check(sampling)
         require(not message.trace or sampling.beams == 1, "trace", message.trace, "left out with beams")
         self._policies.check(speculation.drafter)
-        wanted = format_from_message(message.format)
-        tools = _parse_tools(message.chat)
-        if tools is not None and tools.choice == NONE:
-            tools = None
-        require(wanted is None or tools is None, "format", "set", "left out with tools, or tool_choice none")
-        grammar, grammar_text = None, ""
-        if wanted is not None:
-            grammar_text = make_grammar(wanted)
-            grammar = await self._compile(wanted.kind, grammar_text, sampling, card)
-        elif tools is not None:
-            grammar_text = await self._tokenizer.run(lambda: self._chats.grammar(tools), len(message.chat.tools))
-            grammar = await self._compile("tools", grammar_text, sampling, card)
+        tools, grammar_text, grammar = await self._read_grammar(message, sampling, card)
         prompt = await self.read_prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
         _check_prompt_length("prompt", len(prompt), card, reserved=min(1, sampling.max_tokens))
@@ -83,6 +72,22 @@ class RequestReader:
             tools=tools,
             tool_chats=self._chats,
         )
+
+    async def _read_grammar(
+        self, message: generation_pb2.GenerateRequest, sampling: SamplingParams, card: model_pb2.ModelCard
+    ) -> tuple[Tools | None, str, Grammar | None]:
+        """Returns the tools that may be called, and the grammar of the format or of calls."""
+        wanted, tools = format_from_message(message.format), _parse_tools(message.chat)
+        if tools is not None and tools.choice != NONE:
+            is_json = wanted is None or wanted.json_object or bool(wanted.json_schema)
+            require(is_json, "format", "not JSON", "a JSON format beside tools, or left out")
+            answer = None if wanted is None else make_schema(wanted)
+            text = await self._tokenizer.run(lambda: self._chats.grammar(tools, answer), len(message.chat.tools))
+            return tools, text, await self._compile("tools", text, sampling, card)
+        if wanted is not None:
+            text = make_grammar(wanted)
+            return None, text, await self._compile(wanted.kind, text, sampling, card)
+        return None, "", None
 
     async def _compile(self, field: str, text: str, sampling: SamplingParams, card: model_pb2.ModelCard) -> Grammar:
         """Raises InvalidArgument naming `field`, and Unavailable if the target server can't follow."""

@@ -14,18 +14,28 @@ from paceline.errors import InvalidArgument
 _FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def make_call_grammar(tools: Tools, call_format: CallFormat, special_id: Callable[[str], int | None]) -> str:
+def make_call_grammar(
+    tools: Tools, call_format: CallFormat, special_id: Callable[[str], int | None], answer: dict[str, Any] | None = None
+) -> str:
     """Returns the grammar of a message under `tools.choice`, which is not none. Raises InvalidArgument naming the tool.
 
+    `answer`: the JSON Schema of an answer without calls; None: any text.
     `special_id`: the id of the special token of that name, if there is one. Special tokens match no text, and only names
     in angle brackets could stand in a grammar.
     """
-    return _Grammar(tools, call_format, special_id).text()
+    return _Grammar(tools, call_format, special_id, answer).text()
 
 
 class _Grammar:
-    def __init__(self, tools: Tools, call_format: CallFormat, special_id: Callable[[str], int | None]) -> None:
+    def __init__(
+        self,
+        tools: Tools,
+        call_format: CallFormat,
+        special_id: Callable[[str], int | None],
+        answer: dict[str, Any] | None,
+    ) -> None:
         self._tools = tools
+        self._answer = answer
         self._format = call_format
         self._special_id = special_id
         self._begin = self._marker(call_format.begin)
@@ -39,6 +49,10 @@ class _Grammar:
         if self._tools.choice != AUTO:
             begin = self._begin if not self._format.is_bare else f"{self._begin}?" if is_special else ""
             return [f"start: {begin} rest"]
+        if self._answer is not None and self._format.is_bare:
+            raise InvalidArgument("format", "can't stand beside tools: this model writes its calls as JSON too")
+        if self._answer is not None:
+            return [f"start: answer | {self._begin} rest", f"answer: %json {json.dumps(self._answer)}"]
         if self._format.is_bare:
             heads = " | ".join(_quoted(self._head(each["name"])) for each in self._tools.offered)
             marked = f"({self._begin} rest)?" if is_special else ""

@@ -34,9 +34,9 @@ class ToolChats:
             return write_out(messages, tools), {}
         return to_template(messages, self.call_format), {} if tools is None else {"tools": tools.for_template}
 
-    def grammar(self, tools: Tools) -> str:
-        """Raises InvalidArgument naming the tool."""
-        return make_call_grammar(tools, self.call_format, self._tokenizer.special_id)
+    def grammar(self, tools: Tools, answer: dict[str, Any] | None) -> str:
+        """`answer`: the JSON Schema of an answer without calls. Raises InvalidArgument naming the tool."""
+        return make_call_grammar(tools, self.call_format, self._tokenizer.special_id, answer)
 
     def reader(self, tools: Tools, request_id: str, choice: int) -> "CallReader":
         return CallReader(CallParser(tools, self.call_format, request_id, choice), self._marks)

@@ -103,6 +103,7 @@ def _parse_tool(tool: Any, field: str) -> dict[str, Any]:
     name = given.get("name", "")
     allowed = "1 to 64 letters, digits, underscores, dots and hyphens"
     require(_NAME.fullmatch(name) is not None, f"{field}.function.name", name, allowed)
+    require(name not in CHOICES, f"{field}.function.name", name, f"none of {', '.join(CHOICES)}, which are choices")
     kind = given.get("parameters", {}).get("type", "object")
     require(kind == "object", f"{field}.function.parameters.type", kind, "object")
     return given

@@ -14,8 +14,8 @@ from tests.services import Trio
 
 PROMPT = [{"role": "user", "content": "Say yes or no."}]
 # Many may end here or go on: an end is drafted as often as any other token.
-WANTED = OutputFormat(regex="(yes|no|maybe)[ ,!?]{0,3}")
-SAMPLING = SamplingParams(max_tokens=8, temperature=1.2)
+WANTED = OutputFormat(regex="(yes|no|maybe|never|always|perhaps)[ ,!?]{0,2}")
+SAMPLING = SamplingParams(max_tokens=8, temperature=2.0)
 PLAIN = SpeculationParams(enabled=False)
 DRAFTED = SpeculationParams(drafter=Drafter.MODEL, num_speculative_tokens=3, rule=Rule.REJECTION)
 NUM_ANSWERS = 600

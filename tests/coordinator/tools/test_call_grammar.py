@@ -239,3 +239,16 @@ def test_twenty_tools_compile_quickly(tell: Callable[[str], None]) -> None:
         times.append(time.perf_counter() - start)
     tell(f"20 tools compile in {1e3 * min(times):.0f} ms")
     assert min(times) < 0.1
+
+
+@each_format
+def test_beside_a_schema_an_answer_is_of_it_or_calls(vocabulary: Vocabulary, call_format: CallFormat) -> None:
+    answer = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    if call_format.is_bare:
+        with pytest.raises(InvalidArgument, match="beside tools"):
+            make_call_grammar(tools_with("auto"), call_format, vocabulary.special_id, answer)
+        return
+    grammar = make_call_grammar(tools_with("auto"), call_format, vocabulary.special_id, answer)
+    for text in ('{"sum": 5}', written(call_format, [GET])):
+        assert vocabulary.check(grammar, text) in ("yes", "over")
+    assert vocabulary.check(grammar, "It is 5.") not in ("yes", "over", "more")
