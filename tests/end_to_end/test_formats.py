@@ -115,6 +115,15 @@ async def test_what_is_forced_takes_no_round(client: AsyncClient) -> None:
     assert done.text.endswith("doubt.")
 
 
+async def test_a_forced_token_that_is_banned_is_a_dead_end(client: AsyncClient) -> None:
+    wanted = OutputFormat(regex="The answer is (yes|no), without any doubt\\.")
+    done = await client.complete(PROMPT, GREEDY, format=wanted)
+    forced = next(token for token, origin in zip(done.token_ids, done.origins, strict=True) if origin == "F")
+    for speculation in (VARIANTS["off"], VARIANTS["model, 5"]):
+        with pytest.raises(InvalidArgument, match="allow no token together"):
+            await client.complete(PROMPT, replace(GREEDY, banned_token_ids=(forced,)), speculation, format=wanted)
+
+
 async def test_other_fields_hold_within_a_format(client: AsyncClient) -> None:
     wanted = OutputFormat(regex="(yes|no), [a-z]{3,9}")
     ids = await client.tokenize("yes", raw=True, add_special_tokens=False)
