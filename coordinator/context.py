@@ -92,7 +92,7 @@ class Emission:
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
 
 
-# Of a token that nothing else could have been.
+# Of a forced token.
 CERTAIN = TokenLogprobs(0.0, [], [])
 
 

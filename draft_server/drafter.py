@@ -20,7 +20,6 @@ from paceline.engine.sampling.specs import (
     TruncatedSample,
 )
 from paceline.engine.scheduling.job import Job
-from paceline.grammar import is_dead_end
 from paceline.noise import Purpose, make_key, match_key, uniform
 from paceline.speculation import DraftMode
 
@@ -104,21 +103,20 @@ class ProposeJob(Job):
         if (
             self._keep(samples[0])
             and len(self._samples) < self._propose_spec.num_draft_tokens
-            and self._may_follow(token)
+            and self._can_continue(token)
         ):
             self.pending = [token]
 
-    def _may_follow(self, token: int) -> bool:
-        """Returns whether a grammar allows anything but EOS behind a draft."""
-        guide, options = self.sequence.guide, self.sequence.options
+    def _can_continue(self, token: int) -> bool:
+        """Whether the grammar, if any, allows a token other than EOS after draft `token`."""
+        guide = self.sequence.guide
         if guide is None:
             return True
         completion = [*self.completion(-1), token]
-        if token in options.eos_token_ids or guide.is_over(completion):
+        if token in self.sequence.options.eos_token_ids or guide.is_over(completion):
             return False
-        position = self.sequence.length + 1
-        banned = (*options.sampling.banned_token_ids, *options.banned_token_ids(position))
-        return not is_dead_end(guide.mask(completion), options.sampling.allowed_token_ids, banned)
+        mask, _ = self.mask_after(guide, completion, self.sequence.length + 1)
+        return mask is not None
 
     def _keep(self, sample: Sample) -> bool:
         """Appends a draft. Returns whether the model is confident enough to continue.

@@ -157,7 +157,7 @@ PREDICTION = ("type", "content")
 # Keys of `response_format` by its type.
 RESPONSE_FORMAT = {"text": ("type",), "json_object": ("type",), "json_schema": ("type", "json_schema")}
 JSON_SCHEMA = ("name", "schema", "strict", "description")
-# OutputFormat's names by those of fields that hold a format alone, and of the keys of `structured_outputs`.
+# Attributes of OutputFormat by field: of fields that are a format by themselves, and of keys in `structured_outputs`.
 FORMATS = {
     "guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
     "json_schema": "json_schema", "grammar": "grammar",

@@ -51,7 +51,7 @@ class VerifyResult:
     # If asked for: one for each of the k + 1 positions, and one for each tail token from the second on.
     logprobs: list[RowLogprobs]
     prompt_logprobs: list[RowLogprobs]
-    # The first position at which nothing may be sampled: only if its token would be emitted is that of any concern.
+    # The first position without any token to sample. It matters only if the text reaches it.
     dead_end: int | None
     # Tail tokens that the cache already held.
     cached_tokens: int
@@ -71,7 +71,7 @@ class VerifyJob(Job):
         self._round_start = sequence.length + len(tail)
         self._samples: list[Sample] = []
         self._row_logprobs: list[RowLogprobs] = []
-        # Positions at which nothing may be sampled.
+        # Positions without any token to sample.
         self._dead_ends: list[int] = []
         sampling = sequence.options.sampling
         is_plain = spec.rule is Rule.MATCH and sampling.is_greedy and spec.lenience == 1 and self.is_alike_everywhere

@@ -201,8 +201,8 @@ class CostModel:
     ) -> None:  # fmt: skip
         """Learns from a round.
 
-        `seconds`: since the generation's last round ended. `times`, `num_drafted`: of a model's drafts, or None and 0. `is_like_others`: whether most generations did the
-        same, in the round before too.
+        `seconds`: since the generation's last round ended. `times`, `num_drafted`: of a model's drafts, or None and 0.
+        `is_like_others`: whether most generations did the same, in the round before too.
         """
         level, num_active, num_drafts = self.level, self.active.size, len(finished.proposal)
         level.num_plain += num_drafted == 0

@@ -10,6 +10,7 @@ from itertools import groupby
 from coordinator.tools.call_formats import CallFormat
 from coordinator.tools.json_scanner import SPACE, JsonScanner, Reading
 from coordinator.tools.tools import Tools
+from paceline.results import ToolCallDelta
 
 FENCE = "```"
 _LANGUAGE = re.compile(r"[A-Za-z_]+")
@@ -22,17 +23,8 @@ class ContentDelta:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallDelta:
-    """The first one of a call has its id and name; the others have a piece of its arguments, as the model wrote them."""
-
-    index: int
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-
-
-Delta = ContentDelta | CallDelta
+# A call's first delta has its id and name; the others have pieces of its arguments, as the model wrote them.
+Delta = ContentDelta | ToolCallDelta
 
 
 class CallParser(JsonScanner):
@@ -70,7 +62,7 @@ class CallParser(JsonScanner):
 
     def take(self, text: str) -> None:
         if self._streams_arguments:
-            self._deltas.append(CallDelta(self._num_calls - 1, arguments=text))
+            self._deltas.append(ToolCallDelta(self._num_calls - 1, arguments=text))
         else:
             self._held.append(text)
 
@@ -78,7 +70,7 @@ class CallParser(JsonScanner):
         self.grow(piece, is_whole)
         next(self._reading, None)
         deltas, self._deltas = self._deltas, []
-        return list(_merged(deltas))
+        return list(merged(deltas))
 
     def _message(self) -> Reading[None]:
         yield from self._beginning()
@@ -106,7 +98,7 @@ class CallParser(JsonScanner):
                 self._emit(calls)
 
     def _calls(self) -> Reading[None]:
-        """Reads the calls behind a begin marker."""
+        """Reads the calls after a begin marker."""
         separator = "" if self._format.marks_each else self._format.separator.strip()
         yield from self.take_run(SPACE)
         if self._format.is_list:
@@ -191,7 +183,7 @@ class CallParser(JsonScanner):
         return is_whole
 
     def _fenced_calls(self) -> Reading[None]:
-        """Reads calls behind a fence, if no other fence and no marker follows."""
+        """Reads calls after a fence, unless another fence or a marker follows."""
         yield from self.take_run(_LANGUAGE)
         yield from self.take_run(SPACE)
         calls = yield from self._loose_calls()
@@ -229,12 +221,12 @@ class CallParser(JsonScanner):
     def _emit(self, calls: list[tuple[str, str]]) -> None:
         for name, arguments in calls:
             self._open(name)
-            self._deltas.append(CallDelta(self._num_calls - 1, arguments=arguments))
+            self._deltas.append(ToolCallDelta(self._num_calls - 1, arguments=arguments))
             self.has_whole_call = True
 
     def _open(self, name: str) -> None:
         digest = hashlib.sha256(f"{self._id_prefix}/{self._num_calls}".encode()).hexdigest()
-        self._deltas.append(CallDelta(self._num_calls, f"call_{digest[:24]}", name))
+        self._deltas.append(ToolCallDelta(self._num_calls, f"call_{digest[:24]}", name))
         self._num_calls += 1
         self._follows_call = True
         self._space = ""
@@ -253,7 +245,9 @@ class CallParser(JsonScanner):
             self._follows_call = False
 
 
-def _merged(deltas: list[Delta]) -> Iterator[Delta]:
+def merged(deltas: list[Delta]) -> Iterator[Delta]:
+    """Joins neighbors of the same text or call."""
+
     def kind(delta: Delta) -> object:
         return None if isinstance(delta, ContentDelta) else (delta.index, delta.id)
 
@@ -262,8 +256,8 @@ def _merged(deltas: list[Delta]) -> Iterator[Delta]:
         if isinstance(first, ContentDelta):
             yield ContentDelta("".join(each.text for each in (first, *others) if isinstance(each, ContentDelta)))
         else:
-            arguments = "".join(each.arguments for each in (first, *others) if isinstance(each, CallDelta))
-            yield CallDelta(first.index, first.id, first.name, arguments)
+            arguments = "".join(each.arguments for each in (first, *others) if isinstance(each, ToolCallDelta))
+            yield ToolCallDelta(first.index, first.id, first.name, arguments)
 
 
 def _is_json(text: str) -> bool:

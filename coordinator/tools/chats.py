@@ -1,14 +1,13 @@
 """Chats with tools, for one model: what its template gets, the grammar of its calls, and a parser of its answers."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.call_formats import HERMES, CallFormat, find_call_format
 from coordinator.tools.call_grammar import make_call_grammar
-from coordinator.tools.call_parser import CallParser, ContentDelta, Delta
+from coordinator.tools.call_parser import CallParser, ContentDelta, Delta, merged
 from coordinator.tools.conversation import Message, renders_tools, to_template, write_out
 from coordinator.tools.tools import NONE, Tools
 from paceline.results import ToolCallDelta
@@ -58,7 +57,7 @@ class CallReader:
 
     def __init__(self, parser: CallParser, marks: dict[int, str]) -> None:
         self._parser, self._marks = parser, marks
-        self._deltas: list[ToolCallDelta] = []
+        self._deltas: list[Delta] = []
 
     @property
     def has_whole_call(self) -> bool:
@@ -73,18 +72,10 @@ class CallReader:
         return self._split(self._parser.feed(text)) + self._split(self._parser.finish())
 
     def take_deltas(self) -> list[ToolCallDelta]:
-        """Returns what was found of calls since the last time."""
+        """Returns the parts of calls found since the last time."""
         deltas, self._deltas = self._deltas, []
-        return deltas
+        return [each for each in merged(deltas) if isinstance(each, ToolCallDelta)]
 
     def _split(self, found: list[Delta]) -> str:
-        content = []
-        for each in found:
-            if isinstance(each, ContentDelta):
-                content.append(each.text)
-            elif self._deltas and not each.id and self._deltas[-1].index == each.index and not self._deltas[-1].id:
-                last = self._deltas.pop()
-                self._deltas.append(replace(last, arguments=last.arguments + each.arguments))
-            else:
-                self._deltas.append(ToolCallDelta(each.index, each.id, each.name, each.arguments))
-        return "".join(content)
+        self._deltas += (each for each in found if isinstance(each, ToolCallDelta))
+        return "".join(each.text for each in found if isinstance(each, ContentDelta))

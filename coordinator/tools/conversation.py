@@ -60,13 +60,13 @@ def renders_tools(render: Callable[[list[dict[str, Any]], dict[str, Any]], str])
 
 
 def to_template(messages: Sequence[Message], call_format: CallFormat) -> list[dict[str, Any]]:
-    """Returns the messages of a template that renders tools. Raises InvalidArgument."""
+    """Returns messages for a template that renders tools. Raises InvalidArgument."""
     make_id = _short_id if call_format.has_short_ids else str
     return [_to_template(each, make_id) for each in _named(messages)]
 
 
 def write_out(messages: Sequence[Message], tools: Tools | None) -> list[dict[str, Any]]:
-    """Returns the messages of a template that renders no tools, with the tools in a leading system message."""
+    """Returns messages for a template without tools: a system message describes them."""
     written: list[dict[str, Any]] = []
     if tools is not None:
         lines = "\n".join(_dump(each) for each in tools.for_template)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ _WORD = re.compile(r"[-+.0-9A-Za-z]+")
 _CLOSING = {"{": "}", "[": "]"}
 
 
-class JsonScanner:
+class JsonScanner(ABC):
     """A cursor in a text that grows. What it takes goes to `take`."""
 
     def __init__(self) -> None:
@@ -30,9 +31,9 @@ class JsonScanner:
         self._at = 0
         self._is_whole = is_whole
 
+    @abstractmethod
     def take(self, text: str) -> None:
         """Gets the text taken, in order."""
-        raise NotImplementedError
 
     def peek(self) -> Reading[str]:
         """Returns the next character; "" at the end."""

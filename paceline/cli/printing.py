@@ -222,7 +222,7 @@ def write_record(file: TextIO, answer: Answer, piece: Piece) -> None:
 def _tokens(piece: Piece, trace: RoundTrace) -> list[Text]:
     accepted, rest = trace.proposed[: trace.num_accepted], trace.proposed[trace.num_accepted :]
     found = [_token(ACCEPTED, draft.text) for draft in accepted]
-    # The target's own token; forced ones may come before and behind it.
+    # The target's own token; forced tokens may precede and follow it.
     own = next((index for index, origin in enumerate(piece.origins) if origin in "RBT"), None)
     if own is None:
         # A draft ended the text.

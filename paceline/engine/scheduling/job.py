@@ -10,7 +10,7 @@ from typing import Any
 from paceline.engine.cache.sequence import Sequence
 from paceline.engine.sampling.logprobs import RowLogprobs
 from paceline.engine.sampling.specs import Sample, SampleSpec, TokensBefore
-from paceline.grammar import Mask, is_dead_end
+from paceline.grammar import Guide, Mask, is_dead_end
 
 
 class Job(ABC):
@@ -63,22 +63,23 @@ class Job(ABC):
         return TokensBefore(tokens[: options.num_prompt_tokens], tokens[options.num_prompt_tokens :])
 
     def mask(self, row: int, position: int) -> tuple[Mask | None, bool]:
-        """Returns the tokens that may follow pending token `row` at `position`, and whether there are none.
+        """Returns the tokens that may follow pending token `row`, at `position`, and whether the text is at a dead end there.
 
-        The mask is None without a grammar, and where the request's token lists leave nothing of it: what is sampled there
-        means nothing. At the end of the text that is no dead end. Raises InvalidArgument.
+        The mask is None without a grammar, or if the request's token lists exclude all of it; a sample is then meaningless.
+        That is a dead end unless the text is over. Raises InvalidArgument.
         """
-        guide, options = self.sequence.guide, self.sequence.options
-        if guide is None:
-            return None, False
-        completion = self.completion(row)
+        guide = self.sequence.guide
+        return (None, False) if guide is None else self.mask_after(guide, self.completion(row), position)
+
+    def mask_after(self, guide: Guide, completion: list[int], position: int) -> tuple[Mask | None, bool]:
+        options = self.sequence.options
         mask, banned = guide.mask(completion), (*options.sampling.banned_token_ids, *options.banned_token_ids(position))
         if not is_dead_end(mask, options.sampling.allowed_token_ids, banned):
             return mask, False
         return None, not guide.is_over(completion)
 
     def completion(self, row: int) -> list[int]:
-        """Returns the tokens behind the prompt, up to pending token `row`."""
+        """Returns the tokens after the prompt, up to pending token `row`; -1: those fed."""
         num_before = self.sequence.options.num_prompt_tokens
         fed = self.sequence.tokens
         behind = self.pending[max(0, num_before - len(fed)) : row + 1]

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.tools.call_formats import CALL_FORMATS, HERMES, CallFormat
-from coordinator.tools.call_parser import CallDelta, CallParser, ContentDelta
+from coordinator.tools.call_parser import CallParser, ContentDelta
 from coordinator.tools.tools import Tools
+from paceline.results import ToolCallDelta
 
 NAMES = ("get", "get_time")
 TOOLS = Tools(tuple({"name": name} for name in NAMES))
@@ -162,11 +163,11 @@ def test_arguments_come_as_they_are_written() -> None:
     assert parser.feed("Well. ") == [ContentDelta("Well.")]
     assert parser.feed("<tool_") == []
     assert parser.feed('call>\n{"name": "get", "argu') == []
-    assert parser.feed('ments": {"a": "b') == [CallDelta(0, call_id, "get"), CallDelta(0, arguments='{"a": "b')]
-    assert parser.feed("\\") == [CallDelta(0, arguments="\\")]
-    assert parser.feed('"}') == [CallDelta(0, arguments='"}')]
+    assert parser.feed('ments": {"a": "b') == [ToolCallDelta(0, call_id, "get"), ToolCallDelta(0, arguments='{"a": "b')]
+    assert parser.feed("\\") == [ToolCallDelta(0, arguments="\\")]
+    assert parser.feed('"}') == [ToolCallDelta(0, arguments='"}')]
     assert not parser.has_whole_call
-    assert parser.feed('"}') == [CallDelta(0, arguments='"}')]
+    assert parser.feed('"}') == [ToolCallDelta(0, arguments='"}')]
     assert parser.has_whole_call
     assert parser.feed("}\n</tool_call>") == parser.finish() == []
 
