@@ -5,7 +5,10 @@
     Guide           a place in it: where a completion has led
 
 A guide's state is the tokens it has taken. It is never carried over or sent, so that a rejected draft, a fork or a
-restarted server needs no rule of its own: `at` gives back what the completion does not have and takes what is new.
+restarted server needs no rule of its own: `at` starts again where the completion differs and takes what is new.
+
+Matchers are never rolled back. llguidance 1.9.1 sometimes restores another state than it had: after `"},` and a rejected
+` ["`, the token ` {"` led into a string value instead of a key. Copies are exact.
 """
 
 import threading
@@ -29,6 +32,9 @@ MAX_GRAMMARS = 64
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000, step_lexer_fuel=50_000, step_max_items=20_000, max_lexer_states=20_000, verbose_errors=False
 )  # fmt: skip
+# Tokens between copies of a matcher, and copies kept: enough to go back over a round's drafts without starting from the
+# beginning.
+COPY_EVERY, NUM_COPIES = 16, 3
 # Bit i % 32 of word i // 32: whether token i may follow.
 Mask = NDArray[np.uint32]  # [ceil(vocab_size / 32)]
 
@@ -65,14 +71,9 @@ class GrammarEngine:
             except Exception as error:  # whatever a tokenizer has that the library does not know
                 raise InvalidArgument("format", f"can't be kept to with this model's tokenizer: {error}") from None
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
-        # Some grammars can't give a token back.
+        # Some errors are found by the first mask.
         probe = matcher.deep_copy()
-        first = np.flatnonzero(np.unpackbits(np.frombuffer(probe.compute_bitmask(), np.uint8), bitorder="little"))[:1]
-        for token in first.tolist():
-            if token not in self._eos_token_ids:
-                probe.consume_token(token)
-                probe.rollback(1)
-                probe.compute_bitmask()
+        probe.compute_bitmask()
         if probe.is_error():
             raise InvalidArgument("format", f"can't be used: {_in_one_line(probe.get_error())}")
         return matcher
@@ -99,6 +100,8 @@ class Guide:
         self._matcher: LLMatcher | None = None
         # The tokens that the matcher has taken.
         self._taken: list[int] = []
+        # The newest copies of the matcher, by number of tokens taken.
+        self._copies: dict[int, LLMatcher] = {}
 
     def mask(self, completion: Sequence[int]) -> Mask:
         """Returns the tokens that may follow: EOS alone at the end. An EOS in the completion, and all behind it, is left out.
@@ -135,20 +138,29 @@ class Guide:
         return kept
 
     def at(self, completion: Sequence[int]) -> LLMatcher:
-        if self._matcher is None:
-            self._matcher, self._taken = self._grammar.compiling.result().deep_copy(), []
+        num_common = _common_length(self._taken, completion)
+        if self._matcher is None or num_common < len(self._taken):
+            self._start_again(num_common)
         matcher, taken = self._matcher, self._taken
-        num_common = _common_length(taken, completion)
-        if num_common < len(taken):
-            matcher.rollback(len(taken) - num_common)
-            del taken[num_common:]
-        for token in completion[num_common:]:
+        assert matcher is not None
+        for token in completion[len(taken) :]:
             if token in self._grammar.eos_token_ids:
                 break
             if not matcher.consume_token(token):
                 self._fail(matcher, f"does not allow token {token} at {len(taken)} of the completion")
             taken.append(token)
+            if len(taken) % COPY_EVERY == 0:
+                self._copies[len(taken)] = matcher.deep_copy()
+                if len(self._copies) > NUM_COPIES:
+                    del self._copies[min(self._copies)]
         return matcher
+
+    def _start_again(self, most: int) -> None:
+        """Goes back to the newest copy with at most `most` tokens, or to the beginning."""
+        self._copies = {length: copy for length, copy in self._copies.items() if length <= most}
+        length = max(self._copies, default=0)
+        source = self._copies[length] if length else self._grammar.compiling.result()
+        self._matcher, self._taken = source.deep_copy(), self._taken[:length]
 
     def _check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():
@@ -156,7 +168,7 @@ class Guide:
 
     def _fail(self, matcher: LLMatcher, problem: str) -> None:
         # It never leaves this state.
-        self._matcher = None
+        self._matcher, self._taken, self._copies = None, [], {}
         raise InvalidArgument("format", f"{problem}: {_in_one_line(matcher.get_error())}")
 
 

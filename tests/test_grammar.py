@@ -31,6 +31,9 @@ FORMATS = {
     "schema": OutputFormat.of_schema(PERSON),
     "fixed white space": OutputFormat.of_schema(PERSON, fixed_whitespace=True),
     "object": OutputFormat(json_object=True),
+    "open schema": OutputFormat.of_schema(
+        {"type": "object", "properties": {"a": {"type": "boolean"}}}, fixed_whitespace=True
+    ),
     "regex": OutputFormat(regex="(yes|no), [a-c]{2,4}"),
     "choice": OutputFormat(choice=("alpha beta", "alpha gamma", 'a "quote"')),
     "grammar": OutputFormat(grammar='start: item ("," item)*\nitem: /[0-9]{1,3}/ | "(" start ")"'),
@@ -71,6 +74,17 @@ def test_a_guide_says_what_a_fresh_one_says_after_any_history(engine: GrammarEng
             continue
         if further := [each for each in ids if each not in grammar.eos_token_ids]:
             completion.append(coin.choice(further))
+
+
+def test_a_rejected_draft_leaves_nothing(engine: GrammarEngine) -> None:
+    """A matcher that was rolled back took the key for a string value."""
+    grammar = engine.grammar(make_grammar(FORMATS["open schema"]))
+    guide = grammar.guide()
+    # {"name": "Price 185", "data": [{"id": "108211"}, then the draft ` ["`, and ` {"`, `id` in its place.
+    before = [107, 18, 1245, 1799, 476, 27148, 216, 33, 40, 37, 1002, 476, 1824, 1799, 933, 39428, 311, 1799, 476, 33, 32,
+              40, 34, 33, 33, 24885]  # fmt: skip
+    for completion in (before, [*before, 9523], [*before, 9583], [*before, 9583, 311]):
+        assert np.array_equal(guide.mask(completion), grammar.guide().mask(completion))
 
 
 def test_drafts_are_kept_up_to_the_first_that_may_not_follow_or_ends_the_text(engine: GrammarEngine) -> None:
