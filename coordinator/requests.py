@@ -146,12 +146,12 @@ class RequestReader:
     async def _encode_chat(
         self, chat: generation_pb2.Chat, card: model_pb2.ModelCard, add_generation_prompt: bool
     ) -> list[int]:
-        messages, options = _parse_messages(chat), _parse_template_options(chat.template_options)
-        tools = _parse_tools(chat)
+        messages = _parse_messages(chat)
         num_characters = sum(len(each.role) + len(each.content) for each in messages)
         num_characters += sum(len(call.name) + len(call.arguments) for each in messages for call in each.calls)
         num_characters += len(chat.template_options) + len(chat.tools)
         require_at_most(_max_characters(card), num_characters, "chat.messages", "characters", CONTEXT_LENGTH_EXCEEDED)
+        options, tools = _parse_template_options(chat.template_options), _parse_tools(chat)
         require(tools is None or "tools" not in options, "chat.template_options", "tools", "left out beside tools")
 
         def encode() -> list[int]:
