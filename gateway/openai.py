@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 import orjson
@@ -80,10 +79,9 @@ class Chat(_OpenAi):
     def deltas(
         self, index: int, text: str, calls: Sequence[ToolCallDelta], logprobs: dict[str, Any] | None, reason: str | None
     ) -> list[dict[str, Any]]:
-        """As OpenAI does, gives each chunk one call, its id and name a chunk of their own, and the reason the last one."""
+        """Gives each chunk one piece of one call, and the last chunk the reason, as OpenAI does."""
         deltas: list[dict[str, Any]] = [{"content": text}] if text else []
-        for (call, call_id), parts in groupby(calls, lambda each: (each.index, each.id)):
-            deltas.append({"tool_calls": [_call_delta(call, call_id, list(parts))]})
+        deltas += ({"tool_calls": [_call_delta(each)]} for each in calls)
         if not deltas or (calls and reason is not None):
             deltas.append({})
         chunks: list[dict[str, Any]] = [
@@ -182,10 +180,10 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _call_delta(index: int, call_id: str, parts: Sequence[ToolCallDelta]) -> dict[str, Any]:
-    arguments = "".join(each.arguments for each in parts)
-    told = _call(ToolCall(call_id, parts[0].name, arguments)) if call_id else {"function": {"arguments": arguments}}
-    return {"index": index, **told}
+def _call_delta(delta: ToolCallDelta) -> dict[str, Any]:
+    if not delta.id:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    return {"index": delta.index, **_call(ToolCall(delta.id, delta.name, delta.arguments))}
 
 
 def _finite(logprob: float) -> float:

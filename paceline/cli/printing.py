@@ -222,21 +222,17 @@ def write_record(file: TextIO, answer: Answer, piece: Piece) -> None:
 def _tokens(piece: Piece, trace: RoundTrace) -> list[Text]:
     accepted, rest = trace.proposed[: trace.num_accepted], trace.proposed[trace.num_accepted :]
     found = [_token(ACCEPTED, draft.text) for draft in accepted]
-    # The target's own token; forced tokens may precede and follow it.
+    # The target's own token; only forced tokens follow it.
     own = next((index for index, origin in enumerate(piece.origins) if origin in "RBT"), None)
     if own is None:
         # A draft ended the text.
-        return found + _forced(piece, 0) + [_token(UNDECIDED, draft.text) for draft in rest]
-    found = _forced(piece, 0, own) + found
+        return found + [_token(UNDECIDED, draft.text) for draft in rest]
     text = _own_text(piece, trace, own)
+    forced = [_token(FORCED, part) for part, origin in piece.parts if origin == "F"]
     if not rest:
-        return [*found, _token(OWN, text), *_forced(piece, own)]
+        return [*found, _token(OWN, text), *forced]
     undecided = [_token(UNDECIDED, draft.text) for draft in rest[1:]]
-    return [*found, _token(REJECTED, rest[0].text), _token(CORRECTED, text), *_forced(piece, own), *undecided]
-
-
-def _forced(piece: Piece, start: int, end: int | None = None) -> list[Text]:
-    return [_token(FORCED, text) for text, origin in list(piece.parts)[start:end] if origin == "F"]
+    return [*found, _token(REJECTED, rest[0].text), _token(CORRECTED, text), *forced, *undecided]
 
 
 def _own_text(piece: Piece, trace: RoundTrace, own: int) -> str:

@@ -118,13 +118,11 @@ def trace(*proposed: TracedDraft, num_accepted: int = 0) -> RoundTrace:
 
 
 TRACED: dict[str, tuple[Piece, str]] = {
-    "behind a token": (Piece("a:b", [1, 2, 3], "TFF", [1, 1, 1], trace=trace()), "*a =: =b"),
-    "before a prompt's token": (Piece("{a", [1, 2], "FT", [1, 1], trace=trace()), "={ *a"),
-    "behind a rejected draft": (
+    "after a token": (Piece("a:b", [1, 2, 3], "TFF", [1, 1, 1], trace=trace()), "*a =: =b"),
+    "after a rejected draft": (
         Piece("abc", [1, 2, 3], "ARF", [1, 1, 1], trace=trace(TracedDraft(1, "a", True), TracedDraft(9, "x", False), num_accepted=1)),
         "+a -x >b =c",
     ),
-    "behind the last draft": (Piece("ab", [1, 2], "AF", [1, 1], trace=trace(TracedDraft(1, "a", True), num_accepted=1)), "+a =b"),
 }  # fmt: skip
 
 

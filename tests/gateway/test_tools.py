@@ -200,7 +200,7 @@ def opened(index: int) -> generation_pb2.ToolCallDelta:
 
 
 ROUNDS = [
-    call_round("", opened(0), grown(0, '{"a"'), grown(0, ": ")),
+    call_round("", opened(0), grown(0, '{"a": ')),
     call_round("", grown(0, "1}"), opened(1), grown(1, "{")),
     call_round("", grown(1, "}")),
 ]
