@@ -67,9 +67,14 @@ class Tokenizer:
         vocabulary: dict[str, int] = self.backend.get_vocab()
         return vocabulary
 
+    def id_of(self, name: str) -> int | None:
+        """Returns the id of the token of this name."""
+        token: int | None = self.backend.token_to_id(name)
+        return token
+
     def special_id(self, name: str) -> int | None:
         """Returns the id of the special token of this name."""
-        token: int | None = self.backend.token_to_id(name)
+        token = self.id_of(name)
         return token if token is not None and self._token_bytes.is_special(token) else None
 
     def render_chat(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:

@@ -15,15 +15,15 @@ _FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 
 def make_call_grammar(
-    tools: Tools, call_format: CallFormat, special_id: Callable[[str], int | None], answer: dict[str, Any] | None = None
+    tools: Tools, call_format: CallFormat, id_of: Callable[[str], int | None], answer: dict[str, Any] | None = None
 ) -> str:
     """Returns the grammar of a message under `tools.choice`, which is not none. Raises InvalidArgument naming the tool.
 
     `answer`: the JSON Schema of an answer without calls; None: any text.
-    `special_id`: the id of the special token of that name, if there is one. Special tokens match no text, and only names
-    in angle brackets could stand in a grammar.
+    `id_of`: the id of the token of that name, if there is one. To the library, added tokens in angle brackets match no
+    text, special or not, and only such names could stand in a grammar.
     """
-    return _Grammar(tools, call_format, special_id, answer).text()
+    return _Grammar(tools, call_format, id_of, answer).text()
 
 
 class _Grammar:
@@ -31,13 +31,13 @@ class _Grammar:
         self,
         tools: Tools,
         call_format: CallFormat,
-        special_id: Callable[[str], int | None],
+        id_of: Callable[[str], int | None],
         answer: dict[str, Any] | None,
     ) -> None:
         self._tools = tools
         self._answer = answer
         self._format = call_format
-        self._special_id = special_id
+        self._id_of = id_of
         self._begin = self._marker(call_format.begin)
 
     def text(self) -> str:
@@ -64,7 +64,7 @@ class _Grammar:
         return ["start: TEXT? | text_and_begin rest", "TEXT: /(?s:.*)/", f"text_and_begin[lazy]: TEXT {self._begin}"]
 
     def _rest(self) -> str:
-        separator, end = self._marker(self._format.separator), self._marker(self._format.end)
+        separator, end = _quoted(self._format.separator), self._marker(self._format.end)
         opening, closing = _quoted(self._format.opening), _quoted(self._format.closing)
         is_single = not self._tools.parallel or self._tools.choice not in CHOICES
         if self._format.marks_each:
@@ -89,7 +89,7 @@ class _Grammar:
         return f'{{"name": "{name}", "{self._format.arguments_key}": '
 
     def _marker(self, text: str) -> str:
-        token_id = self._special_id(text) if text else None
+        token_id = self._id_of(text) if text else None
         return _quoted(text) if token_id is None else f"<[{token_id}]>"
 
 

@@ -35,7 +35,7 @@ class ToolChats:
 
     def grammar(self, tools: Tools, answer: dict[str, Any] | None) -> str:
         """`answer`: the JSON Schema of an answer without calls. Raises InvalidArgument naming the tool."""
-        return make_call_grammar(tools, self.call_format, self._tokenizer.special_id, answer)
+        return make_call_grammar(tools, self.call_format, self._tokenizer.id_of, answer)
 
     def reader(self, tools: Tools, request_id: str, choice: int) -> "CallReader":
         return CallReader(CallParser(tools, self.call_format, request_id, choice), self._marks)

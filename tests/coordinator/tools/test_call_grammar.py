@@ -16,14 +16,18 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
+from coordinator.tokenizer import Tokenizer as ChatTokenizer
 from coordinator.tools.call_formats import CALL_FORMATS, HERMES, CallFormat
 from coordinator.tools.call_grammar import make_call_grammar
+from coordinator.tools.chats import ToolChats
 from coordinator.tools.tools import Tools
 from paceline.engine.models.gguf.header import read_header
 from paceline.engine.models.gguf.tokenizer import tokenizer_files
 from paceline.engine.models.weights import find_gguf
 from paceline.errors import InvalidArgument
+from paceline.grammar import GrammarEngine, allows
 from tests.coordinator.tools.test_call_parser import read, written
+from tests.thinking import thinking_tokenizer_files
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}, "days": {"type": "integer"}}, "required": ["city"], "additionalProperties": False}  # fmt: skip
 TIME = {"properties": {"zone": {"$ref": "#/$defs/zone"}}, "required": ["zone"], "$defs": {"zone": {"enum": ["UTC", "CET"]}}}  # fmt: skip
@@ -192,6 +196,19 @@ def test_the_parser_reads_what_the_grammar_writes(vocabulary: Vocabulary, call_f
                 assert json.dumps(json.loads(arguments), ensure_ascii=False) == arguments or "\\" in arguments
         num_read += 1
     assert num_read > 0
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+def test_a_marker_that_is_a_token_is_that_token(is_special: bool) -> None:
+    """In Qwen's vocabularies it is plain text, but the library matches added tokens in angle brackets by id alone."""
+    files = thinking_tokenizer_files(is_special)
+    tokenizer, engine = ChatTokenizer(files), GrammarEngine(files["tokenizer.json"], 512, [0])
+    call = tokenizer.encode(written(HERMES, [GET]), add_special_tokens=False)
+    for choice, text in (("get", ""), ("auto", "Hello. ")):
+        guide = engine.grammar(ToolChats(tokenizer).grammar(tools_with(choice), None)).guide()
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert allows(guide.mask(ids), call[0])
+        assert guide.is_over([*ids, *call]) == (choice == "get")
 
 
 def strict_tool(strict: bool) -> Tools:
