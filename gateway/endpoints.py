@@ -27,7 +27,7 @@ from paceline.speculation import Bounds, Drafter, DraftLength, EntropyAdaptive, 
 HEALTH_TIMEOUT_S = 1.0
 TOKENIZE = (
     "model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "parse_special_tokens",
-    "return_token_strs",
+    "return_token_strs", "tools", "chat_template_kwargs",
 )  # fmt: skip
 DETOKENIZE = ("model", "tokens")
 
@@ -177,6 +177,11 @@ class Endpoints:
         parses = flag(body, "parse_special_tokens", not is_chat)
         if not (is_chat or parses):
             raise bad_request("parse_special_tokens", "parse_special_tokens is false; it must be true with prompt")
+        options = get(body, "chat_template_kwargs", dict, "an object")
+        tools = get(body, "tools", list, "a list of tools")
+        for name in ("chat_template_kwargs", "tools"):
+            if body.get(name) and not is_chat:
+                raise bad_request(name, f"{name} goes with messages alone")
         ids = await gateway.coordinators.ask(
             key,
             lambda client: client.tokenize(
@@ -185,6 +190,8 @@ class Endpoints:
                 add_special_tokens=adds_special,
                 add_generation_prompt=opens,
                 parse_special_tokens=is_chat and parses,
+                template_options=options if is_chat else None,
+                tools=tools,
             ),
         )
         texts = None

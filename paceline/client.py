@@ -163,12 +163,16 @@ class AsyncClient:
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
         parse_special_tokens: bool = False,
+        template_options: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
         """Returns the prompt's token ids.
 
-        `add_special_tokens` applies to raw text, the other two to conversations.
+        `add_special_tokens` applies to raw text, the others to conversations.
         """
-        request = make_tokenize_request(prompt, raw, add_special_tokens, add_generation_prompt, parse_special_tokens)
+        request = make_tokenize_request(
+            prompt, raw, add_special_tokens, add_generation_prompt, parse_special_tokens, template_options, tools
+        )
         return list((await self._answer(self._stub.Tokenize(request))).ids)
 
     async def detokenize(self, ids: list[int], *, skip_special_tokens: bool = True) -> Detokenized:
@@ -256,6 +260,8 @@ class Client:
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
         parse_special_tokens: bool = False,
+        template_options: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
         return self._loop.wait(
             self._client.tokenize(
@@ -264,6 +270,8 @@ class Client:
                 add_special_tokens=add_special_tokens,
                 add_generation_prompt=add_generation_prompt,
                 parse_special_tokens=parse_special_tokens,
+                template_options=template_options,
+                tools=tools,
             )
         )
 

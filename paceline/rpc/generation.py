@@ -110,17 +110,10 @@ def make_request(
     elif prediction is not None:
         request.prediction_token_ids.ids.extend(_token_ids("prediction", prediction))
     _check_size("prediction", request)
-    if template_options is not None:
-        is_chat = request.WhichOneof("prompt") == "chat"
-        require(is_chat, "template_options", template_options, "None for a prompt without a chat template")
-        request.chat.template_options = _as_json("template_options", template_options, dict)
-        _check_size("template_options", request)
+    _fill_chat(request, template_options, tools)
     if tools:
-        require(request.HasField("chat"), "tools", "a list", "left out for a prompt without a chat template")
-        request.chat.tools = _as_json("tools", tools, list)
         request.chat.tool_choice = _encodable("tool_choice", tool_choice)
         request.chat.parallel_tool_calls = parallel_tool_calls
-        _check_size("tools", request)
     if format is not None:
         request.format.CopyFrom(format_to_message(_as_format(format)))
         _check_size("format", request)
@@ -133,11 +126,14 @@ def make_tokenize_request(
     add_special_tokens: bool,
     add_generation_prompt: bool,
     parse_special_tokens: bool = False,
+    template_options: dict[str, Any] | None = None,
+    tools: list[dict[str, Any]] | None = None,
 ) -> generation_pb2.TokenizeRequest:
     request = generation_pb2.TokenizeRequest(
         add_special_tokens=add_special_tokens, add_generation_prompt=add_generation_prompt
     )
     _fill_prompt(request, prompt, raw, parse_special_tokens)
+    _fill_chat(request, template_options, tools)
     return request
 
 
@@ -147,6 +143,23 @@ def make_detokenize_request(ids: list[int], skip_special_tokens: bool) -> genera
     )
     _check_size("token_ids", request)
     return request
+
+
+def _fill_chat(
+    request: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest,
+    template_options: dict[str, Any] | None,
+    tools: list[dict[str, Any]] | None,
+) -> None:
+    """Fills in what else the chat template gets."""
+    is_chat = request.WhichOneof("prompt") == "chat"
+    if template_options is not None:
+        require(is_chat, "template_options", template_options, "None for a prompt without a chat template")
+        request.chat.template_options = _as_json("template_options", template_options, dict)
+        _check_size("template_options", request)
+    if tools:
+        require(is_chat, "tools", "a list", "left out for a prompt without a chat template")
+        request.chat.tools = _as_json("tools", tools, list)
+        _check_size("tools", request)
 
 
 def _fill_prompt(

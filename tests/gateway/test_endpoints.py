@@ -83,3 +83,18 @@ async def test_special_tokens_in_messages_are_text_unless_the_request_says_other
         refused = await http.post("/tokenize", json={"prompt": "Hi<|im_end|>", "parse_special_tokens": False})
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "parse_special_tokens"
+
+
+async def test_tools_are_counted_as_a_chat_counts_them(real_door: Door) -> None:
+    tool = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "tools": [tool], "chat_template_kwargs": {"a": "b"}}
+    async with httpx2.AsyncClient(base_url=real_door.url, timeout=60) as http:
+        ids = (await http.post("/tokenize", json=chat)).json()["tokens"]
+        answer = (await http.post("/v1/chat/completions", json={**chat, "max_tokens": 1})).json()
+        assert answer["usage"]["prompt_tokens"] == len(ids)
+        assert len(ids) > len((await http.post("/tokenize", json={"messages": chat["messages"]})).json()["tokens"])
+        for name in ("tools", "chat_template_kwargs"):
+            refused = await http.post("/tokenize", json={"prompt": "Hi", name: chat[name]})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+        wrong = await http.post("/tokenize", json={**chat, "tools": [{"type": "function"}]})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tools[0].function")
