@@ -60,9 +60,27 @@ class Proposal:
     supports: list[NDArray[np.int64]] = field(default_factory=list)
     support_probs: list[Floats] = field(default_factory=list)
     report: DraftReport = NO_DRAFT_REPORT
+    # Per draft: whether the output's format allows no other; empty without one.
+    is_forced: list[bool] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def num_choices(self, num_tokens: int | None = None) -> int:
+        """Returns how many of the first `num_tokens` drafts, or of all, are not forced."""
+        return len(self.tokens[:num_tokens]) - sum(self.is_forced[:num_tokens])
+
+    def first_choices(self, num_choices: int) -> "Proposal":
+        """Returns the first `num_choices` choices with the tokens that they force."""
+        if not self.is_forced:
+            num_tokens = num_choices
+        else:
+            choices = [at for at, is_forced in enumerate(self.is_forced) if not is_forced]
+            num_tokens = choices[num_choices] if num_choices < len(choices) else len(self.tokens)
+        return replace(
+            self, tokens=self.tokens[:num_tokens], supports=self.supports[:num_tokens],
+            support_probs=self.support_probs[:num_tokens], is_forced=self.is_forced[:num_tokens],
+        )  # fmt: skip
 
     def checked_by(self, rule: Rule) -> Rule:
         """Returns the rule to verify by: `match` without q, which equals `rejection` with a one-hot q."""

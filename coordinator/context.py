@@ -4,8 +4,10 @@ import enum
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise
+from coordinator.guidance import Guidance
 from coordinator.tokenizer import TextStream
 from coordinator.tools.chats import CallReader, ToolChats
 from coordinator.tools.tools import Tools
@@ -52,6 +54,13 @@ class Request:
     @property
     def unenforced(self) -> list[str]:
         return [] if self.grammar is None else self.grammar.unenforced
+
+    @property
+    def guidance(self) -> Guidance | None:
+        """Returns what leads a generation of it; None without a grammar."""
+        if self.grammar is None:
+            return None
+        return Guidance(self.grammar, self.sampling, len(self.prompt), self.ending_ids)
 
     def call_reader(self, choice: int) -> CallReader | None:
         """Returns the reader of sample `choice`; None without tools."""
@@ -103,10 +112,12 @@ class Context:
         self._calls = calls
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
+        # Tokens that the output's format forced, whether or not they were drafted.
+        self.num_forced = 0
         self._text = text
         # Tokens that caches may hold: those before the last one that a round decided.
         self.num_fed = len(request.prompt) - 1
-        self._guide = None if request.grammar is None else request.grammar.guide()
+        self._guidance = request.guidance
         # Cached: read in every round or for every token.
         self._longest = len(request.prompt) + request.max_new_tokens
         self._ending_ids = request.ending_ids
@@ -137,14 +148,17 @@ class Context:
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
-    def legal(self, proposal: Proposal) -> Proposal:
-        """Cuts drafts at the first that the output's format does not allow, which could not be accepted.
+    @property
+    def tokens_per_choice(self) -> float:
+        """Returns how many tokens a choice decides: itself and those that the output's format then forces."""
+        num_choices = self.num_generated - self.num_forced
+        return self.num_generated / num_choices if num_choices else 1.0
 
-        Sampled drafts stay: dropping one for its value would bias the output, and the draft server masks them.
-        """
-        if self._guide is None or proposal.supports or not proposal.tokens:
+    def shape(self, proposal: Proposal) -> Proposal:
+        """Applies the output's format to drafts (`Guidance.shape`)."""
+        if self._guidance is None or len(proposal.is_forced) == len(proposal):
             return proposal
-        return replace(proposal, tokens=self._guide.legal(self._completion, proposal.tokens))
+        return self._guidance.shape(self.tokens, proposal, self.draft_room)
 
     def extend(
         self, outcome: Outcome, prompt_logprobs: Sequence[TokenLogprobs] = (), dead_end: int | None = None
@@ -157,23 +171,31 @@ class Context:
             # max_tokens is 0: the prompt is only read.
             self.finish_reason = FinishReason.LENGTH
             return Emission([], [], [], True, [], list(prompt_logprobs))
-        num_before, pieces, text_offsets = len(self.tokens), list[str](), list[int]()
-        for index, token in enumerate(outcome.tokens):
+        num_before, origins = len(self.tokens), list[Origin]()
+        pieces, text_offsets = list[str](), list[int]()
+        for index, (token, origin) in enumerate(zip(outcome.tokens, outcome.origins, strict=True)):
             if self.is_finished:
                 break
             if index == dead_end:
                 raise InvalidArgument("format", "and the request's token lists allow no token together here")
             text_offsets.append(self._text.num_characters)
+            # The same origin whether or not it was drafted. The prompt's round is a forward in any case.
+            is_forced = origin is not Origin.TARGET and token == self._forced_token()
+            origins.append(Origin.FORCED if is_forced else origin)
             pieces.append(self._append(token))
         self.num_fed = len(self.tokens) - 1
-        origins, logprobs = outcome.origins[: len(pieces)], outcome.logprobs[: len(pieces)]
         while not self.is_finished and (forced := self._forced_token()) is not None:
             text_offsets.append(self._text.num_characters)
             pieces.append(self._append(forced))
             origins.append(Origin.FORCED)
-            if outcome.logprobs:
-                logprobs.append(CERTAIN)
-        logprobs = [replace(each, text_offset=at) for each, at in zip(logprobs, text_offsets, strict=False)]
+        self.num_forced += origins.count(Origin.FORCED)
+        logprobs: list[TokenLogprobs] = []
+        if outcome.logprobs:
+            each_or_certain = zip(chain(outcome.logprobs, repeat(CERTAIN)), origins, text_offsets, strict=False)
+            logprobs = [
+                replace(CERTAIN if origin is Origin.FORCED else each, text_offset=at)
+                for each, origin, at in each_or_certain
+            ]
         return Emission(
             self.tokens[num_before:], origins, pieces, self.is_finished, logprobs, list(prompt_logprobs),
             tool_calls=[] if self._calls is None else self._calls.take_deltas(),
@@ -184,7 +206,7 @@ class Context:
         self.tokens.append(token)
         ends_text = token in self._ending_ids
         piece = self._text.push(token, is_end=ends_text, may_stop=len(self.tokens) >= self._stops_from)
-        if ends_text or self._text.is_stopped or (self._guide is not None and self._guide.is_over(self._completion)):
+        if ends_text or self._text.is_stopped or (self._guidance is not None and self._guidance.is_over(self.tokens)):
             self.finish_reason = FinishReason.STOP
         elif len(self.tokens) == self._longest:
             self.finish_reason = FinishReason.LENGTH
@@ -198,14 +220,4 @@ class Context:
         return content
 
     def _forced_token(self) -> int | None:
-        """Returns the only token that the output's format allows, unless another field forbids it."""
-        if self._guide is None or (token := self._guide.forced(self._completion)) is None:
-            return None
-        sampling = self.request.sampling
-        is_listed = not sampling.allowed_token_ids or token in sampling.allowed_token_ids
-        is_early = token in self._ending_ids and len(self.tokens) < self._stops_from
-        return token if is_listed and token not in sampling.banned_token_ids and not is_early else None
-
-    @property
-    def _completion(self) -> list[int]:
-        return self.tokens[self._num_prompt_tokens :]
+        return None if self._guidance is None else self._guidance.forced(self.tokens)

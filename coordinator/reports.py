@@ -17,7 +17,7 @@ class DraftReport:
     num_tail_tokens: int = 1
     computed_us: int = 0
     queued_us: int = 0
-    # The drafter of the tokens after the first `num_before`, if another continued.
+    # The drafter of the tokens after the first `num_before`, if another continued. Forced tokens are not counted here.
     continued_by: str = ""
     num_before: int = 0
     # The draft model's probability of each of its tokens, if requested.
@@ -33,12 +33,12 @@ class DraftReport:
     def drafters(self) -> str:
         return f"{self.drafter}+{self.continued_by}" if self.continued_by else self.drafter
 
-    def split(self, num_tokens: int) -> list[tuple[str, int]]:
-        """Returns each drafter's name and its part of the first `num_tokens` tokens."""
+    def split(self, num_choices: int) -> list[tuple[str, int]]:
+        """Returns each drafter's name and its part of the first `num_choices` drafts that are not forced."""
         if not self.continued_by:
-            return [(self.drafter, num_tokens)]
-        first = min(num_tokens, self.num_before)
-        return [(self.drafter, first), (self.continued_by, num_tokens - first)]
+            return [(self.drafter, num_choices)]
+        first = min(num_choices, self.num_before)
+        return [(self.drafter, first), (self.continued_by, num_choices - first)]
 
 
 @dataclass(frozen=True, slots=True)

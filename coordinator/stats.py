@@ -24,6 +24,11 @@ class Round:
         return min(len(self.proposal), self.outcome.num_accepted + 1)
 
     @property
+    def num_chosen(self) -> int:
+        """Returns how many of the round's tokens no output format forced."""
+        return self.proposal.num_choices(self.outcome.num_accepted) + 1
+
+    @property
     def propose_s(self) -> float:
         return self.proposed_s - self.started_s
 
@@ -62,19 +67,19 @@ class GenerationStats:
 
     def count(self, finished: Round, emission: Emission) -> None:
         proposal = finished.proposal
-        # Drafts after a stop are undecided.
-        num_accepted = min(finished.outcome.num_accepted, len(emission.tokens))
+        # Drafts after a stop are undecided, and forced ones no guess.
+        num_accepted, num_proposed = emission.origins.count(Origin.ACCEPTED), proposal.num_choices()
         if self.first_token_us == 0:
             self.count_first_token()
         if proposal.report.drafter == "prediction":
-            (_, num_predicted), *_ = proposal.report.split(len(proposal))
+            (_, num_predicted), *_ = proposal.report.split(num_proposed)
             self.prediction_accepted += min(num_accepted, num_predicted)
             self.prediction_rejected += max(0, num_predicted - num_accepted)
         self.last_round = finished
         num_forced = emission.origins.count(Origin.FORCED)
         self.forced += num_forced
         self.count_round(
-            len(emission.tokens) - num_forced, len(proposal), num_accepted, finished.started_s, proposal.report,
+            len(emission.tokens) - num_forced, num_proposed, num_accepted, finished.started_s, proposal.report,
             finished.verdict.report,
         )  # fmt: skip
 

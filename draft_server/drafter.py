@@ -20,8 +20,9 @@ from paceline.engine.sampling.specs import (
     TruncatedSample,
 )
 from paceline.engine.scheduling.job import Job
+from paceline.grammar import Guide
 from paceline.noise import Purpose, make_key, match_key, uniform
-from paceline.speculation import DraftMode
+from paceline.speculation import MAX_DRAFT_TOKENS, DraftMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class ProposeSpec:
     entropy: EntropyStop | None = None
     # Stops once the product of the drafts' confidences falls below this; 0: never stop early.
     least_confidence: float = 0.0
+    # Under a grammar: the most tokens that are not forced.
+    max_choices: int = MAX_DRAFT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,10 @@ class ProposeResult:
 
 
 class ProposeJob(Job):
-    """Feeds the tail, then one token per step. The last of k drafts is not fed: no draft depends on it."""
+    """Feeds the tail, then one token per step, with the tokens that it forces under a grammar.
+
+    The last of k drafts is not fed: no draft depends on it.
+    """
 
     def __init__(self, sequence: Sequence, tail: list[int], spec: ProposeSpec) -> None:
         super().__init__(sequence, tail)
@@ -74,6 +80,7 @@ class ProposeJob(Job):
         # The position of the first draft, and the noise's round_start.
         self._round_start = sequence.length + len(tail)
         self._samples: list[Sample] = []
+        self._num_forced = 0
         self._confidences: list[float] = []
         # The spec of all drafts, if it is the same: one object, which the runner looks at once.
         self._only_spec = self._make_spec(0, 0) if self._is_greedy and self.is_alike_everywhere else None
@@ -96,27 +103,48 @@ class ProposeJob(Job):
     def absorb(self, samples: list[Sample]) -> None:
         if not samples:
             return
-        if self._propose_spec.entropy is not None and not self._propose_spec.entropy.allows(len(self._samples)):
+        if self._propose_spec.entropy is not None and not self._propose_spec.entropy.allows(self._num_choices):
             # The stop depends only on distributions, never on this sample. Otherwise it would bias the output.
             return
-        token = token_of(samples[0])
-        if (
-            self._keep(samples[0])
-            and len(self._samples) < self._propose_spec.num_draft_tokens
-            and self._can_continue(token)
-        ):
+        token, wanted = token_of(samples[0]), self._propose_spec
+        if not self._keep(samples[0]) or len(self._samples) == wanted.num_draft_tokens:
+            return
+        if self.sequence.guide is None:
             self.pending = [token]
+        elif self._num_choices < wanted.max_choices:
+            self._continue(self.sequence.guide, token)
 
-    def _can_continue(self, token: int) -> bool:
-        """Whether the grammar, if any, allows a token other than EOS after draft `token`."""
-        guide = self.sequence.guide
-        if guide is None:
-            return True
-        completion = [*self.completion(-1), token]
-        if token in self.sequence.options.eos_token_ids or guide.is_over(completion):
-            return False
-        mask, _ = self.mask_after(guide, completion, self.sequence.length + 1)
-        return mask is not None
+    @property
+    def _num_choices(self) -> int:
+        return len(self._samples) - self._num_forced
+
+    def _continue(self, guide: Guide, token: int) -> None:
+        """Feeds `token` and those that it forces, if there is room for a choice behind them, other than EOS."""
+        if token in self.sequence.options.eos_token_ids:
+            return
+        completion, forced = [*self.completion(-1), token], list[int]()
+        while (only := guide.forced(completion)) is not None:
+            forced.append(only)
+            completion.append(only)
+            if len(self._samples) + len(forced) == self._propose_spec.num_draft_tokens:
+                return
+        if guide.is_over(completion):
+            return
+        mask, _ = self.mask_after(guide, completion, self.sequence.length + 1 + len(forced))
+        if mask is None:
+            return
+        for only in forced:
+            self._keep_forced(only)
+        self.pending = [token, *forced]
+
+    def _keep_forced(self, token: int) -> None:
+        self._num_forced += 1
+        is_certain = self._is_greedy or self._propose_spec.draft_mode is DraftMode.COUPLED
+        self._samples.append(token if is_certain else TruncatedSample(token, np.array([token]), np.ones(1, np.float32)))
+        if self._propose_spec.least_confidence > 0:
+            self._confidences.append(1.0)
+        if self._propose_spec.entropy is not None:
+            self._propose_spec.entropy.skip()
 
     def _keep(self, sample: Sample) -> bool:
         """Appends a draft. Returns whether the model is confident enough to continue.

@@ -25,5 +25,10 @@ class EntropyStop:
         self.entropies.append(entropy)
         self.emas.append(self._ema)
 
+    def skip(self) -> None:
+        """Adds a position whose token is forced, which leaves the average as it is."""
+        self.entropies.append(0.0)
+        self.emas.append(self._ema)
+
     def allows(self, num_drafted: int) -> bool:
         return num_drafted < self._rule.allowed_draft_tokens(self._ema)

@@ -41,12 +41,14 @@ class DraftServicer(ModelServicer):
         if propose.HasField("entropy_stop"):
             rule, ema = entropy_rule_from_message(propose.entropy_stop.rule), propose.entropy_stop.entropy_ema
             require(0 <= ema <= 1, "entropy_stop.entropy_ema", ema, "in [0, 1]")
+        max_choices = propose.max_choices or wanted
+        require(max_choices <= MAX_DRAFT_TOKENS, "max_choices", max_choices, f"in [0, {MAX_DRAFT_TOKENS}]")
         least_confidence = propose.least_confidence
         require(0 <= least_confidence <= 1, "least_confidence", least_confidence, "in [0, 1]")
 
         def make_job(sequence: Sequence, rest: list[int]) -> ProposeJob:
             stop = None if rule is None else EntropyStop(rule, ema)
-            spec = ProposeSpec(wanted, draft_mode, self._support, stop, least_confidence)
+            spec = ProposeSpec(wanted, draft_mode, self._support, stop, least_confidence, max_choices)
             if sequence.guide is not None:
                 # What may follow a draft depends on it.
                 return ProposeJob(sequence, rest, spec)

@@ -126,16 +126,8 @@ class Guide:
         """Returns whether nothing may follow but EOS."""
         return bool(self.at(completion).is_stopped())
 
-    def legal(self, completion: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Returns the first of `tokens`, up to one that may not follow, or to EOS."""
-        kept: list[int] = []
-        taken = list(completion)
-        for token in tokens:
-            if token in self._grammar.eos_token_ids or not allows(self.mask(taken), token):
-                break
-            kept.append(token)
-            taken.append(token)
-        return kept
+    def may_follow(self, completion: Sequence[int], token: int) -> bool:
+        return allows(self.mask(completion), token)
 
     def at(self, completion: Sequence[int]) -> LLMatcher:
         num_common = _common_length(self._taken, completion)

@@ -87,20 +87,6 @@ def test_a_rejected_draft_leaves_nothing(engine: GrammarEngine) -> None:
         assert np.array_equal(guide.mask(completion), grammar.guide().mask(completion))
 
 
-def test_drafts_are_kept_up_to_the_first_that_may_not_follow_or_ends_the_text(engine: GrammarEngine) -> None:
-    grammar = engine.grammar(make_grammar(FORMATS["choice"]))
-    guide, eos = grammar.guide(), min(grammar.eos_token_ids)
-    first = next(each for each in allowed_ids(grammar, []) if len(allowed_ids(grammar, [each])) > 0)
-    second = allowed_ids(grammar, [first])[0]
-    wrong = next(each for each in range(100, 1000) if each not in allowed_ids(grammar, [first]))
-    assert guide.legal([], [first, second]) == [first, second]
-    assert guide.legal([], [first, wrong, second]) == [first]
-    assert guide.legal([], [wrong]) == []
-    assert guide.legal([first], [second, eos]) == [second]
-    # None of it is left in the guide.
-    assert guide.legal([], [first]) == [first]
-
-
 def test_an_end_in_the_completion_is_not_taken(engine: GrammarEngine) -> None:
     grammar = engine.grammar(make_grammar(FORMATS["object"]))
     guide, eos = grammar.guide(), min(grammar.eos_token_ids)

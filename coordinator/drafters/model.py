@@ -21,7 +21,7 @@ from paceline.checks import require, require_at_most
 from paceline.errors import PacelineError
 from paceline.grammar import GRAMMAR_ENGINE
 from paceline.rpc.messages import draft_mode_to_message, entropy_rule_to_message, floats_from_bytes
-from paceline.speculation import EntropyAdaptive
+from paceline.speculation import MAX_DRAFT_TOKENS, EntropyAdaptive
 from paceline.v1 import draft_pb2
 
 log = logging.getLogger(__name__)
@@ -90,22 +90,29 @@ class RemoteDrafter(ModelDrafter):
         after: Sequence[int] = (),
         guess: Sequence[int] = (),
     ) -> Proposal:
-        """`guess`: fewer than `num_draft_tokens` tokens to check in one forward."""
+        """`guess`: fewer than `num_draft_tokens` tokens to check in one forward.
+
+        Under a grammar `num_draft_tokens` counts choices, and forced tokens come on top.
+        """
         if num_draft_tokens < 1:
             return Proposal()
         if absence := self.absence(context):
             return Proposal(report=DraftReport(reason=absence))
+        num_choices = num_draft_tokens
+        if self._is_guided:
+            num_draft_tokens = min(MAX_DRAFT_TOKENS, context.draft_room) - len(after)
         num_draft_tokens = min(num_draft_tokens, self._capacity(context) - len(after))
         if num_draft_tokens < 1:
             return Proposal()
         wait = DraftWait(self._deadline)
 
         def fill(command: draft_pb2.DraftCommand, position: int, tail: list[int]) -> None:
-            wait.begin(len(tail), num_draft_tokens)
+            wait.begin(len(tail), num_choices)
             propose = command.propose
             propose.position = position
             propose.tail_tokens.extend(tail)
             propose.num_draft_tokens = num_draft_tokens
+            propose.max_choices = num_choices if self._is_guided else 0
             propose.draft_mode = self._draft_mode
             propose.least_confidence = least_confidence
             propose.guess_tokens.extend(guess)

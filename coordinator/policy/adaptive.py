@@ -1,4 +1,8 @@
-"""The adaptive policy, the default: it makes the proposal that gains most in every round (see `coordinator.policy`)."""
+"""The adaptive policy, the default: it makes the proposal that gains most in every round (see `coordinator.policy`).
+
+It counts choices. Without an output format every token is one; with one, forced tokens come with the choices before them in
+any round, and cost their places in the target's forward.
+"""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -83,12 +87,12 @@ class Experience:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to propose: looked-up tokens, then a model's. `chances`: that each looked-up token is accepted."""
+    """What to propose: looked-up tokens, then a model's choices. `chances`: that each looked-up token is accepted."""
 
     gain: float = 0.0
     lookup: LookupDrafter | None = None
     chances: Sequence[float] = ()
-    # Maximum tokens to request from the model, and the joint confidence below which it stops.
+    # Maximum choices to request from the model, and the joint confidence below which it stops.
     num_asked: int = 0
     least_confidence: float = 0.0
 
@@ -113,8 +117,10 @@ class AdaptivePolicy(Policy):
         name = "" if model is None else model.name
         self._rates = experience.rates(name, is_greedy, first_model_rate)
         self._confidence = experience.confidence(name, is_greedy)
-        # The current round's plan, and how many tokens the model drafted.
-        self._plan, self._num_drafted = NO_PLAN, 0
+        # The current round's plan, how many choices were looked up, and how many the model made.
+        self._plan, self._num_before, self._num_drafted = NO_PLAN, 0, 0
+        # Tokens that a choice brings, and those that the next round reads.
+        self._tokens_each, self._num_unfed = 1.0, 1
         # The plan with a model's drafts alone, and the decision of all that it holds for: planning takes a busy coordinator
         # as long as the rest of a round.
         self._held, self._held_until = NO_PLAN, 0
@@ -128,7 +134,8 @@ class AdaptivePolicy(Policy):
         self._known_speed = 0.0
 
     async def propose_after_prompt(self, context: Context) -> Proposal:
-        self._plan, self._num_drafted = NO_PLAN, 0
+        self._plan, self._num_before, self._num_drafted = NO_PLAN, 0, 0
+        self._tokens_each, self._num_unfed = context.tokens_per_choice, len(context) - context.num_fed
         if context.draft_room < 1:
             return Proposal(report=DraftReport(reason="one token is left to generate"))
         model = self._set.model
@@ -148,11 +155,14 @@ class AdaptivePolicy(Policy):
         self._is_steady = before == self._num_changes
         proposal = Proposal(report=DraftReport(reason=reason))
         if plan.lookup is not None:
-            proposal = context.legal(await plan.lookup.propose(context, len(plan.chances)))
+            proposal = context.shape(await plan.lookup.propose(context, len(plan.chances)))
+            self._num_before = proposal.num_choices()
         if plan.num_asked and model is not None:
+            num_looked_up = len(proposal)
             drafts = await model.propose(context, plan.num_asked, plan.least_confidence, proposal.tokens)
-            self._num_drafted = len(drafts)
-            proposal = self._trimmed(_joined(proposal, drafts))
+            proposal = context.shape(_joined(proposal, drafts))
+            self._num_drafted = proposal.num_choices() - self._num_before
+            proposal = self._trimmed(proposal, num_looked_up)
         if not context.request.trace:
             # Nothing else tells what was asked for.
             return proposal
@@ -193,7 +203,7 @@ class AdaptivePolicy(Policy):
         chances: list[float] = []
         for kind in kinds:
             chances.append(rates[kind] * (chances[-1] if chances else 1.0))
-        num, gain = self._best_size(chances)
+        num, gain = self._best_size(chances, num_choices=1 / self._tokens_each)
         return Plan(gain, lookup, chances[:num]) if num else NO_PLAN
 
     def _continue(self, plan: Plan, model: ModelDrafter, context: Context, must_draft: bool) -> Plan:
@@ -207,7 +217,8 @@ class AdaptivePolicy(Policy):
         gain, num_asked, accepted, drafted = plan.gain, 0, 0.0, 0.0
         if must_draft and not plan.chances:
             gain = -math.inf
-        looked_up, plain_s = math.fsum(plan.chances), verify_s(0)
+        tokens_each = self._tokens_each
+        looked_up, plain_s = math.fsum(plan.chances) / tokens_each, verify_s(0)
         most = min(self._bounds.max, context.draft_room) - num_before
         if model.num_at_once > 1:
             most = min(most, model.num_at_once)
@@ -215,10 +226,10 @@ class AdaptivePolicy(Policy):
         for num in range(1, most + 1):
             accepted += chance * self._rates["accepted", num]
             drafted += self._rates["drafted", num]
-            tokens = looked_up + accepted
-            seconds = self._draft_s(model, num_fed, drafted) + reading_s * (1 + tokens)
-            seconds += verify_s(num_before + drafted) - plain_s
-            gained = tokens - self._speed * seconds
+            choices = looked_up + accepted
+            seconds = self._draft_s(model, num_fed, drafted) + reading_s * (1 + choices)
+            seconds += verify_s(num_before + drafted * tokens_each) - plain_s
+            gained = choices - self._speed * seconds
             if gained > gain or num_before + num <= self._bounds.min:
                 gain, num_asked = gained, num
             elif gained < last:
@@ -232,17 +243,21 @@ class AdaptivePolicy(Policy):
             # Only the target's forward has to do with how many of them come, or fewer may not come.
             return replace(best, least_confidence=LEAST_CONFIDENCE)
         step_s = self._draft_s(model, num_fed, 2) - self._draft_s(model, num_fed, 1)
-        step_s += verify_s(num_before + 2) - verify_s(num_before + 1)
+        step_s += verify_s(num_before + 2 * tokens_each) - verify_s(num_before + tokens_each)
         # One more draft pays while (chance of those before) * (its own) is worth its time.
         least = min(1.0, self._speed * step_s / (chance * self._rates["next"]))
         return replace(best, num_asked=most, least_confidence=self._confidence.inverse(least))
 
-    def _trimmed(self, proposal: Proposal) -> Proposal:
-        """Drops drafts that the target need not see."""
+    def _trimmed(self, proposal: Proposal, num_looked_up: int) -> Proposal:
+        """Drops drafts that the target need not see. `num_looked_up`: tokens before the model's."""
+        chances = list(self._plan.chances)
+        if proposal.is_forced:
+            chances = _of_choices(chances[:num_looked_up], proposal.is_forced)
+            of_model = _of_choices(proposal.report.confidences, proposal.is_forced[num_looked_up:])
+            proposal = replace(proposal, report=replace(proposal.report, confidences=of_model))
         confidences = proposal.report.confidences
         if not (confidences and self._confidence.is_known):
             return proposal
-        chances = list(self._plan.chances)
         chance = chances[-1] if chances else 1.0
         if proposal.supports:
             num = self._num_drawn_kept(len(chances), chance, confidences)
@@ -250,33 +265,39 @@ class AdaptivePolicy(Policy):
             for confidence in confidences:
                 chance *= self._confidence.chance(confidence)
                 chances.append(chance)
-            num, _ = self._best_size(chances)
-        return replace(proposal, tokens=proposal.tokens[:num], supports=proposal.supports[:num],
-                       support_probs=proposal.support_probs[:num])  # fmt: skip
+            num, _ = self._best_size(chances, num_tokens=self._tokens_each)
+        return proposal.first_choices(num)
 
     def _num_drawn_kept(self, num_before: int, chance: float, confidences: Sequence[float]) -> int:
-        """Returns how many tokens to keep where a model's were drawn from their distributions.
+        """Returns how many choices to keep where a model's were drawn from their distributions.
 
         Whether one stays depends on those before it alone: dropped for what it is, or for what came after it, it would
         bias the output.
         """
-        verify_s, num = self._costs.verify_s, num_before + 1
+        verify_s, num, tokens_each = self._costs.verify_s, num_before + 1, self._tokens_each
         for confidence in confidences[:-1]:
             chance *= self._confidence.chance(confidence)
-            if chance * self._rates["next"] < self._speed * (verify_s(num + 1) - verify_s(num)):
+            if chance * self._rates["next"] < self._speed * (
+                verify_s((num + 1) * tokens_each) - verify_s(num * tokens_each)
+            ):
                 break
             num += 1
         return max(num, self._bounds.min)
 
-    def _best_size(self, chances: Sequence[float]) -> tuple[int, float]:
-        """Returns how many drafts with these chances gain most once they are made, and the tokens gained."""
+    def _best_size(
+        self, chances: Sequence[float], num_choices: float = 1.0, num_tokens: float = 1.0
+    ) -> tuple[int, float]:
+        """Returns how many drafts with these chances gain most once they are made, and the choices gained.
+
+        `num_choices`, `num_tokens`: of each draft.
+        """
         if not chances:
             return 0, 0.0
-        best, most, tokens, speed = 0, 0.0, 0.0, self._speed
-        plain_s, *seconds = self._costs.verify_times(len(chances))
+        best, most, choices, speed = 0, 0.0, 0.0, self._speed
+        plain_s, *seconds = self._costs.verify_times(len(chances), num_tokens)
         for num, chance in enumerate(chances, start=1):
-            tokens += chance
-            gain = tokens - speed * (seconds[num - 1] - plain_s)
+            choices += chance * num_choices
+            gain = choices - speed * (seconds[num - 1] - plain_s)
             if gain > most or num <= self._bounds.min:
                 best, most = num, gain
         return best, most
@@ -286,12 +307,12 @@ class AdaptivePolicy(Policy):
 
     @property
     def _speed(self) -> float:
-        """Returns tokens per second of this generation, or of all that share forwards with it: what a second is worth."""
+        """Returns choices per second of this generation, or of all that share forwards with it: what a second is worth."""
         if self._known_speed:
             return self._known_speed
         plain_s = self._costs.verify_s(0)
         pace = self._pace if self._costs.active.size == 1 else self._costs.pace
-        self._known_speed = max(1 / plain_s, (PLAIN_ROUNDS + pace.tokens) / (PLAIN_ROUNDS * plain_s + pace.seconds))
+        self._known_speed = max(1 / plain_s, (PLAIN_ROUNDS + pace.choices) / (PLAIN_ROUNDS * plain_s + pace.seconds))
         return self._known_speed
 
     def release(self) -> None:
@@ -308,21 +329,21 @@ class AdaptivePolicy(Policy):
         times = None if model is None else model.times
         is_parallel = model is not None and model.num_at_once > 1
         is_like_others = self._is_steady and self._costs.is_unchanged(self._num_changes)
-        self._costs.learn(finished, seconds, times, self._num_drafted, is_parallel, is_like_others)
+        self._costs.learn(finished, seconds, times, self._num_drafted, is_parallel, is_like_others, self._num_unfed)
         if not self._costs.active.was_reading_since(last_ended_s):
-            self._pace.add(len(finished.outcome.tokens), seconds, SPEED_MEMORY)
+            self._pace.add(finished.num_chosen, seconds, SPEED_MEMORY)
         if self._num_drafted:
-            self._learn_drafts(finished, len(self._plan.chances))
+            self._learn_drafts(finished)
         else:
             self._rates.forget(1 - RATES_FORGETTING / self._costs.active.size)
 
-    def _learn_drafts(self, finished: Round, num_before: int) -> None:
-        num_accepted = finished.outcome.num_accepted - num_before
+    def _learn_drafts(self, finished: Round) -> None:
+        num_accepted = finished.num_chosen - 1 - self._num_before
         for num in range(1, self._plan.num_asked + 1):
             self._rates.learn(("drafted", num), self._num_drafted >= num)
             if num_accepted >= 0:
                 self._rates.learn(("accepted", num), num_accepted >= num)
-        for index in range(min(len(finished.proposal) - num_before, num_accepted + 1)):
+        for index in range(min(finished.proposal.num_choices() - self._num_before, num_accepted + 1)):
             self._rates.learn("next", index < num_accepted)
             for confidence in finished.proposal.report.confidences[index : index + 1]:
                 self._confidence.learn(confidence, index < num_accepted)
@@ -337,6 +358,11 @@ def first_model_rate(kind: Hashable) -> float:
     return 1.0 if what == "drafted" else FIRST_MODEL_RATE**num
 
 
+def _of_choices(values: Sequence[float], is_forced: Sequence[bool]) -> list[float]:
+    """Leaves out those of forced tokens."""
+    return [value for value, forced in zip(values, is_forced, strict=False) if not forced]
+
+
 def _joined(looked_up: Proposal, drafts: Proposal) -> Proposal:
     """Joins a model's drafts to looked-up tokens, which then are drawn with certainty."""
     if not looked_up.tokens:
@@ -345,8 +371,9 @@ def _joined(looked_up: Proposal, drafts: Proposal) -> Proposal:
         return looked_up
     num = len(looked_up)
     report = replace(
-        drafts.report, drafter=looked_up.report.drafter, continued_by=drafts.report.drafter, num_before=num
-    )
+        drafts.report, drafter=looked_up.report.drafter, continued_by=drafts.report.drafter,
+        num_before=looked_up.num_choices(),
+    )  # fmt: skip
     ids = [np.array([token], dtype=np.int64) for token in looked_up.tokens] if drafts.supports else []
     return Proposal(
         [*looked_up.tokens, *drafts.tokens], [*ids, *drafts.supports],

@@ -61,22 +61,22 @@ class Correction:
 
 @dataclass(slots=True)
 class Pace:
-    """Recent tokens of a generation, their seconds, and the rounds that made them."""
+    """Recent choices of a generation, their seconds, and the rounds that made them."""
 
-    tokens: float = 0.0
+    choices: float = 0.0
     seconds: float = 0.0
     num_rounds: float = 0.0
 
-    def add(self, num_tokens: int, seconds: float, memory: float) -> None:
+    def add(self, num_choices: int, seconds: float, memory: float) -> None:
         """`memory`: factor on the weight of older rounds."""
         self.forget(memory)
-        self.tokens += num_tokens
+        self.choices += num_choices
         self.seconds += seconds
         self.num_rounds += 1
 
     def forget(self, factor: float) -> None:
-        self.tokens, self.seconds, self.num_rounds = (
-            factor * each for each in (self.tokens, self.seconds, self.num_rounds)
+        self.choices, self.seconds, self.num_rounds = (
+            factor * each for each in (self.choices, self.seconds, self.num_rounds)
         )
 
 
@@ -152,7 +152,7 @@ class CostModel:
         if not (self.knows_pace(drafting=False) and self.knows_pace(drafting=True)):
             return None
         without, with_drafts = (self.level.paces[each] for each in (False, True))
-        return with_drafts.tokens * without.seconds > without.tokens * with_drafts.seconds
+        return with_drafts.choices * without.seconds > without.choices * with_drafts.seconds
 
     def knows_pace(self, drafting: bool) -> bool:
         return self.level.paces[drafting].num_rounds >= KNOWN_ROUNDS * min(self.active.size, SAMPLED)
@@ -176,12 +176,12 @@ class CostModel:
         correction = level.verifying.or_like(level.plain) if num_drafts else level.plain.or_like(level.verifying)
         return correction.seconds(self._target_times()(self.active.size * (1 + num_drafts)))
 
-    def verify_times(self, most_drafts: int) -> list[float]:
-        """Predicts the same for 0 to `most_drafts` drafts."""
+    def verify_times(self, most_drafts: int, num_tokens: float) -> list[float]:
+        """Predicts the same for 0 to `most_drafts` drafts of `num_tokens` tokens each."""
         level, size, times = self.level, self.active.size, self._target_times()
         verifying = level.verifying.or_like(level.plain)
         counts = range(1, most_drafts + 1)
-        return [self.verify_s(0), *(verifying.seconds(times(size * (1 + num))) for num in counts)]
+        return [self.verify_s(0), *(verifying.seconds(times(size * (1 + num * num_tokens))) for num in counts)]
 
     def draft_s(self, times: ForwardTimes, num_fed: float, num_drafts: float, in_parallel: bool) -> float:
         """Predicts the drafting of `num_drafts` tokens after feeding `num_fed`, one forward for each or one for all."""
@@ -197,12 +197,13 @@ class CostModel:
 
     def learn(
         self, finished: Round, seconds: float, times: ForwardTimes | None, num_drafted: int, in_parallel: bool,
-        is_like_others: bool,
+        is_like_others: bool, num_unfed: int,
     ) -> None:  # fmt: skip
         """Learns from a round.
 
         `seconds`: since the generation's last round ended. `times`, `num_drafted`: of a model's drafts, or None and 0.
         `is_like_others`: whether most generations did the same, in the round before too.
+        `num_unfed`: tokens that the target read before the drafts: 1, and those that an output format forced.
         """
         level, num_active, num_drafts = self.level, self.active.size, len(finished.proposal)
         level.num_plain += num_drafted == 0
@@ -214,10 +215,10 @@ class CostModel:
         part = each / num_active
         is_common = is_like_others and self._most_draft is bool(num_drafted)
         if is_common:
-            level.paces[num_drafted > 0].add(len(finished.outcome.tokens), seconds, PACE_MEMORY**part)
+            level.paces[num_drafted > 0].add(finished.num_chosen, seconds, PACE_MEMORY**part)
             level.paces[num_drafted == 0].forget(1 - FORGETTING * part)
         draft, verify = finished.proposal.report, finished.verdict.report
-        num_tokens = num_active + num_drafts + (num_active - 1) * self._num_drafts
+        num_tokens = num_active - 1 + num_unfed + num_drafts + (num_active - 1) * self._num_drafts
         self._num_drafts += RECENT * (num_drafts - self._num_drafts)
         correction = level.verifying if num_drafts else level.plain
         if is_common or not correction.num_rounds:

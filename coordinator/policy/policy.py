@@ -32,7 +32,7 @@ class Policy(ABC):
         """
         if context.num_generated == 0:
             return Proposal(report=DraftReport(reason="the prompt's round"))
-        return context.legal(await self.propose_after_prompt(context))
+        return context.shape(await self.propose_after_prompt(context))
 
     @abstractmethod
     async def propose_after_prompt(self, context: Context) -> Proposal:

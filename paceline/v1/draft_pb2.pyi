@@ -33,7 +33,7 @@ class DraftCommand(_message.Message):
     def __init__(self, command_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., open: _Optional[_Union[_model_pb2.Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., truncate: _Optional[_Union[_model_pb2.Truncate, _Mapping]] = ..., release: _Optional[_Union[_model_pb2.Release, _Mapping]] = ..., fork: _Optional[_Union[_model_pb2.Fork, _Mapping]] = ...) -> None: ...
 
 class Propose(_message.Message):
-    __slots__ = ("position", "tail_tokens", "num_draft_tokens", "draft_mode", "entropy_stop", "least_confidence", "guess_tokens")
+    __slots__ = ("position", "tail_tokens", "num_draft_tokens", "draft_mode", "entropy_stop", "least_confidence", "guess_tokens", "max_choices")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class Propose(_message.Message):
     ENTROPY_STOP_FIELD_NUMBER: _ClassVar[int]
     LEAST_CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     GUESS_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHOICES_FIELD_NUMBER: _ClassVar[int]
     position: int
     tail_tokens: _containers.RepeatedScalarFieldContainer[int]
     num_draft_tokens: int
@@ -48,7 +49,8 @@ class Propose(_message.Message):
     entropy_stop: EntropyStop
     least_confidence: float
     guess_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., draft_mode: _Optional[_Union[_sampling_pb2.DraftMode, str]] = ..., entropy_stop: _Optional[_Union[EntropyStop, _Mapping]] = ..., least_confidence: _Optional[float] = ..., guess_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    max_choices: int
+    def __init__(self, position: _Optional[int] = ..., tail_tokens: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., draft_mode: _Optional[_Union[_sampling_pb2.DraftMode, str]] = ..., entropy_stop: _Optional[_Union[EntropyStop, _Mapping]] = ..., least_confidence: _Optional[float] = ..., guess_tokens: _Optional[_Iterable[int]] = ..., max_choices: _Optional[int] = ...) -> None: ...
 
 class EntropyStop(_message.Message):
     __slots__ = ("rule", "entropy_ema")

@@ -106,8 +106,8 @@ class AdaptiveRounds(Rounds):
 class DropsForItself(AdaptivePolicy):
     """Keeps drawn tokens as greedy ones: as many as gain, their own probabilities known."""
 
-    def _trimmed(self, proposal: Proposal) -> Proposal:
-        kept = super()._trimmed(replace(proposal, supports=[], support_probs=[]))
+    def _trimmed(self, proposal: Proposal, num_looked_up: int) -> Proposal:
+        kept = super()._trimmed(replace(proposal, supports=[], support_probs=[]), num_looked_up)
         num = len(kept)
         return replace(kept, supports=proposal.supports[:num], support_probs=proposal.support_probs[:num])
 

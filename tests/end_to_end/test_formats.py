@@ -86,6 +86,13 @@ async def test_every_drafter_gives_the_same_tokens_and_the_text_fits(
     assert {variant: each.token_ids for variant, each in zip(VARIANTS, together, strict=True)} == dict.fromkeys(
         VARIANTS, plain.token_ids
     )
+    # What is forced is told as such whether or not it was drafted, and is no draft.
+    forced = [origin == "F" for origin in plain.origins]
+    for each in together:
+        assert [origin == "F" for origin in each.origins] == forced
+        assert each.finish is not None
+        assert each.finish.speculation.forced == sum(forced)
+        assert each.finish.speculation.accepted == each.origins.count("A")
     assert plain.finish is not None
     assert plain.finish.reason == "stop"
     assert fits(plain.text)

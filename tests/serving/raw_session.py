@@ -66,9 +66,12 @@ class RawSession:
         """Sends one command and waits."""
         return self.answer(self.send(sequence_id, fill)[0])
 
+    def next_sequence_id(self) -> int:
+        return next(self._sequence_ids)
+
     def open(self, temperature: float = 1.0, seed: int = 1) -> int:
         """Opens a sequence; returns its id."""
-        sequence_id = next(self._sequence_ids)
+        sequence_id = self.next_sequence_id()
         answer = self.ask(sequence_id, opening(temperature, seed))
         assert answer.WhichOneof("answer") == "opened", answer
         return sequence_id
