@@ -287,3 +287,34 @@ def test_a_draw_does_not_depend_on_the_draws_beside_it() -> None:
     together = [contents(one) for one in sample(logits, specs)]
     alone = [contents(sample(logits[row : row + 1], [spec])[0]) for row, spec in enumerate(specs)]
     assert together == alone
+
+
+def pack(is_allowed: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    return np.packbits(is_allowed, bitorder="little").view(np.uint32)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_mask_comes_before_every_transform(name: str) -> None:
+    """As if the tokens left out had no logits. Each row has its own mask, also where the others have none."""
+    params = replace(PLAIN, **TRANSFORMS[name])
+    logits = random_logits(3, 2048, 5)
+    allowed = np.random.default_rng(6).random((2, 2048)) < 0.1
+    masked = logits.clone()
+    masked[:2][torch.from_numpy(~allowed)] = -torch.inf
+    masks = [pack(allowed[0]), pack(allowed[1]), None]
+    expected = [reference(line, params) for line in masked]
+    drafts = sample(logits, [SampleTruncated(params, (), 0.5, 2048, 1.0, mask=mask) for mask in masks])
+    for draft, probs in zip(drafts, expected, strict=True):
+        assert isinstance(draft, TruncatedSample)
+        order = np.argsort(draft.support)
+        assert draft.support[order].tolist() == np.flatnonzero(probs).tolist()
+        np.testing.assert_allclose(draft.probs[order], probs[draft.support[order]], rtol=1e-5)
+    everywhere = np.arange(2048)
+    verdicts = sample(logits, [SampleComplement(params, (), everywhere, 0.5, mask=mask) for mask in masks])
+    for verdict, probs in zip(verdicts, expected, strict=True):
+        assert isinstance(verdict, ComplementSample)
+        np.testing.assert_allclose(verdict.support_probs, probs, rtol=1e-5, atol=1e-12)
+    best = sample(logits, [Argmax(GREEDY, (), mask=mask) for mask in masks])
+    assert best == [int(line.argmax()) for line in masked]
+    drawn = [GumbelMax(params, (), match_key(1, position), mask=masks[0]) for position in range(64)]
+    assert all(expected[0][token] > 0 for token in sample_row(logits[0], drawn))
