@@ -7,15 +7,20 @@
 A guide's state is the tokens it has taken. It is never carried over or sent, so that a rejected draft, a fork or a
 restarted server needs no rule of its own: `at` starts again where the completion differs and takes what is new.
 
+All matchers of a grammar share one automaton, which grows with every text and then has reached a limit for all. So a guide at
+a limit has the grammar compiled again, and fails only if its own text alone reaches the limit.
+
 Matchers are never rolled back. llguidance 1.9.1 sometimes restores another state than it had: after `"},` and a rejected
 ` ["`, the token ` {"` led into a string value instead of a key. Copies are exact.
 """
 
+import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
+from typing import NoReturn, TypeVar, cast
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -35,6 +40,9 @@ LIMITS = LLParserLimits(
 # Tokens between copies of a matcher, and copies kept: enough to go back over a round's drafts without starting from the
 # beginning.
 COPY_EVERY, NUM_COPIES = 16, 3
+# What the library's error says of a token that may not follow.
+NOT_ALLOWED = "satisfy the grammar"
+T = TypeVar("T")
 # Bit i % 32 of word i // 32: whether token i may follow.
 Mask = NDArray[np.uint32]  # [ceil(vocab_size / 32)]
 
@@ -56,7 +64,8 @@ class GrammarEngine:
         with self._lock:
             grammar = self._known.pop(text, None)
             if grammar is None:
-                grammar = Grammar(self._thread.submit(self._compile, text), frozenset(self._eos_token_ids))
+                compile_it = functools.partial(self._compile, text)
+                grammar = Grammar(self._thread.submit(compile_it), frozenset(self._eos_token_ids), compile_it)
             self._known[text] = grammar
             if len(self._known) > MAX_GRAMMARS:
                 self._known.popitem(last=False)
@@ -80,8 +89,17 @@ class GrammarEngine:
 
 
 class Grammar:
-    def __init__(self, compiling: "Future[LLMatcher]", eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, compiling: "Future[LLMatcher]", eos_token_ids: frozenset[int], compile_again: Callable[[], LLMatcher]
+    ) -> None:
         self.compiling, self.eos_token_ids = compiling, eos_token_ids
+        self._compile_again = compile_again
+
+    def renew(self, spent: LLMatcher) -> None:
+        """Compiles it again, unless that was done since `spent` was compiled. It takes some milliseconds."""
+        if self.compiling.result() is spent:
+            self.compiling = Future()
+            self.compiling.set_result(self._compile_again())
 
     def guide(self) -> "Guide":
         return Guide(self)
@@ -98,6 +116,8 @@ class Guide:
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._matcher: LLMatcher | None = None
+        # What it is a copy of.
+        self._source = cast(LLMatcher, None)
         # The tokens that the matcher has taken.
         self._taken: list[int] = []
         # The newest copies of the matcher, by number of tokens taken.
@@ -108,38 +128,43 @@ class Guide:
 
         Raises InvalidArgument for a completion that the grammar does not allow.
         """
-        matcher = self.at(completion)
-        mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
-        # After an error the mask is EOS alone, and says nothing.
-        self._check(matcher)
-        return mask
+        return np.frombuffer(self._ask(completion, LLMatcher.compute_bitmask), np.uint32)
 
     def forced(self, completion: Sequence[int]) -> int | None:
         """Returns the only token that may follow, if there is one and the text is not over."""
-        matcher = self.at(completion)
-        if matcher.is_stopped():
-            return None
-        tokens = matcher.compute_ff_tokens()
+        tokens = self._ask(completion, lambda matcher: [] if matcher.is_stopped() else matcher.compute_ff_tokens())
         return int(tokens[0]) if tokens else None
 
     def is_over(self, completion: Sequence[int]) -> bool:
         """Returns whether nothing may follow but EOS."""
-        return bool(self.at(completion).is_stopped())
+        return bool(self._ask(completion, LLMatcher.is_stopped))
 
     def may_follow(self, completion: Sequence[int], token: int) -> bool:
         return allows(self.mask(completion), token)
 
-    def at(self, completion: Sequence[int]) -> LLMatcher:
+    def _ask(self, completion: Sequence[int], question: Callable[[LLMatcher], T]) -> T:
+        """Asks the matcher behind the completion, and after an error one of the grammar compiled again."""
+        for may_renew in (True, False):
+            matcher = self._go_to(completion)
+            # After an error the answer says nothing: the mask is EOS alone, and the text is over.
+            answer = question(matcher)
+            if not matcher.is_error():
+                return answer
+            if not may_renew or NOT_ALLOWED in matcher.get_error():
+                self._fail(matcher)
+            self._matcher, self._taken, self._copies = None, [], {}
+            self._grammar.renew(self._source)
+        raise AssertionError("the second error is raised")
+
+    def _go_to(self, completion: Sequence[int]) -> LLMatcher:
         num_common = _common_length(self._taken, completion)
         if self._matcher is None or num_common < len(self._taken):
             self._start_again(num_common)
         matcher, taken = self._matcher, self._taken
         assert matcher is not None
         for token in completion[len(taken) :]:
-            if token in self._grammar.eos_token_ids:
+            if token in self._grammar.eos_token_ids or not matcher.consume_token(token):
                 break
-            if not matcher.consume_token(token):
-                self._fail(matcher, f"does not allow token {token} at {len(taken)} of the completion")
             taken.append(token)
             if len(taken) % COPY_EVERY == 0:
                 self._copies[len(taken)] = matcher.deep_copy()
@@ -151,17 +176,17 @@ class Guide:
         """Goes back to the newest copy with at most `most` tokens, or to the beginning."""
         self._copies = {length: copy for length, copy in self._copies.items() if length <= most}
         length = max(self._copies, default=0)
-        source = self._copies[length] if length else self._grammar.compiling.result()
-        self._matcher, self._taken = source.deep_copy(), self._taken[:length]
+        if length == 0:
+            self._source = self._grammar.compiling.result()
+        beginning = self._copies[length] if length else self._source
+        self._matcher, self._taken = beginning.deep_copy(), self._taken[:length]
 
-    def _check(self, matcher: LLMatcher) -> None:
-        if matcher.is_error():
-            self._fail(matcher, "reached a limit")
-
-    def _fail(self, matcher: LLMatcher, problem: str) -> None:
+    def _fail(self, matcher: LLMatcher) -> NoReturn:
+        error, at = matcher.get_error(), len(self._taken)
+        problem = f"does not allow the token at {at} of the completion" if NOT_ALLOWED in error else "reached a limit"
         # It never leaves this state.
         self._matcher, self._taken, self._copies = None, [], {}
-        raise InvalidArgument("format", f"{problem}: {_in_one_line(matcher.get_error())}")
+        raise InvalidArgument("format", f"{problem}: {_in_one_line(error)}")
 
 
 def allows(mask: Mask, token: int) -> bool:

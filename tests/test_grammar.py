@@ -18,6 +18,7 @@ from paceline.grammar import GRAMMAR_ENGINE, MAX_GRAMMARS, Grammar, GrammarEngin
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import model_pb2
+from tests.thinking import EOS_ID, make_backend
 
 PERSON = {
     "type": "object",
@@ -99,7 +100,7 @@ def test_a_token_that_may_not_follow_is_an_error_and_the_guide_goes_on(engine: G
     grammar = engine.grammar(make_grammar(FORMATS["regex"]))
     guide = grammar.guide()
     wrong = next(each for each in range(100, 1000) if each not in allowed_ids(grammar, []))
-    with pytest.raises(InvalidArgument, match=f"does not allow token {wrong} at 0 of the completion"):
+    with pytest.raises(InvalidArgument, match="does not allow the token at 0 of the completion"):
         guide.mask([wrong])
     assert np.array_equal(guide.mask([]), grammar.guide().mask([]))
 
@@ -150,3 +151,43 @@ async def test_another_version_on_the_target_is_refused(engine: GrammarEngine) -
             await reader._compile("regex", text, SamplingParams(), card)
     card = model_pb2.ModelCard(grammar_engine=GRAMMAR_ENGINE)
     assert await reader._compile("regex", text, SamplingParams(), card) is engine.grammar(text)
+
+
+# A token is a byte.
+BYTES = make_backend(has_special_marks=False)
+
+
+def of_bytes(eos_token_ids: tuple[int, ...] = (EOS_ID,)) -> GrammarEngine:
+    return GrammarEngine(BYTES.to_str().encode(), BYTES.get_vocab_size(), eos_token_ids)
+
+
+def test_a_limit_is_an_error_and_no_end() -> None:
+    """After an error the library's mask is EOS alone, as at the end of a text."""
+    lark = "start: WORD\nWORD: /[ab]*/ & ~(/[ab]*a[ab]{9}b[ab]*/) & ~(/[ab]*b[ab]{7}a[ab]*/)"
+    grammar = of_bytes().grammar(make_grammar(OutputFormat(grammar=lark)))
+    guide, coin, completion, letters = grammar.guide(), random.Random(1), list[int](), BYTES.encode("ab").ids
+    other = grammar.guide()
+    other.mask(letters[:1])
+
+    def go_on() -> None:
+        while len(completion) < 100:
+            allowed = [each for each in letters if allows(guide.mask(completion), each)]
+            assert allowed, f"the text ends after {len(completion)} tokens"
+            completion.append(coin.choice(allowed))
+
+    with pytest.raises(InvalidArgument, match="format reached a limit: lexer error"):
+        go_on()
+    # Other texts of this grammar, begun before or after, are not concerned.
+    for each in (guide, other, grammar.guide()):
+        assert allows(each.mask(letters), letters[0])
+        assert not each.is_over(letters)
+
+
+def test_every_end_of_the_model_may_end_a_text() -> None:
+    ends = (EOS_ID, *BYTES.encode("XY").ids)
+    grammar = of_bytes(ends).grammar(make_grammar(OutputFormat(regex="[a-c]+")))
+    guide, letters = grammar.guide(), BYTES.encode("abc").ids
+    assert sorted(allowed_ids(grammar, letters)) == sorted((*letters, *ends))
+    # Behind any of them nothing is taken.
+    for end in ends:
+        assert np.array_equal(guide.mask([*letters, end]), guide.mask(letters))

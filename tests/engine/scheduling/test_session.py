@@ -171,7 +171,7 @@ def test_usage_tells_what_was_read_from_what_was_held() -> None:
 @pytest.mark.parametrize("ends", ["compiled", "released"])
 def test_a_sequence_waits_for_its_grammar_and_no_other_does(ends: str) -> None:
     stream, compiling = Stream(), Future[Any]()
-    waiting = replace(OPTIONS, grammar=Grammar(compiling, frozenset()))
+    waiting = replace(OPTIONS, grammar=Grammar(compiling, frozenset(), compiling.result))
     stream.send(Open(1000, 1, waiting), start(1, 1, [1, 2, 3]), opening(2), start(2, 2, [4, 5]))
     stream.feed()
     assert 1 not in stream.results
