@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise
 from coordinator.guidance import Guidance
 from coordinator.tokenizer import TextStream
-from coordinator.tools.chats import CallReader, ToolChats
+from coordinator.tools.chats import AnswerReader, ToolChats
 from coordinator.tools.tools import Tools
 from paceline.errors import InvalidArgument
 from paceline.grammar import Grammar
@@ -47,8 +47,9 @@ class Request:
     # What the output must look like: compiled, and as both servers compile it.
     grammar: Grammar | None = None
     grammar_text: str = ""
-    # Functions that the model may call.
+    # Functions that the model may call, and whether the prompt has opened a thought (None: the answer has none).
     tools: Tools | None = None
+    opens_thought: bool | None = None
     tool_chats: ToolChats | None = None
 
     @property
@@ -62,13 +63,13 @@ class Request:
             return None
         return Guidance(self.grammar, self.sampling, len(self.prompt), self.ending_ids)
 
-    def call_reader(self, choice: int) -> CallReader | None:
-        """Returns the reader of sample `choice`; None without tools."""
-        if self.tools is None or self.tool_chats is None:
+    def answer_reader(self, choice: int) -> AnswerReader | None:
+        """Returns the reader of sample `choice`; None if all of it is text."""
+        if self.tool_chats is None or (self.tools is None and self.opens_thought is None):
             return None
         # Clients may use a request id twice.
         prompt = hashlib.sha256(str(self.prompt).encode()).hexdigest()
-        return self.tool_chats.reader(self.tools, f"{self.request_id}/{prompt}", choice)
+        return self.tool_chats.reader(self.tools, self.opens_thought, f"{self.request_id}/{prompt}", choice)
 
     @property
     def seed(self) -> int:
@@ -98,6 +99,7 @@ class Emission:
     # In the first emission if requested: one per prompt token from the second on.
     prompt_logprobs: list[TokenLogprobs]
     trace: RoundTrace | None = None
+    reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
 
 
@@ -106,10 +108,10 @@ CERTAIN = TokenLogprobs(0.0, [], [])
 
 
 class Context:
-    def __init__(self, request: Request, text: TextStream, calls: CallReader | None = None) -> None:
-        """`calls`: None without tools."""
+    def __init__(self, request: Request, text: TextStream, reader: AnswerReader | None = None) -> None:
+        """`reader`: None if all of the answer is text."""
         self.request = request
-        self._calls = calls
+        self._reader = reader
         self.tokens = list(request.prompt)
         self.finish_reason: FinishReason | None = None
         # Tokens that the output's format forced, whether or not they were drafted.
@@ -154,6 +156,10 @@ class Context:
         num_choices = self.num_generated - self.num_forced
         return self.num_generated / num_choices if num_choices else 1.0
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self._reader is None else self._reader.num_reasoning_tokens
+
     def shape(self, proposal: Proposal) -> Proposal:
         """Applies the output's format to drafts (`Guidance.shape`)."""
         if self._guidance is None or len(proposal.is_forced) == len(proposal):
@@ -196,10 +202,12 @@ class Context:
                 replace(CERTAIN if origin is Origin.FORCED else each, text_offset=at)
                 for each, origin, at in each_or_certain
             ]
-        return Emission(
-            self.tokens[num_before:], origins, pieces, self.is_finished, logprobs, list(prompt_logprobs),
-            tool_calls=[] if self._calls is None else self._calls.take_deltas(),
-        )  # fmt: skip
+        emission = Emission(
+            self.tokens[num_before:], origins, pieces, self.is_finished, logprobs, list(prompt_logprobs)
+        )
+        if self._reader is not None:
+            emission.reasoning, emission.tool_calls = self._reader.take_reasoning(), self._reader.take_deltas()
+        return emission
 
     def _append(self, token: int) -> str:
         """Returns the text that the token completes."""
@@ -210,12 +218,12 @@ class Context:
             self.finish_reason = FinishReason.STOP
         elif len(self.tokens) == self._longest:
             self.finish_reason = FinishReason.LENGTH
-        if self._calls is None:
+        if self._reader is None:
             return piece + self._text.finish() if self.is_finished else piece
-        content = self._calls.read(token, piece)
+        content = self._reader.read(token, piece)
         if self.is_finished:
-            content += self._calls.finish(self._text.finish())
-            if self._calls.has_whole_call and self.finish_reason is FinishReason.STOP:
+            content += self._reader.finish(self._text.finish())
+            if self._reader.has_whole_call and self.finish_reason is FinishReason.STOP:
                 self.finish_reason = FinishReason.TOOL_CALLS
         return content
 

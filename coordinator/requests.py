@@ -51,10 +51,12 @@ class RequestReader:
         speculation.check(sampling)
         require(not message.trace or sampling.beams == 1, "trace", message.trace, "left out with beams")
         self._policies.check(speculation.drafter)
-        tools, grammar_text, grammar = await self._read_grammar(message, sampling, card)
         prompt = await self.read_prompt(message, card)
         require(len(prompt) >= 1, "prompt", "0 tokens", "at least one token")
         _check_prompt_length("prompt", len(prompt), card, reserved=min(1, sampling.max_tokens))
+        is_chat = message.WhichOneof("prompt") == "chat"
+        opens_thought = self._chats.opens_thought(prompt) if is_chat else None
+        tools, grammar_text, grammar = await self._read_grammar(message, sampling, card, opens_thought)
         return Request(
             request_id=message.request_id,
             prompt=prompt,
@@ -64,17 +66,22 @@ class RequestReader:
             max_length=card.max_model_len,
             vocab_size=card.vocab_size,
             prediction=await self._read_prediction(message, card),
-            is_chat=message.WhichOneof("prompt") == "chat",
+            is_chat=is_chat,
             cache_salt=message.cache_salt,
             trace=message.trace,
             grammar=grammar,
             grammar_text=grammar_text,
             tools=tools,
+            opens_thought=opens_thought,
             tool_chats=self._chats,
         )
 
     async def _read_grammar(
-        self, message: generation_pb2.GenerateRequest, sampling: SamplingParams, card: model_pb2.ModelCard
+        self,
+        message: generation_pb2.GenerateRequest,
+        sampling: SamplingParams,
+        card: model_pb2.ModelCard,
+        opens_thought: bool | None,
     ) -> tuple[Tools | None, str, Grammar | None]:
         """Returns the tools that may be called, and the grammar of the format or of calls."""
         wanted, tools = format_from_message(message.format), _parse_tools(message.chat)
@@ -82,12 +89,16 @@ class RequestReader:
             is_json = wanted is None or wanted.json_object or bool(wanted.json_schema)
             require(is_json, "format", "not JSON", "a JSON format beside tools, or left out")
             answer = None if wanted is None else make_schema(wanted)
-            text = await self._tokenizer.run(lambda: self._chats.grammar(tools, answer), len(message.chat.tools))
-            return tools, text, await self._compile("tools", text, sampling, card)
-        if wanted is not None:
-            text = make_grammar(wanted)
-            return None, text, await self._compile(wanted.kind, text, sampling, card)
-        return None, "", None
+            text = await self._tokenizer.run(
+                lambda: self._chats.call_grammar(tools, answer, opens_thought), len(message.chat.tools)
+            )
+            field = "tools"
+        elif wanted is not None:
+            text, field = make_grammar(wanted), wanted.kind
+        else:
+            return None, "", None
+        text = self._chats.with_thought(text, opens_thought, card.eos_token_ids)
+        return (tools if field == "tools" else None), text, await self._compile(field, text, sampling, card)
 
     async def _compile(self, field: str, text: str, sampling: SamplingParams, card: model_pb2.ModelCard) -> Grammar:
         """Raises InvalidArgument naming `field`, and Unavailable if the target server can't follow."""
@@ -149,6 +160,7 @@ class RequestReader:
         messages = _parse_messages(chat)
         num_characters = sum(len(each.role) + len(each.content) for each in messages)
         num_characters += sum(len(call.name) + len(call.arguments) for each in messages for call in each.calls)
+        num_characters += sum(len(each.reasoning) for each in messages)
         num_characters += len(chat.template_options) + len(chat.tools)
         require_at_most(_max_characters(card), num_characters, "chat.messages", "characters", CONTEXT_LENGTH_EXCEEDED)
         options, tools = _parse_template_options(chat.template_options), _parse_tools(chat)
@@ -156,7 +168,7 @@ class RequestReader:
 
         def encode() -> list[int]:
             more: dict[str, Any] = {}
-            if tools is not None or any(each.calls or each.tool_call_id for each in messages):
+            if tools is not None or any(each.calls or each.tool_call_id or each.reasoning for each in messages):
                 plain, more = self._chats.template_input(messages, tools)
             else:
                 plain = [{"role": each.role, "content": each.content} for each in messages]
@@ -194,6 +206,7 @@ def _parse_messages(chat: generation_pb2.Chat) -> list[Message]:
             tuple(Call(call.id, call.name, call.arguments) for call in message.tool_calls),
             message.tool_call_id,
             message.name,
+            message.reasoning,
         )
         for message in chat.messages
     ]

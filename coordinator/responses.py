@@ -17,7 +17,7 @@ class Choice:
         self.index = index
         before = [] if request.is_chat else request.prompt
         text = tokenizer.stream(request.sampling.stop, before)
-        self.context = Context(request, text, request.call_reader(index))
+        self.context = Context(request, text, request.answer_reader(index))
         self.stats = GenerationStats()
 
     def finish(self, synthetic_acceptance: float | None = None) -> Finish:
@@ -35,7 +35,7 @@ def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAccep
     responses.append(
         encode_piece(
             request.request_id, index, emission.tokens, emission.origins, emission.pieces, emission.logprobs, of_prompt,
-            emission.trace, len(request.prompt), choice.stats.cached_prompt_tokens, finish, emission.tool_calls,
+            emission.trace, len(request.prompt), choice.stats.cached_prompt_tokens, finish, emission.tool_calls, emission.reasoning,
         )
     )  # fmt: skip
     return responses

@@ -119,6 +119,7 @@ class GenerationStats:
             prompt_tokens=len(context.request.prompt),
             cached_prompt_tokens=self.cached_prompt_tokens,
             completion_tokens=context.num_generated,
+            reasoning_tokens=context.num_reasoning_tokens,
             seed=context.request.seed,
             speculation=Speculation(
                 rounds=self.rounds,

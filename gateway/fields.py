@@ -61,6 +61,7 @@ CHAT = {
     "chat_template_kwargs": "passed to the model's chat template",
     "add_generation_prompt": "true",
     "parse_special_tokens": "true: special tokens spelled in messages become tokens instead of text",
+    "reasoning_effort": "how long to think, for chat templates that can say so; ignored by others",
     # gateway/tools.py
     "tools": "functions that the model may call",
     "tool_choice": "none, auto, required, a function or allowed_tools; default: --tool-choice-default",
@@ -119,7 +120,7 @@ IGNORED = {
     "priority": "scheduling is first come, first served",
 }
 # Keys of a message.
-MESSAGE = ("role", "content", "tool_calls")
+MESSAGE = ("role", "content", "tool_calls", "reasoning", "reasoning_content")
 MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
     "function_call": (),
     # Replaces the content.
@@ -129,8 +130,6 @@ MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
     # Asks the model to continue this message.
     "prefix": (False,),
     "partial": (False,),
-    "reasoning": ("",),
-    "reasoning_content": ("",),
     "reasoning_details": ([],),
     "thinking": ("",),
 }

@@ -9,13 +9,20 @@ import orjson
 from gateway.errors import HttpError, bad_request, from_paceline
 from gateway.fields import CHAT, CHAT_NAMES, TEXT, TEXT_NAMES, check_fields, flag, get, whole_numbers
 from gateway.generation import Generation
-from gateway.reply import ChoicesReply, ScoredToken
-from gateway.requests import HttpRequest, parse_messages, parse_prompts, parse_request, parse_sampling
+from gateway.reply import ChoicesReply, ReplyChoice, ScoredToken
+from gateway.requests import (
+    HttpRequest,
+    parse_messages,
+    parse_prompts,
+    parse_request,
+    parse_sampling,
+    parse_template_options,
+)
 from gateway.router import TokenTexts
 from gateway.tools import parse_tools
 from paceline.client import Prompt
 from paceline.errors import InvalidArgument
-from paceline.results import Deployment, ToolCall, ToolCallDelta
+from paceline.results import Deployment, Piece, ToolCall, ToolCallDelta
 
 DEFAULT_TEXT_TOKENS = 16
 # OpenAI's log-probability of excluded tokens: JSON has no infinity.
@@ -53,7 +60,7 @@ class Chat(_OpenAi):
             num_likeliest = get(body, "top_logprobs", int, "a whole number in [0, 20]", 0)
         elif body.get("top_logprobs"):
             raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
-        options = get(body, "chat_template_kwargs", dict, "an object")
+        options = parse_template_options(body, deployment.tokenizer.chat_template)
         if not flag(body, "add_generation_prompt", True):
             raise bad_request("add_generation_prompt", "add_generation_prompt is false; it must be true")
         if max_tokens is None:
@@ -77,12 +84,13 @@ class Chat(_OpenAi):
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def deltas(
-        self, index: int, text: str, calls: Sequence[ToolCallDelta], logprobs: dict[str, Any] | None, reason: str | None
+        self, index: int, text: str, piece: Piece, logprobs: dict[str, Any] | None, reason: str | None
     ) -> list[dict[str, Any]]:
-        """Gives each chunk one piece of one call, and the last chunk the reason, as OpenAI does."""
-        deltas: list[dict[str, Any]] = [{"content": text}] if text else []
-        deltas += ({"tool_calls": [_call_delta(each)]} for each in calls)
-        if not deltas or (calls and reason is not None):
+        """Gives each chunk one piece of a thought, the content or a call, and the last chunk the reason, as OpenAI does."""
+        deltas: list[dict[str, Any]] = [{"reasoning_content": piece.reasoning}] if piece.reasoning else []
+        deltas += [{"content": text}] if text else []
+        deltas += ({"tool_calls": [_call_delta(each)]} for each in piece.tool_calls)
+        if not deltas or (piece.tool_calls and reason is not None):
             deltas.append({})
         chunks: list[dict[str, Any]] = [
             {"index": index, "delta": each, "logprobs": None, "finish_reason": None} for each in deltas
@@ -90,13 +98,13 @@ class Chat(_OpenAi):
         chunks[0]["logprobs"], chunks[-1]["finish_reason"] = logprobs, reason
         return chunks
 
-    def whole(
-        self, index: int, text: str, calls: Sequence[ToolCall], logprobs: dict[str, Any] | None, reason: str
-    ) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if calls:
-            message |= {"content": text or None, "tool_calls": [_call(each) for each in calls]}
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    def whole(self, choice: ReplyChoice, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.calls:
+            message |= {"content": choice.text or None, "tool_calls": [_call(each) for each in choice.calls]}
+        return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.reason}
 
     def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
         def entry(token: int, logprob: float) -> dict[str, Any]:
@@ -142,15 +150,12 @@ class Completions(_OpenAi):
         return None
 
     def deltas(
-        self, index: int, text: str, calls: Sequence[ToolCallDelta], logprobs: dict[str, Any] | None, reason: str | None
+        self, index: int, text: str, piece: Piece, logprobs: dict[str, Any] | None, reason: str | None
     ) -> list[dict[str, Any]]:
         return [{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}]
 
-    def whole(
-        self, index: int, text: str, calls: Sequence[ToolCall], logprobs: dict[str, Any] | None, reason: str
-    ) -> dict[str, Any]:
-        [body] = self.deltas(index, text, (), logprobs, reason)
-        return body
+    def whole(self, choice: ReplyChoice, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {"index": choice.index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.reason}
 
     def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
         """Includes the chosen token in `top_logprobs`, with the same float."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from gateway.generation import Generation
 from gateway.router import TokenTexts
 from paceline.client import Prompt
-from paceline.results import Finish, Piece, Speculation, TokenLogprobs, ToolCall, ToolCallDelta, extend_calls
+from paceline.results import Finish, Piece, Speculation, TokenLogprobs, ToolCall, extend_calls
 
 ORIGINS = {"A": "accepted", "R": "recovered", "B": "bonus", "T": "target", "F": "forced"}
 
@@ -34,13 +34,11 @@ class Form(Protocol):
         """Returns a choice's first chunk, if the endpoint has one."""
 
     def deltas(
-        self, index: int, text: str, calls: Sequence[ToolCallDelta], logprobs: dict[str, Any] | None, reason: str | None
+        self, index: int, text: str, piece: Piece, logprobs: dict[str, Any] | None, reason: str | None
     ) -> list[dict[str, Any]]:
-        """Returns a round's chunks: one at least."""
+        """Returns a round's chunks: one at least. `piece`: has the round's reasoning and calls."""
 
-    def whole(
-        self, index: int, text: str, calls: Sequence[ToolCall], logprobs: dict[str, Any] | None, reason: str
-    ) -> dict[str, Any]: ...
+    def whole(self, choice: "ReplyChoice", logprobs: dict[str, Any] | None) -> dict[str, Any]: ...
 
     def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
         """Needs loaded `texts`."""
@@ -59,6 +57,7 @@ class ReplyChoice:
     held: list[ScoredToken] = field(default_factory=list)
     reason: str = "stop"
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
 
@@ -90,13 +89,14 @@ class ChoicesReply:
                 choice, is_first = self._choice_of(prompt, piece)
                 text, logprobs = await self._append(choice, prompt, piece, is_first)
                 choice.text += text
+                choice.reasoning += piece.reasoning
                 extend_calls(choice.calls, piece.tool_calls)
                 if logprobs is not None:
                     choice.logprobs.append(logprobs)
         wholes = []
         for _, choice in sorted(self._choices.items()):
             logprobs = self._form.join_logprobs(choice.logprobs) if choice.logprobs else None
-            wholes.append(self._form.whole(choice.index, choice.text, choice.calls, logprobs, choice.reason))
+            wholes.append(self._form.whole(choice, logprobs))
         head = {**self._head, "object": self._form.whole_object}
         return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
 
@@ -120,7 +120,7 @@ class ChoicesReply:
         text, logprobs = await self._append(choice, prompt, piece, is_first)
         is_last = piece.finish is not None
         reason = choice.reason if is_last else None
-        deltas = self._form.deltas(choice.index, text, piece.tool_calls, logprobs, reason)
+        deltas = self._form.deltas(choice.index, text, piece, logprobs, reason)
         if piece.trace is not None:
             await self._generation.load_texts(piece.token_ids)
             deltas[0]["paceline"] = trace_body(piece, self._generation.texts)
@@ -199,6 +199,7 @@ class Usage:
             "total_tokens": num_prompt_tokens + self._completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens.values())},
             "completion_tokens_details": {
+                "reasoning_tokens": sum(each.reasoning_tokens for each in self._finished.values()),
                 "accepted_prediction_tokens": sum(each.prediction_accepted for each in figures),
                 "rejected_prediction_tokens": sum(each.prediction_rejected for each in figures),
             },

@@ -30,6 +30,9 @@ from paceline.speculation import Drafter, Rule, SpeculationParams, parse_draft_l
 
 MAX_PROMPTS = 256
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# Of an assistant's message, as vLLM and others call it.
+REASONING = ("reasoning", "reasoning_content")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 E = TypeVar("E", bound=Enum)
 
 
@@ -167,6 +170,21 @@ def _parse_prediction(body: Mapping[str, Any]) -> str | None:
     return None if asked is None else parse_text_parts(asked, "prediction.content")
 
 
+def parse_template_options(body: Mapping[str, Any], chat_template: str | None) -> dict[str, Any] | None:
+    """Returns the template's arguments, with `reasoning_effort` where the template can say it. Raises HttpError."""
+    options: dict[str, Any] | None = get(body, "chat_template_kwargs", dict, "an object")
+    effort = body.get("reasoning_effort")
+    if effort is None:
+        return options
+    if effort not in EFFORTS:
+        raise bad_value("reasoning_effort", effort, f"one of {', '.join(EFFORTS)}")
+    if "reasoning_effort" in (chat_template or ""):
+        return {"reasoning_effort": effort, **(options or {})}
+    if effort == "none" and "enable_thinking" in (chat_template or ""):
+        return {"enable_thinking": False, **(options or {})}
+    return options
+
+
 def parse_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Raises HttpError."""
     messages = body.get("messages")
@@ -190,11 +208,11 @@ def _parse_message(message: Any, name: str) -> dict[str, Any]:
     }
     if message.get("tool_calls") is not None:
         parsed["tool_calls"] = parse_calls(message["tool_calls"], f"{name}.tool_calls")
-    for key in ("tool_call_id", "name") if role == "tool" else ():
+    for key in (*REASONING, *(("tool_call_id", "name") if role == "tool" else ())):
         if message.get(key) is not None:
             if not isinstance(message[key], str):
                 raise bad_value(f"{name}.{key}", message[key], "a string")
-            parsed[key] = message[key]
+            parsed["reasoning" if key in REASONING else key] = message[key]
     return parsed
 
 

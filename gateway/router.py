@@ -34,7 +34,8 @@ MAX_CACHED_TOKENS = 1_000_000
 @dataclass(slots=True)
 class BufferedChoice:
     token_ids: list[int] = field(default_factory=list)
-    # Characters of each call's arguments.
+    # Characters of the reasoning, and of each call's arguments.
+    num_reasoning: int = 0
     arguments: list[int] = field(default_factory=list)
     is_finished: bool = False
 
@@ -48,6 +49,7 @@ class ReplayBuffer:
     def add(self, piece: Piece) -> None:
         choice = self._choices.setdefault(piece.index, BufferedChoice())
         choice.token_ids += piece.token_ids
+        choice.num_reasoning += len(piece.reasoning)
         for delta in piece.tool_calls:
             if delta.index == len(choice.arguments):
                 choice.arguments.append(0)
@@ -69,10 +71,10 @@ class ReplayBuffer:
 
 
 class Resumption:
-    """Deltas of calls have no tokens to count; but what was told of a call begins what is told of it again."""
+    """Reasoning and calls have no tokens to count; but what was told of them begins what is told again."""
 
     def __init__(self, replay_buffer: ReplayBuffer) -> None:
-        # Of calls: what the repetition has not repeated yet.
+        # Of reasoning and calls: what the repetition has not repeated yet.
         self._sent = replay_buffer.snapshot()
         # Tokens received, by choice.
         self._num_tokens: dict[int, int] = {}
@@ -88,10 +90,12 @@ class Resumption:
         num_known = min(len(known), len(piece.token_ids))
         if piece.token_ids[:num_known] != known[:num_known]:
             raise Aborted("the coordinator went away, and the repeated response has other tokens")
+        num_thought = min(choice.num_reasoning, len(piece.reasoning))
+        choice.num_reasoning -= num_thought
         calls = list(_new_calls(piece.tool_calls, choice.arguments))
         if choice.is_finished or (num_known == len(piece.token_ids) and piece.finish is None):
             return None
-        return replace(_drop_tokens(piece, num_known), tool_calls=calls)
+        return replace(_drop_tokens(piece, num_known), reasoning=piece.reasoning[num_thought:], tool_calls=calls)
 
 
 def _new_calls(deltas: Sequence[ToolCallDelta], told: list[int]) -> Iterator[ToolCallDelta]:

@@ -99,6 +99,8 @@ class Finish:
     seed: int
     speculation: Speculation
     timing: Timing
+    # Of the completion's.
+    reasoning_tokens: int = 0
     # What of the output's format was not enforced, in words.
     unenforced: list[str] = field(default_factory=list)
 
@@ -160,6 +162,8 @@ class Piece:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     # If requested.
     trace: RoundTrace | None = None
+    # Of a thought before the answer: what is final.
+    reasoning: str = ""
     # With tools: what of the calls is final.
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     # As in Finish, from the first round on.
@@ -185,6 +189,7 @@ class Completion:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     # If requested, one for each round.
     traces: list[RoundTrace] = field(default_factory=list)
+    reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
     finish: Finish | None = None
 
@@ -196,6 +201,7 @@ class Completion:
         self.prompt_logprobs += piece.prompt_logprobs
         if piece.trace is not None:
             self.traces.append(piece.trace)
+        self.reasoning += piece.reasoning
         extend_calls(self.tool_calls, piece.tool_calls)
         self.finish = piece.finish or self.finish
 

@@ -1,4 +1,4 @@
-"""Chats with tools, for one model: what its template gets, the grammar of its calls, and a parser of its answers."""
+"""Chats with one model: what its template gets, the grammar of its calls and thoughts, and a reader of its answers."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -9,6 +9,7 @@ from coordinator.tools.call_formats import HERMES, CallFormat, find_call_format
 from coordinator.tools.call_grammar import make_call_grammar
 from coordinator.tools.call_parser import CallParser, ContentDelta, Delta, merged
 from coordinator.tools.conversation import Message, renders_tools, to_template, write_out
+from coordinator.tools.thoughts import BEGIN, END, ThoughtMarks, ThoughtReader, find_marks, with_thought
 from coordinator.tools.tools import NONE, Tools
 from paceline.results import ToolCallDelta
 
@@ -33,17 +34,44 @@ class ToolChats:
             return write_out(messages, tools), {}
         return to_template(messages, self.call_format), {} if tools is None else {"tools": tools.for_template}
 
-    def grammar(self, tools: Tools, answer: dict[str, Any] | None) -> str:
-        """`answer`: the JSON Schema of an answer without calls. Raises InvalidArgument naming the tool."""
-        return make_call_grammar(tools, self.call_format, self._tokenizer.id_of, answer)
+    def opens_thought(self, prompt: Sequence[int]) -> bool | None:
+        """Returns whether a chat's prompt has opened a thought, or None if none can follow."""
+        return None if self._thought_marks is None else self._thought_marks.is_opened_by(prompt, self._tokenizer)
 
-    def reader(self, tools: Tools, request_id: str, choice: int) -> "CallReader":
-        return CallReader(CallParser(tools, self.call_format, request_id, choice), self._marks)
+    def call_grammar(self, tools: Tools, answer: dict[str, Any] | None, opens_thought: bool | None) -> str:
+        """Returns the grammar of a message with tools, without its thought. Raises InvalidArgument naming the tool.
+
+        `answer`: the JSON Schema of an answer without calls.
+        """
+        marks = None if opens_thought is None else self._thought_marks
+        apart = () if marks is None else (marks.begin, marks.end)
+        return make_call_grammar(tools, self.call_format, self._tokenizer.id_of, answer, apart)
+
+    def with_thought(self, grammar: str, opens_thought: bool | None, eos_token_ids: Sequence[int]) -> str:
+        """Puts a thought before what a grammar allows."""
+        if opens_thought is None or self._thought_marks is None:
+            return grammar
+        return with_thought(grammar, self._thought_marks, opens_thought, eos_token_ids)
+
+    def reader(self, tools: Tools | None, opens_thought: bool | None, request_id: str, choice: int) -> "AnswerReader":
+        parser = None if tools is None else CallParser(tools, self.call_format, request_id, choice)
+        thought = None if opens_thought is None else ThoughtReader(opens_thought)
+        return AnswerReader(parser, self._call_marks, thought, self._special_thought_marks)
 
     @cached_property
-    def _marks(self) -> dict[int, str]:
-        """Returns the special tokens among the format's marks, which are no text."""
-        marks = (self.call_format.begin, self.call_format.end, self.call_format.arguments_marker)
+    def _thought_marks(self) -> ThoughtMarks | None:
+        return find_marks(self._tokenizer)
+
+    @cached_property
+    def _special_thought_marks(self) -> dict[int, str]:
+        return self._special(BEGIN, END)
+
+    @cached_property
+    def _call_marks(self) -> dict[int, str]:
+        return self._special(self.call_format.begin, self.call_format.end, self.call_format.arguments_marker)
+
+    def _special(self, *marks: str) -> dict[int, str]:
+        """Returns the special tokens among marks, which are no text."""
         ids = {self._tokenizer.special_id(mark): mark for mark in marks if mark}
         return {token: mark for token, mark in ids.items() if token is not None}
 
@@ -52,24 +80,56 @@ class ToolChats:
         return self._tokenizer.chat_template is not None and renders_tools(self._tokenizer.render_chat)
 
 
-class CallReader:
-    """Splits one answer, token by token, into its text and its calls."""
+class AnswerReader:
+    """Splits one answer, token by token, into its thought, its text and its calls."""
 
-    def __init__(self, parser: CallParser, marks: dict[int, str]) -> None:
-        self._parser, self._marks = parser, marks
+    def __init__(
+        self,
+        parser: CallParser | None,
+        call_marks: dict[int, str],
+        thought: ThoughtReader | None,
+        thought_marks: dict[int, str],
+    ) -> None:
+        """`call_marks`, `thought_marks`: those that are special tokens, and thus no text."""
+        self._parser, self._call_marks = parser, call_marks
+        self._thought, self._thought_marks = thought, thought_marks
+        self._reasoning: list[str] = []
         self._deltas: list[Delta] = []
+        # With the thought's marks.
+        self.num_reasoning_tokens = 0
 
     @property
     def has_whole_call(self) -> bool:
-        return self._parser.has_whole_call
+        return self._parser is not None and self._parser.has_whole_call
 
     def read(self, token: int, text: str) -> str:
-        """Returns what stands outside of calls. `text`: what the token completes."""
-        return self._split(self._parser.feed(text + self._marks.get(token, "")))
+        """Returns what stands outside of thoughts and calls. `text`: what the token completes."""
+        if self._thought is not None:
+            was_inside = self._thought.is_inside
+            if not self._thought.is_over:
+                text += self._thought_marks.get(token, "")
+            reasoning, text = self._thought.read(text)
+            self._reasoning.append(reasoning)
+            self.num_reasoning_tokens += was_inside or self._thought.is_inside
+        if self._parser is None:
+            return text
+        return self._split(self._parser.feed(text + self._call_marks.get(token, "")))
 
     def finish(self, text: str) -> str:
-        """Returns what is left outside of calls. `text`: the answer's last."""
+        """Returns what is left outside of thoughts and calls. `text`: the answer's last."""
+        if self._thought is not None:
+            reasoning, text = self._thought.read(text)
+            more, rest = self._thought.finish()
+            self._reasoning += (reasoning, more)
+            text += rest
+        if self._parser is None:
+            return text
         return self._split(self._parser.feed(text)) + self._split(self._parser.finish())
+
+    def take_reasoning(self) -> str:
+        """Returns the thought found since the last time."""
+        reasoning, self._reasoning = "".join(self._reasoning), []
+        return reasoning
 
     def take_deltas(self) -> list[ToolCallDelta]:
         """Returns the parts of calls found since the last time."""

@@ -41,13 +41,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`calls`: of the assistant. `tool_call_id`: the call that a tool's message answers; `name`: its tool."""
+    """`calls`, `reasoning`: of the assistant. `tool_call_id`: the call that a tool's message answers; `name`: its tool."""
 
     role: str
     content: str
     calls: tuple[Call, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    reasoning: str = ""
 
 
 def renders_tools(render: Callable[[list[dict[str, Any]], dict[str, Any]], str]) -> bool:
@@ -99,6 +100,9 @@ def _named(messages: Sequence[Message]) -> Iterator[Message]:
             is_assistant or not message.calls, f"{field}.tool_calls", message.role, "left out unless of an assistant"
         )
         require(
+            is_assistant or not message.reasoning, f"{field}.reasoning", message.role, "left out unless of an assistant"
+        )
+        require(
             is_tool or not message.tool_call_id,
             f"{field}.tool_call_id",
             message.tool_call_id,
@@ -119,6 +123,8 @@ def _to_template(message: Message, make_id: Callable[[str], str]) -> dict[str, A
         rendered["tool_call_id"] = make_id(message.tool_call_id)
     if message.name:
         rendered["name"] = message.name
+    if message.reasoning:
+        rendered["reasoning_content"] = message.reasoning
     return rendered
 
 

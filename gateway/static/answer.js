@@ -25,18 +25,22 @@ export class Answer {
       this.end = chunk;
       return;
     }
+    const thought = choice.delta?.reasoning_content ?? "";
     const content = choice.delta?.content ?? choice.text ?? "";
+    // The first content behind a thought begins a paragraph.
+    if (content && !this.text && this.body.querySelector(".thought")) this.body.append("\n\n");
     this.text += content;
     this.finishReason = choice.finish_reason ?? this.finishReason;
-    if (choice.paceline?.emitted.length) this.#addRound(choice.paceline, content);
+    if (choice.paceline?.emitted.length) this.#addRound(choice.paceline, thought || content, thought !== "");
     else if (content) this.body.append(element("span", { text: content }));
   }
 
-  #addRound(trace, content) {
+  #addRound(trace, content, isThought) {
     this.lastAt_ms = performance.now();
     if (Number.isNaN(this.firstAt_ms)) this.firstAt_ms = this.lastAt_ms;
     this.traces.push(trace);
     const nodes = makeTokens(trace, content);
+    if (isThought) for (const node of nodes) node.classList.add("thought");
     nodes.forEach((node, index) => this.tokens.push({ ...trace.emitted[index], node }));
     this.body.append(...nodes.slice(0, trace.num_accepted), ...makeRejected(trace), ...nodes.slice(trace.num_accepted));
     this.strip.add(trace);

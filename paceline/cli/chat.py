@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options
-from paceline.cli.printing import coloured, legend
+from paceline.cli.printing import ThoughtPrinter, coloured, legend
 from paceline.client import Client, Completion
 from paceline.errors import ConfigError, InvalidArgument, RequestError
 from paceline.formats import OutputFormat
@@ -103,12 +103,13 @@ class ChatSession:
     def answer(self, question: str) -> None:
         """Streams an answer until it ends or the user stops it. Drops a question that is refused."""
         self._messages.append({"role": "user", "content": question})
-        answer, mark = Completion(), ""
+        answer, mark, thoughts = Completion(), "", ThoughtPrinter(self._console)
         try:
             pieces = self._client.stream(self._messages, self._sampling, self._speculation, format=self._format)
             with contextlib.closing(pieces):
                 for piece in pieces:
                     answer.add(piece)
+                    thoughts.piece(piece)
                     self._console.print(coloured(piece), end="")
             mark = self._mark(answer)
         except KeyboardInterrupt:

@@ -84,6 +84,23 @@ def coloured(piece: Piece) -> Segments:
     return Segments(Segment(text, Style.parse(style)) for text, style in parts)
 
 
+class ThoughtPrinter:
+    """Prints an answer's thought in grey, and a blank line before what follows it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._is_inside = False
+
+    def piece(self, piece: Piece) -> None:
+        """Call before the piece's text is printed."""
+        if piece.reasoning:
+            self._is_inside = True
+            self._console.print(Text(strip_control_codes(piece.reasoning), "dim"), end="")
+        if piece.text and self._is_inside:
+            self._is_inside = False
+            self._console.print("\n")
+
+
 def legend(has_format: bool = False) -> Text:
     shown = [each for letter, each in ORIGINS.items() if letter != "F" or has_format]
     names = (Text(f"{name} ({style or 'plain'})", style) for name, style in shown)
@@ -110,6 +127,7 @@ class Printer:
         self._with_headers = with_headers and not as_json
         self._console = Console(highlight=False, soft_wrap=True)
         self._color = color and not as_json and self._console.is_terminal and not self._console.no_color
+        self._thoughts = ThoughtPrinter(self._console)
         self._is_first = True
         if self._color:
             Console(stderr=True, highlight=False, soft_wrap=True).print(legend(has_format))
@@ -128,8 +146,9 @@ class Printer:
         self._is_first = False
 
     def piece(self, piece: Piece) -> None:
-        if self._as_json or not piece.text:
+        if self._as_json:
             return
+        self._thoughts.piece(piece)
         if self._color:
             self._console.print(coloured(piece), end="")
         else:
@@ -152,6 +171,7 @@ def as_record(answer: Answer) -> dict[str, Any]:
         **({} if answer.record.id is None else {"id": answer.record.id}),
         "choice": answer.choice,
         "text": completion.text,
+        **({"reasoning": completion.reasoning} if completion.reasoning else {}),
         "token_ids": completion.token_ids,
         "origins": completion.origins,
         **({"logprobs": [asdict(each) for each in completion.logprobs]} if completion.logprobs else {}),

@@ -179,7 +179,7 @@ def _fill_prompt(
             texts = {name: _encodable(f"{field}.{name}", message.get(name)) for name in ("role", "content")}
             texts |= {
                 name: _encodable(f"{field}.{name}", message[name])
-                for name in ("tool_call_id", "name")
+                for name in ("tool_call_id", "name", "reasoning")
                 if name in message
             }
             added = request.chat.messages.add(**texts)
@@ -283,6 +283,7 @@ def piece_from_message(response: generation_pb2.GenerateResponse) -> Piece:
         logprobs=[_logprobs_from_message(each) for each in response.logprobs],
         prompt_logprobs=[_logprobs_from_message(each) for each in response.prompt_logprobs],
         trace=_trace_from_message(response.trace) if response.HasField("trace") else None,
+        reasoning=response.reasoning,
         tool_calls=[ToolCallDelta(**_fields(each, ToolCallDelta)) for each in response.tool_calls],
         prompt_tokens=response.prompt_tokens,
         cached_prompt_tokens=response.cached_prompt_tokens,
@@ -294,7 +295,7 @@ def encode_piece(
     request_id: str, index: int, tokens: Sequence[int] = (), origins: Sequence[str] = (), texts: Sequence[str] = (),
     logprobs: Sequence[TokenLogprobs] = (), prompt_logprobs: Sequence[TokenLogprobs] = (),
     trace: RoundTrace | None = None, prompt_tokens: int = 0, cached_prompt_tokens: int = 0, finish: Finish | None = None,
-    tool_calls: Sequence[ToolCallDelta] = (),
+    tool_calls: Sequence[ToolCallDelta] = (), reasoning: str = "",
 ) -> bytes:  # fmt: skip
     """Encodes a piece from its parts: a `Piece` for every round would take as long again.
 
@@ -315,6 +316,8 @@ def encode_piece(
         message.logprobs.extend(map(_logprobs_to_message, logprobs))
     if prompt_logprobs:
         message.prompt_logprobs.extend(map(_logprobs_to_message, prompt_logprobs))
+    if reasoning:
+        message.reasoning = reasoning
     for call in tool_calls:
         message.tool_calls.add(**dataclasses.asdict(call))
     if trace is not None:

@@ -24,9 +24,13 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServicer):
             generation_pb2.GenerateResponse(token_ids=[1, 2], text="{}", text_lengths=[1, 1], origins=forced)
         ]
         self.reason: generation_pb2.FinishReason = generation_pb2.FINISH_REASON_STOP
+        self.chat_template = ""
 
     async def Describe(self, request: Any, context: Any) -> generation_pb2.DescribeResponse:
-        return generation_pb2.DescribeResponse(target=model_pb2.ModelCard(name="tiny", max_model_len=64, vocab_size=9))
+        return generation_pb2.DescribeResponse(
+            target=model_pb2.ModelCard(name="tiny", max_model_len=64, vocab_size=9),
+            tokenizer=generation_pb2.TokenizerInfo(chat_template=self.chat_template),
+        )
 
     async def Detokenize(self, request: Any, context: Any) -> generation_pb2.DetokenizeResponse:
         return generation_pb2.DetokenizeResponse(pieces=[str(each).encode() for each in request.token_ids])

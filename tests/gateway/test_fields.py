@@ -33,12 +33,12 @@ CHANGES: dict[str, dict[str, Any]] = {
 SAME: dict[str, dict[str, Any]] = {
     "top_p": {"temperature": 0}, "top_k": {"temperature": 0}, "min_p": {"temperature": 0},
 }  # fmt: skip
-# Tested where what they do shows: streams, usage, traces, echo, log-probabilities, speculation, names, formats, tools.
+# Tested where what they do shows: streams, usage, traces, echo, log-probabilities, speculation, names, formats, tools, thoughts.
 ELSEWHERE = {
     "model", "stream", "stream_options", "speculation", "prediction", "trace", "request_id", "cache_salt", "messages",
     "max_completion_tokens", "logprobs", "top_logprobs", "chat_template_kwargs", "add_generation_prompt",
     "parse_special_tokens", "prompt", "echo", "stop", "best_of", "response_format", "structured_outputs", *FORMATS,
-    "tools", "tool_choice", "parallel_tool_calls",
+    "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort",
 }  # fmt: skip
 
 

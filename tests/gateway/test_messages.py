@@ -76,6 +76,12 @@ async def test_a_misspelt_key_is_refused_by_its_name(http: httpx2.AsyncClient, n
     assert (error["param"], error["code"]) == (f"messages[1].{key}", "unknown_field")
 
 
+async def test_only_an_assistant_has_thoughts(http: httpx2.AsyncClient) -> None:
+    for name in ("reasoning", "reasoning_content"):
+        error = await refusal_of(http, {**ASKED, name: "Hm."})
+        assert error["param"] == "messages[1].reasoning"
+
+
 @pytest.mark.parametrize("name", REPLAYED)
 async def test_an_answer_may_be_sent_back_as_it_came(http: httpx2.AsyncClient, name: str) -> None:
     assert await ids_of(http, {**ANSWERED, **REPLAYED[name]}) == await ids_of(http, ANSWERED)

@@ -107,6 +107,7 @@ CALLS = [
     [ToolCallDelta(0, "call_0", "add")], [ToolCallDelta(0, arguments='{"a"')], [], [ToolCallDelta(0, arguments=": 11}")],
     [ToolCallDelta(1, "call_1", "add"), ToolCallDelta(1, arguments="{")], [ToolCallDelta(1, arguments="}")], [],
 ]  # fmt: skip
+THOUGHT = ["Two ", "", "and", " two.", "", "", ""]
 WHOLE = [ToolCall("call_0", "add", '{"a": 11}'), ToolCall("call_1", "add", "{}")]
 
 
@@ -115,13 +116,14 @@ def calling(first: int, end: int) -> Piece:
     finish = FINISH if end == len(CALLS) else None
     deltas = [delta for each in CALLS[first:end] for delta in each]
     return Piece(
-        "", list(range(first, end)), "A" * (end - first), [0] * (end - first), tool_calls=deltas, finish=finish
-    )
+        "", list(range(first, end)), "A" * (end - first), [0] * (end - first), tool_calls=deltas, finish=finish,
+        reasoning="".join(THOUGHT[first:end]),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("delivered_tokens", range(1, len(CALLS) + 1))
 @pytest.mark.parametrize("size", range(1, len(CALLS) + 1))
-def test_calls_go_on_where_they_were_cut_and_no_part_comes_twice(delivered_tokens: int, size: int) -> None:
+def test_thoughts_and_calls_go_on_where_they_were_cut_and_no_part_comes_twice(delivered_tokens: int, size: int) -> None:
     """Twice: the second coordinator goes away as well."""
     known, client = ReplayBuffer(), Completion()
     rounds = [(at, min(at + size, len(CALLS))) for at in range(0, len(CALLS), size)]
@@ -133,5 +135,6 @@ def test_calls_go_on_where_they_were_cut_and_no_part_comes_twice(delivered_token
                 client.add(rest)
                 assert all(delta.id or delta.arguments for delta in rest.tool_calls)
     assert client.tool_calls == WHOLE
+    assert client.reasoning == "".join(THOUGHT)
     assert client.token_ids == list(range(len(CALLS)))
     assert client.finish == FINISH

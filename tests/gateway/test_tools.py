@@ -12,7 +12,7 @@ from gateway.app import make_app
 from gateway.config import GatewaySettings
 from gateway.openai import Chat
 from paceline.errors import InvalidArgument
-from paceline.results import ToolCallDelta
+from paceline.results import Piece, ToolCallDelta
 from paceline.v1 import generation_pb2
 from tests.gateway.conftest import Door
 from tests.gateway.fake_coordinator import FakeCoordinator
@@ -259,9 +259,8 @@ async def test_a_stream_opens_each_call_and_then_grows_its_arguments(
 
 
 def test_the_reason_comes_behind_the_last_call() -> None:
-    chunks = Chat().deltas(
-        0, "", [ToolCallDelta(0, "call_0", "add"), ToolCallDelta(0, arguments="{}")], None, "tool_calls"
-    )
+    calls = [ToolCallDelta(0, "call_0", "add"), ToolCallDelta(0, arguments="{}")]
+    chunks = Chat().deltas(0, "", Piece("", [], "", tool_calls=calls), None, "tool_calls")
     assert [each["finish_reason"] for each in chunks] == [None, None, "tool_calls"]
     assert chunks[-1]["delta"] == {}
 

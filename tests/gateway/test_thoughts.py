@@ -1,0 +1,101 @@
+"""Thoughts over HTTP: `reasoning_content` beside the content, in answers, streams and messages."""
+
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from paceline.v1 import generation_pb2
+from tests.gateway.fake_coordinator import FakeCoordinator
+
+ASKED = {"role": "user", "content": "t1"}
+PATH = "/v1/chat/completions"
+
+
+def thought_round(reasoning: str, text: str) -> generation_pb2.GenerateResponse:
+    return generation_pb2.GenerateResponse(
+        token_ids=[1], reasoning=reasoning, text=text, text_lengths=[len(text)],
+        origins=[generation_pb2.ORIGIN_TARGET],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def http(fake_http: httpx2.AsyncClient) -> httpx2.AsyncClient:
+    return fake_http
+
+
+@pytest.fixture
+def thinking(coordinator: FakeCoordinator) -> FakeCoordinator:
+    coordinator.rounds = [thought_round("Two and", ""), thought_round(" two.", "Fo"), thought_round("", "ur.")]
+    return coordinator
+
+
+@pytest.mark.usefixtures("thinking")
+async def test_a_whole_answer_has_its_thought_apart(http: httpx2.AsyncClient) -> None:
+    answer = (await http.post(PATH, json={"messages": [ASKED]})).json()
+    message = answer["choices"][0]["message"]
+    assert message == {
+        "role": "assistant", "content": "Four.", "refusal": None, "reasoning_content": "Two and two."
+    }  # fmt: skip
+    assert "reasoning_tokens" in answer["usage"]["completion_tokens_details"]
+
+
+async def test_an_answer_without_a_thought_has_no_key_for_it(http: httpx2.AsyncClient) -> None:
+    answer = (await http.post(PATH, json={"messages": [ASKED]})).json()
+    assert "reasoning_content" not in answer["choices"][0]["message"]
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+@pytest.mark.usefixtures("thinking")
+async def test_a_stream_brings_the_thought_before_the_content(http: httpx2.AsyncClient) -> None:
+    async with openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http) as client:
+        given: Any = {"model": "tiny", "messages": [ASKED], "stream": True}
+        deltas = [chunk.choices[0].delta.to_dict() async for chunk in await client.chat.completions.create(**given)]
+    assert deltas == [
+        {"role": "assistant", "content": ""}, {"reasoning_content": "Two and"}, {"reasoning_content": " two."},
+        {"content": "Fo"}, {"content": "ur."}, {},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+async def test_a_thought_sent_back_reaches_the_coordinator(
+    http: httpx2.AsyncClient, coordinator: FakeCoordinator, key: str
+) -> None:
+    said = {"role": "assistant", "content": "Four.", key: "Two and two."}
+    assert (await http.post(PATH, json={"messages": [ASKED, said]})).status_code == 200
+    assert coordinator.asked[-1].chat.messages[1].reasoning == "Two and two."
+    wrong = await http.post(PATH, json={"messages": [ASKED, {**said, key: 3}]})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, f"messages[1].{key}")
+
+
+# The template, the effort, and what the template gets.
+EFFORTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "its own switch": ("{{ reasoning_effort }}", {"reasoning_effort": "low"}, '{"reasoning_effort": "low"}'),
+    "none, by Qwen's switch": ("{{ enable_thinking }}", {"reasoning_effort": "none"}, '{"enable_thinking": false}'),
+    "more, which Qwen's switch can't say": ("{{ enable_thinking }}", {"reasoning_effort": "high"}, ""),
+    "no switch": ("{{ messages }}", {"reasoning_effort": "high"}, ""),
+    "no template": ("", {"reasoning_effort": "none"}, ""),
+    "beside other options, which count more": (
+        "{{ reasoning_effort }}",
+        {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high", "x": 1}},
+        '{"reasoning_effort": "high", "x": 1}',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EFFORTS)
+async def test_an_effort_is_told_to_templates_that_know_it(
+    http: httpx2.AsyncClient, coordinator: FakeCoordinator, name: str
+) -> None:
+    coordinator.chat_template, fields, options = EFFORTS[name]
+    assert (await http.post(PATH, json={"messages": [ASKED], **fields})).status_code == 200
+    assert coordinator.asked[-1].chat.template_options == options
+
+
+@pytest.mark.parametrize("effort", ["much", 3, ""])
+async def test_another_effort_is_refused(http: httpx2.AsyncClient, effort: Any) -> None:
+    response = await http.post(PATH, json={"messages": [ASKED], "reasoning_effort": effort})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "reasoning_effort")
+    assert "one of none, minimal, low, medium, high, xhigh" in error["message"]
