@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
-from typing import NoReturn, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -40,8 +40,8 @@ LIMITS = LLParserLimits(
 # Tokens between copies of a matcher, and copies kept: enough to go back over a round's drafts without starting from the
 # beginning.
 COPY_EVERY, NUM_COPIES = 16, 3
-# What the library's error says of a token that may not follow.
-NOT_ALLOWED = "satisfy the grammar"
+# How the library's errors say that a token may not follow, and that none may.
+NOT_ALLOWED, NO_TEXT = "satisfy the grammar", "NoExtension"
 T = TypeVar("T")
 # Bit i % 32 of word i // 32: whether token i may follow.
 Mask = NDArray[np.uint32]  # [ceil(vocab_size / 32)]
@@ -124,35 +124,53 @@ class Guide:
         self._copies: dict[int, LLMatcher] = {}
 
     def mask(self, completion: Sequence[int]) -> Mask:
-        """Returns the tokens that may follow: EOS alone at the end. An EOS in the completion, and all behind it, is left out.
+        """Returns the tokens that may follow: EOS alone at the end, none where the vocabulary lacks what the grammar needs.
 
-        Raises InvalidArgument for a completion that the grammar does not allow.
+        An EOS in the completion, and all behind it, is left out. Raises InvalidArgument for a completion that the grammar
+        does not allow.
         """
-        return np.frombuffer(self._ask(completion, LLMatcher.compute_bitmask), np.uint32)
+        packed, is_dead_end = self._ask(completion, LLMatcher.compute_bitmask)
+        mask = np.frombuffer(packed, np.uint32)
+        return np.zeros_like(mask) if is_dead_end else mask
 
     def forced(self, completion: Sequence[int]) -> int | None:
         """Returns the only token that may follow, if there is one and the text is not over."""
-        tokens = self._ask(completion, lambda matcher: [] if matcher.is_stopped() else matcher.compute_ff_tokens())
-        return int(tokens[0]) if tokens else None
+        tokens, is_dead_end = self._ask(
+            completion, lambda matcher: [] if matcher.is_stopped() else matcher.compute_ff_tokens()
+        )
+        return int(tokens[0]) if tokens and not is_dead_end else None
 
     def is_over(self, completion: Sequence[int]) -> bool:
         """Returns whether nothing may follow but EOS."""
-        return bool(self._ask(completion, LLMatcher.is_stopped))
+        is_stopped, is_dead_end = self._ask(completion, LLMatcher.is_stopped)
+        return is_stopped and not is_dead_end
 
     def may_follow(self, completion: Sequence[int], token: int) -> bool:
         return allows(self.mask(completion), token)
 
-    def _ask(self, completion: Sequence[int], question: Callable[[LLMatcher], T]) -> T:
-        """Asks the matcher behind the completion, and after an error one of the grammar compiled again."""
+    def _ask(self, completion: Sequence[int], question: Callable[[LLMatcher], T]) -> tuple[T, bool]:
+        """Asks the matcher behind the completion, and after an error one of the grammar compiled again.
+
+        Returns the answer, and whether no token may follow: then the answer says nothing.
+        """
         for may_renew in (True, False):
             matcher = self._go_to(completion)
-            # After an error the answer says nothing: the mask is EOS alone, and the text is over.
+            # After an error it is EOS alone for a mask, and that the text is over.
             answer = question(matcher)
             if not matcher.is_error():
-                return answer
-            if not may_renew or NOT_ALLOWED in matcher.get_error():
-                self._fail(matcher)
-            self._matcher, self._taken, self._copies = None, [], {}
+                return answer, False
+            error = matcher.get_error()
+            # It never leaves this state.
+            self._matcher = None
+            if error.startswith(NO_TEXT):
+                return answer, True
+            if not may_renew or NOT_ALLOWED in error:
+                at = len(self._taken)
+                problem = (
+                    f"does not allow the token at {at} of the completion" if NOT_ALLOWED in error else "reached a limit"
+                )
+                raise InvalidArgument("format", f"{problem}: {_in_one_line(error)}")
+            self._copies = {}
             self._grammar.renew(self._source)
         raise AssertionError("the second error is raised")
 
@@ -181,24 +199,17 @@ class Guide:
         beginning = self._copies[length] if length else self._source
         self._matcher, self._taken = beginning.deep_copy(), self._taken[:length]
 
-    def _fail(self, matcher: LLMatcher) -> NoReturn:
-        error, at = matcher.get_error(), len(self._taken)
-        problem = f"does not allow the token at {at} of the completion" if NOT_ALLOWED in error else "reached a limit"
-        # It never leaves this state.
-        self._matcher, self._taken, self._copies = None, [], {}
-        raise InvalidArgument("format", f"{problem}: {_in_one_line(error)}")
-
 
 def allows(mask: Mask, token: int) -> bool:
     return bool(mask[token >> 5] >> np.uint32(token & 31) & np.uint32(1))
 
 
 def is_dead_end(mask: Mask, allowed: Sequence[int], banned: Sequence[int]) -> bool:
-    """Returns whether lists of token ids leave no token of a mask. `allowed`: all if empty."""
+    """Returns whether a mask has no token, or lists of token ids leave none. `allowed`: all if empty."""
     if allowed:
         return not any(allows(mask, token) and token not in banned for token in allowed)
     if not banned:
-        return False
+        return not mask.any()
     return int(np.bitwise_count(mask).sum()) == sum(allows(mask, token) for token in set(banned))
 
 
@@ -211,7 +222,7 @@ def _common_length(taken: list[int], completion: Sequence[int]) -> int:
 
 def _in_one_line(error: str) -> str:
     """Shortens the library's report, which shows the text again and says what is wrong with it in its last line."""
-    if error.startswith("NoExtension"):
+    if error.startswith(NO_TEXT):
         return "it allows no text"
     first, *rest = error.strip().split("\n")
     reason = next((line for line in reversed(rest) if line.startswith("error: ")), "")

@@ -14,7 +14,7 @@ from coordinator.requests import RequestReader
 from paceline.engine.models.weights import load_model
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.formats import OutputFormat
-from paceline.grammar import GRAMMAR_ENGINE, MAX_GRAMMARS, Grammar, GrammarEngine, allows
+from paceline.grammar import GRAMMAR_ENGINE, MAX_GRAMMARS, Grammar, GrammarEngine, allows, is_dead_end
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import model_pb2
@@ -86,6 +86,18 @@ def test_a_rejected_draft_leaves_nothing(engine: GrammarEngine) -> None:
               40, 34, 33, 33, 24885]  # fmt: skip
     for completion in (before, [*before, 9523], [*before, 9583], [*before, 9583, 311]):
         assert np.array_equal(guide.mask(completion), grammar.guide().mask(completion))
+
+
+def test_where_the_vocabulary_lacks_a_byte_no_token_may_follow_and_the_guide_goes_on(engine: GrammarEngine) -> None:
+    grammar = engine.grammar(make_grammar(OutputFormat(regex="(a[\x13\x14]|bcd)")))
+    guide, dead, other = grammar.guide(), [81], [82]
+    for completion, may_follow in (([], True), (dead, False), (dead, False), (other, True), (dead, False), ([], True)):
+        assert is_dead_end(guide.mask(completion), (), ()) != may_follow
+        assert not guide.is_over(completion)
+        if may_follow:
+            assert np.array_equal(guide.mask(completion), grammar.guide().mask(completion))
+    assert guide.forced(dead) is None
+    assert not guide.may_follow(dead, 83)
 
 
 def test_an_end_in_the_completion_is_not_taken(engine: GrammarEngine) -> None:
