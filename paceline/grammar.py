@@ -148,6 +148,14 @@ class Guide:
     def may_follow(self, completion: Sequence[int], token: int) -> bool:
         return allows(self.mask(completion), token)
 
+    def fork(self) -> "Guide":
+        """Returns a guide at the same place that goes its own way."""
+        forked = Guide(self._grammar)
+        forked._matcher = None if self._matcher is None else self._matcher.deep_copy()
+        # Kept copies take no tokens, so both may start from them again.
+        forked._source, forked._taken, forked._copies = self._source, list(self._taken), dict(self._copies)
+        return forked
+
     def _ask(self, completion: Sequence[int], question: Callable[[LLMatcher], T]) -> tuple[T, bool]:
         """Asks the matcher behind the completion, and after an error one of the grammar compiled again.
 

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from coordinator.formats import make_grammar
 from coordinator.requests import RequestReader
+from paceline.engine.cache.block_pool import BlockPool
+from paceline.engine.cache.sequence import Sequence, SequenceOptions
 from paceline.engine.models.weights import load_model
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.formats import OutputFormat
-from paceline.grammar import GRAMMAR_ENGINE, MAX_GRAMMARS, Grammar, GrammarEngine, allows, is_dead_end
+from paceline.grammar import GRAMMAR_ENGINE, MAX_GRAMMARS, Grammar, GrammarEngine, Guide, allows, is_dead_end
 from paceline.sampling import SamplingParams
 from paceline.speculation import SpeculationParams
 from paceline.v1 import model_pb2
@@ -86,6 +88,45 @@ def test_a_rejected_draft_leaves_nothing(engine: GrammarEngine) -> None:
               40, 34, 33, 33, 24885]  # fmt: skip
     for completion in (before, [*before, 9523], [*before, 9583], [*before, 9583, 311]):
         assert np.array_equal(guide.mask(completion), grammar.guide().mask(completion))
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=10, deadline=None)
+def test_forks_of_a_guide_go_their_own_ways(engine: GrammarEngine, seed: int) -> None:
+    grammar, coin = engine.grammar(make_grammar(FORMATS["schema"])), random.Random(seed)
+    led: list[tuple[Guide, list[int]]] = [(grammar.guide(), [])]
+    for _ in range(60):
+        guide, completion = coin.choice(led)
+        mask = guide.mask(completion)
+        assert np.array_equal(mask, grammar.guide().mask(completion))
+        if guide.is_over(completion):
+            continue
+        if len(led) < 6 and coin.random() < 0.3:
+            # Or of fewer tokens than the guide has taken.
+            led.append((guide.fork(), completion[: len(completion) - coin.choice((0, 0, 1))]))
+        # Of few tokens, so that forks often take the same ones.
+        completion.append(coin.choice([each for each in allowed_ids(grammar, completion) if each > max(SPECIAL)][:2]))
+
+
+def test_a_forked_sequence_keeps_to_its_own_format(engine: GrammarEngine) -> None:
+    pool = BlockPool(8, 4, lambda sources, destinations: None)
+    ours, other = (engine.grammar(make_grammar(FORMATS[name])) for name in ("regex", "choice"))
+
+    def open_sequence(grammar: Grammar | None) -> Sequence:
+        return Sequence(SequenceOptions(SamplingParams(seed=1), 0, (), grammar=grammar), pool)
+
+    parent, first = open_sequence(ours), allowed_ids(ours, [])[0]
+    assert parent.guide is not None
+    parent.guide.mask([first])
+    for grammar in (ours, other):
+        child = open_sequence(grammar)
+        child.fork(parent, 0)
+        assert child.guide is not None
+        assert child.guide is not parent.guide
+        assert np.array_equal(child.guide.mask([]), grammar.guide().mask([]))
+    free = open_sequence(None)
+    free.fork(parent, 0)
+    assert free.guide is None
 
 
 def test_where_the_vocabulary_lacks_a_byte_no_token_may_follow_and_the_guide_goes_on(engine: GrammarEngine) -> None:

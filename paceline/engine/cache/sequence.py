@@ -81,6 +81,9 @@ class Sequence:
         self.blocks = parent.blocks[: self._pool.blocks_for(length)]
         self._pool.ref(self.blocks)
         self.tokens = parent.tokens[:length]
+        if parent.guide is not None and parent.options.grammar is self.options.grammar:
+            # Else its guide would take the whole completion again.
+            self.guide = parent.guide.fork()
         self._digests = parent._digests[: length // self._pool.block_size]
 
     def commit(self, length: int) -> None:
