@@ -103,6 +103,10 @@ class Emission:
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
 
 
+def no_token_allowed() -> InvalidArgument:
+    return InvalidArgument("format", "and the request's token lists allow no token together here")
+
+
 # Of a forced token.
 CERTAIN = TokenLogprobs(0.0, [], [])
 
@@ -183,7 +187,7 @@ class Context:
             if self.is_finished:
                 break
             if index == dead_end:
-                raise InvalidArgument("format", "and the request's token lists allow no token together here")
+                raise no_token_allowed()
             text_offsets.append(self._text.num_characters)
             # The same origin whether or not it was drafted. The prompt's round is a forward in any case.
             is_forced = origin is not Origin.TARGET and token == self._forced_token()

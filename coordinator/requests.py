@@ -103,7 +103,6 @@ class RequestReader:
     async def _compile(self, field: str, text: str, sampling: SamplingParams, card: model_pb2.ModelCard) -> Grammar:
         """Raises InvalidArgument naming `field`, and Unavailable if the target server can't follow."""
         require(not sampling.ignore_eos, "ignore_eos", True, f"left out with {field}")
-        require(sampling.beams == 1, "beams", sampling.beams, f"1 with {field}")
         if card.grammar_engine != GRAMMAR_ENGINE:
             theirs = card.grammar_engine or "none"
             raise Unavailable(f"formats need {GRAMMAR_ENGINE} on the target server too; it has {theirs}")

@@ -125,6 +125,7 @@ SMOLLM2 = {
     "tests/cli/test_measure.py",
     "tests/end_to_end/test_beams.py",
     "tests/end_to_end/test_embedded_draft.py",
+    "tests/end_to_end/test_format_beams.py",
     "tests/end_to_end/test_greedy_oracle.py",
     "tests/end_to_end/test_identity.py",
     "tests/end_to_end/test_load.py",

@@ -5,9 +5,12 @@ is its log-probability / num_tokens ^ length_penalty.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+
+from paceline.errors import InvalidArgument
+from paceline.grammar import Guide
 
 # Top next tokens of a hypothesis with log-probabilities, most likely first.
 NextTokens = Sequence[tuple[int, float]]
@@ -18,10 +21,28 @@ Tokens = tuple[int, ...]
 class Hypothesis:
     tokens: Tokens = ()
     logprob: float = 0.0
+    # Under an output format: its own, or that of the hypothesis it extends. None without a format.
+    guide: Guide | None = field(default=None, compare=False)
 
     def extended(self, token: int, logprob: float) -> "Hypothesis":
         # transformers sums in float32.
-        return Hypothesis((*self.tokens, token), float(np.float32(self.logprob) + np.float32(logprob)))
+        return Hypothesis((*self.tokens, token), float(np.float32(self.logprob) + np.float32(logprob)), self.guide)
+
+    def guided(self) -> "Hypothesis | None":
+        """Returns it with a guide of its own; None if the format does not allow its last token."""
+        if self.guide is None:
+            return self
+        guide = self.guide.fork()
+        try:
+            guide.is_over(self.tokens)
+        except InvalidArgument:
+            return None
+        return replace(self, guide=guide)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the output's format allows nothing more."""
+        return self.guide is not None and self.guide.is_over(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +78,7 @@ class Beams:
         return self.finished[0][1]
 
     def step(self, next_tokens: Sequence[NextTokens]) -> None:
-        """`next_tokens`: per live hypothesis, at least `rules.num_next`, or the whole vocabulary."""
+        """`next_tokens`: per live hypothesis, at least `rules.num_next`, or all that may follow."""
         rules, length = self.rules, len(self.live[0].tokens) + 1
         candidates = [
             hypothesis.extended(token, logprob)
@@ -66,13 +87,17 @@ class Beams:
         ]
         candidates.sort(key=lambda candidate: -candidate.logprob)
         is_last = length == rules.max_tokens
-        ends = [is_last or candidate.tokens[-1] in rules.ending_ids for candidate in candidates]
+        ends = [candidate.tokens[-1] in rules.ending_ids for candidate in candidates]
         # Only the best `width` candidates can finish, as in transformers.
         ended = [each for each, is_end in list(zip(candidates, ends, strict=True))[: rules.width] if is_end]
+        going_on = [each for each, is_end in zip(candidates, ends, strict=True) if not is_end]
+        # Any number of next tokens may complete a format, so those are among the `width` kept: as ending tokens they would
+        # need more than `num_next`.
+        kept = [guided for each in going_on[: rules.width] if (guided := each.guided()) is not None]
+        ended += [each for each in kept if is_last or each.is_over]
+        self.live = [each for each in kept if not (is_last or each.is_over)]
         finished = self.finished + [(rules.score(each, length), each) for each in ended]
         self.finished = sorted(finished, key=lambda pair: -pair[0])[: rules.width]
-        going_on = [each for each, is_end in zip(candidates, ends, strict=True) if not is_end]
-        self.live = going_on[: rules.width]
         self.is_over = not self.live or (
             len(self.finished) == rules.width and rules.score(self.live[0], length) <= self.finished[-1][0]
         )

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from coordinator.acceptance import Origin, Outcome
-from coordinator.beams.hypotheses import BeamRules, Beams, NextTokens, Tokens
+from coordinator.beams.hypotheses import BeamRules, Beams, Hypothesis, NextTokens, Tokens
 from coordinator.beams.models import DraftBeams, Drafted, TargetBeams, make_draft_beams
-from coordinator.context import Context, Emission, Request
+from coordinator.context import Context, Emission, Request, no_token_allowed
 from coordinator.drafters.drafter import Resources
 from coordinator.remote.link import Link
 from coordinator.reports import DraftReport
@@ -39,7 +39,8 @@ async def search(
     has_read: Callable[[], None],
 ) -> AsyncGenerator[Emission, None]:
     """Yields the best hypothesis at the end. Closing it early frees all caches."""
-    beams = Beams(rules_of(context.request))
+    grammar = context.request.grammar
+    beams = Beams(rules_of(context.request), [Hypothesis(guide=None if grammar is None else grammar.guide())])
     known: dict[Tokens, NextTokens] = {}
     try:
         while not beams.is_over:
@@ -56,6 +57,8 @@ async def search(
             # The first step needs no draft.
             report = DraftReport(drafter="model", computed_us=drafted.computed_us, queued_us=drafted.queued_us)
             stats.count_round(num_steps, len(drafted.levels), num_steps - 1, started_s, report, verified.report)
+        if not beams.finished:
+            raise no_token_allowed()
         tokens = list(beams.best.tokens)
         emission = context.extend(Outcome(tokens, len(tokens) - 1, Origin.TARGET))
         stats.count_first_token()

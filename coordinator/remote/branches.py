@@ -85,7 +85,7 @@ async def score(
     num_next: int,
     timeout_s: float,
 ) -> Scored:
-    """Returns the top `num_next` tokens at the last `num_drafts` + 1 positions of `tokens`.
+    """Returns the top `num_next` tokens at the last `num_drafts` + 1 positions of `tokens`: fewer if fewer may follow.
 
     Leaves all of `tokens` in the cache. Raises Unavailable after the timeout.
     """
@@ -105,7 +105,11 @@ async def score(
     ids, count = list(answer.logprobs.top_token_ids), (num_drafts + 1) * num_next
     require(len(ids) == count, "logprobs.top_token_ids", f"{len(ids)} ids", f"{count} ids")
     pairs = list(zip(ids, floats_from_bytes(answer.logprobs.top, "logprobs.top", count).tolist(), strict=True))
-    next_tokens = [pairs[start : start + num_next] for start in range(0, count, num_next)]
+    num_rows = answer.dead_end if answer.HasField("dead_end") else num_drafts + 1
+    next_tokens = [
+        [pair for pair in pairs[row * num_next : (row + 1) * num_next] if row < num_rows and pair[1] > -math.inf]
+        for row in range(num_drafts + 1)
+    ]
     return Scored(next_tokens, answer.cached_tokens, answer.computed_us, answer.queued_us)
 
 

@@ -2,20 +2,30 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from scipy.special import log_softmax
 from transformers import LlamaForCausalLM
 
-from coordinator.beams.hypotheses import BeamRules, Beams, Tokens
+from coordinator.beams.hypotheses import BeamRules, Beams, Hypothesis, Tokens
 from coordinator.beams.models import TargetBeams, Verified
 from coordinator.beams.search import paths_of, search
-from coordinator.remote.branches import common_length
+from coordinator.formats import make_grammar
+from coordinator.remote.branches import common_length, score
 from coordinator.stats import GenerationStats
 from paceline.engine.models.dummy import dummy_config, make_dummy
+from paceline.engine.models.weights import load_model
+from paceline.formats import OutputFormat
+from paceline.grammar import Grammar, GrammarEngine
+from paceline.rpc.messages import floats_to_bytes
+from paceline.v1 import target_pb2
 from tests.coordinator.contexts import make_context
+from tests.end_to_end.beam_oracle import allowed_ids, slow_search
 from tests.end_to_end.tiny_oracle import one_thread
 
 NAME = "tiny-32-a"
@@ -69,6 +79,54 @@ def test_hypotheses_are_those_of_transformers(model: LlamaForCausalLM, width: in
     assert (len(lengths) > 1) == bool(ends)
 
 
+FORMATS = {
+    "choice": OutputFormat(choice=("alpha beta", "alpha gamma", "delta", "de facto", "del", "a")),
+    "regex": OutputFormat(regex="[a-e ]{2,9}[0-9]{1,2}"),
+    "compact": OutputFormat.of_schema({"type": "object", "properties": {"a": {"enum": [1, 12, "b", None]}}, "required": ["a"]}),
+    "many ends": OutputFormat(regex="x[a-z]{1,3}|yes"),
+    # SmolLM2's vocabulary lacks the first bytes of these characters. The library finds a token for the last one, and refuses it.
+    "dead ends": OutputFormat(regex="a([\x13\x14]|c[\x13\x14]{2}|cd|dd{0,4})|b\U00050000"),
+    "nothing but dead ends": OutputFormat(regex="a[\x13\x14]|b\U00050000"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine() -> GrammarEngine:
+    model = load_model("smollm2-135m", torch.bfloat16, in_place=True)
+    return GrammarEngine(model.tokenizer_files["tokenizer.json"], model.config.vocab_size, model.config.eos_token_ids)
+
+
+def drawn_logits(texts: list[Tokens]) -> NDArray[np.float64]:
+    """A model without weights: any logits, the same for the same text."""
+    return np.stack([2 * np.random.default_rng([1, *text]).standard_normal(49152) for text in texts])
+
+
+def guided_search(grammar: Grammar, rules: BeamRules) -> list[int] | None:
+    """As with a target that masks and sends its `num_next` likeliest tokens."""
+    beams = Beams(rules, [Hypothesis(guide=grammar.guide())])
+    while not beams.is_over:
+        next_tokens = []
+        for text, row in zip(beams.live, drawn_logits([each.tokens for each in beams.live]), strict=True):
+            ids = allowed_ids(grammar, text.tokens)
+            logprobs = log_softmax(row[ids]) if len(ids) else row[ids]
+            best = np.argsort(-logprobs, kind="stable")[: rules.num_next]
+            next_tokens.append([(int(ids[index]), float(logprobs[index])) for index in best])
+        beams.step(next_tokens)
+    return list(beams.best.tokens) if beams.finished else None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("width", [2, 4, 10])
+def test_hypotheses_under_a_format_are_those_of_a_slow_search(engine: GrammarEngine, name: str, width: int) -> None:
+    grammar = engine.grammar(make_grammar(FORMATS[name]))
+    for penalty in (-1.0, 0.0, 1.0, 2.0):
+        for max_tokens in (2, 3, 12):
+            rules = BeamRules(width, penalty, grammar.eos_token_ids, max_tokens)
+            expected = slow_search(drawn_logits, grammar, width, penalty, rules.ending_ids, max_tokens)
+            assert guided_search(grammar, rules) == expected, rules
+            assert (expected is None) == (name == "nothing but dead ends")
+
+
 def test_paths_are_the_longest_of_live_hypotheses_and_drafts() -> None:
     live: list[Tokens] = [(1,), (2,), (3,)]
     levels: list[list[Tokens]] = [[(1, 4), (1, 5), (2, 6)], [(1, 4, 7), (1, 4, 8), (2, 6, 9)]]
@@ -81,6 +139,20 @@ def test_common_length_counts_what_both_begin_with() -> None:
         assert common_length((1, 2, 3, 4, 5), (*(1, 2, 3, 4, 5)[:length], 9, 9)) == length
     assert common_length((), (1,)) == 0
     assert common_length((1, 2), (1, 2, 3)) == 2
+
+
+async def test_what_a_format_excludes_is_no_candidate() -> None:
+    """A masked row's likeliest tokens may be fewer than those asked for; at a dead end they say nothing."""
+    answer = target_pb2.Verdict(dead_end=2)
+    answer.logprobs.top_token_ids.extend([5, 6, 7, 8, 9, 10])
+    answer.logprobs.top = floats_to_bytes(np.array([-0.7, -0.7, 0, -np.inf, -0.7, -0.7], np.float32))
+
+    async def feed(*arguments: object) -> target_pb2.Verdict:
+        return answer
+
+    link, sequence = SimpleNamespace(away_s=0, is_up=True), SimpleNamespace(truncate=lambda length: None, feed=feed)
+    scored = await score(cast(Any, link), cast(Any, sequence), [1, 2, 3], num_drafts=2, num_next=2, timeout_s=1)
+    assert [[token for token, _ in row] for row in scored.next_tokens] == [[5, 6], [7], []]
 
 
 class ByTable:

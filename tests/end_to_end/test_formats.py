@@ -150,7 +150,6 @@ async def test_other_fields_hold_within_a_format(client: AsyncClient) -> None:
     ("sampling", "words"),
     [
         (replace(GREEDY, ignore_eos=True), "ignore_eos"),
-        (replace(GREEDY, beams=2), "beams"),
         (replace(GREEDY, allowed_token_ids=(300,)), "allow no token together"),
     ],
 )
@@ -202,13 +201,33 @@ async def test_a_server_that_is_killed_in_the_middle_changes_no_token(
             tokens += piece.token_ids
             service = getattr(trio, role)
             if len(tokens) > 8 and service.process.poll() is None and service.process not in _killed:
-                service.process.send_signal(signal.SIGKILL)
-                service.process.wait()
-                setattr(trio, role, again := await asyncio.to_thread(restart, service))
-                _killed.add(again.process)
-                stack.enter_context(running(again))
+                await kill_and_restart(trio, role, stack)
         assert tokens == expected.token_ids
         assert fits(expected.text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["target", "draft"])
+async def test_a_server_that_is_killed_in_the_middle_changes_no_beam(
+    processes: tuple[Trio, contextlib.ExitStack], role: str
+) -> None:
+    trio, stack = processes
+    wanted, sampling = FORMATS["schema"][0], replace(GREEDY, beams=4)
+    async with AsyncClient(trio.address) as client:
+        expected = await client.complete(PROMPT, sampling, VARIANTS["off"], format=wanted)
+        search = asyncio.create_task(client.complete(PROMPT, sampling, VARIANTS["model, 5"], format=wanted))
+        await asyncio.sleep(0.5)
+        await kill_and_restart(trio, role, stack)
+        assert (await search).token_ids == expected.token_ids
+
+
+async def kill_and_restart(trio: Trio, role: str, stack: contextlib.ExitStack) -> None:
+    service = getattr(trio, role)
+    service.process.send_signal(signal.SIGKILL)
+    service.process.wait()
+    setattr(trio, role, again := await asyncio.to_thread(restart, service))
+    _killed.add(again.process)
+    stack.enter_context(running(again))
 
 
 # Processes that have taken a killed one's place.
