@@ -128,6 +128,7 @@ def test_no_call_begins_inside_a_thought(chats: ToolChats) -> None:
     grammar = chats.with_thought(chats.call_grammar(tools, None, False), False, ENDS)
     # Behind the marker inside a thought anything goes, outside the call alone.
     assert len(allowed(grammar, f"{THINK}a{CALL}")) > 200
+    assert not allowed(grammar, f"{THINK}a") & set(ENDS)
     assert allowed(grammar, f"{THINK}a{END_THINK}b{CALL}") == set(ids("\n"))
     assert allowed(grammar, f"b{CALL}") == set(ids("\n"))
 
