@@ -89,9 +89,7 @@ class RequestReader:
             is_json = wanted is None or wanted.json_object or bool(wanted.json_schema)
             require(is_json, "format", "not JSON", "a JSON format beside tools, or left out")
             answer = None if wanted is None else make_schema(wanted)
-            text = await self._tokenizer.run(
-                lambda: self._chats.call_grammar(tools, answer, opens_thought), len(message.chat.tools)
-            )
+            text = await self._tokenizer.run(lambda: self._chats.call_grammar(tools, answer), len(message.chat.tools))
             field = "tools"
         elif wanted is not None:
             text, field = make_grammar(wanted), wanted.kind

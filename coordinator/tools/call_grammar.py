@@ -1,7 +1,7 @@
 """The grammar of messages that call tools, in llguidance's variant of Lark."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from llguidance import LLMatcher
@@ -15,20 +15,15 @@ _FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 
 def make_call_grammar(
-    tools: Tools,
-    call_format: CallFormat,
-    id_of: Callable[[str], int | None],
-    answer: dict[str, Any] | None = None,
-    apart: Sequence[int] = (),
+    tools: Tools, call_format: CallFormat, id_of: Callable[[str], int | None], answer: dict[str, Any] | None = None
 ) -> str:
     """Returns the grammar of a message under `tools.choice`, which is not none. Raises InvalidArgument naming the tool.
 
     `answer`: the JSON Schema of an answer without calls; None: any text.
     `id_of`: the id of the token of that name, if there is one. To the library, added tokens in angle brackets match no
     text, special or not, and only such names could stand in a grammar.
-    `apart`: tokens that are no part of the message.
     """
-    return _Grammar(tools, call_format, id_of, answer, apart).text()
+    return _Grammar(tools, call_format, id_of, answer).text()
 
 
 class _Grammar:
@@ -38,10 +33,8 @@ class _Grammar:
         call_format: CallFormat,
         id_of: Callable[[str], int | None],
         answer: dict[str, Any] | None,
-        apart: Sequence[int],
     ) -> None:
         self._tools = tools
-        self._apart = apart
         self._answer = answer
         self._format = call_format
         self._id_of = id_of
@@ -67,8 +60,7 @@ class _Grammar:
             return [f"start: TEXT? {marked} | rest", f"HEAD: {heads}", "TEXT: /(?s:.*)/ & ~(HEAD /(?s:.*)/)"]
         if is_special:
             # Every other token, special or not: the model's own distribution.
-            ids = ",".join([self._begin.strip("<[]>"), *map(str, self._apart)])
-            return [f"start: text ({self._begin} rest)?", f"text: <[^{ids}]>*"]
+            return [f"start: text ({self._begin} rest)?", f"text: {self._begin.replace('[', '[^')}*"]
         return ["start: TEXT? | text_and_begin rest", "TEXT: /(?s:.*)/", f"text_and_begin[lazy]: TEXT {self._begin}"]
 
     def _rest(self) -> str:

@@ -38,14 +38,9 @@ class ToolChats:
         """Returns whether a chat's prompt has opened a thought, or None if none can follow."""
         return None if self._thought_marks is None else self._thought_marks.is_opened_by(prompt, self._tokenizer)
 
-    def call_grammar(self, tools: Tools, answer: dict[str, Any] | None, opens_thought: bool | None) -> str:
-        """Returns the grammar of a message with tools, without its thought. Raises InvalidArgument naming the tool.
-
-        `answer`: the JSON Schema of an answer without calls.
-        """
-        marks = None if opens_thought is None else self._thought_marks
-        apart = () if marks is None else (marks.begin, marks.end)
-        return make_call_grammar(tools, self.call_format, self._tokenizer.id_of, answer, apart)
+    def call_grammar(self, tools: Tools, answer: dict[str, Any] | None) -> str:
+        """`answer`: the JSON Schema of an answer without calls. Raises InvalidArgument naming the tool."""
+        return make_call_grammar(tools, self.call_format, self._tokenizer.id_of, answer)
 
     def with_thought(self, grammar: str, opens_thought: bool | None, eos_token_ids: Sequence[int]) -> str:
         """Puts a thought before what a grammar allows."""

@@ -42,7 +42,10 @@ def find_marks(tokenizer: Tokenizer) -> ThoughtMarks | None:
 
 
 def with_thought(grammar: str, marks: ThoughtMarks, is_opened: bool, eos_token_ids: Sequence[int]) -> str:
-    """Returns the grammar of a thought, which may be left out unless the prompt has opened it, and a text of `grammar`."""
+    """Returns the grammar of a thought, which may be left out unless the prompt has opened it, and a text of `grammar`.
+
+    Where both could go on with a token, the library takes what comes first: its begin mark begins a thought.
+    """
     lists = json.loads(grammar) if grammar.startswith("{") else {"grammars": [{"lark_grammar": grammar}]}
     first, *others = lists["grammars"]
     body = f"<[^{','.join(map(str, (marks.begin, marks.end, *eos_token_ids)))}]>* <[{marks.end}]> SPACE"

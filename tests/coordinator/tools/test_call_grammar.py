@@ -205,7 +205,7 @@ def test_a_marker_that_is_a_token_is_that_token(is_special: bool) -> None:
     tokenizer, engine = ChatTokenizer(files), GrammarEngine(files["tokenizer.json"], 512, [0])
     call = tokenizer.encode(written(HERMES, [GET]), add_special_tokens=False)
     for choice, text in (("get", ""), ("auto", "Hello. ")):
-        guide = engine.grammar(ToolChats(tokenizer).call_grammar(tools_with(choice), None, None)).guide()
+        guide = engine.grammar(ToolChats(tokenizer).call_grammar(tools_with(choice), None)).guide()
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert allows(guide.mask(ids), call[0])
         assert guide.is_over([*ids, *call]) == (choice == "get")

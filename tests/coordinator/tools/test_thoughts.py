@@ -80,6 +80,7 @@ def chats(request: pytest.FixtureRequest) -> ToolChats:
         ("[user]Hi[assistant]<think>\n\n</think>\n\n", None),
         # In the conversation, not at its end.
         ("[user]<think>[assistant]", False),
+        ("[assistant]<think>\nHm", False),
         ("", False),
     ],
 )
@@ -125,7 +126,7 @@ def test_a_thought_comes_before_a_format(chats: ToolChats, wanted: OutputFormat,
 
 def test_no_call_begins_inside_a_thought(chats: ToolChats) -> None:
     tools = Tools.parse(json.dumps([{"type": "function", "function": {"name": "get"}}]))
-    grammar = chats.with_thought(chats.call_grammar(tools, None, False), False, ENDS)
+    grammar = chats.with_thought(chats.call_grammar(tools, None), False, ENDS)
     # Behind the marker inside a thought anything goes, outside the call alone.
     assert len(allowed(grammar, f"{THINK}a{CALL}")) > 200
     assert not allowed(grammar, f"{THINK}a") & set(ENDS)
