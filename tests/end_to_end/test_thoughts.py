@@ -120,7 +120,7 @@ async def test_each_sample_has_its_own_thought(client: AsyncClient) -> None:
 
 async def test_a_closed_thought_and_a_text_of_ones_own_have_none(client: AsyncClient) -> None:
     for options in ({"template_options": {"enable_thinking": False}}, {"raw": True}):
-        prompt = PROMPT if "raw" not in options else "Think."
+        prompt = PROMPT if "raw" not in options else "<think>\n"
         done = await client.complete(prompt, SAMPLED, VARIANTS["off"], **options)
         assert done.finish is not None
         assert (done.reasoning, done.finish.reasoning_tokens) == ("", 0)
