@@ -1,5 +1,6 @@
 // Shows an answer while it streams: tokens, figures, rounds, and why it does not speculate.
 
+import { Calls } from "./calls.js";
 import { Strip } from "./strip.js";
 import { makeRejected, makeTokens } from "./tokens.js";
 import { clone, count, element, fixed } from "./words.js";
@@ -10,6 +11,7 @@ export class Answer {
     this.element = clone("answer-template");
     this.element.querySelector("h3").textContent = heading;
     this.body = this.element.querySelector(".text");
+    this.calls = new Calls(this.element.querySelector(".calls"));
     this.strip = new Strip(this.element.querySelector(".strip"), this.element.querySelector(".round"), this.body);
     // The answer's text, and its tokens with their nodes.
     Object.assign(this, { text: "", tokens: [], traces: [], end: null, finishReason: null, isWhole: false });
@@ -30,6 +32,7 @@ export class Answer {
     // The first content behind a thought begins a paragraph.
     if (content && !this.text && this.body.querySelector(".thought")) this.body.append("\n\n");
     this.text += content;
+    this.calls.add(choice.delta?.tool_calls ?? []);
     this.finishReason = choice.finish_reason ?? this.finishReason;
     if (choice.paceline?.emitted.length) this.#addRound(choice.paceline, thought || content, thought !== "");
     else if (content) this.body.append(element("span", { text: content }));
@@ -42,7 +45,9 @@ export class Answer {
     const nodes = makeTokens(trace, content);
     if (isThought) for (const node of nodes) node.classList.add("thought");
     nodes.forEach((node, index) => this.tokens.push({ ...trace.emitted[index], node }));
-    this.body.append(...nodes.slice(0, trace.num_accepted), ...makeRejected(trace), ...nodes.slice(trace.num_accepted));
+    // A call's drafts stand only in the strip.
+    const rejected = content === "" && this.calls.made.length > 0 ? [] : makeRejected(trace);
+    this.body.append(...nodes.slice(0, trace.num_accepted), ...rejected, ...nodes.slice(trace.num_accepted));
     this.strip.add(trace);
     this.#notice(this.#isIdle(trace) && trace.reason ? `Not speculating: ${trace.reason}.` : "");
     this.#showFigures();
@@ -57,9 +62,20 @@ export class Answer {
   // Ends an answer, complete or not.
   close() {
     this.#showFigures();
-    this.#notice(this.#explainIdle());
+    const unenforced = this.end?.paceline?.unenforced;
+    this.#notice([this.#explainIdle(), unenforced ? `Not enforced: ${unenforced.join("; ")}.` : ""].join(" ").trim());
     const { rounds, length } = this.figures();
     this.strip.describe(`${count(rounds, "round")} after the first, ${fixed(length, 2)} tokens per round`);
+  }
+
+  // As the conversation's next message.
+  get message() {
+    const calls = this.calls.made;
+    return { role: "assistant", content: this.text, ...(calls.length > 0 && { tool_calls: calls }) };
+  }
+
+  get isEmpty() {
+    return this.text === "" && this.calls.made.length === 0;
   }
 
   fail(words) {

@@ -10,6 +10,7 @@ export class Controls {
     this.defaultLength = {};
     for (let count = 1; count <= MAX_DRAFT_TOKENS; count++) this.fields.num_speculative_tokens.add(new Option(count, count));
     form.addEventListener("change", () => this.refresh());
+    form.addEventListener("input", () => this.#checkJson());
     form.addEventListener("submit", (event) => event.preventDefault());
   }
 
@@ -32,6 +33,13 @@ export class Controls {
     const { enabled, compare, drafter, num_speculative_tokens, rule } = this.fields;
     const off = !enabled.checked && !compare.checked;
     for (const field of [drafter, num_speculative_tokens, rule]) field.disabled = off;
+  }
+
+  // Says at the boxes what is no JSON of their kind.
+  #checkJson() {
+    const { schema, tools } = this.fields;
+    schema.setCustomValidity(complaint(schema.value, (value) => !Array.isArray(value), "a JSON object"));
+    tools.setCustomValidity(complaint(tools.value, Array.isArray, "a JSON list"));
   }
 
   get isChat() {
@@ -67,6 +75,17 @@ export class Controls {
     };
   }
 
+  // The format of the output, and in chats the tools.
+  readOutput() {
+    const { schema, tools, tool_choice } = this.fields;
+    const format = { type: "json_schema", json_schema: { name: "answer", schema: read(schema.value) } };
+    return {
+      ...(schema.value.trim() && { response_format: format }),
+      ...(this.isChat && tools.value.trim() && { tools: read(tools.value) }),
+      ...(this.isChat && tools.value.trim() && tool_choice.value && { tool_choice: tool_choice.value }),
+    };
+  }
+
   readSpeculation(enabled) {
     if (!enabled) return { enabled: false };
     const { drafter, num_speculative_tokens, rule } = this.fields;
@@ -83,4 +102,19 @@ export class Controls {
       ...(rule.value && { rule: rule.value }),
     };
   }
+}
+
+// Undefined if the text is no JSON.
+function read(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+function complaint(text, fits, wanted) {
+  if (text.trim() === "") return "";
+  const value = read(text);
+  return typeof value === "object" && value !== null && fits(value) ? "" : `Not ${wanted}`;
 }

@@ -15,8 +15,9 @@ const conversation = document.getElementById("conversation");
 const welcome = document.getElementById("welcome");
 const controls = new Controls(document.getElementById("settings"));
 
-// The conversation so far. `model` is null until it is known, `running` while nothing runs.
+// The conversation so far, and its last answer. `model` is null until it is known, `running` while nothing runs.
 let messages = [];
+let last = null;
 let model = null;
 let running = null;
 
@@ -70,13 +71,18 @@ function setRunning(controller) {
   if (hadFocus) (controller ? stopButton : box).focus();
 }
 
-async function send() {
+function send() {
   const prompt = box.value;
-  if (running || prompt.trim() === "" || !controls.check()) return;
+  if (prompt.trim() !== "") goOn(prompt, [{ role: "user", content: prompt }]);
+}
+
+// Sends what the user or tools say next. `prompt`: how the page shows it.
+async function goOn(prompt, said) {
+  if (running || !controls.check()) return;
   setRunning(new AbortController());
   forgive();
   try {
-    if (model !== null || (await connect())) await answer(prompt);
+    if (model !== null || (await connect())) await answer(prompt, said);
   } catch (error) {
     complain(error);
   } finally {
@@ -84,10 +90,10 @@ async function send() {
   }
 }
 
-async function answer(prompt) {
+async function answer(prompt, next) {
   const isChat = controls.isChat;
-  const asked = [...messages, { role: "user", content: prompt }];
-  const sampling = controls.readSampling();
+  const asked = [...messages, ...next];
+  const sampling = { ...controls.readSampling(), ...controls.readOutput() };
   const modes = controls.compares ? [false, true] : [controls.enabled];
   const speculations = modes.map((enabled) => controls.readSpeculation(enabled));
   const turn = addTurn(prompt, sampling.seed, modes.length);
@@ -105,9 +111,15 @@ async function answer(prompt) {
     await run(pane, isChat ? "v1/chat/completions" : "v1/completions", { ...request, ...text, ...sampling });
     if (!pane.isWhole) break;
   }
-  const said = answers.findLast((pane) => pane.text);
+  const said = answers.findLast((pane) => !pane.isEmpty);
   if (said === undefined && box.value === "" && !answers.at(-1).isWhole) box.value = prompt;
-  if (isChat && said) messages = [...asked, { role: "assistant", content: said.text }];
+  if (isChat && said) {
+    last?.calls.endResults();
+    last = said;
+    messages = [...asked, said.message];
+    const calls = said.calls.made;
+    if (calls.length > 0 && said.isWhole) said.calls.askResults((results) => goOn(results.map((each) => each.content).join("\n"), results));
+  }
   if (modes.length === 2) showVerdict(turn, answers, speculations[1], sampling);
   await refresh();
 }
@@ -182,6 +194,7 @@ document.addEventListener("keydown", (event) => {
 stopButton.addEventListener("click", () => running?.abort());
 clearButton.addEventListener("click", () => {
   messages = [];
+  last = null;
   conversation.replaceChildren();
   welcome.hidden = false;
   say("");

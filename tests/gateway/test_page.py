@@ -72,7 +72,7 @@ def choose(page: Page, **fields: Any) -> None:
         field = page.locator(f"#settings [name={name}]")
         if isinstance(value, bool):
             field.set_checked(value)
-        elif name in ("drafter", "num_speculative_tokens", "rule"):
+        elif name in ("drafter", "num_speculative_tokens", "rule", "tool_choice"):
             field.select_option(str(value))
         else:
             field.fill(str(value))
