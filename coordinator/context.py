@@ -217,7 +217,11 @@ class Context:
         """Returns the text that the token completes."""
         self.tokens.append(token)
         ends_text = token in self._ending_ids
-        piece = self._text.push(token, is_end=ends_text, may_stop=len(self.tokens) >= self._stops_from)
+        may_stop = len(self.tokens) >= self._stops_from
+        piece = self._text.push(token, is_end=ends_text, may_stop=may_stop)
+        if self._reader is not None and self._reader.is_mark(token):
+            # Text before a mark is no part of what follows it.
+            piece += self._text.flush(may_stop)
         if ends_text or self._text.is_stopped or (self._guidance is not None and self._guidance.is_over(self.tokens)):
             self.finish_reason = FinishReason.STOP
         elif len(self.tokens) == self._longest:

@@ -143,11 +143,17 @@ class TextStream:
         self.num_characters += len(chunk)
         return chunk
 
-    def finish(self) -> str:
+    def flush(self, may_stop: bool) -> str:
+        """Returns held text as `finish` does, if another text follows."""
+        text = self.finish(may_stop)
+        self._begin_again()
+        return text
+
+    def finish(self, may_stop: bool = True) -> str:
         """Returns held text; incomplete characters become U+FFFD."""
         if self.is_stopped:
             return ""
-        text = self._release(self._flush_decoder(), True)
+        text = self._release(self._flush_decoder(), may_stop)
         if self.is_stopped:
             return text
         held, self._held = self._held, ""

@@ -9,7 +9,7 @@ from coordinator.tools.call_formats import HERMES, CallFormat, find_call_format
 from coordinator.tools.call_grammar import make_call_grammar
 from coordinator.tools.call_parser import CallParser, ContentDelta, Delta, merged
 from coordinator.tools.conversation import Message, renders_tools, to_template, write_out
-from coordinator.tools.thoughts import BEGIN, END, ThoughtMarks, ThoughtReader, find_marks, with_thought
+from coordinator.tools.thoughts import ThoughtMarks, ThoughtReader, find_marks, with_thought
 from coordinator.tools.tools import NONE, Tools
 from paceline.results import ToolCallDelta
 
@@ -50,23 +50,19 @@ class ToolChats:
 
     def reader(self, tools: Tools | None, opens_thought: bool | None, request_id: str, choice: int) -> "AnswerReader":
         parser = None if tools is None else CallParser(tools, self.call_format, request_id, choice)
-        thought = None if opens_thought is None else ThoughtReader(opens_thought)
-        return AnswerReader(parser, self._call_marks, thought, self._special_thought_marks)
+        thought = None
+        if self._thought_marks is not None and opens_thought is not None:
+            thought = ThoughtReader(self._thought_marks, opens_thought)
+        return AnswerReader(parser, self._special_call_marks, thought)
 
     @cached_property
     def _thought_marks(self) -> ThoughtMarks | None:
         return find_marks(self._tokenizer)
 
     @cached_property
-    def _special_thought_marks(self) -> dict[int, str]:
-        return self._special(BEGIN, END)
-
-    @cached_property
-    def _call_marks(self) -> dict[int, str]:
-        return self._special(self.call_format.begin, self.call_format.end, self.call_format.arguments_marker)
-
-    def _special(self, *marks: str) -> dict[int, str]:
-        """Returns the special tokens among marks, which are no text."""
+    def _special_call_marks(self) -> dict[int, str]:
+        """Returns the special tokens among the format's marks, which are no text."""
+        marks = (self.call_format.begin, self.call_format.end, self.call_format.arguments_marker)
         ids = {self._tokenizer.special_id(mark): mark for mark in marks if mark}
         return {token: mark for token, mark in ids.items() if token is not None}
 
@@ -78,16 +74,10 @@ class ToolChats:
 class AnswerReader:
     """Splits one answer, token by token, into its thought, its text and its calls."""
 
-    def __init__(
-        self,
-        parser: CallParser | None,
-        call_marks: dict[int, str],
-        thought: ThoughtReader | None,
-        thought_marks: dict[int, str],
-    ) -> None:
-        """`call_marks`, `thought_marks`: those that are special tokens, and thus no text."""
-        self._parser, self._call_marks = parser, call_marks
-        self._thought, self._thought_marks = thought, thought_marks
+    def __init__(self, parser: CallParser | None, call_marks: dict[int, str], thought: ThoughtReader | None) -> None:
+        """`call_marks`: those that are special tokens, and thus no text."""
+        self._parser, self._thought = parser, thought
+        self._call_marks = {} if parser is None else call_marks
         self._reasoning: list[str] = []
         self._deltas: list[Delta] = []
         # With the thought's marks.
@@ -97,26 +87,25 @@ class AnswerReader:
     def has_whole_call(self) -> bool:
         return self._parser is not None and self._parser.has_whole_call
 
+    def is_mark(self, token: int) -> bool:
+        """Returns whether the text so far must be read before this token's: a boundary of a thought or a call."""
+        return token in self._call_marks or (self._thought is not None and self._thought.is_mark(token))
+
     def read(self, token: int, text: str) -> str:
-        """Returns what stands outside of thoughts and calls. `text`: what the token completes."""
+        """Returns what stands outside of thoughts and calls. `text`: what the token completes; up to it all, if it is a mark."""
+        text += self._call_marks.get(token, "")
         if self._thought is not None:
             was_inside = self._thought.is_inside
-            if not self._thought.is_over:
-                text += self._thought_marks.get(token, "")
-            reasoning, text = self._thought.read(text)
+            reasoning, text = self._thought.read(token, text)
             self._reasoning.append(reasoning)
             self.num_reasoning_tokens += was_inside or self._thought.is_inside
-        if self._parser is None:
-            return text
-        return self._split(self._parser.feed(text + self._call_marks.get(token, "")))
+        return text if self._parser is None else self._split(self._parser.feed(text))
 
     def finish(self, text: str) -> str:
         """Returns what is left outside of thoughts and calls. `text`: the answer's last."""
         if self._thought is not None:
-            reasoning, text = self._thought.read(text)
-            more, rest = self._thought.finish()
-            self._reasoning += (reasoning, more)
-            text += rest
+            reasoning, text = self._thought.finish(text)
+            self._reasoning.append(reasoning)
         if self._parser is None:
             return text
         return self._split(self._parser.feed(text)) + self._split(self._parser.finish())

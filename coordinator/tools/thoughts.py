@@ -58,65 +58,66 @@ class Stage(enum.Enum):
 
 
 class ThoughtReader:
-    """Splits an answer into its thought and the rest, piece by piece.
+    """Splits an answer into its thought and the rest, token by token.
 
-    White space around a thought belongs to neither. A thought is at the answer's beginning: a mark anywhere else is text.
+    The marks are found by their ids, as in the grammar: a mark spelled in other tokens is text, and so is one that does not
+    stand around a thought at the answer's beginning. White space around a thought belongs to neither.
     """
 
-    def __init__(self, is_opened: bool) -> None:
+    def __init__(self, marks: ThoughtMarks, is_opened: bool) -> None:
         """`is_opened`: by the prompt."""
+        self._marks = marks
         self._stage = Stage.INSIDE if is_opened else Stage.BEFORE
         self._is_empty = True
-        # Text that may turn out to be white space or a part of a mark.
+        # White space that belongs to the thought or the answer if more of it follows.
         self._held = ""
 
     @property
     def is_inside(self) -> bool:
         return self._stage is Stage.INSIDE
 
-    @property
-    def is_over(self) -> bool:
-        return self._stage in (Stage.BEHIND, Stage.ANSWER)
+    def is_mark(self, token: int) -> bool:
+        """Returns whether the token would begin the thought, or end it."""
+        return token == {Stage.BEFORE: self._marks.begin, Stage.INSIDE: self._marks.end}.get(self._stage)
 
-    def read(self, text: str) -> tuple[str, str]:
-        """Returns what is final of the thought and of the answer."""
-        if self._stage is Stage.ANSWER:
-            return "", text
+    def read(self, token: int, text: str) -> tuple[str, str]:
+        """Returns what is final of the thought and of the answer. `text`: all that is not read yet, if the token is a mark."""
+        is_mark = self.is_mark(token)
+        if self._stage is Stage.INSIDE:
+            thought = self._thought(text.removesuffix(END) if is_mark else text)
+            if is_mark:
+                self._stage, self._held = Stage.BEHIND, ""
+            return thought, ""
+        return "", self._around(text, is_mark)
+
+    def finish(self, text: str) -> tuple[str, str]:
+        """Returns what the end of the text decides. `text`: the answer's last."""
+        if self._stage is Stage.INSIDE:
+            return self._thought(text), ""
+        text = self._around(text, False)
+        return "", text or (self._held if self._stage is Stage.BEFORE else "")
+
+    def _thought(self, text: str) -> str:
+        """Holds back white space, which may be the thought's last."""
         self._held += text
-        if self._stage is Stage.BEFORE:
-            shown = self._held.lstrip(_WHITE)
-            if len(shown) < len(BEGIN) and BEGIN.startswith(shown):
-                return "", ""
-            if not shown.startswith(BEGIN):
-                return "", self._answer()
-            self._stage, self._held = Stage.INSIDE, shown.removeprefix(BEGIN)
-        thought = self._inside() if self._stage is Stage.INSIDE else ""
-        if self._stage is Stage.BEHIND:
-            self._held = self._held.lstrip(_WHITE)
-            if self._held:
-                return thought, self._answer()
-        return thought, ""
-
-    def finish(self) -> tuple[str, str]:
-        """Returns what the end of the text decides."""
-        held, self._held = self._held, ""
-        return (held.rstrip(_WHITE), "") if self._stage is Stage.INSIDE else ("", held)
-
-    def _answer(self) -> str:
-        self._stage, text, self._held = Stage.ANSWER, self._held, ""
-        return text
-
-    def _inside(self) -> str:
         if self._is_empty:
             self._held = self._held.lstrip(_WHITE)
-        thought, mark, rest = self._held.partition(END)
-        if mark:
-            self._stage, self._held = Stage.BEHIND, rest
-        else:
-            num_marked = next(num for num in range(len(END) - 1, -1, -1) if thought.endswith(END[:num]))
-            thought = thought[: len(thought) - num_marked]
-        thought = thought.rstrip(_WHITE)
-        if not mark:
-            self._held = self._held[len(thought) :]
+        thought = self._held.rstrip(_WHITE)
+        self._held = self._held[len(thought) :]
         self._is_empty &= not thought
         return thought
+
+    def _around(self, text: str, is_mark: bool) -> str:
+        """Returns the answer's text before or behind a thought."""
+        if self._stage is Stage.ANSWER:
+            return text
+        if is_mark and not (self._held + text.removesuffix(BEGIN)).strip(_WHITE):
+            self._stage, self._held = Stage.INSIDE, ""
+            return ""
+        self._held += text
+        shown = self._held.lstrip(_WHITE)
+        if not shown:
+            return ""
+        text = self._held if self._stage is Stage.BEFORE else shown
+        self._stage, self._held = Stage.ANSWER, ""
+        return text

@@ -133,6 +133,8 @@ class Printer:
             Console(stderr=True, highlight=False, soft_wrap=True).print(legend(has_format))
 
     def begin(self, answer: Answer) -> None:
+        # The answer before may have been cut inside its thought.
+        self._thoughts = ThoughtPrinter(self._console)
         if not self._with_headers:
             return
         words = " ".join(answer.record.text.split())

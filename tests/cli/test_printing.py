@@ -5,8 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline.cli.printing import coloured
+from paceline.cli.printing import Answer, Printer, ThoughtPrinter, coloured
 from paceline.client import Piece
+from paceline.prompts import PromptRecord
 
 TEXTS = [
     "all:\n", "\tcc\t-o x", "\t", "\n", "日本語 " * 12, "é\u0301👩\u200d👩\u200d👧", "[bold]x[/bold] :smile: ", " end  ", "x" * 100, "",
@@ -40,3 +41,24 @@ def test_each_token_has_its_colour_and_tabs_stay(monkeypatch: pytest.MonkeyPatch
 
 def test_what_would_move_the_cursor_is_left_out() -> None:
     assert shown(Piece("a\rb\x08\x07c", [1], "T", [6])) == "abc"
+
+
+def test_a_thought_is_dim_and_a_blank_line_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    written = io.StringIO()
+    console = Console(file=written, highlight=False, soft_wrap=True, force_terminal=True, color_system="standard")
+    thoughts = ThoughtPrinter(console)
+    for piece in (Piece("", [1], "T", [0], reasoning="a\rb"), Piece("c", [2], "T", [1]), Piece("d", [3], "T", [1])):
+        thoughts.piece(piece)
+        console.print(coloured(piece), end="")
+    assert written.getvalue() == f"\x1b[2mab{END}\n\ncd"
+
+
+def test_a_cut_thought_leaves_nothing_to_the_next_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = Printer(as_json=False, color=False, stats=False, with_headers=False)
+    for choice, piece in enumerate((Piece("", [1], "T", [0], reasoning="a"), Piece("b", [2], "T", [1]))):
+        answer = Answer(0, choice, PromptRecord("x"))
+        printer.begin(answer)
+        printer.piece(piece)
+        printer.end(answer)
+    assert capsys.readouterr().out == "a\nb\n"

@@ -1,25 +1,29 @@
-"""A thought is told apart from its answer however the text is split, and is part of the answer's grammar."""
+"""A thought is told apart from its answer by the ids of its marks, and is part of the answer's grammar."""
 
 import json
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from coordinator.acceptance import Origin, Outcome
+from coordinator.context import Emission, Request
 from coordinator.formats import make_grammar
+from coordinator.responses import Choice
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.chats import ToolChats
-from coordinator.tools.thoughts import ThoughtReader
 from coordinator.tools.tools import Tools
 from paceline.formats import OutputFormat
 from paceline.grammar import GrammarEngine, allows
-from tests.thinking import CALL, END_THINK, EOS, EOS_ID, THINK, make_backend, thinking_tokenizer_files
+from paceline.sampling import SamplingParams
+from paceline.speculation import SpeculationParams
+from tests.thinking import CALL, END_CALL, END_THINK, EOS, EOS_ID, THINK, make_backend, thinking_tokenizer_files
 
 BACKEND = make_backend(has_special_marks=True)
 IDS = {name: BACKEND.token_to_id(name) for name in (EOS, THINK, END_THINK, CALL)}
 ENDS = (EOS_ID, BACKEND.token_to_id("Z"))
 ENGINE = GrammarEngine(BACKEND.to_str().encode(), BACKEND.get_vocab_size(), ENDS)
+TOOLS = Tools.parse('[{"type": "function", "function": {"name": "f"}}]')
+A_CALL = f'{CALL}\n{{"name": "f", "arguments": {{}}}}\n{END_CALL}'
 # Answer, whether the prompt opened the thought, thought and text.
 ANSWERS = [
     ("<think>\nHm.\n\nSo\n</think>\n\nYes.", False, "Hm.\n\nSo", "Yes."),
@@ -29,47 +33,95 @@ ANSWERS = [
     ("<think>\n\n</think>\n\n", False, "", ""),
     # Cut.
     ("<think>\nHm. </thi", False, "Hm. </thi", ""),
-    ("Hm. <think> \n", True, "Hm. <think>", ""),
-    # No thought, or none at the beginning.
-    (" Yes. <think>Hm.</think> No.", False, "", " Yes. <think>Hm.</think> No."),
-    ("<thin", False, "", "<thin"),
-    ("<thinks>", False, "", "<thinks>"),
-    ("<think>a</think>b<think>c</think>", False, "a", "b<think>c</think>"),
+    ("Hm. \n", True, "Hm.", ""),
+    # No thought.
+    (" Yes.", False, "", " Yes."),
+    (" \n", False, "", " \n"),
     ("", False, "", ""),
     ("", True, "", ""),
 ]
-
-
-def read(pieces: list[str], is_opened: bool) -> tuple[str, str]:
-    reader = ThoughtReader(is_opened)
-    parts = [*(reader.read(each) for each in pieces), reader.finish()]
-    return "".join(thought for thought, _ in parts), "".join(text for _, text in parts)
-
-
-@pytest.mark.parametrize(("answer", "is_opened", "thought", "text"), ANSWERS)
-def test_a_thought_and_its_answer(answer: str, is_opened: bool, thought: str, text: str) -> None:
-    assert read([answer], is_opened) == (thought, text)
-    assert read(list(answer), is_opened) == (thought, text)
-
-
-@given(st.sampled_from(ANSWERS), st.data())
-def test_every_split_gives_the_same(case: tuple[str, bool, str, str], data: st.DataObject) -> None:
-    answer, is_opened, thought, text = case
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=5)))
-    pieces = [answer[start:end] for start, end in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    assert read(pieces, is_opened) == (thought, text)
-
-
-def test_a_thought_streams() -> None:
-    reader = ThoughtReader(is_opened=True)
-    assert [reader.read(each)[0] for each in ("One ", "two <", "/th", "is", " \n", "x")] == [
-        "One", " two", "", " </this", "", " \nx"
-    ]  # fmt: skip
+# Marks in other tokens than their own.
+SPELLED = [
+    ("Hm.</think>", True, "Hm.</think>", ""),
+    ("<think>Hm.", False, "", "<think>Hm."),
+]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["marks are text", "marks are special"])
-def chats(request: pytest.FixtureRequest) -> ToolChats:
-    return ToolChats(Tokenizer(thinking_tokenizer_files(request.param)))
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return Tokenizer(thinking_tokenizer_files(request.param))
+
+
+@pytest.fixture(scope="module")
+def chats(tokenizer: Tokenizer) -> ToolChats:
+    return ToolChats(tokenizer)
+
+
+def read(
+    tokenizer: Tokenizer, tokens: list[int], opens: bool | None, stop: tuple[str, ...] = (), tools: Tools | None = None
+) -> list[Emission]:
+    """Returns what a context emits of an answer, token by token."""
+    sampling = SamplingParams(max_tokens=len(tokens), seed=1, stop=stop)
+    request = Request(
+        "id", [1], sampling, SpeculationParams(), (), 10_000, 400, is_chat=True, tools=tools, opens_thought=opens,
+        tool_chats=ToolChats(tokenizer),
+    )  # fmt: skip
+    context = Choice(0, request, tokenizer).context
+    return [context.extend(Outcome([token], 0, Origin.TARGET)) for token in tokens if not context.is_finished]
+
+
+def parts(emissions: list[Emission]) -> tuple[str, str]:
+    """Returns the thought and the text."""
+    return "".join(each.reasoning for each in emissions), "".join("".join(each.pieces) for each in emissions)
+
+
+@pytest.mark.parametrize(("answer", "opens", "thought", "text"), ANSWERS)
+def test_a_thought_and_its_answer(tokenizer: Tokenizer, answer: str, opens: bool, thought: str, text: str) -> None:
+    assert parts(read(tokenizer, ids(answer), opens)) == (thought, text)
+
+
+@pytest.mark.parametrize(("answer", "opens", "thought", "text"), SPELLED)
+def test_a_mark_in_other_tokens_is_text(
+    tokenizer: Tokenizer, answer: str, opens: bool, thought: str, text: str
+) -> None:
+    assert parts(read(tokenizer, spelled(answer), opens)) == (thought, text)
+
+
+def test_a_spelled_end_does_not_reach_the_answer(tokenizer: Tokenizer) -> None:
+    """The grammar goes on with the thought, so JSON begins only behind the token."""
+    tokens = [*spelled("a</think>b"), IDS[END_THINK], *ids('{"x": 1}')]
+    assert parts(read(tokenizer, tokens, True)) == ("a</think>b", '{"x": 1}')
+
+
+def test_text_held_back_before_a_mark_stays_before_it(tokenizer: Tokenizer) -> None:
+    assert parts(read(tokenizer, ids("abx</think>hi"), True, stop=("xy",))) == ("abx", "hi")
+    # Nor does a stop string cross the mark.
+    assert parts(read(tokenizer, ids("abx</think>yz"), True, stop=("xy",))) == ("abx", "yz")
+    half = ids("é")[:1]
+    assert parts(read(tokenizer, [*half, *ids("</think>hi")], True)) == ("\ufffd", "hi")
+
+
+def test_a_stop_string_ends_thought_and_answer(tokenizer: Tokenizer) -> None:
+    assert parts(read(tokenizer, ids("axyb</think>c"), True, stop=("xy",))) == ("a", "")
+    assert parts(read(tokenizer, ids("a</think>bxyc"), True, stop=("xy",))) == ("a", "b")
+
+
+@pytest.mark.parametrize(("before", "opens", "thought", "text"), [
+    (f"a{CALL}b{END_THINK}\n\n", True, f"a{CALL}b", ""), ("abx", None, "", "abx"),
+])  # fmt: skip
+def test_a_call_behind_text_that_is_held_back(
+    tokenizer: Tokenizer, before: str, opens: bool | None, thought: str, text: str
+) -> None:
+    """Nor does a mark inside a thought begin a call."""
+    emissions = read(tokenizer, ids(before + A_CALL), opens, ("xy",), TOOLS)
+    assert parts(emissions) == (thought, text)
+    assert "".join(each.name + each.arguments for one in emissions for each in one.tool_calls) == "f{}"
+
+
+def test_a_thought_streams(tokenizer: Tokenizer) -> None:
+    emissions = read(tokenizer, ids("a b\n</think>\nc d"), True)
+    assert [each.reasoning for each in emissions] == ["a", "", " b", "", "", "", "", "", ""]
+    assert ["".join(each.pieces) for each in emissions] == ["", "", "", "", "", "", "c", " ", "d"]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +142,11 @@ def test_what_the_prompt_says_of_a_thought(chats: ToolChats, prompt: str, opens:
 
 def ids(text: str) -> list[int]:
     return list(BACKEND.encode(text).ids)
+
+
+def spelled(text: str) -> list[int]:
+    """Returns a token for each character."""
+    return [token for character in text for token in ids(character)]
 
 
 def allowed(grammar: str, completion: str) -> set[int]:
@@ -138,9 +195,7 @@ def test_reasoning_tokens_are_counted_with_their_marks(chats: ToolChats) -> None
     for text, opened, num in (("<think>ab</think>\n\ncd", False, 4), ("ab</think>cd", True, 3), ("abcd", False, 0)):
         reader = chats.reader(None, opened, "id", 0)
         for token in ids(text):
-            name = BACKEND.id_to_token(token)
-            is_text = name not in (THINK, END_THINK) or token not in reader._thought_marks
-            reader.read(token, BACKEND.decode([token], skip_special_tokens=False) if is_text else "")
+            reader.read(token, BACKEND.decode([token], skip_special_tokens=True))
         assert reader.num_reasoning_tokens == num
         assert reader.take_reasoning() == ("ab" if num else "")
 
