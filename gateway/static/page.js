@@ -112,7 +112,9 @@ async function answer(prompt, next) {
     if (!pane.isWhole) break;
   }
   const said = answers.findLast((pane) => !pane.isEmpty);
-  if (said === undefined && box.value === "" && !answers.at(-1).isWhole) box.value = prompt;
+  // Results still stand in their boxes.
+  const isLost = said === undefined && !answers.at(-1).isWhole && next[0].role === "user";
+  if (isLost && box.value === "") box.value = prompt;
   if (isChat && said) {
     last?.calls.endResults();
     last = said;
