@@ -59,7 +59,7 @@ class RequestOptions(TypedDict, total=False):
     template_options: arguments for the chat template, such as {"enable_thinking": False}.
     parse_special_tokens: parse special tokens spelled in messages or template_options. Raw text is always parsed.
     format: what the output must look like: an OutputFormat, a JSON Schema as a dict, or a pydantic model class.
-    tools: functions that the model may call, as OpenAI's API describes them. Messages may then have "tool_calls",
+    tools: functions that the model may call, as OpenAI's API describes them. Messages may have "tool_calls", "reasoning",
         "tool_call_id" and "name".
     tool_choice: "auto" (default), "none", "required", or the name of the function that it calls.
     parallel_tool_calls: allow several calls in one answer.
@@ -176,12 +176,8 @@ def _fill_prompt(
         for index, message in enumerate(prompt):
             require(isinstance(message, Mapping), f"prompt[{index}]", message, "a message, as prompt[0] is")
             field = f"prompt[{index}]"
-            texts = {name: _encodable(f"{field}.{name}", message.get(name)) for name in ("role", "content")}
-            texts |= {
-                name: _encodable(f"{field}.{name}", message[name])
-                for name in ("tool_call_id", "name", "reasoning")
-                if name in message
-            }
+            given = [name for name in ("tool_call_id", "name", "reasoning") if name in message]
+            texts = {name: _encodable(f"{field}.{name}", message.get(name)) for name in ("role", "content", *given)}
             added = request.chat.messages.add(**texts)
             for at, call in enumerate(message.get("tool_calls", ())):
                 parts = {name: _encodable(f"{field}.tool_calls[{at}].{name}", call.get(name)) for name in TOOL_CALL}
