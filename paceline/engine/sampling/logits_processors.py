@@ -36,8 +36,12 @@ def _process_row(logits: torch.Tensor, spec: SampleSpec) -> None:
     if banned:
         logits[torch.tensor(banned, device=device)] = -torch.inf
     if spec.mask is not None:
-        is_out = np.unpackbits(~spec.mask.view(np.uint8), count=len(logits), bitorder="little")
-        logits.masked_fill_(torch.from_numpy(is_out).to(device).view(torch.bool), -torch.inf)
+        is_out = np.unpackbits(~spec.mask.view(np.uint8), count=len(logits), bitorder="little").view(np.bool_)
+        if device.type == "cpu":
+            # In half the time, and without threads of torch's own beside the kernels'.
+            np.copyto(logits.numpy(), -np.inf, where=is_out)
+        else:
+            logits.masked_fill_(torch.from_numpy(is_out).to(device), -torch.inf)
 
 
 def _penalise(logits: torch.Tensor, sampling: SamplingParams, before: TokensBefore) -> None:
