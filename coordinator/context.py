@@ -230,7 +230,7 @@ class Context:
             return piece + self._text.finish() if self.is_finished else piece
         content = self._reader.read(token, piece)
         if self.is_finished:
-            content += self._reader.finish(self._text.finish())
+            content += self._reader.finish(self._text.finish(), self.finish_reason is FinishReason.LENGTH)
             if self._reader.has_whole_call and self.finish_reason is FinishReason.STOP:
                 self.finish_reason = FinishReason.TOOL_CALLS
         return content

@@ -49,6 +49,7 @@ class CallParser(JsonScanner):
         # White space that belongs to the content if content follows.
         self._space = ""
         self._streams_arguments = False
+        self._is_cut = False
         self._deltas: list[Delta] = []
         self._reading = self._message()
 
@@ -56,8 +57,9 @@ class CallParser(JsonScanner):
         """Returns what is decided with this piece."""
         return self._advance(piece, is_whole=False)
 
-    def finish(self) -> list[Delta]:
-        """Returns what the end of the text decides."""
+    def finish(self, is_cut: bool = False) -> list[Delta]:
+        """Returns what the end of the text decides. `is_cut`: before its end, so that the beginning of a call is no content."""
+        self._is_cut = is_cut
         return self._advance("", is_whole=True)
 
     def take(self, text: str) -> None:
@@ -78,6 +80,8 @@ class CallParser(JsonScanner):
         while (yield from self.peek()):
             if (yield from self.take_next(self._format.begin)):
                 yield from self._calls()
+                if self._is_cut and not (yield from self.peek()):
+                    self._held.clear()
             elif self._format.is_loose and self._num_calls == 0 and (yield from self.take_next(FENCE)):
                 yield from self._fenced_calls()
             else:
@@ -203,7 +207,11 @@ class CallParser(JsonScanner):
         is_list = yield from self.take_next("[")
         while True:
             yield from self.take_run(SPACE)
-            if not (yield from self._object(calls)):
+            # As the chat templates of Qwen 2.5 show a call.
+            is_doubled = yield from self.sees("{{")
+            if is_doubled:
+                yield from self.take_next("{")
+            if not (yield from self._object(calls)) or (is_doubled and not (yield from self.take_next("}"))):
                 return []
             yield from self.take_run(SPACE)
             if not is_list or (yield from self.take_next("]")):

@@ -101,14 +101,14 @@ class AnswerReader:
             self.num_reasoning_tokens += was_inside or self._thought.is_inside
         return text if self._parser is None else self._split(self._parser.feed(text))
 
-    def finish(self, text: str) -> str:
+    def finish(self, text: str, is_cut: bool) -> str:
         """Returns what is left outside of thoughts and calls. `text`: the answer's last."""
         if self._thought is not None:
             reasoning, text = self._thought.finish(text)
             self._reasoning.append(reasoning)
         if self._parser is None:
             return text
-        return self._split(self._parser.feed(text)) + self._split(self._parser.finish())
+        return self._split(self._parser.feed(text)) + self._split(self._parser.finish(is_cut))
 
     def take_reasoning(self) -> str:
         """Returns the thought found since the last time."""

@@ -115,7 +115,7 @@ def test_nothing_is_lost_and_calls_are_of_tools(call_format: CallFormat, text: s
     '<tool_call>\n{"name": "get", "arguments": "{}"}\n</tool_call>', '<tool_call>\n{"arguments": {}}\n</tool_call>',
     "<tool_call> {'name': 'get'}", '<tool_call>\n{"name": "ge', "<tool_call", "<tool_call>", " \n", '{"name": "say", "arguments": {}}',
     '{"name": "get", "arguments": {}} is a call', '{"name": "get", "arguments": {x}}', '```json\n{"name": "get"}\n```',
-    '[{"name": "get", "arguments": {}}, 1]', '```json\n{"name": "get", "arguments": {}} // a\n```',
+    '{{"name": "get", "arguments": {}}', '{ {"name": "get", "arguments": {}}}', '[{"name": "get", "arguments": {}}, 1]', '```json\n{"name": "get", "arguments": {}} // a\n```',
     '```json\n{"name": "get", "arguments": {}}\n``` or ```sh\nls\n```', "  text  ",
 ])  # fmt: skip
 def test_what_is_no_call_is_content_unchanged(text: str) -> None:
@@ -130,6 +130,8 @@ def test_what_is_no_call_is_content_unchanged(text: str) -> None:
     ('I call:\n```json\n{"name": "get", "arguments": {}}', "I call:", [("get", "{}")]),
     ('I call:\n```json\n{"name": "get", "arguments": {}}\n```\nNow.', "I call:Now.", [("get", "{}")]),
     ('```sh\nls\n```\nor\n```json\n{"name": "get", "arguments": {}}\n```', "```sh\nls\n```\nor", [("get", "{}")]),
+    ('{{"name": "get", "arguments": {"a": 1}}}', "", [("get", '{"a": 1}')]),
+    ('So:\n```json\n{{"name": "get", "arguments": {}}}\n```', "So:", [("get", "{}")]),
     # A marker comes: then nothing is read loosely.
     ('{"name": "get", "arguments": {}}\n<tool_call>{"name": "get_time", "arguments": {}}</tool_call>',
      '{"name": "get", "arguments": {}}', [("get_time", "{}")]),
@@ -155,6 +157,18 @@ def test_a_bare_call_is_only_at_the_messages_beginning() -> None:
 def test_a_call_that_is_cut_is_not_whole(cut: str) -> None:
     content, calls, has_whole_call = read(f'<tool_call>\n{{"name": "get", "arguments": {cut}')
     assert (content + calls[0][1], len(calls), has_whole_call) == (content + cut.removesuffix(content), 1, False)
+
+
+@pytest.mark.parametrize("call_format", CALL_FORMATS, ids=lambda each: each.name)
+def test_a_call_that_is_cut_in_its_frame_is_no_content(call_format: CallFormat) -> None:
+    for text in ("", "Well. "):
+        whole = text + written(call_format, [("get", '{"a": 1}')])
+        for end in range(len(text + call_format.begin), len(whole)):
+            parser = CallParser(TOOLS, call_format, "request")
+            deltas = parser.feed(whole[:end]) + parser.finish(is_cut=True)
+            content = "".join(each.text for each in deltas if isinstance(each, ContentDelta))
+            # Behind a marker; a bare beginning may be any JSON.
+            assert content.strip() == text.strip() or (call_format.is_bare and not text)
 
 
 def test_arguments_come_as_they_are_written() -> None:
