@@ -80,8 +80,8 @@ class CallParser(JsonScanner):
         while (yield from self.peek()):
             if (yield from self.take_next(self._format.begin)):
                 yield from self._calls()
-                if self._is_cut and not (yield from self.peek()):
-                    self._held.clear()
+                if self._is_cut:
+                    self._drop_frame()
             elif self._format.is_loose and self._num_calls == 0 and (yield from self.take_next(FENCE)):
                 yield from self._fenced_calls()
             else:
@@ -120,6 +120,13 @@ class CallParser(JsonScanner):
             yield from self.take_next(mark)
             yield from self.take_run(SPACE)
         self._held.clear()
+
+    def _drop_frame(self) -> None:
+        """Drops the beginning of a call, or of a mark behind one, at the end of the text."""
+        rest = self._text[self._at :]
+        if any(mark.startswith(rest) for mark in (self._format.end, self._format.arguments_marker)):
+            self._at = len(self._text)
+            self._held.clear()
 
     def _named_call(self) -> Reading[bool]:
         """Reads a name, the arguments' marker and the arguments."""
