@@ -133,6 +133,9 @@ def test_calls_are_accepted_and_nothing_behind_them(vocabulary: Vocabulary, call
         grammar = make_call_grammar(tools_with(choice), call_format, vocabulary.special_id)
         assert vocabulary.check(grammar, many) in ends
         assert vocabulary.check(grammar, one + " and") == " and"
+        # Qwen2.5-Coder writes a line break behind every call, and is not to be held to another one.
+        if call_format.separator == "\n":
+            assert vocabulary.check(grammar, many + "\n") == "yes"
         # No white space but the format's own.
         assert vocabulary.check(grammar, one.replace(": 3", ":3")) not in ("yes", "over", "more")
         single = make_call_grammar(tools_with(choice, parallel=False), call_format, vocabulary.special_id)
@@ -193,7 +196,8 @@ def test_the_parser_reads_what_the_grammar_writes(vocabulary: Vocabulary, call_f
         for name, arguments in calls:
             jsonschema.validate(json.loads(arguments), schemas[name])
             if call_format.begin not in text[1:] and name != "get_time":
-                assert json.dumps(json.loads(arguments), ensure_ascii=False) == arguments or "\\" in arguments
+                is_odd = "\\" in arguments or "-0" in arguments
+                assert json.dumps(json.loads(arguments), ensure_ascii=False) == arguments or is_odd
         num_read += 1
     assert num_read > 0
 
