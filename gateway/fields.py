@@ -138,6 +138,7 @@ MESSAGE_IGNORED = {
     "name": "the speaker's name",
     "tool_call_id": "the call that a tool answers",
     "id": "the message's id",
+    "parsed": "the content, as OpenAI's client has parsed it",
     "annotations": "sources that an answer cites",
     "provider_specific_fields": "extensions of other servers",
     "cache_control": "prefix caching needs no marks",

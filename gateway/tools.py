@@ -91,7 +91,8 @@ def _parse_call(call: Any, field: str) -> dict[str, str]:
     function = call.get("function")
     if not isinstance(function, dict):
         raise bad_value(f"{field}.function", function, "an object with name and arguments")
-    check_keys(function, CALL_FUNCTION, f"{field}.function")
+    # OpenAI's client sends back what it has parsed.
+    check_keys(function, CALL_FUNCTION, f"{field}.function", ("parsed_arguments",))
     texts: dict[str, Any] = {"id": call.get("id"), **{name: function.get(name) for name in CALL_FUNCTION}}
     for name, value in texts.items():
         if not isinstance(value, str):

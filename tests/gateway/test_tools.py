@@ -152,7 +152,14 @@ CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 
 async def test_calls_and_results_reach_the_coordinator(http: httpx2.AsyncClient, coordinator: FakeCoordinator) -> None:
     result = {"role": "tool", "tool_call_id": "call_1", "name": "add", "content": [{"type": "text", "text": "2"}]}
-    replayed = {**CALLED, "tool_calls": [{**CALL, "index": 0}], "refusal": None, "annotations": None, "name": "x"}
+    function = {**CALL["function"], "parsed_arguments": {"a": 1}}
+    replayed = {
+        **CALLED,
+        "tool_calls": [{**CALL, "index": 0, "function": function}],
+        "refusal": None,
+        "annotations": None,
+        "name": "x",
+    }
     assert (await post(http, messages=[ASKED, replayed, result])).status_code == 200
     call = generation_pb2.ToolCall(id="call_1", name="add", arguments='{"a": 1}')
     assert list(coordinator.asked[0].chat.messages) == [
