@@ -1,4 +1,4 @@
-"""What a request's output format decides without a forward: tokens that are forced, the end, and which drafts are choices."""
+"""What an output format decides without a forward: forced tokens, the end of the text, and which drafts are choices."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,10 +33,10 @@ class Guidance:
         return self._forced(tokens[self._num_prompt_tokens :])
 
     def shape(self, tokens: Sequence[int], proposal: Proposal, room: int) -> Proposal:
-        """Marks the drafts that are forced, cuts at the first that may not follow, and appends what is forced behind the rest.
+        """Marks forced drafts, cuts the proposal at the first draft that may not follow, and appends forced tokens.
 
-        Drawn drafts stay: dropping one for its value would bias the output, and the draft server has masked them.
-        `room`: drafts that the round has room for.
+        Sampled drafts stay: dropping one for its value would bias the output, and the draft server has masked them.
+        `room`: the most drafts that the round can take.
         """
         if not proposal.tokens:
             return proposal

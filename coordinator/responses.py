@@ -35,7 +35,8 @@ def make_responses(choice: Choice, emission: Emission, synthetic: SyntheticAccep
     responses.append(
         encode_piece(
             request.request_id, index, emission.tokens, emission.origins, emission.pieces, emission.logprobs, of_prompt,
-            emission.trace, len(request.prompt), choice.stats.cached_prompt_tokens, finish, emission.tool_calls, emission.reasoning,
+            emission.trace, len(request.prompt), choice.stats.cached_prompt_tokens, finish, emission.tool_calls,
+            emission.reasoning,
         )
     )  # fmt: skip
     return responses

@@ -119,7 +119,7 @@ class ProposeJob(Job):
         return len(self._samples) - self._num_forced
 
     def _continue(self, guide: Guide, token: int) -> None:
-        """Feeds `token` and those that it forces, if there is room for a choice behind them, other than EOS."""
+        """Feeds `token` and the tokens that it forces, if another choice fits after them and it can be other than EOS."""
         if token in self.sequence.options.eos_token_ids:
             return
         completion, forced = [*self.completion(-1), token], list[int]()

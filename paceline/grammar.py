@@ -7,8 +7,8 @@
 A guide's state is the tokens it has taken. It is never carried over or sent, so that a rejected draft, a fork or a
 restarted server needs no rule of its own: `at` starts again where the completion differs and takes what is new.
 
-All matchers of a grammar share one automaton, which grows with every text and then has reached a limit for all. So a guide at
-a limit has the grammar compiled again, and fails only if its own text alone reaches the limit.
+All matchers of a grammar share one automaton, which grows with every text until it reaches a limit for all of them. So a
+guide at a limit compiles the grammar again, and fails only if its own text alone reaches the limit.
 
 Matchers are never rolled back. llguidance 1.9.1 sometimes restores another state than it had: after `"},` and a rejected
 ` ["`, the token ` {"` led into a string value instead of a key. Copies are exact.
@@ -96,7 +96,7 @@ class Grammar:
         self._compile_again = compile_again
 
     def renew(self, spent: LLMatcher) -> None:
-        """Compiles it again, unless that was done since `spent` was compiled. It takes some milliseconds."""
+        """Compiles it again, in some milliseconds, unless another guide has replaced `spent` already."""
         if self.compiling.result() is spent:
             self.compiling = Future()
             self.compiling.set_result(self._compile_again())
@@ -124,9 +124,9 @@ class Guide:
         self._copies: dict[int, LLMatcher] = {}
 
     def mask(self, completion: Sequence[int]) -> Mask:
-        """Returns the tokens that may follow: EOS alone at the end, none where the vocabulary lacks what the grammar needs.
+        """Returns the tokens that may follow: EOS alone at the end, none if the vocabulary lacks what the grammar needs.
 
-        An EOS in the completion, and all behind it, is left out. Raises InvalidArgument for a completion that the grammar
+        Ignores an EOS in the completion and all that follows it. Raises InvalidArgument for a completion that the grammar
         does not allow.
         """
         packed, is_dead_end = self._ask(completion, LLMatcher.compute_bitmask)
@@ -149,38 +149,38 @@ class Guide:
         return allows(self.mask(completion), token)
 
     def fork(self) -> "Guide":
-        """Returns a guide at the same place that goes its own way."""
+        """Returns an independent guide with the same state."""
         forked = Guide(self._grammar)
         forked._matcher = None if self._matcher is None else self._matcher.deep_copy()
         # Kept copies take no tokens, so both may start from them again.
         forked._source, forked._taken, forked._copies = self._source, list(self._taken), dict(self._copies)
         return forked
 
-    def _ask(self, completion: Sequence[int], question: Callable[[LLMatcher], T]) -> tuple[T, bool]:
-        """Asks the matcher behind the completion, and after an error one of the grammar compiled again.
+    def _ask(
+        self, completion: Sequence[int], question: Callable[[LLMatcher], T], may_renew: bool = True
+    ) -> tuple[T, bool]:
+        """Asks the matcher that has taken the completion. At a limit it asks once more, after compiling the grammar again.
 
-        Returns the answer, and whether no token may follow: then the answer says nothing.
+        Returns the answer, and whether no token may follow; the answer is then meaningless.
         """
-        for may_renew in (True, False):
-            matcher = self._go_to(completion)
-            # After an error it is EOS alone for a mask, and that the text is over.
-            answer = question(matcher)
-            if not matcher.is_error():
-                return answer, False
-            error = matcher.get_error()
-            # It never leaves this state.
-            self._matcher = None
-            if error.startswith(NO_TEXT):
-                return answer, True
-            if not may_renew or NOT_ALLOWED in error:
-                at = len(self._taken)
-                problem = (
-                    f"does not allow the token at {at} of the completion" if NOT_ALLOWED in error else "reached a limit"
-                )
-                raise InvalidArgument("format", f"{problem}: {_in_one_line(error)}")
-            self._copies = {}
-            self._grammar.renew(self._source)
-        raise AssertionError("the second error is raised")
+        matcher = self._go_to(completion)
+        # After an error a mask has EOS alone, and the text appears to be over.
+        answer = question(matcher)
+        if not matcher.is_error():
+            return answer, False
+        error = matcher.get_error()
+        # It never leaves this state.
+        self._matcher = None
+        if error.startswith(NO_TEXT):
+            return answer, True
+        if NOT_ALLOWED in error:
+            problem = f"does not allow the token at {len(self._taken)} of the completion"
+            raise InvalidArgument("format", f"{problem}: {_in_one_line(error)}")
+        if not may_renew:
+            raise InvalidArgument("format", f"reached a limit: {_in_one_line(error)}")
+        self._copies = {}
+        self._grammar.renew(self._source)
+        return self._ask(completion, question, may_renew=False)
 
     def _go_to(self, completion: Sequence[int]) -> LLMatcher:
         num_common = _common_length(self._taken, completion)

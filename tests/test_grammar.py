@@ -241,6 +241,6 @@ def test_every_end_of_the_model_may_end_a_text() -> None:
     grammar = of_bytes(ends).grammar(make_grammar(OutputFormat(regex="[a-c]+")))
     guide, letters = grammar.guide(), BYTES.encode("abc").ids
     assert sorted(allowed_ids(grammar, letters)) == sorted((*letters, *ends))
-    # Behind any of them nothing is taken.
+    # Nothing is taken after any of them.
     for end in ends:
         assert np.array_equal(guide.mask([*letters, end]), guide.mask(letters))

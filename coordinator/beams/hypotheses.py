@@ -29,11 +29,12 @@ class Hypothesis:
         return Hypothesis((*self.tokens, token), float(np.float32(self.logprob) + np.float32(logprob)), self.guide)
 
     def guided(self) -> "Hypothesis | None":
-        """Returns it with a guide of its own; None if the format does not allow its last token."""
+        """Returns the hypothesis with a guide of its own; None if the format does not allow its last token."""
         if self.guide is None:
             return self
         guide = self.guide.fork()
         try:
+            # Not by the mask: the library may refuse a token that its mask allows.
             guide.is_over(self.tokens)
         except InvalidArgument:
             return None

@@ -112,7 +112,7 @@ class RemoteDrafter(ModelDrafter):
             propose.position = position
             propose.tail_tokens.extend(tail)
             propose.num_draft_tokens = num_draft_tokens
-            propose.max_choices = num_choices if self._is_guided else 0
+            propose.max_choices = num_choices
             propose.draft_mode = self._draft_mode
             propose.least_confidence = least_confidence
             propose.guess_tokens.extend(guess)

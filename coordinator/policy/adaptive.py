@@ -1,7 +1,7 @@
 """The adaptive policy, the default: it makes the proposal that gains most in every round (see `coordinator.policy`).
 
-It counts choices. Without an output format every token is one; with one, forced tokens come with the choices before them in
-any round, and cost their places in the target's forward.
+It counts choices. Without an output format every token is one. With a format, a choice brings the forced tokens after it,
+drafted or not; as drafts they make the target's forward longer.
 """
 
 import math
@@ -119,7 +119,7 @@ class AdaptivePolicy(Policy):
         self._confidence = experience.confidence(name, is_greedy)
         # The current round's plan, how many choices were looked up, and how many the model made.
         self._plan, self._num_before, self._num_drafted = NO_PLAN, 0, 0
-        # Tokens that a choice brings, and those that the next round reads.
+        # Tokens per choice, and tokens that the target has not read.
         self._tokens_each, self._num_unfed = 1.0, 1
         # The plan with a model's drafts alone, and the decision of all that it holds for: planning takes a busy coordinator
         # as long as the rest of a round.
@@ -359,7 +359,7 @@ def first_model_rate(kind: Hashable) -> float:
 
 
 def _of_choices(values: Sequence[float], is_forced: Sequence[bool]) -> list[float]:
-    """Leaves out those of forced tokens."""
+    """Drops the values of forced tokens."""
     return [value for value, forced in zip(values, is_forced, strict=False) if not forced]
 
 

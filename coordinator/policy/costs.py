@@ -203,7 +203,7 @@ class CostModel:
 
         `seconds`: since the generation's last round ended. `times`, `num_drafted`: of a model's drafts, or None and 0.
         `is_like_others`: whether most generations did the same, in the round before too.
-        `num_unfed`: tokens that the target read before the drafts: 1, and those that an output format forced.
+        `num_unfed`: tokens that the target read before the drafts: 1, plus forced ones.
         """
         level, num_active, num_drafts = self.level, self.active.size, len(finished.proposal)
         level.num_plain += num_drafted == 0

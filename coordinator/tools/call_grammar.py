@@ -69,7 +69,7 @@ class _Grammar:
         is_single = not self._tools.parallel or self._tools.choice not in CHOICES
         if self._format.marks_each:
             marked = f"{opening} call {closing} {end}"
-            # Behind the separator the message may end too: a model that writes it after every call would have to call again.
+            # The message may end after a separator too: Qwen2.5-Coder writes one after every call, and would have to call again.
             last = f"{separator}?" if self._format.separator.isspace() else ""
             return marked if is_single else f"{marked} ({separator} {self._begin} {marked})* {last}"
         more = "" if is_single else f"({separator} call)*"

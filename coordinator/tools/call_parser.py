@@ -58,7 +58,7 @@ class CallParser(JsonScanner):
         return self._advance(piece, is_whole=False)
 
     def finish(self, is_cut: bool = False) -> list[Delta]:
-        """Returns what the end of the text decides. `is_cut`: before its end, so that the beginning of a call is no content."""
+        """Returns what the end of the text decides. `is_cut`: `max_tokens` cut it, so an incomplete call is not content."""
         self._is_cut = is_cut
         return self._advance("", is_whole=True)
 
@@ -122,7 +122,7 @@ class CallParser(JsonScanner):
         self._held.clear()
 
     def _drop_frame(self) -> None:
-        """Drops the beginning of a call, or of a mark behind one, at the end of the text."""
+        """Drops an incomplete call, or an incomplete mark after one, at the end of the text."""
         rest = self._text[self._at :]
         if any(mark.startswith(rest) for mark in (self._format.end, self._format.arguments_marker)):
             self._at = len(self._text)
@@ -214,7 +214,7 @@ class CallParser(JsonScanner):
         is_list = yield from self.take_next("[")
         while True:
             yield from self.take_run(SPACE)
-            # As the chat templates of Qwen 2.5 show a call.
+            # Qwen 2.5's chat templates show calls in doubled braces.
             is_doubled = yield from self.sees("{{")
             if is_doubled:
                 yield from self.take_next("{")

@@ -12,8 +12,6 @@ from coordinator.tokenizer import Tokenizer
 
 BEGIN, END = "<think>", "</think>"
 _WHITE = " \t\r\n"
-# A chat template's white space behind a mark takes fewer tokens.
-_MOST_SPACES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +22,13 @@ class ThoughtMarks:
     end: int
 
     def is_opened_by(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool | None:
-        """Returns whether the prompt ends in an opened thought, or None if in a closed one: then none follows."""
-        for token in prompt[: -_MOST_SPACES - 1 : -1]:
-            if token in (self.begin, self.end):
-                return True if token == self.begin else None
-            if tokenizer.bytes_of(token).strip():
-                break
-        return False
+        """Returns whether the prompt opens a thought at its end; None if it closes one, so that none follows."""
+        last = next((each for each in reversed(prompt) if tokenizer.bytes_of(each).strip()), None)
+        return None if last == self.end else last == self.begin
 
 
 def find_marks(tokenizer: Tokenizer) -> ThoughtMarks | None:
-    """Returns None unless the model thinks: the marks are tokens, and its chat template writes them."""
+    """Finds the marks of a model that thinks: they are tokens, and its chat template writes them."""
     begin, end = tokenizer.id_of(BEGIN), tokenizer.id_of(END)
     if begin is None or end is None or END not in (tokenizer.chat_template or ""):
         return None
@@ -42,9 +36,9 @@ def find_marks(tokenizer: Tokenizer) -> ThoughtMarks | None:
 
 
 def with_thought(grammar: str, marks: ThoughtMarks, is_opened: bool, eos_token_ids: Sequence[int]) -> str:
-    """Returns the grammar of a thought, which may be left out unless the prompt has opened it, and a text of `grammar`.
+    """Puts a thought before a grammar. Without an opened one the thought is optional.
 
-    Where both could go on with a token, the library takes what comes first: its begin mark begins a thought.
+    If a begin mark could also start a text of `grammar`, it starts a thought: the library prefers the first alternative.
     """
     lists = json.loads(grammar) if grammar.startswith("{") else {"grammars": [{"lark_grammar": grammar}]}
     first, *others = lists["grammars"]
@@ -54,14 +48,14 @@ def with_thought(grammar: str, marks: ThoughtMarks, is_opened: bool, eos_token_i
 
 
 class Stage(enum.Enum):
-    BEFORE, INSIDE, BEHIND, ANSWER = range(4)
+    BEFORE, INSIDE, AFTER, ANSWER = range(4)
 
 
 class ThoughtReader:
     """Splits an answer into its thought and the rest, token by token.
 
-    The marks are found by their ids, as in the grammar: a mark spelled in other tokens is text, and so is one that does not
-    stand around a thought at the answer's beginning. White space around a thought belongs to neither.
+    Marks are found by id, as in the grammar. A mark spelled in other tokens is text, and so is one that does not delimit a
+    thought at the answer's beginning. White space around a thought belongs to neither.
     """
 
     def __init__(self, marks: ThoughtMarks, is_opened: bool) -> None:
@@ -86,7 +80,7 @@ class ThoughtReader:
         if self._stage is Stage.INSIDE:
             thought = self._thought(text.removesuffix(END) if is_mark else text)
             if is_mark:
-                self._stage, self._held = Stage.BEHIND, ""
+                self._stage, self._held = Stage.AFTER, ""
             return thought, ""
         return "", self._around(text, is_mark)
 
@@ -108,7 +102,7 @@ class ThoughtReader:
         return thought
 
     def _around(self, text: str, is_mark: bool) -> str:
-        """Returns the answer's text before or behind a thought."""
+        """Returns the answer's text, which is outside the thought."""
         if self._stage is Stage.ANSWER:
             return text
         if is_mark and not (self._held + text.removesuffix(BEGIN)).strip(_WHITE):

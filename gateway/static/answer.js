@@ -29,7 +29,7 @@ export class Answer {
     }
     const thought = choice.delta?.reasoning_content ?? "";
     const content = choice.delta?.content ?? choice.text ?? "";
-    // The first content behind a thought begins a paragraph.
+    // The first content after a thought begins a paragraph.
     if (content && !this.text && this.body.querySelector(".thought")) this.body.append("\n\n");
     this.text += content;
     this.calls.add(choice.delta?.tool_calls ?? []);
@@ -45,7 +45,7 @@ export class Answer {
     const nodes = makeTokens(trace, content);
     if (isThought) for (const node of nodes) node.classList.add("thought");
     nodes.forEach((node, index) => this.tokens.push({ ...trace.emitted[index], node }));
-    // A call's drafts stand only in the strip.
+    // A call's drafts are shown only in the strip.
     const rejected = content === "" && this.calls.made.length > 0 ? [] : makeRejected(trace);
     this.body.append(...nodes.slice(0, trace.num_accepted), ...rejected, ...nodes.slice(trace.num_accepted));
     this.strip.add(trace);

@@ -1,4 +1,4 @@
-"""What a format forces is marked among the drafts, appended behind them, and counted neither as proposed nor as accepted."""
+"""What a format forces is marked among the drafts, appended after them, and counted neither as proposed nor as accepted."""
 
 from typing import Any, cast
 
@@ -88,7 +88,7 @@ def test_drawn_drafts_stay_whatever_they_are() -> None:
     assert (shaped.tokens, shaped.is_forced) == (ids("oxx"), [False, False, False])
 
 
-def test_a_forced_token_behind_drawn_ones_is_certain() -> None:
+def test_a_forced_token_after_drawn_ones_is_certain() -> None:
     shaped = make_guidance().shape(PROMPT, drawn("o"), 16)
     assert shaped.tokens == ids("one ")
     assert [each.tolist() for each in shaped.supports[1:]] == [[each] for each in ids("ne ")]

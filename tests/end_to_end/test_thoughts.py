@@ -82,7 +82,7 @@ async def test_a_thought_is_no_text(client: AsyncClient, sampling: SamplingParam
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-async def test_a_format_holds_behind_the_thought(client: AsyncClient, fixed: bool) -> None:
+async def test_a_format_holds_after_the_thought(client: AsyncClient, fixed: bool) -> None:
     wanted = OutputFormat.of_schema(SCHEMA, fixed_whitespace=fixed)
     for seed in range(4):
         sampling = SamplingParams(max_tokens=300, seed=seed, temperature=1.0, logit_bias=PUSH)
@@ -95,7 +95,7 @@ async def test_a_format_holds_behind_the_thought(client: AsyncClient, fixed: boo
     assert done.finish.reasoning_tokens == done.token_ids.index(END_ID) + 1
 
 
-async def test_calls_come_behind_the_thought(client: AsyncClient) -> None:
+async def test_calls_come_after_the_thought(client: AsyncClient) -> None:
     sampling = SamplingParams(max_tokens=300, seed=1, temperature=1.0, logit_bias=PUSH)
     done = await every(client, sampling, tools=TOOLS, tool_choice="required")
     assert done.finish is not None

@@ -66,7 +66,7 @@ def test_a_forward_for_each_choice(draft: RawSession, mode: str, max_choices: in
 @pytest.mark.parametrize("num_draft_tokens", [1, 4, 5, 8, 9])
 def test_what_is_forced_does_not_exceed_the_tokens_asked_for(draft: RawSession, num_draft_tokens: int) -> None:
     proposal = ask(draft, "greedy", 4, num_draft_tokens)
-    # A choice is drafted only if it fits behind what the one before it forces.
+    # A choice is drafted only if it fits after the tokens that the previous one forces.
     assert len(proposal.tokens) == max(num for num in (1, 5, 9) if num <= num_draft_tokens)
 
 

@@ -133,7 +133,7 @@ def test_calls_are_accepted_and_nothing_behind_them(vocabulary: Vocabulary, call
         grammar = make_call_grammar(tools_with(choice), call_format, vocabulary.special_id)
         assert vocabulary.check(grammar, many) in ends
         assert vocabulary.check(grammar, one + " and") == " and"
-        # Qwen2.5-Coder writes a line break behind every call, and is not to be held to another one.
+        # Qwen2.5-Coder writes a line break after every call, and must still be able to end.
         if call_format.separator == "\n":
             assert vocabulary.check(grammar, many + "\n") == "yes"
         # No white space but the format's own.

@@ -167,7 +167,7 @@ def test_a_call_that_is_cut_in_its_frame_is_no_content(call_format: CallFormat) 
             parser = CallParser(TOOLS, call_format, "request")
             deltas = parser.feed(whole[:end]) + parser.finish(is_cut=True)
             content = "".join(each.text for each in deltas if isinstance(each, ContentDelta))
-            # Behind a marker; a bare beginning may be any JSON.
+            # After a marker; a bare beginning may be any JSON.
             assert content.strip() == text.strip() or (call_format.is_bare and not text)
 
 

@@ -88,7 +88,7 @@ def test_a_mark_in_other_tokens_is_text(
 
 
 def test_a_spelled_end_does_not_reach_the_answer(tokenizer: Tokenizer) -> None:
-    """The grammar goes on with the thought, so JSON begins only behind the token."""
+    """The grammar goes on with the thought, so JSON begins only after the token."""
     tokens = [*spelled("a</think>b"), IDS[END_THINK], *ids('{"x": 1}')]
     assert parts(read(tokenizer, tokens, True)) == ("a</think>b", '{"x": 1}')
 
@@ -109,7 +109,7 @@ def test_a_stop_string_ends_thought_and_answer(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(("before", "opens", "thought", "text"), [
     (f"a{CALL}b{END_THINK}\n\n", True, f"a{CALL}b", ""), ("abx", None, "", "abx"),
 ])  # fmt: skip
-def test_a_call_behind_text_that_is_held_back(
+def test_a_call_after_text_that_is_held_back(
     tokenizer: Tokenizer, before: str, opens: bool | None, thought: str, text: str
 ) -> None:
     """Nor does a mark inside a thought begin a call."""
@@ -184,7 +184,7 @@ def test_a_thought_comes_before_a_format(chats: ToolChats, wanted: OutputFormat,
 def test_no_call_begins_inside_a_thought(chats: ToolChats) -> None:
     tools = Tools.parse(json.dumps([{"type": "function", "function": {"name": "get"}}]))
     grammar = chats.with_thought(chats.call_grammar(tools, None), False, ENDS)
-    # Behind the marker inside a thought anything goes, outside the call alone.
+    # After the marker anything may follow inside a thought, only a call outside.
     assert len(allowed(grammar, f"{THINK}a{CALL}")) > 200
     assert not allowed(grammar, f"{THINK}a") & set(ENDS)
     assert allowed(grammar, f"{THINK}a{END_THINK}b{CALL}") == set(ids("\n"))
