@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from coordinator.acceptance import Origin, Outcome, Proposal, RoundNoise
 from coordinator.guidance import Guidance
 from coordinator.tokenizer import TextStream
-from coordinator.tools.chats import AnswerReader, ToolChats
+from coordinator.tools.chats import AnswerReader, Chats
 from coordinator.tools.tools import Tools
 from paceline.errors import InvalidArgument
 from paceline.grammar import Grammar
@@ -50,7 +50,7 @@ class Request:
     # Functions that the model may call, and whether the prompt has opened a thought (None: the answer has none).
     tools: Tools | None = None
     opens_thought: bool | None = None
-    tool_chats: ToolChats | None = None
+    chats: Chats | None = None
 
     @property
     def unenforced(self) -> list[str]:
@@ -65,11 +65,11 @@ class Request:
 
     def answer_reader(self, choice: int) -> AnswerReader | None:
         """Returns the reader of sample `choice`; None if all of it is text."""
-        if self.tool_chats is None or (self.tools is None and self.opens_thought is None):
+        if self.chats is None or (self.tools is None and self.opens_thought is None):
             return None
         # Clients may use a request id twice.
         prompt = hashlib.sha256(str(self.prompt).encode()).hexdigest()
-        return self.tool_chats.reader(self.tools, self.opens_thought, f"{self.request_id}/{prompt}", choice)
+        return self.chats.reader(self.tools, self.opens_thought, f"{self.request_id}/{prompt}", choice)
 
     @property
     def seed(self) -> int:

@@ -8,7 +8,7 @@ from coordinator.context import Request
 from coordinator.formats import make_grammar, make_schema
 from coordinator.policy.policies import Policies
 from coordinator.tokenizer import Tokenizer
-from coordinator.tools.chats import ToolChats
+from coordinator.tools.chats import Chats
 from coordinator.tools.conversation import Call, Message
 from coordinator.tools.tools import AUTO, NONE, Tools
 from paceline.checks import require, require_at_most
@@ -35,7 +35,7 @@ class RequestReader:
     ) -> None:
         self._tokenizer = tokenizer
         self._grammars = grammars
-        self._chats = ToolChats(tokenizer)
+        self._chats = Chats(tokenizer)
         self._policies = policies
         self._defaults = defaults
 
@@ -73,7 +73,7 @@ class RequestReader:
             grammar_text=grammar_text,
             tools=tools,
             opens_thought=opens_thought,
-            tool_chats=self._chats,
+            chats=self._chats,
         )
 
     async def _read_grammar(

@@ -14,7 +14,7 @@ from coordinator.tools.tools import NONE, Tools
 from paceline.results import ToolCallDelta
 
 
-class ToolChats:
+class Chats:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from coordinator.tokenizer import Tokenizer as ChatTokenizer
 from coordinator.tools.call_formats import CALL_FORMATS, HERMES, CallFormat
 from coordinator.tools.call_grammar import make_call_grammar
-from coordinator.tools.chats import ToolChats
+from coordinator.tools.chats import Chats
 from coordinator.tools.tools import Tools
 from paceline.engine.models.gguf.header import read_header
 from paceline.engine.models.gguf.tokenizer import tokenizer_files
@@ -209,7 +209,7 @@ def test_a_marker_that_is_a_token_is_that_token(is_special: bool) -> None:
     tokenizer, engine = ChatTokenizer(files), GrammarEngine(files["tokenizer.json"], 512, [0])
     call = tokenizer.encode(written(HERMES, [GET]), add_special_tokens=False)
     for choice, text in (("get", ""), ("auto", "Hello. ")):
-        guide = engine.grammar(ToolChats(tokenizer).call_grammar(tools_with(choice), None)).guide()
+        guide = engine.grammar(Chats(tokenizer).call_grammar(tools_with(choice), None)).guide()
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert allows(guide.mask(ids), call[0])
         assert guide.is_over([*ids, *call]) == (choice == "get")

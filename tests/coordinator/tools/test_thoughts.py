@@ -10,7 +10,7 @@ from coordinator.context import Emission, Request
 from coordinator.formats import make_grammar
 from coordinator.responses import Choice
 from coordinator.tokenizer import Tokenizer
-from coordinator.tools.chats import ToolChats
+from coordinator.tools.chats import Chats
 from coordinator.tools.tools import Tools
 from paceline.formats import OutputFormat
 from paceline.grammar import GrammarEngine, allows
@@ -53,8 +53,8 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def chats(tokenizer: Tokenizer) -> ToolChats:
-    return ToolChats(tokenizer)
+def chats(tokenizer: Tokenizer) -> Chats:
+    return Chats(tokenizer)
 
 
 def read(
@@ -64,7 +64,7 @@ def read(
     sampling = SamplingParams(max_tokens=len(tokens), seed=1, stop=stop)
     request = Request(
         "id", [1], sampling, SpeculationParams(), (), 10_000, 400, is_chat=True, tools=tools, opens_thought=opens,
-        tool_chats=ToolChats(tokenizer),
+        chats=Chats(tokenizer),
     )  # fmt: skip
     context = Choice(0, request, tokenizer).context
     return [context.extend(Outcome([token], 0, Origin.TARGET)) for token in tokens if not context.is_finished]
@@ -136,7 +136,7 @@ def test_a_thought_streams(tokenizer: Tokenizer) -> None:
         ("", False),
     ],
 )
-def test_what_the_prompt_says_of_a_thought(chats: ToolChats, prompt: str, opens: bool | None) -> None:
+def test_what_the_prompt_says_of_a_thought(chats: Chats, prompt: str, opens: bool | None) -> None:
     assert chats.opens_thought(BACKEND.encode(prompt).ids) is opens
 
 
@@ -164,7 +164,7 @@ FORMATS = [
 
 @pytest.mark.parametrize("wanted", FORMATS)
 @pytest.mark.parametrize("is_opened", [False, True])
-def test_a_thought_comes_before_a_format(chats: ToolChats, wanted: OutputFormat, is_opened: bool) -> None:
+def test_a_thought_comes_before_a_format(chats: Chats, wanted: OutputFormat, is_opened: bool) -> None:
     grammar = chats.with_thought(make_grammar(wanted), is_opened, ENDS)
     first = allowed(grammar, "")
     if is_opened:
@@ -181,7 +181,7 @@ def test_a_thought_comes_before_a_format(chats: ToolChats, wanted: OutputFormat,
     assert chats.with_thought(make_grammar(wanted), None, ENDS) == make_grammar(wanted)
 
 
-def test_no_call_begins_inside_a_thought(chats: ToolChats) -> None:
+def test_no_call_begins_inside_a_thought(chats: Chats) -> None:
     tools = Tools.parse(json.dumps([{"type": "function", "function": {"name": "get"}}]))
     grammar = chats.with_thought(chats.call_grammar(tools, None), False, ENDS)
     # After the marker anything may follow inside a thought, only a call outside.
@@ -191,7 +191,7 @@ def test_no_call_begins_inside_a_thought(chats: ToolChats) -> None:
     assert allowed(grammar, f"b{CALL}") == set(ids("\n"))
 
 
-def test_reasoning_tokens_are_counted_with_their_marks(chats: ToolChats) -> None:
+def test_reasoning_tokens_are_counted_with_their_marks(chats: Chats) -> None:
     for text, opened, num in (("<think>ab</think>\n\ncd", False, 4), ("ab</think>cd", True, 3), ("abcd", False, 0)):
         reader = chats.reader(None, opened, "id", 0)
         for token in ids(text):
@@ -200,7 +200,7 @@ def test_reasoning_tokens_are_counted_with_their_marks(chats: ToolChats) -> None
         assert reader.take_reasoning() == ("ab" if num else "")
 
 
-def test_masks_of_a_thought_follow_from_the_tokens(chats: ToolChats) -> None:
+def test_masks_of_a_thought_follow_from_the_tokens(chats: Chats) -> None:
     """A guide that has seen a draft cross the thought's end says what a fresh one says."""
     grammar = ENGINE.grammar(chats.with_thought(make_grammar(FORMATS[0]), False, ENDS))
     guide = grammar.guide()
