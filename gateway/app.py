@@ -13,12 +13,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from gateway.config import GatewaySettings
+from gateway.dialects.chat import Chat
+from gateway.dialects.completions import Completions
 from gateway.endpoints import Endpoints, Gateway, GenerateEndpoint
 from gateway.errors import NO_RENAMES, HttpError, bad_request, error_response, from_paceline
 from gateway.fields import DETOKENIZE_NAMES, TOKENIZE_NAMES
 from gateway.generation import Dialect
 from gateway.middleware import Guard, SlashIgnored
-from gateway.openai import Chat, Completions
 from gateway.telemetry import GatewayMetrics, RequestSpans, record_failure
 from paceline.errors import PacelineError
 from paceline.keys import KeyRing, is_of_this_machine

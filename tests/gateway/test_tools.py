@@ -10,7 +10,7 @@ import pytest
 
 from gateway.app import make_app
 from gateway.config import GatewaySettings
-from gateway.openai import Chat
+from gateway.dialects.chat import Chat
 from paceline.errors import InvalidArgument
 from paceline.results import Piece, ToolCallDelta
 from paceline.v1 import generation_pb2

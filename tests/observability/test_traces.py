@@ -11,8 +11,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.dialects.completions import Completions
 from gateway.generation import send_events
-from gateway.openai import Completions
 from gateway.telemetry import RequestSpans
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable

@@ -1,4 +1,4 @@
-"""Builds chunks or a whole response from rounds."""
+"""Builds OpenAI's chunks, or a whole response, from rounds."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -6,12 +6,27 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import orjson
+
+from gateway.errors import HttpError
 from gateway.generation import Generation
 from gateway.router import TokenTexts
 from paceline.client import Prompt
 from paceline.results import Finish, Piece, Speculation, TokenLogprobs, ToolCall, extend_calls
 
+# OpenAI's log-probability of excluded tokens: JSON has no infinity.
+LOWEST = -9999.0
 ORIGINS = {"A": "accepted", "R": "recovered", "B": "bonus", "T": "target", "F": "forced"}
+
+
+class OpenAi:
+    stream_end = b"data: [DONE]\n\n"
+
+    def event(self, body: dict[str, Any]) -> bytes:
+        return b"data: " + orjson.dumps(body) + b"\n\n"
+
+    def error_body(self, error: HttpError) -> dict[str, Any]:
+        return error.body
 
 
 class ScoredToken(NamedTuple):
@@ -276,3 +291,7 @@ def trace_body(piece: Piece, texts: TokenTexts) -> dict[str, Any] | None:
             "queued": trace.queued_us / 1e3, "wire": trace.wire_us / 1e3,
         },
     }  # fmt: skip
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LOWEST)

@@ -1,0 +1,1 @@
+"""The APIs that generate, a file each; registered in `gateway/app.py`."""
