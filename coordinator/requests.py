@@ -231,7 +231,7 @@ def _checked_ids(name: str, ids: Iterable[int], card: model_pb2.ModelCard) -> li
 def _check_prompt_length(name: str, num_tokens: int, card: model_pb2.ModelCard, reserved: int = 1) -> None:
     longest = card.max_model_len - reserved
     reason = CONTEXT_LENGTH_EXCEEDED if name == "prompt" else INVALID_FIELD
-    require(num_tokens <= longest, name, f"{num_tokens} tokens", f"at most {longest} tokens for this model", reason)
+    require_at_most(longest, num_tokens, name, "tokens", reason)
 
 
 def _max_characters(card: model_pb2.ModelCard) -> int:

@@ -1,7 +1,6 @@
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,21 +14,24 @@ from starlette.staticfiles import StaticFiles
 from gateway.config import GatewaySettings
 from gateway.dialects.chat import Chat
 from gateway.dialects.completions import Completions
-from gateway.endpoints import Endpoints, Gateway, GenerateEndpoint
-from gateway.errors import NO_RENAMES, HttpError, bad_request, error_response, from_paceline
-from gateway.fields import DETOKENIZE_NAMES, TOKENIZE_NAMES
-from gateway.generation import Dialect
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.messages import Messages
+from gateway.dialects.responses import Responses
+from gateway.endpoints import CountEndpoint, DetokenizeErrors, Endpoints, Gateway, GenerateEndpoint, TokenizeErrors
+from gateway.errors import Errors, Fault
 from gateway.middleware import Guard, SlashIgnored
-from gateway.telemetry import GatewayMetrics, RequestSpans, record_failure
-from paceline.errors import PacelineError
+from gateway.telemetry import GatewayMetrics, RequestSpans
 from paceline.keys import KeyRing, is_of_this_machine
 from paceline.observability.spans import NO_SPANS, Spans
 
+COUNT_INPUT, COUNT_MESSAGES = "/v1/responses/input_tokens", "/v1/messages/count_tokens"
 # The endpoints that generate, one per path.
-DIALECTS: tuple[Dialect, ...] = (Chat(), Completions())
-FIELD_NAMES = {each.path: each.field_names for each in DIALECTS} | {
-    "/tokenize": TOKENIZE_NAMES,
-    "/detokenize": DETOKENIZE_NAMES,
+DIALECTS: tuple[Dialect, ...] = (Chat(), Completions(), RESPONSES := Responses(), MESSAGES := Messages())
+ERRORS: Mapping[str, Errors] = {each.path: each for each in DIALECTS} | {
+    COUNT_INPUT: RESPONSES,
+    COUNT_MESSAGES: MESSAGES,
+    "/tokenize": TokenizeErrors(),
+    "/detokenize": DetokenizeErrors(),
 }
 STATIC = Path(__file__).parent / "static"
 # The page loads nothing from elsewhere and runs no inline scripts.
@@ -48,6 +50,12 @@ def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
 
     routes = [
         *(Route(each.path, GenerateEndpoint(gateway, each), methods=["POST"]) for each in DIALECTS),
+        Route(
+            COUNT_INPUT,
+            CountEndpoint(gateway, RESPONSES, {"object": "response.input_tokens"}).respond,
+            methods=["POST"],
+        ),
+        Route(COUNT_MESSAGES, CountEndpoint(gateway, MESSAGES, {}).respond, methods=["POST"]),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{model:path}", endpoints.model),
         Route("/v1/deployment", endpoints.deployment),
@@ -63,7 +71,7 @@ def make_app(settings: GatewaySettings, spans: Spans = NO_SPANS) -> Starlette:
     app = Starlette(
         routes=[*routes, Mount("/static", StaticFiles(directory=STATIC))],
         middleware=make_middleware(settings, paths, gateway.metrics, spans),
-        exception_handlers=EXCEPTION_HANDLERS,
+        exception_handlers={HTTPException: on_framework_error},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
@@ -88,7 +96,7 @@ def make_middleware(
         middleware.append(Middleware(RequestSpans, spans=spans, paths=[each.path for each in DIALECTS]))
     guard = Middleware(
         Guard, keys=keys, max_open=settings.max_open_requests, loopback_only=loopback_only, counted_paths=paths,
-        metrics=metrics,
+        errors=ERRORS, metrics=metrics,
     )  # fmt: skip
     return [*middleware, guard]
 
@@ -97,33 +105,9 @@ async def page(request: Request) -> Response:
     return FileResponse(STATIC / "index.html", headers=PAGE_HEADERS)
 
 
-async def on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HttpError)
-    return error_response(error)
-
-
-async def on_paceline_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, PacelineError)
-    record_failure(error)
-    return error_response(from_paceline(error, FIELD_NAMES.get(request.scope["path"], NO_RENAMES)))
-
-
 async def on_framework_error(request: Request, error: Exception) -> Response:
+    """Leaves the response to `Guard`."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path[:100]}: {error.detail}"
-    response = error_response(HttpError(error.status_code, message, "invalid_request_error"))
     # StaticFiles does not name the methods it allows.
-    response.headers.update(error.headers or ({"allow": "GET, HEAD"} if error.status_code == 405 else {}))
-    return response
-
-
-async def on_recursion_error(request: Request, error: Exception) -> Response:
-    return error_response(bad_request("body", "the body is nested too deeply"))
-
-
-EXCEPTION_HANDLERS: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
-    HttpError: on_http_error,
-    PacelineError: on_paceline_error,
-    HTTPException: on_framework_error,
-    RecursionError: on_recursion_error,
-}
+    headers = error.headers or ({"allow": "GET, HEAD"} if error.status_code == 405 else None)
+    raise Fault(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}", headers=headers)

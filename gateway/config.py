@@ -1,10 +1,14 @@
 """Settings of the gateway."""
 
-from typing import Annotated, ClassVar, Literal
+import json
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway.fields import SAMPLING
+from gateway.requests import parse_sampling
 from paceline.keys import find_key
 from paceline.rpc.channel import check_address
 from paceline.settings import FrontSettings, ListenAddress, ServiceSettings, as_value_error
@@ -13,6 +17,17 @@ from paceline.settings import FrontSettings, ListenAddress, ServiceSettings, as_
 def _check_addresses(text: str) -> str:
     for address in text.split(","):
         as_value_error(lambda address=address: check_address("coordinators", address))  # type: ignore[misc]
+    return text
+
+
+def _check_sampling(text: str) -> str:
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from None
+    if not isinstance(given, dict) or not given.keys() <= SAMPLING.keys():
+        raise ValueError(f"it must be a JSON object; known keys: {', '.join(SAMPLING)}")
+    as_value_error(lambda: parse_sampling(given, {}))
     return text
 
 
@@ -37,6 +52,12 @@ class GatewaySettings(FrontSettings, ServiceSettings):
     tool_choice_default: Literal["auto", "required", "none"] = Field(
         "auto", description="tool_choice of requests with tools that leave it out"
     )
+    sampling_defaults: Annotated[str, AfterValidator(_check_sampling)] = Field(
+        "{}", description='JSON object of sampling parameters for requests that leave them out, e.g. {"temperature": 0}'
+    )
+    also_called: str = Field(
+        "", description="other names that requests may give the model, separated by commas; * stands for anything"
+    )
     max_body_bytes: int = Field(8 << 20, ge=1, description="maximum size of a request body, in bytes")
     max_open_requests: int = Field(
         1024, ge=1, description="maximum number of open requests; others are refused with status 429"
@@ -46,6 +67,14 @@ class GatewaySettings(FrontSettings, ServiceSettings):
     def _can_send_its_own_key(self) -> "GatewaySettings":
         as_value_error(lambda: find_key(None))
         return self
+
+    @property
+    def parsed_sampling_defaults(self) -> dict[str, Any]:
+        return dict(json.loads(self.sampling_defaults))
+
+    def is_name(self, model: str) -> bool:
+        """Returns whether `also_called` has the name."""
+        return any(fnmatchcase(model, each.strip()) for each in self.also_called.split(","))
 
     @property
     def addresses(self) -> list[str]:

@@ -3,6 +3,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
+from urllib.parse import quote
 
 from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
@@ -10,15 +11,17 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.config import GatewaySettings
-from gateway.errors import JsonResponse, bad_request, no_such_model, unavailable
-from gateway.fields import DRAFT_LENGTH, flag, get, whole_numbers
-from gateway.generation import Dialect, Generation, send_events, until_disconnect
+from gateway.dialects.dialect import Dialect, EventStream
+from gateway.errors import Errors, JsonResponse, bad_request, no_such_model, renamed, unavailable
+from gateway.fields import DETOKENIZE_NAMES, DRAFT_LENGTH, TOKENIZE_NAMES, flag, get, whole_numbers
+from gateway.generation import Generation, until_disconnect
 from gateway.http import read_body
 from gateway.middleware import key_of, take_request_id_from_body
-from gateway.requests import HttpRequest, is_token_id, parse_messages
+from gateway.requests import HttpRequest, Serving, is_token_id, parse_messages
 from gateway.router import Coordinators, TokenTexts
 from gateway.telemetry import GatewayMetrics, exposition
 from paceline.client import Prompt
+from paceline.errors import InvalidArgument
 from paceline.results import Deployment
 from paceline.rpc.health import is_serving
 from paceline.rpc.server import instance_of
@@ -30,6 +33,17 @@ TOKENIZE = (
     "return_token_strs", "tools", "chat_template_kwargs",
 )  # fmt: skip
 DETOKENIZE = ("model", "tokens")
+# By which coding agents name a conversation.
+SESSION_HEADERS = ("x-session-affinity", "session-id", "x-claude-code-session-id")
+LEFT_OUT_HEADER = "x-paceline-left-out"
+
+
+class TokenizeErrors(Errors):
+    field_names = TOKENIZE_NAMES
+
+
+class DetokenizeErrors(Errors):
+    field_names = DETOKENIZE_NAMES
 
 
 class Gateway:
@@ -40,6 +54,7 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
+        self.sampling_defaults = settings.parsed_sampling_defaults
         self.metrics = GatewayMetrics()
         self.exposition = exposition(self.metrics, settings.model_name)
 
@@ -56,10 +71,13 @@ class Gateway:
         """Returns the name for clients."""
         return self.settings.model_name or deployment.target.name
 
+    def serving(self, deployment: Deployment) -> Serving:
+        return Serving(deployment, self.sampling_defaults, self.settings.tool_choice_default)
+
     def check_model(self, body: Mapping[str, Any], deployment: Deployment) -> None:
-        """Raises HttpError (404)."""
+        """Raises Fault (404)."""
         model, known = get(body, "model", str, "a string"), self.model_name(deployment)
-        if model not in (None, known, deployment.target.name):
+        if model not in (None, known, deployment.target.name) and not self.settings.is_name(model):
             raise no_such_model(model, known)
 
 
@@ -79,19 +97,18 @@ class GenerateEndpoint:
         gateway, key = self._gateway, key_of(request)
         deployment = await gateway.coordinators.describe(key)
         gateway.check_model(body, deployment)
-        asked = self._dialect.parse(body, deployment)
-        asked = replace(asked, request_id=take_request_id_from_body(request, asked.request_id))
-        if not asked.tools.choice:
-            tools = replace(asked.tools, choice=gateway.settings.tool_choice_default)
-            asked = replace(asked, tools=tools)
+        asked = self._dialect.parse(body, gateway.serving(deployment))
+        session = asked.session or next(filter(None, map(request.headers.get, SESSION_HEADERS)), "")
+        asked = replace(asked, request_id=take_request_id_from_body(request, asked.request_id), session=session)
         if asked.echo or (asked.has_usage_in_every_chunk and len(asked.prompts) > 1):
             asked = await self._with_token_ids(asked, key)
         model = gateway.model_name(deployment)
         reply = self._dialect.reply(Generation(asked, model, gateway.coordinators, gateway.texts, key))
+        headers = {LEFT_OUT_HEADER: quote(", ".join(asked.left_out), safe=", ")} if asked.left_out else {}
         if asked.is_stream:
-            await send_events(reply.chunks(), send, self._dialect)
+            await EventStream(reply, self._dialect, headers, send).run()
         else:
-            response = JsonResponse(await reply.whole())
+            response = JsonResponse(await reply.whole(), headers=headers)
             await response(request.scope, request.receive, send)
 
     async def _with_token_ids(self, asked: HttpRequest, key: str | None) -> HttpRequest:
@@ -102,6 +119,34 @@ class GenerateEndpoint:
 
         prompts: list[Prompt] = [await tokenize(each) if isinstance(each, str) else each for each in asked.prompts]
         return replace(asked, prompts=prompts)
+
+
+class CountEndpoint:
+    """Counts the prompt tokens of a dialect's requests."""
+
+    def __init__(self, gateway: Gateway, dialect: Dialect, head: Mapping[str, str]) -> None:
+        """`head`: constant fields of the response."""
+        self._gateway = gateway
+        self._dialect = dialect
+        self._head = head
+
+    async def respond(self, request: Request) -> Response:
+        gateway, key = self._gateway, key_of(request)
+        body = await read_body(request, gateway.settings.max_body_bytes)
+        deployment = await gateway.coordinators.describe(key)
+        gateway.check_model(body, deployment)
+        asked = self._dialect.parse(body, gateway.serving(deployment))
+        tools = [] if asked.tools.choice == "none" else asked.tools.tools
+        try:
+            ids = await gateway.coordinators.ask(
+                key,
+                lambda client: client.tokenize(
+                    asked.prompts[0], template_options=asked.template_options, tools=tools or None
+                ),
+            )
+        except InvalidArgument as error:
+            raise renamed(error, asked.names) from None
+        return JsonResponse({**self._head, "input_tokens": len(ids)})
 
 
 class Endpoints:
@@ -132,7 +177,9 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         card = self._card(await self._describe(request))
-        return JsonResponse({"object": "list", "data": [card]})
+        return JsonResponse(
+            {"object": "list", "data": [card], "has_more": False, "first_id": card["id"], "last_id": card["id"]}
+        )
 
     async def model(self, request: Request) -> Response:
         deployment, asked = await self._describe(request), request.path_params["model"]
@@ -221,10 +268,13 @@ class Endpoints:
         return whole_numbers(body)
 
     def _card(self, deployment: Deployment) -> dict[str, Any]:
-        """Returns OpenAI's model object with vLLM's `max_model_len`."""
+        """Returns OpenAI's and Anthropic's model object with vLLM's `max_model_len`."""
+        name, length = self._gateway.model_name(deployment), deployment.target.max_model_len
         return {
-            "id": self._gateway.model_name(deployment), "object": "model", "created": 0, "owned_by": "paceline",
-            "root": deployment.target.name, "parent": None, "max_model_len": deployment.target.max_model_len,
+            "id": name, "object": "model", "created": 0, "owned_by": "paceline",
+            "root": deployment.target.name, "parent": None, "max_model_len": length,
+            "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active",
+            "max_input_tokens": length, "max_tokens": length,
         }  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-"""HTTP errors in OpenAI's format."""
+"""Faults of requests, and how OpenAI's APIs spell them."""
 
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 from starlette.responses import Response
@@ -12,29 +12,57 @@ from paceline import errors
 
 # Retry-After of errors that do not carry a delay, in seconds.
 RETRY_AFTER_S = 1
+REQUEST_ID_HEADER = "x-request-id"
 # HTTP field names by internal names (fields.py).
 FieldNames = Mapping[str, str]
 NO_RENAMES: FieldNames = MappingProxyType({})
+# OpenAI's types of errors by status.
+_TYPES = {
+    401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 500: "server_error",
+    503: "service_unavailable_error",
+}  # fmt: skip
 # OpenAI's error codes by Paceline's reasons.
 _CODES = {errors.CONTEXT_LENGTH_EXCEEDED: "context_length_exceeded"}
 
 
-class HttpError(Exception):
+class Fault(Exception):
+    """Why a request fails, whatever the API; `Errors` spells it.
+
+    field: as the client calls it.
+    code: for programs.
+    excess: what there is too much of, if that is known in numbers.
+    """
+
     def __init__(
-        self, status: int, message: str, kind: str, param: str | None = None, code: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, status: int, message: str, field: str | None = None, code: str | None = None,
+        headers: Mapping[str, str] | None = None, excess: errors.Excess | None = None,
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.status = status
         self.message = message
-        self.kind = kind
-        self.param = param
+        self.field = field
         self.code = code
         self.headers = headers
+        self.excess = excess
 
-    @property
-    def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+class Errors:
+    """Spells the errors of a path as OpenAI does."""
+
+    # The client's names of fields, by those in a coordinator's errors.
+    field_names: ClassVar[FieldNames] = NO_RENAMES
+    # Headers with the request's id, in every response.
+    id_headers: ClassVar[tuple[str, ...]] = (REQUEST_ID_HEADER,)
+
+    def status_of(self, fault: Fault) -> int:
+        return fault.status
+
+    def error_body(self, fault: Fault, request_id: str) -> dict[str, Any]:
+        kind = _TYPES.get(fault.status, "invalid_request_error")
+        return {"error": {"message": fault.message, "type": kind, "param": fault.field, "code": fault.code}}
+
+    def response(self, fault: Fault, request_id: str = "") -> "JsonResponse":
+        return JsonResponse(self.error_body(fault, request_id), self.status_of(fault), fault.headers)
 
 
 class JsonResponse(Response):
@@ -44,65 +72,61 @@ class JsonResponse(Response):
         return orjson.dumps(content)
 
 
-def error_response(error: HttpError) -> JsonResponse:
-    return JsonResponse(error.body, error.status, error.headers)
+def bad_request(name: str | None, message: str, code: str | None = None) -> Fault:
+    return Fault(400, message, name, code)
 
 
-def bad_request(name: str | None, message: str, code: str | None = None) -> HttpError:
-    return HttpError(400, message, "invalid_request_error", name, code)
-
-
-def bad_value(field: str, value: Any, allowed: str) -> HttpError:
+def bad_value(field: str, value: Any, allowed: str) -> Fault:
     return bad_request(field, f"{field} is {value!r:.80}; it must be {allowed}")
 
 
-def unauthorized(message: str) -> HttpError:
+def unauthorized(message: str) -> Fault:
     headers = {"www-authenticate": "Bearer"}
-    return HttpError(401, message, "authentication_error", code="invalid_api_key", headers=headers)
+    return Fault(401, message, code="invalid_api_key", headers=headers)
 
 
-def no_such_model(model: str, known: str) -> HttpError:
+def no_such_model(model: str, known: str) -> Fault:
     message = f"model {model[:200]!r} is not available; this gateway serves {known!r}"
-    return HttpError(404, message, "invalid_request_error", "model", "model_not_found")
+    return Fault(404, message, "model", "model_not_found")
 
 
-def too_large(max_bytes: int) -> HttpError:
-    return HttpError(413, f"the body is larger than {max_bytes} bytes", "invalid_request_error", code="body_too_large")
+def too_large(max_bytes: int) -> Fault:
+    return Fault(413, f"the body is larger than {max_bytes} bytes", code="body_too_large")
 
 
-def too_many(message: str, retry_after_s: float | None = None) -> HttpError:
+def too_many(message: str, retry_after_s: float | None = None) -> Fault:
     wait_s = RETRY_AFTER_S if retry_after_s is None else max(1, math.ceil(retry_after_s))
     headers = {"retry-after": str(wait_s)}
-    return HttpError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
+    return Fault(429, message, code="rate_limit_exceeded", headers=headers)
 
 
-def internal() -> HttpError:
-    return HttpError(500, "internal error; see the gateway's log", "server_error")
+def internal() -> Fault:
+    return Fault(500, "internal error; see the gateway's log")
 
 
-def unavailable(message: str) -> HttpError:
+def unavailable(message: str) -> Fault:
     headers = {"retry-after": str(RETRY_AFTER_S)}
-    return HttpError(503, message, "service_unavailable_error", code="unavailable", headers=headers)
+    return Fault(503, message, code="unavailable", headers=headers)
 
 
-def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -> HttpError:
+def from_paceline(error: errors.PacelineError, names: FieldNames = NO_RENAMES) -> Fault:
     message = str(error)
     match error:
         case errors.InvalidArgument():
             named = renamed(error, names)
-            return bad_request(named.field, str(named), _CODES.get(error.reason))
+            return Fault(400, str(named), named.field, _CODES.get(error.reason), excess=error.excess)
         case errors.OutOfRange():
             return bad_request(None, message)
         case errors.Unauthenticated():
             return unauthorized(message)
         case errors.PermissionDenied():
-            return HttpError(403, message, "permission_error", code="permission_denied")
+            return Fault(403, message, code="permission_denied")
         case errors.ResourceExhausted():
             return too_many(message, error.retry_after_s)
         case errors.Unavailable():
             return unavailable(message)
         case _:
-            return HttpError(500, message, "server_error")
+            return Fault(500, message)
 
 
 def renamed(error: errors.InvalidArgument, names: FieldNames) -> errors.InvalidArgument:
@@ -113,10 +137,12 @@ def renamed(error: errors.InvalidArgument, names: FieldNames) -> errors.InvalidA
     return error.renamed(names[head] + error.field[len(head) :]) if head else error
 
 
-def from_exception(error: BaseException, names: FieldNames = NO_RENAMES) -> HttpError:
+def from_exception(error: BaseException, names: FieldNames = NO_RENAMES) -> Fault:
     """Hides the details of unexpected exceptions."""
-    if isinstance(error, HttpError):
+    if isinstance(error, Fault):
         return error
+    if isinstance(error, RecursionError):
+        return bad_request("body", "the body is nested too deeply")
     if isinstance(error, errors.PacelineError):
         return from_paceline(error, names)
     return internal()

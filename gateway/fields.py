@@ -192,8 +192,16 @@ DETOKENIZE_NAMES: FieldNames = {"token_ids": "tokens"}
 
 
 def check_fields(body: Mapping[str, Any], own: Mapping[str, str]) -> None:
-    """Raises HttpError naming the first unsupported field."""
+    """Raises Fault naming the first unsupported field."""
     _check("", body, (*own, *COMMON, *SAMPLING), IGNORED, REFUSED)
+
+
+def check_body(
+    body: Mapping[str, Any], taken: Collection[str], ignored: Collection[str] = (),
+    refused: Mapping[str, tuple[Any, ...]] = NOTHING,
+) -> None:  # fmt: skip
+    """As `check_fields`, for APIs that share only some of these fields."""
+    _check("", body, taken, ignored, refused)
 
 
 def check_message(message: Mapping[str, Any], name: str) -> None:
@@ -243,7 +251,7 @@ def _whole(value: Any, depth: int = 2) -> Any:
 
 
 def get(body: Mapping[str, Any], name: str, kind: type, allowed: str, default: Any = None) -> Any:
-    """Raises HttpError if the value is not a `kind`."""
+    """Raises Fault if the value is not a `kind`."""
     value = body.get(name)
     if value is None:
         return default

@@ -29,8 +29,18 @@ class _Given(NamedTuple):
     strict: bool = False
 
 
-def parse_format(body: Mapping[str, Any]) -> tuple[OutputFormat | None, FieldNames]:
-    """Returns the format, and the client's names of its fields. Raises HttpError."""
+class NamedFormat(NamedTuple):
+    """A format, and the client's names of its fields."""
+
+    format: OutputFormat | None
+    names: FieldNames
+
+
+NO_FORMAT = NamedFormat(None, {})
+
+
+def parse_format(body: Mapping[str, Any]) -> NamedFormat:
+    """Raises Fault."""
     options = get(body, "structured_outputs", dict, "an object", {})
     taken = (*STRUCTURED_OUTPUTS, STRUCTURED_OUTPUTS_OPTION)
     check_keys(options, taken, "structured_outputs", refused=STRUCTURED_OUTPUTS_REFUSED)
@@ -48,15 +58,30 @@ def parse_format(body: Mapping[str, Any]) -> tuple[OutputFormat | None, FieldNam
         if body.get("structured_outputs") is not None:
             known = ", ".join(STRUCTURED_OUTPUTS)
             raise bad_request("structured_outputs", f"structured_outputs has no format; it must have one of {known}")
-        return None, {}
+        return NO_FORMAT
     names = {
-        **dict.fromkeys(("format", *KINDS), given[0].field),
         "strict": "response_format.json_schema.strict",
         "fixed_whitespace": f"structured_outputs.{STRUCTURED_OUTPUTS_OPTION}",
     }
+    return _named(given[0], names, is_compact)
+
+
+def schema_format(named: Mapping[str, Any], field: str) -> NamedFormat:
+    """Returns the format of `schema` and `strict` in `named`, which the client calls `field`. Raises Fault."""
+    strict = flag(named, "strict", prefix=f"{field}.")
+    return _named(_Given(f"{field}.schema", "json_schema", named.get("schema"), strict), {"strict": f"{field}.strict"})
+
+
+def json_format(field: str) -> NamedFormat:
+    """Returns the format of any JSON object, which the client calls `field`."""
+    return _named(_Given(field, "json_object", True), {})
+
+
+def _named(given: _Given, names: FieldNames, is_compact: bool = False) -> NamedFormat:
+    names = {**dict.fromkeys(("format", *KINDS), given.field), **names}
     try:
-        made = _make(given[0])
-        return (replace(made, fixed_whitespace=True) if is_compact else made), names
+        made = _make(given)
+        return NamedFormat(replace(made, fixed_whitespace=True) if is_compact else made, names)
     except InvalidArgument as error:
         raise from_paceline(error, names) from None
 
@@ -88,7 +113,7 @@ def _response_format(body: Mapping[str, Any]) -> Iterator[_Given]:
 
 
 def _make(given: _Given) -> OutputFormat:
-    """Raises HttpError and InvalidArgument."""
+    """Raises Fault and InvalidArgument."""
     match given.kind, given.value:
         case "json_schema", dict() as schema:
             return OutputFormat.of_schema(schema, strict=given.strict)

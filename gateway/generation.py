@@ -2,21 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Protocol
 
-from starlette.types import Receive, Send
+from starlette.types import Receive
 
-from gateway.errors import FieldNames, HttpError, from_exception, renamed
+from gateway.errors import renamed
 from gateway.requests import HttpRequest
 from gateway.router import Coordinators, ReplayBuffer, TokenTexts
-from gateway.telemetry import GenerationTimer, current, record_failure
+from gateway.telemetry import GenerationTimer, current
 from paceline.client import AsyncClient, Prompt
-from paceline.errors import InvalidArgument, PacelineError
+from paceline.errors import InvalidArgument
 from paceline.noise import fresh_seed
-from paceline.results import Deployment, Detokenized, Piece, TokenLogprobs
+from paceline.results import Detokenized, Piece, TokenLogprobs
 
 log = logging.getLogger(__name__)
 # Prompts that share this prefix go to the same coordinator, whose servers may have it cached.
@@ -25,12 +24,6 @@ PREFIX_CHARACTERS = 512
 MAX_QUEUED_ROUNDS = 64
 # Prompt index and a round; or an error; or None at the end.
 RoundQueue = asyncio.Queue[tuple[int, Piece | Exception | None]]
-EVENT_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    # Proxies such as nginx would buffer the stream.
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class Generation:
@@ -107,7 +100,7 @@ class Generation:
             )  # fmt: skip
             return as_rounds(pieces, sampling.prompt_logprobs is not None)
 
-        rounds = self._coordinators.stream(routing_prefix(prompt), self._key, start)
+        rounds = self._coordinators.stream(request.session or routing_prefix(prompt), self._key, start)
         with GenerationTimer(self._coordinators.metrics) as timer:
             try:
                 async with aclosing(rounds) as pieces:
@@ -151,55 +144,6 @@ async def as_rounds(pieces: AsyncGenerator[Piece, None], scores_prompt: bool) ->
             for each in waiting:
                 yield with_prompt(each)
             waiting = []
-
-
-class Reply(Protocol):
-    def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """Yields each round's events."""
-
-    async def whole(self) -> dict[str, Any]: ...
-
-
-class Dialect(Protocol):
-    """An API that generates. Registered in app.py."""
-
-    path: str
-    # Field names in errors.
-    field_names: FieldNames
-    # Sent after the last event.
-    stream_end: bytes
-
-    def parse(self, body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
-        """Raises HttpError and InvalidArgument."""
-
-    def reply(self, generation: Generation) -> Reply: ...
-
-    def event(self, body: dict[str, Any]) -> bytes:
-        """Encodes a server-sent event."""
-
-    def error_body(self, error: HttpError) -> dict[str, Any]:
-        """Returns the event that ends a stream early."""
-
-
-async def send_events(chunks: AsyncGenerator[list[dict[str, Any]], None], send: Send, dialect: Dialect) -> None:
-    """Raises errors before the first chunk; sends later ones as an event."""
-
-    async def send_all(bodies: list[dict[str, Any]]) -> None:
-        await send({"type": "http.response.body", "body": b"".join(map(dialect.event, bodies)), "more_body": True})
-
-    async with aclosing(chunks):
-        first = await anext(chunks)
-        await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
-        await send_all(first)
-        try:
-            async for each in chunks:
-                await send_all(each)
-        except Exception as error:
-            if not isinstance(error, PacelineError):
-                log.exception("stream failed", exc_info=error)
-            record_failure(error)
-            await send_all([dialect.error_body(from_exception(error, dialect.field_names))])
-    await send({"type": "http.response.body", "body": dialect.stream_end, "more_body": False})
 
 
 async def until_disconnect(receive: Receive, work: Awaitable[None]) -> None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gateway.errors import HttpError, bad_request, error_response, too_large
+from gateway.errors import Errors, Fault, bad_request, too_large
 
 # For the request line and headers; clients send 1 or 2 KiB.
 MAX_HEADER_BYTES = 64 << 10
@@ -123,7 +123,7 @@ class HttpConnection(HttpToolsProtocol):
             cycle.message_event.set()
         # Not after an unfinished response.
         if cycle is None or cycle.response_complete:
-            response = error_response(HttpError(status, message, "invalid_request_error"))
+            response = Errors().response(Fault(status, message))
             headers = [*response.raw_headers, (b"connection", b"close")]
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
             self.transport.write(STATUS_LINE[status] + lines + b"\r\n" + bytes(response.body))
@@ -149,10 +149,10 @@ def _for_http_1_0(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
 
 async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Raises HttpError: 413 (too large), 415 (content type or encoding), 408 (too slow), or 400."""
+    """Raises Fault: 413 (too large), 415 (content type or encoding), 408 (too slow), or 400."""
     # Browsers send other types across origins without a preflight request.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HttpError(415, "content-type must be application/json", "invalid_request_error")
+        raise Fault(415, "content-type must be application/json")
     gunzip = Gunzip() if _is_gzip(request.headers) else None
     if int(request.headers.get("content-length", 0)) > max_bytes:
         raise too_large(max_bytes)
@@ -166,7 +166,7 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
                     raise too_large(max_bytes)
     except TimeoutError:
         message = f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s"
-        raise HttpError(408, message, "invalid_request_error") from None
+        raise Fault(408, message) from None
     if gunzip is not None:
         gunzip.finish()
     try:
@@ -179,10 +179,10 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
 
 
 def _is_gzip(headers: Headers) -> bool:
-    """Raises HttpError for other encodings."""
+    """Raises Fault for other encodings."""
     transfer = headers.get("transfer-encoding", "chunked")
     if transfer.lower() != "chunked":
-        raise HttpError(501, f"transfer-encoding is {transfer!r:.80}; it must be chunked", "invalid_request_error")
+        raise Fault(501, f"transfer-encoding is {transfer!r:.80}; it must be chunked")
     given = ", ".join(headers.getlist("content-encoding"))
     codings = [each.strip().lower() for each in given.split(",")]
     # x-gzip is gzip (RFC 9110, 8.4.1.3).
@@ -192,7 +192,7 @@ def _is_gzip(headers: Headers) -> bool:
         case ["gzip" | "x-gzip"]:
             return True
     message = f"content-encoding is {given!r:.80}; it must be gzip or identity"
-    raise HttpError(415, message, "invalid_request_error", "content-encoding", headers={"accept-encoding": "gzip"})
+    raise Fault(415, message, "content-encoding", headers={"accept-encoding": "gzip"})
 
 
 class Gunzip:
@@ -202,7 +202,7 @@ class Gunzip:
         self._member = zlib.decompressobj(_GZIP_WBITS)
 
     def feed(self, data: bytes, max_bytes: int) -> bytearray:
-        """Returns up to `max_bytes`. Raises HttpError for corrupt data."""
+        """Returns up to `max_bytes`. Raises Fault for corrupt data."""
         found = bytearray()
         for start in range(0, len(data), _GZIP_PIECE):
             piece = data[start : start + _GZIP_PIECE]
@@ -217,10 +217,10 @@ class Gunzip:
         return found
 
     def finish(self) -> None:
-        """Raises HttpError if the data is truncated."""
+        """Raises Fault if the data is truncated."""
         if not self._member.eof:
             raise _not_gzip("it is truncated")
 
 
-def _not_gzip(why: str) -> HttpError:
+def _not_gzip(why: str) -> Fault:
     return bad_request("body", f"the body is not valid gzip data: {why}")

@@ -5,7 +5,7 @@ import re
 import secrets
 import string
 import time
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -13,8 +13,9 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import HttpError, bad_request, error_response, internal, too_many, unauthorized
-from gateway.telemetry import GatewayMetrics
+from gateway.errors import REQUEST_ID_HEADER, Errors, Fault, bad_request, from_exception, too_many, unauthorized
+from gateway.telemetry import GatewayMetrics, record_failure
+from paceline.errors import PacelineError
 from paceline.keys import KeyRing, is_loopback
 from paceline.observability import logs
 from paceline.observability.logs import with_fields
@@ -27,7 +28,7 @@ OPEN_PATHS = (*HEALTH_PATHS, "/", "/favicon.ico")
 OPEN_FOLDER = "/static/"
 # Logged at DEBUG.
 QUIET_PATHS = (*HEALTH_PATHS, "/metrics")
-REQUEST_ID_HEADER = "x-request-id"
+OPENAI_ERRORS = Errors()
 # Characters left unquoted in headers.
 _PLAIN = string.punctuation + " "
 # A Host header (RFC 3986): a name or an address, IPv6 in brackets, and an optional port.
@@ -60,17 +61,20 @@ class Guard:
         max_open: int,
         loopback_only: bool,
         counted_paths: Collection[str],
+        errors: Mapping[str, Errors],
         metrics: GatewayMetrics,
     ) -> None:
         """keys: None admits everyone.
         loopback_only: refuse other hosts, against DNS rebinding.
         counted_paths: other paths share one metric label.
+        errors: by path.
         """
         self._app = app
         self._keys = keys
         self._max_open = max_open
         self._loopback_only = loopback_only
         self._counted_paths = counted_paths
+        self._errors = errors
         self._metrics = metrics
         self.num_open = 0
 
@@ -79,12 +83,14 @@ class Guard:
             await self._app(scope, receive, send)
             return
         started_s, status = time.perf_counter(), 0
+        errors = self._errors.get(scope["path"], OPENAI_ERRORS)
 
         async def send_noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), _request_id_header(state)]}
+                ids = _request_id_headers(state, errors.id_headers)
+                message = {**message, "headers": [*message.get("headers", ()), *ids]}
             await send(message)
 
         headers = Headers(scope=scope)
@@ -98,16 +104,17 @@ class Guard:
             _take_request_id_from_headers(state, headers)
             name = self._authorize(scope["path"], _read_host(scope, headers), key)
             await self._app(scope, receive, send_noted)
-        except HttpError as error:
-            await error_response(error)(scope, receive, send_noted)
         except ClientDisconnect:
             # The client disconnected while sending its body.
             pass
         except Exception as error:
             if status:
                 raise
-            log.exception("request failed", exc_info=error)
-            await error_response(internal())(scope, receive, send_noted)
+            fault = from_exception(error, errors.field_names)
+            if fault.status == 500 and not isinstance(error, PacelineError):
+                log.exception("request failed", exc_info=error)
+            record_failure(error)
+            await errors.response(fault, state["request_id"])(scope, receive, send_noted)
         finally:
             self.num_open -= 1
             self._metrics.count_open(-1)
@@ -123,11 +130,9 @@ class Guard:
         log.log(logging.DEBUG if path in QUIET_PATHS else logging.INFO, "request over", extra=with_fields(**fields))
 
     def _authorize(self, path: str, host: str, key: str | None) -> str | None:
-        """Returns the key's owner. Raises HttpError."""
+        """Returns the key's owner. Raises Fault."""
         if self._loopback_only and not is_loopback(host):
-            raise HttpError(
-                403, "this gateway accepts requests for loopback hosts only", "permission_error", code="wrong_host"
-            )
+            raise Fault(403, "this gateway accepts requests for loopback hosts only", code="wrong_host")
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return None
         name = None
@@ -168,12 +173,13 @@ def _set_request_id(state: MutableMapping[str, Any], name: str) -> None:
     logs.request_id.set(name)
 
 
-def _request_id_header(state: MutableMapping[str, Any]) -> tuple[bytes, bytes]:
-    return REQUEST_ID_HEADER.encode(), quote(state["request_id"], safe=_PLAIN).encode()
+def _request_id_headers(state: MutableMapping[str, Any], names: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    value = quote(state["request_id"], safe=_PLAIN).encode()
+    return [(name.encode(), value) for name in names]
 
 
 def _read_host(scope: Scope, headers: Headers) -> str:
-    """Returns the host without its port. Raises HttpError (RFC 9112, 3.2)."""
+    """Returns the host without its port. Raises Fault (RFC 9112, 3.2)."""
     named = headers.getlist("host") or (["localhost"] if scope["http_version"] == "1.0" else [])
     if len(named) == 1 and (found := _HOST.fullmatch(named[0])):
         return found[1]

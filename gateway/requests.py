@@ -1,11 +1,11 @@
 """Parses request fields that are common to all dialects."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from gateway.errors import FieldNames, bad_request, bad_value
+from gateway.errors import NO_RENAMES, FieldNames, bad_request, bad_value
 from gateway.fields import (
     DRAFT_LENGTH,
     PART,
@@ -20,7 +20,7 @@ from gateway.fields import (
     get,
     whole_numbers,
 )
-from gateway.formats import parse_format
+from gateway.formats import NO_FORMAT, NamedFormat
 from gateway.tools import NO_TOOLS, OfferedTools, parse_calls
 from paceline.client import Prompt
 from paceline.formats import OutputFormat
@@ -32,8 +32,17 @@ MAX_PROMPTS = 256
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Of an assistant's message, as vLLM and others call it.
 REASONING = ("reasoning", "reasoning_content")
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 E = TypeVar("E", bound=Enum)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What requests are parsed for: the deployment, and the gateway's defaults of fields that they leave out."""
+
+    deployment: Deployment
+    sampling_defaults: Mapping[str, Any]
+    tool_choice_default: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class HttpRequest:
     request_id: str
     cache_salt: str
     format: OutputFormat | None
-    # The client's names of the fields of format and tools.
+    # The client's names of fields, where they depend on the request.
     names: FieldNames
     # Without a chat template.
     is_raw: bool = False
@@ -59,13 +68,19 @@ class HttpRequest:
     template_options: dict[str, Any] | None = None
     tools: OfferedTools = NO_TOOLS
     parses_special_tokens: bool = False
+    # Offers that the gateway can't accept, such as tools that a provider runs.
+    left_out: Sequence[str] = ()
+    # Requests of the same session go to the same coordinator.
+    session: str = ""
+    # Fields that the response repeats.
+    repeated: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse_request(
-    body: Mapping[str, Any], deployment: Deployment, prompts: list[Prompt], sampling: SamplingParams,
-    tools: OfferedTools = NO_TOOLS, **more: Any,
+    body: Mapping[str, Any], serving: Serving, prompts: list[Prompt], sampling: SamplingParams,
+    format: NamedFormat = NO_FORMAT, tools: OfferedTools = NO_TOOLS, names: FieldNames = NO_RENAMES, **more: Any,
 ) -> HttpRequest:  # fmt: skip
-    """`more`: fields of HttpRequest. Raises HttpError and InvalidArgument."""
+    """`names`: the client's of other fields. `more`: fields of HttpRequest. Raises Fault and InvalidArgument."""
     options = get(body, "stream_options", dict, "an object", {})
     check_keys(options, STREAM_OPTIONS, "stream_options")
     is_stream = flag(body, "stream")
@@ -73,10 +88,9 @@ def parse_request(
         raise bad_request("stream_options", "stream_options needs stream to be true")
     if flag(body, "trace") and not is_stream:
         raise bad_request("trace", "trace needs stream to be true: only a stream returns rounds")
-    speculation = _parse_speculation(body, deployment.defaults, sampling)
+    speculation = _parse_speculation(body, serving.deployment.defaults, sampling)
     if speculation is not None:
         speculation.check(sampling)
-    format, names = parse_format(body)
     return HttpRequest(
         prompts=prompts,
         sampling=sampling,
@@ -88,17 +102,17 @@ def parse_request(
         has_usage_in_every_chunk=flag(options, "continuous_usage_stats", prefix="stream_options."),
         request_id=get(body, "request_id", str, "a string", ""),
         cache_salt=get(body, "cache_salt", str, "a string", ""),
-        format=format,
-        names={**names, **tools.names},
+        format=format.format,
+        names={**names, **format.names, **tools.names},
         tools=tools,
         **more,
     )
 
 
-def parse_sampling(body: Mapping[str, Any], **more: Any) -> SamplingParams:
-    """`more`: other parameters. Raises HttpError and InvalidArgument."""
-    given = {name: body[name] for name in SAMPLING if body.get(name) is not None}
-    given.setdefault("temperature", 1.0)
+def parse_sampling(body: Mapping[str, Any], defaults: Mapping[str, Any], **more: Any) -> SamplingParams:
+    """`more`: other parameters. Raises Fault and InvalidArgument."""
+    given = {"temperature": 1.0, **defaults}
+    given |= {name: body[name] for name in SAMPLING if body.get(name) is not None}
     if given.get("top_k") == -1:
         given["top_k"] = 0
     if isinstance(given.get("stop"), str):
@@ -171,7 +185,7 @@ def _parse_prediction(body: Mapping[str, Any]) -> str | None:
 
 
 def parse_template_options(body: Mapping[str, Any], chat_template: str | None) -> dict[str, Any] | None:
-    """Returns the template's arguments, with `reasoning_effort` where the template can say it. Raises HttpError."""
+    """Returns the template's arguments, with `reasoning_effort` where the template can say it. Raises Fault."""
     options: dict[str, Any] | None = get(body, "chat_template_kwargs", dict, "an object")
     effort = body.get("reasoning_effort")
     if effort is None:
@@ -186,7 +200,7 @@ def parse_template_options(body: Mapping[str, Any], chat_template: str | None) -
 
 
 def parse_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Raises HttpError."""
+    """Raises Fault."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise bad_request("messages", "messages must be a list with at least one message")
@@ -216,25 +230,27 @@ def _parse_message(message: Any, name: str) -> dict[str, Any]:
     return parsed
 
 
-def parse_text_parts(content: Any, name: str) -> str:
-    """Joins without separators: clients may split text anywhere. Raises HttpError."""
+def parse_text_parts(content: Any, name: str, types: Collection[str] = ("text",)) -> str:
+    """Joins without separators: clients may split text anywhere. `types`: of text parts. Raises Fault."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise bad_request(name, f"{name} is {content!r:.80}; it must be a string or a list of text parts")
-    texts = []
-    for index, part in enumerate(content):
-        is_text = isinstance(part, dict) and part.get("type") == "text"
-        if is_text:
-            check_keys(part, PART, f"{name}[{index}]", PART_IGNORED)
-        if not is_text or not isinstance(part.get("text"), str):
-            raise bad_request(f"{name}[{index}]", f"{name}[{index}] is not a text part; this model reads only text")
-        texts.append(part["text"])
-    return "".join(texts)
+    return "".join(parse_text_part(part, f"{name}[{index}]", types) for index, part in enumerate(content))
+
+
+def parse_text_part(part: Any, name: str, types: Collection[str] = ("text",)) -> str:
+    """Raises Fault."""
+    is_text = isinstance(part, dict) and part.get("type") in types
+    if is_text:
+        check_keys(part, PART, name, PART_IGNORED)
+    if not is_text or not isinstance(part.get("text"), str):
+        raise bad_request(name, f"{name} is not a text part; this model reads only text")
+    return str(part["text"])
 
 
 def parse_prompts(body: Mapping[str, Any]) -> list[Prompt]:
-    """Raises HttpError."""
+    """Raises Fault."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return [prompt]

@@ -1,8 +1,8 @@
 """Parses tools, the choice among them, and the calls in messages. The coordinator checks the tools themselves."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from gateway.errors import NO_RENAMES, FieldNames, bad_request, bad_value
 from gateway.fields import ALLOWED_TOOLS, CALL, CALL_FUNCTION, CALL_IGNORED, TOOL_CHOICE, check_keys, flag, get
@@ -10,22 +10,33 @@ from gateway.fields import ALLOWED_TOOLS, CALL, CALL_FUNCTION, CALL_IGNORED, TOO
 CHOICES = ("none", "auto", "required")
 
 
+class ToolName(NamedTuple):
+    """What a client calls a tool, if not by the name that the model knows."""
+
+    name: str
+    namespace: str = ""
+    # Its input is text in place of an object of arguments.
+    is_custom: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """`choice`: one of CHOICES, the name of a function, or empty if the client leaves it out."""
+    """`choice`: one of CHOICES, or the name of a function."""
 
     tools: list[Any]
     choice: str
     parallel: bool
     # The client's names of its fields.
     names: FieldNames
+    # By the model's names.
+    renamed: Mapping[str, ToolName] = field(default_factory=dict)
 
 
-NO_TOOLS = OfferedTools([], "", True, NO_RENAMES)
+NO_TOOLS = OfferedTools([], "auto", True, NO_RENAMES)
 
 
-def parse_tools(body: Mapping[str, Any]) -> OfferedTools:
-    """Raises HttpError."""
+def parse_tools(body: Mapping[str, Any], default_choice: str) -> OfferedTools:
+    """Raises Fault."""
     tools = get(body, "tools", list, "a list of tools", [])
     parallel, choice = flag(body, "parallel_tool_calls", True), body.get("tool_choice")
     if choice is not None and not isinstance(choice, dict) and choice not in CHOICES:
@@ -35,7 +46,7 @@ def parse_tools(body: Mapping[str, Any]) -> OfferedTools:
             return NO_TOOLS
         raise bad_request("tool_choice", "tool_choice needs tools")
     if not isinstance(choice, dict):
-        return OfferedTools(tools, choice or "", parallel, NO_RENAMES)
+        return OfferedTools(tools, choice or default_choice, parallel, NO_RENAMES)
     kind = choice.get("type")
     if not isinstance(kind, str) or kind not in TOOL_CHOICE:
         raise bad_value("tool_choice.type", kind, f"one of {', '.join(TOOL_CHOICE)}")
@@ -78,7 +89,7 @@ def _name_of(tool: Any) -> str | None:
 
 
 def parse_calls(calls: Any, field: str) -> list[dict[str, str]]:
-    """Reads the calls of an assistant's message. Raises HttpError."""
+    """Reads the calls of an assistant's message. Raises Fault."""
     if not isinstance(calls, list):
         raise bad_value(field, calls, "a list of calls")
     return [_parse_call(each, f"{field}[{at}]") for at, each in enumerate(calls)]

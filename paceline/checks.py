@@ -2,7 +2,7 @@
 
 from numbers import Integral
 
-from paceline.errors import INVALID_FIELD, InvalidArgument
+from paceline.errors import INVALID_FIELD, Excess, InvalidArgument
 
 
 def require(ok: bool, name: str, value: object, allowed: str, reason: str = INVALID_FIELD) -> None:
@@ -13,7 +13,7 @@ def require(ok: bool, name: str, value: object, allowed: str, reason: str = INVA
 def require_at_most(most: int, count: int, name: str, unit: str, reason: str = INVALID_FIELD) -> None:
     # The texts are made only for an error: this runs several times for every command.
     if count > most:
-        raise InvalidArgument.of_value(name, f"{count} {unit}", f"at most {most} {unit}", reason)
+        raise InvalidArgument.of_count(name, Excess(count, most, unit), reason)
 
 
 def require_type(params: object, kind: type, allowed: str, *names: str) -> None:

@@ -21,6 +21,8 @@ Programs read an error's class and attributes; the text is one line for people. 
 wire. This module imports nothing of ours.
 """
 
+from dataclasses import dataclass
+
 # Reasons, as `google.rpc.ErrorInfo` carries them, of errors that programs handle apart from others of their class.
 INVALID_FIELD = "INVALID_FIELD"
 CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
@@ -40,6 +42,15 @@ class RequestError(PacelineError):
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """How many there are of something, and how many there may be."""
+
+    count: int
+    limit: int
+    unit: str
+
+
 class InvalidArgument(RequestError):
     """A field outside its range.
 
@@ -47,11 +58,26 @@ class InvalidArgument(RequestError):
     problem: what is wrong; follows the field's name in the text.
     allowed: the allowed range, if the value is wrong.
     reason: INVALID_FIELD, or one that programs handle separately.
+    excess: set if there is too much of something.
     """
 
-    def __init__(self, field: str, problem: str, *, allowed: str = "", reason: str = INVALID_FIELD) -> None:
+    def __init__(
+        self,
+        field: str,
+        problem: str,
+        *,
+        allowed: str = "",
+        reason: str = INVALID_FIELD,
+        excess: Excess | None = None,
+    ) -> None:
         super().__init__(f"{field} {problem}".lstrip())
-        self.field, self.problem, self.allowed, self.reason = field, problem, allowed, reason
+        self.field, self.problem, self.allowed, self.reason, self.excess = field, problem, allowed, reason, excess
+
+    @classmethod
+    def of_count(cls, field: str, excess: Excess, reason: str = INVALID_FIELD) -> "InvalidArgument":
+        allowed = f"at most {excess.limit} {excess.unit}"
+        problem = f"has {excess.count} {excess.unit}; it must have {allowed}"
+        return cls(field, problem, allowed=allowed, reason=reason, excess=excess)
 
     @classmethod
     def of_value(cls, field: str, value: object, allowed: str, reason: str = INVALID_FIELD) -> "InvalidArgument":
@@ -63,7 +89,7 @@ class InvalidArgument(RequestError):
 
     def renamed(self, field: str) -> "InvalidArgument":
         """Returns the same error for a caller that knows the field by another name."""
-        return InvalidArgument(field, self.problem, allowed=self.allowed, reason=self.reason)
+        return InvalidArgument(field, self.problem, allowed=self.allowed, reason=self.reason, excess=self.excess)
 
 
 class Unauthenticated(RequestError):

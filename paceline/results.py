@@ -103,6 +103,10 @@ class Finish:
     reasoning_tokens: int = 0
     # What of the output's format was not enforced, in words.
     unenforced: list[str] = field(default_factory=list)
+    # The stop string that ended it, if one did.
+    matched_stop: str = ""
+    # It ended at the model's maximum length, below its max_tokens.
+    context_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,32 +1,25 @@
 """Builds OpenAI's chunks, or a whole response, from rounds."""
 
 import time
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 
-from gateway.errors import HttpError
+from gateway.dialects.dialect import Dialect, Reply
+from gateway.errors import Fault
 from gateway.generation import Generation
+from gateway.items import Items, Step
 from gateway.router import TokenTexts
-from paceline.client import Prompt
-from paceline.results import Finish, Piece, Speculation, TokenLogprobs, ToolCall, extend_calls
+from gateway.usage import Usage
+from paceline.results import Piece, TokenLogprobs
 
 # OpenAI's log-probability of excluded tokens: JSON has no infinity.
 LOWEST = -9999.0
 ORIGINS = {"A": "accepted", "R": "recovered", "B": "bonus", "T": "target", "F": "forced"}
-
-
-class OpenAi:
-    stream_end = b"data: [DONE]\n\n"
-
-    def event(self, body: dict[str, Any]) -> bytes:
-        return b"data: " + orjson.dumps(body) + b"\n\n"
-
-    def error_body(self, error: HttpError) -> dict[str, Any]:
-        return error.body
 
 
 class ScoredToken(NamedTuple):
@@ -38,26 +31,34 @@ class ScoredToken(NamedTuple):
     text_offset: int
 
 
-class Form(Protocol):
-    """How an endpoint writes a choice. `logprobs` is None unless requested."""
+class Form(Dialect):
+    """An API of choices, and how it writes one. `logprobs` is None unless requested."""
 
-    id_prefix: str
-    chunk_object: str
-    whole_object: str
+    id_prefix: ClassVar[str]
+    chunk_object: ClassVar[str]
+    whole_object: ClassVar[str]
 
+    def reply(self, generation: Generation) -> "ChoicesReply":
+        return ChoicesReply(self, generation)
+
+    @abstractmethod
     def opening(self, index: int) -> dict[str, Any] | None:
         """Returns a choice's first chunk, if the endpoint has one."""
 
+    @abstractmethod
     def deltas(
-        self, index: int, text: str, piece: Piece, logprobs: dict[str, Any] | None, reason: str | None
+        self, index: int, text: str, steps: list[Step], logprobs: dict[str, Any] | None, reason: str | None
     ) -> list[dict[str, Any]]:
-        """Returns a round's chunks: one at least. `piece`: has the round's reasoning and calls."""
+        """Returns a round's chunks: one at least. `text`: with an echo, unlike that of `steps`."""
 
+    @abstractmethod
     def whole(self, choice: "ReplyChoice", logprobs: dict[str, Any] | None) -> dict[str, Any]: ...
 
+    @abstractmethod
     def logprobs(self, tokens: Sequence[ScoredToken], texts: TokenTexts) -> dict[str, Any]:
         """Needs loaded `texts`."""
 
+    @abstractmethod
     def join_logprobs(self, parts: list[dict[str, Any]]) -> dict[str, Any]: ...
 
 
@@ -72,11 +73,12 @@ class ReplyChoice:
     held: list[ScoredToken] = field(default_factory=list)
     reason: str = "stop"
     logprobs: list[dict[str, Any]] = field(default_factory=list)
-    reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    items: Items = field(default_factory=Items)
 
 
-class ChoicesReply:
+class ChoicesReply(Reply):
+    stream_end = b"data: [DONE]\n\n"
+
     def __init__(self, form: Form, generation: Generation) -> None:
         self._form = form
         self._generation = generation
@@ -104,8 +106,7 @@ class ChoicesReply:
                 choice, is_first = self._choice_of(prompt, piece)
                 text, logprobs = await self._append(choice, prompt, piece, is_first)
                 choice.text += text
-                choice.reasoning += piece.reasoning
-                extend_calls(choice.calls, piece.tool_calls)
+                choice.items.read(piece)
                 if logprobs is not None:
                     choice.logprobs.append(logprobs)
         wholes = []
@@ -114,6 +115,15 @@ class ChoicesReply:
             wholes.append(self._form.whole(choice, logprobs))
         head = {**self._head, "object": self._form.whole_object}
         return {**head, "choices": wholes, "usage": self._usage.body(), **self._usage.figures()}
+
+    def encode(self, body: dict[str, Any]) -> bytes:
+        return b"data: " + orjson.dumps(body) + b"\n\n"
+
+    def beat(self) -> bytes:
+        return b": waiting\n\n"
+
+    def failure(self, fault: Fault) -> list[dict[str, Any]]:
+        return [self._form.error_body(fault, self._request.request_id)]
 
     def _choice_of(self, prompt: int, piece: Piece) -> tuple[ReplyChoice, bool]:
         """Returns the choice, and whether this is its first piece."""
@@ -135,7 +145,7 @@ class ChoicesReply:
         text, logprobs = await self._append(choice, prompt, piece, is_first)
         is_last = piece.finish is not None
         reason = choice.reason if is_last else None
-        deltas = self._form.deltas(choice.index, text, piece, logprobs, reason)
+        deltas = self._form.deltas(choice.index, text, choice.items.read(piece), logprobs, reason)
         if piece.trace is not None:
             await self._generation.load_texts(piece.token_ids)
             deltas[0]["paceline"] = trace_body(piece, self._generation.texts)
@@ -180,85 +190,6 @@ class ChoicesReply:
         num_ready = sum(each.text_offset < end for each in tokens)
         choice.held = tokens[num_ready:]
         return tokens[:num_ready]
-
-
-class Usage:
-    def __init__(self, prompts: Sequence[Prompt], has_prediction: bool) -> None:
-        """`has_prediction`: the client sent one; the gateway's own are not reported."""
-        self._has_prediction = has_prediction
-        self._finished: dict[int, Finish] = {}
-        # By prompt index, as n choices share a prompt. Prompts of token ids count from the start.
-        self._prompt_tokens = {
-            index: len(each) for index, each in enumerate(prompts) if all(isinstance(one, int) for one in each[:1])
-        }
-        self._cached_tokens: dict[int, int] = {}
-        self._completion_tokens = 0
-
-    def begin(self, prompt: int, piece: Piece) -> None:
-        self._prompt_tokens[prompt] = piece.prompt_tokens
-        self._cached_tokens.setdefault(prompt, piece.cached_prompt_tokens)
-
-    def count(self, num_tokens: int) -> None:
-        self._completion_tokens += num_tokens
-
-    def finish(self, choice: int, finish: Finish) -> None:
-        self._finished[choice] = finish
-
-    def body(self) -> dict[str, Any]:
-        """Returns OpenAI's `usage` so far."""
-        figures = [each.speculation for each in self._finished.values()] if self._has_prediction else []
-        num_prompt_tokens = sum(self._prompt_tokens.values())
-        return {
-            "prompt_tokens": num_prompt_tokens,
-            "completion_tokens": self._completion_tokens,
-            "total_tokens": num_prompt_tokens + self._completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens.values())},
-            "completion_tokens_details": {
-                "reasoning_tokens": sum(each.reasoning_tokens for each in self._finished.values()),
-                "accepted_prediction_tokens": sum(each.prediction_accepted for each in figures),
-                "rejected_prediction_tokens": sum(each.prediction_rejected for each in figures),
-            },
-        }
-
-    def figures(self) -> dict[str, Any]:
-        """Returns root fields of the last chunk or whole response; null for more than one choice."""
-        if len(self._finished) != 1:
-            return {"metrics": {"speculative_decoding": None}, "paceline": None}
-        [finish] = self._finished.values()
-        return {"metrics": {"speculative_decoding": _metrics(finish.speculation)}, "paceline": _paceline(finish)}
-
-
-def _metrics(figures: Speculation) -> dict[str, Any]:
-    """Names figures as aiperf reads them."""
-    return {
-        "mean_acceptance_length": figures.mean_acceptance_length,
-        "draft_acceptance_rate": figures.accepted / figures.proposed if figures.proposed else 0.0,
-        "acceptance_histogram": figures.rounds_by_accepted,
-        "num_spec_steps": figures.rounds,
-        "num_accepted_draft_tokens": figures.accepted,
-        "num_draft_tokens": figures.proposed,
-        # Maximum per round.
-        "num_spec_tokens": len(figures.proposed_per_position),
-    }
-
-
-def _paceline(finish: Finish) -> dict[str, Any]:
-    figures, timing = finish.speculation, finish.timing
-    return {
-        "seed": finish.seed,
-        "speculation": {
-            "rounds": figures.rounds,
-            "proposed": figures.proposed,
-            "accepted": figures.accepted,
-            "mean_acceptance_length": figures.mean_acceptance_length,
-            "forced": figures.forced,
-        },
-        "timing_ms": {
-            "first_token": timing.ttft_ms, "total": timing.total_ms, "draft": timing.draft_ms,
-            "target": timing.target_ms, "queued": timing.queued_ms, "wire": timing.wire_ms,
-        },
-        **({"unenforced": finish.unenforced} if finish.unenforced else {}),
-    }  # fmt: skip
 
 
 def trace_body(piece: Piece, texts: TokenTexts) -> dict[str, Any] | None:

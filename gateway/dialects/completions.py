@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gateway.dialects.choices import ChoicesReply, OpenAi, ReplyChoice, ScoredToken, finite
+from gateway.dialects.choices import Form, ReplyChoice, ScoredToken, finite
 from gateway.errors import bad_request
 from gateway.fields import TEXT, TEXT_NAMES, check_fields, flag, get, whole_numbers
-from gateway.generation import Generation
-from gateway.requests import HttpRequest, parse_prompts, parse_request, parse_sampling
+from gateway.formats import parse_format
+from gateway.items import Step
+from gateway.requests import HttpRequest, Serving, parse_prompts, parse_request, parse_sampling
 from gateway.router import TokenTexts
-from paceline.results import Deployment, Piece
 
 DEFAULT_TEXT_TOKENS = 16
 
 
-class Completions(OpenAi):
+class Completions(Form):
     """/v1/completions."""
 
     path = "/v1/completions"
@@ -24,7 +24,7 @@ class Completions(OpenAi):
     chunk_object = "text_completion"
     whole_object = "text_completion"
 
-    def parse(self, body: Mapping[str, Any], deployment: Deployment) -> HttpRequest:
+    def parse(self, body: Mapping[str, Any], serving: Serving) -> HttpRequest:
         check_fields(body, TEXT)
         body = whole_numbers(body)
         max_tokens = get(body, "max_tokens", int, "a whole number", DEFAULT_TEXT_TOKENS)
@@ -32,19 +32,18 @@ class Completions(OpenAi):
         num_likeliest = get(body, "logprobs", int, "a whole number in [0, 20]")
         if max_tokens == 0 and not echo:
             raise bad_request("max_tokens", "max_tokens is 0; it must be at least 1, or 0 with echo")
-        sampling = parse_sampling(body, max_tokens=max_tokens, logprobs=num_likeliest)
+        sampling = parse_sampling(body, serving.sampling_defaults, max_tokens=max_tokens, logprobs=num_likeliest)
         if echo and num_likeliest is not None:
             sampling = replace(sampling, prompt_logprobs=num_likeliest)
-        return parse_request(body, deployment, parse_prompts(body), sampling, echo=echo, is_raw=True)
-
-    def reply(self, generation: Generation) -> ChoicesReply:
-        return ChoicesReply(self, generation)
+        return parse_request(
+            body, serving, parse_prompts(body), sampling, format=parse_format(body), echo=echo, is_raw=True
+        )
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
     def deltas(
-        self, index: int, text: str, piece: Piece, logprobs: dict[str, Any] | None, reason: str | None
+        self, index: int, text: str, steps: list[Step], logprobs: dict[str, Any] | None, reason: str | None
     ) -> list[dict[str, Any]]:
         return [{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}]
 

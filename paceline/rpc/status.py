@@ -1,8 +1,11 @@
 """Converts between exceptions and google.rpc.Status: the only place that knows how errors travel.
 
-Details are `google.rpc.ErrorInfo` (reason), `BadRequest` (an InvalidArgument's field) and `RetryInfo`. Calls carry them
+Details are `google.rpc.ErrorInfo` (reason, and in its metadata an excess), `BadRequest` (an InvalidArgument's field) and `RetryInfo`. Calls carry them
 in trailing metadata (`grpc-status-details-bin`), the model servers' streams in `Failure`.
 """
+
+from collections.abc import Mapping
+from dataclasses import asdict
 
 import grpc
 import grpc.aio
@@ -49,7 +52,10 @@ def status_of(error: Exception) -> status_pb2.Status:
     )
     if isinstance(error, errors.InvalidArgument):
         reason = error.reason
-    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
+    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)
+    if isinstance(error, errors.InvalidArgument) and error.excess is not None:
+        info.metadata.update({name: str(value) for name, value in asdict(error.excess).items()})
+    status.details.add().Pack(info)
     if isinstance(error, errors.InvalidArgument):
         bad = error_details_pb2.BadRequest()
         bad.field_violations.add(field=error.field, description=_shortened(error.problem), reason=reason)
@@ -76,7 +82,8 @@ def error_of(status: status_pb2.Status) -> errors.PacelineError:
     reason = info.reason if info.domain == DOMAIN else ""
     if code is grpc.StatusCode.INVALID_ARGUMENT and bad.field_violations:
         wrong = bad.field_violations[0]
-        return errors.InvalidArgument(wrong.field, wrong.description, reason=reason or errors.INVALID_FIELD)
+        reason = reason or errors.INVALID_FIELD
+        return errors.InvalidArgument(wrong.field, wrong.description, reason=reason, excess=_excess_of(info.metadata))
     kind = next((kind for kind, _, known in _KINDS if known == reason), None) or _kind_of_code(code)
     if kind is errors.ResourceExhausted:
         delay_s = retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None
@@ -95,6 +102,13 @@ def error_of_call(error: grpc.aio.AioRpcError, address: str) -> errors.PacelineE
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return errors.Unreachable(address, said)
     return error_of(status_pb2.Status(code=code.value[0], message=said))
+
+
+def _excess_of(told: Mapping[str, str]) -> errors.Excess | None:
+    try:
+        return errors.Excess(int(told["count"]), int(told["limit"]), told["unit"])
+    except (KeyError, ValueError):
+        return None
 
 
 def _kind_of(error: Exception) -> tuple[grpc.StatusCode, str]:

@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from gateway.errors import HttpError
+from gateway.errors import Fault
 from gateway.http import read_body
 from tests.gateway.conftest import Door
 from tests.gateway.test_connection import POST, answer_to, is_refused
@@ -104,7 +104,7 @@ async def test_the_limit_holds_for_what_is_sent_and_for_what_it_becomes(data: by
     parts = [data[at : at + piece] for at in range(0, len(data), piece)]
     tracemalloc.start()
     try:
-        with pytest.raises(HttpError) as caught:
+        with pytest.raises(Fault) as caught:
             await read_body(request_of(*parts), LIMIT)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -116,7 +116,7 @@ async def test_the_limit_holds_for_what_is_sent_and_for_what_it_becomes(data: by
 async def test_a_body_of_exactly_the_limit_is_read() -> None:
     text = b"{}" + b" " * (LIMIT - 2)
     assert await read_body(request_of(gzip.compress(text)), LIMIT) == {}
-    with pytest.raises(HttpError, match="larger than"):
+    with pytest.raises(Fault, match="larger than"):
         await read_body(request_of(gzip.compress(text + b" ")), LIMIT)
 
 

@@ -108,9 +108,14 @@ async def test_all_of_loopback_is_served(http: httpx2.AsyncClient, named: str) -
     assert (await http.get("/v1/models", headers={"host": named})).status_code == 200
 
 
+ANTHROPIC_BODY = {"messages": [{"role": "user", "content": "t1"}], "max_tokens": 1}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "t1"}], "max_tokens": 1},
     "/v1/completions": BODY,
+    "/v1/responses": {"input": "t1", "max_output_tokens": 1},
+    "/v1/responses/input_tokens": {"input": "t1"},
+    "/v1/messages": ANTHROPIC_BODY,
+    "/v1/messages/count_tokens": ANTHROPIC_BODY,
     "/tokenize": {"prompt": "t1"},
     "/detokenize": {"tokens": [1]},
 }
@@ -226,7 +231,9 @@ async def test_with_keys_nothing_but_health_and_the_pages_own_files_answers_with
                 is_open = path in ("/health", "/ready", "/") or path.startswith("/static")
                 assert (response.status_code == 401) != is_open, (method, path, headers)
                 if not is_open and method != "HEAD":
-                    assert response.json()["error"]["code"] == "invalid_api_key"
+                    error = response.json()["error"]
+                    assert error["type"] == "authentication_error"
+                    assert error.get("code", "invalid_api_key") == "invalid_api_key"
                     assert response.headers["www-authenticate"] == "Bearer"
         assert (
             await http.post("/v1/completions", json=BODY, headers={"authorization": f"Bearer {key}"})

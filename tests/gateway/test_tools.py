@@ -11,6 +11,7 @@ import pytest
 from gateway.app import make_app
 from gateway.config import GatewaySettings
 from gateway.dialects.chat import Chat
+from gateway.items import Items
 from paceline.errors import InvalidArgument
 from paceline.results import Piece, ToolCallDelta
 from paceline.v1 import generation_pb2
@@ -267,7 +268,8 @@ async def test_a_stream_opens_each_call_and_then_grows_its_arguments(
 
 def test_the_reason_comes_behind_the_last_call() -> None:
     calls = [ToolCallDelta(0, "call_0", "add"), ToolCallDelta(0, arguments="{}")]
-    chunks = Chat().deltas(0, "", Piece("", [], "", tool_calls=calls), None, "tool_calls")
+    steps = Items().read(Piece("", [], "", tool_calls=calls))
+    chunks = Chat().deltas(0, "", steps, None, "tool_calls")
     assert [each["finish_reason"] for each in chunks] == [None, None, "tool_calls"]
     assert chunks[-1]["delta"] == {}
 

@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.dialects.completions import Completions
-from gateway.generation import send_events
+from gateway.dialects.dialect import EventStream, Reply
+from gateway.errors import Fault
 from gateway.telemetry import RequestSpans
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable
@@ -226,12 +227,25 @@ async def test_what_failed_says_so_with_its_code(watched: Watched) -> None:
 
 
 async def test_an_answer_that_breaks_off_has_failed_though_it_began_well(collector: Collector) -> None:
-    async def chunks() -> AsyncGenerator[list[dict[str, Any]], None]:
-        yield [{}]
-        raise Unavailable("the coordinator is gone")
+    class Broken(Reply):
+        async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+            yield [{}]
+            raise Unavailable("the coordinator is gone")
+
+        async def whole(self) -> dict[str, Any]:
+            return {}
+
+        def encode(self, body: dict[str, Any]) -> bytes:
+            return b""
+
+        def beat(self) -> bytes:
+            return b""
+
+        def failure(self, fault: Fault) -> list[dict[str, Any]]:
+            return []
 
     async def broken(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_events(chunks(), send, Completions())
+        await EventStream(Broken(), Completions(), {}, send).run()
 
     async def faulty(scope: Scope, receive: Receive, send: Send) -> None:
         raise ValueError(SECRET)

@@ -98,8 +98,8 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "white space of a regex": ({"regex": "a", "fixed_whitespace": True}, "fixed_whitespace is True; it must be left out"),
     "a choice twice": ({"choice": ("a", "a")}, "choice is 'a text twice'"),
     "an empty choice": ({"choice": ("a", "")}, "choice is 'an empty text'"),
-    "too many choices": ({"choice": tuple(map(str, range(4097)))}, "choice is '4097 texts'"),
-    "a long expression": ({"regex": "a" * 262145}, "regex is '262145 characters'"),
+    "too many choices": ({"choice": tuple(map(str, range(4097)))}, "choice has 4097 texts"),
+    "a long expression": ({"regex": "a" * 262145}, "regex has 262145 characters"),
 }  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def test_gbnf_becomes_lark_and_lark_stays() -> None:
         ('root ::= "\\', "is not GBNF: string index out of range"),
         ("root ::= " + "(" * 3000, "is not GBNF: maximum recursion depth"),
         ('a ::= "b"', "is not GBNF: No 'root' rule found"),
-        ('root ::= "' + "a" * 16384, "is '16394 characters of GBNF'; it must be at most 16384"),
+        ('root ::= "' + "a" * 16384, "has 16394 characters of GBNF; it must have at most 16384"),
     ],
 )
 def test_bad_gbnf_is_refused(text: str, words: str) -> None:

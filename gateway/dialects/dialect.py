@@ -1,0 +1,190 @@
+"""What an API that generates must say, and the event stream of its answers."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, ClassVar
+
+import orjson
+from starlette.types import Send
+
+from gateway.errors import Errors, Fault, from_exception
+from gateway.generation import Generation
+from gateway.items import Items, Step
+from gateway.requests import HttpRequest, Serving
+from gateway.telemetry import record_failure
+from gateway.usage import Usage
+from paceline.errors import PacelineError
+from paceline.results import Finish, Piece
+
+log = logging.getLogger(__name__)
+# A stream opens without its first event after this time; until then errors are HTTP statuses.
+OPEN_AFTER_S = 3.0
+# Clients take a longer silence for a failure: the first to do so warns after 20 s.
+BEAT_S = 10.0
+EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies such as nginx would buffer the stream.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Reply(ABC):
+    """One request's answer, as events or as a whole."""
+
+    # Sent after the last event.
+    stream_end: ClassVar[bytes] = b""
+
+    @abstractmethod
+    def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """Yields each round's events."""
+
+    @abstractmethod
+    async def whole(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def encode(self, body: dict[str, Any]) -> bytes:
+        """Encodes an event; called in the order of sending."""
+
+    @abstractmethod
+    def beat(self) -> bytes:
+        """Returns what tells a waiting client that its request is alive."""
+
+    @abstractmethod
+    def failure(self, fault: Fault) -> list[dict[str, Any]]:
+        """Returns the events that end a stream early."""
+
+
+class Dialect(Errors, ABC):
+    """An API that generates. Registered in `gateway/app.py`."""
+
+    path: ClassVar[str]
+
+    @abstractmethod
+    def parse(self, body: Mapping[str, Any], serving: Serving) -> HttpRequest:
+        """Raises Fault and InvalidArgument."""
+
+    @abstractmethod
+    def reply(self, generation: Generation) -> Reply: ...
+
+
+class ItemsReply(Reply):
+    """An answer that is told as items, with named events."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._request = generation.request
+        self._items = Items()
+        self._usage = Usage(generation.request.prompts, generation.request.prediction is not None)
+        self._finish: Finish | None = None
+
+    async def chunks(self) -> AsyncGenerator[list[dict[str, Any]], None]:
+        async with aclosing(self._generation.rounds()) as rounds:
+            is_first = True
+            async for _, piece in rounds:
+                steps = self._read(piece, is_first)
+                events = self.begin() if is_first else []
+                is_first = False
+                await self.read_logprobs(piece)
+                events += (event for step in steps for event in self.spell(step))
+                yield [*events, *self.end(piece.finish)] if piece.finish is not None else events
+
+    async def whole(self) -> dict[str, Any]:
+        async with aclosing(self._generation.rounds()) as rounds:
+            is_first = True
+            async for _, piece in rounds:
+                steps = self._read(piece, is_first)
+                is_first = False
+                await self.read_logprobs(piece)
+                for step in steps:
+                    self.spell(step)
+        return self.answer()
+
+    def encode(self, body: dict[str, Any]) -> bytes:
+        return b"event: %b\ndata: %b\n\n" % (body["type"].encode(), orjson.dumps(body))
+
+    @abstractmethod
+    def begin(self) -> list[dict[str, Any]]:
+        """Returns the events before the first item."""
+
+    async def read_logprobs(self, piece: Piece) -> None:
+        """Gets each round before its steps are spelled."""
+
+    @abstractmethod
+    def spell(self, step: Step) -> list[dict[str, Any]]:
+        """Returns a step's events."""
+
+    @abstractmethod
+    def end(self, finish: Finish) -> list[dict[str, Any]]:
+        """Returns the events after the last item."""
+
+    @abstractmethod
+    def answer(self) -> dict[str, Any]:
+        """Returns the whole answer."""
+
+    @property
+    def paceline(self) -> dict[str, Any]:
+        """Returns our own root field."""
+        figures = self._usage.figures()["paceline"] or {}
+        left_out = {"left_out": list(self._request.left_out)} if self._request.left_out else {}
+        return {"paceline": {**figures, **left_out}}
+
+    def _read(self, piece: Piece, is_first: bool) -> list[Step]:
+        if is_first:
+            self._usage.begin(0, piece)
+        self._usage.count(len(piece.token_ids))
+        if piece.finish is not None:
+            self._finish = piece.finish
+            self._usage.finish(0, piece.finish)
+        return self._items.read(piece)
+
+
+class EventStream:
+    """Sends a reply's events, and a beat whenever there is nothing else to send."""
+
+    def __init__(self, reply: Reply, errors: Errors, headers: Mapping[str, str], send: Send) -> None:
+        self._reply = reply
+        self._errors = errors
+        more = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self._headers = [*EVENT_HEADERS, *more]
+        self._send = send
+        self._is_open = False
+        self._sent_s = 0.0
+
+    async def run(self) -> None:
+        """Raises errors until the stream is open; sends later ones as events."""
+        beating = asyncio.create_task(self._beat())
+        try:
+            async with aclosing(self._reply.chunks()) as chunks:
+                async for bodies in chunks:
+                    await self._send_part(b"".join(map(self._reply.encode, bodies)))
+        except Exception as error:
+            if not self._is_open:
+                raise
+            if not isinstance(error, PacelineError):
+                log.exception("stream failed", exc_info=error)
+            record_failure(error)
+            bodies = self._reply.failure(from_exception(error, self._errors.field_names))
+            await self._send_part(b"".join(map(self._reply.encode, bodies)))
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+        await self._send({"type": "http.response.body", "body": self._reply.stream_end, "more_body": False})
+
+    async def _send_part(self, part: bytes) -> None:
+        if not self._is_open:
+            self._is_open = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        self._sent_s = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _beat(self) -> None:
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(OPEN_AFTER_S)
+        while True:
+            if not self._is_open or clock() - self._sent_s >= BEAT_S:
+                await self._send_part(self._reply.beat())
+            await asyncio.sleep(self._sent_s + BEAT_S - clock())
