@@ -24,6 +24,8 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServicer):
             generation_pb2.GenerateResponse(token_ids=[1, 2], text="{}", text_lengths=[1, 1], origins=forced)
         ]
         self.reason: generation_pb2.FinishReason = generation_pb2.FINISH_REASON_STOP
+        # Facts of the end besides.
+        self.end = generation_pb2.GenerateResponse()
         self.chat_template = ""
 
     async def Describe(self, request: Any, context: Any) -> generation_pb2.DescribeResponse:
@@ -48,6 +50,7 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServicer):
             await abort_with(context, self.error)
         for index in range(request.sampling.n):
             end = generation_pb2.GenerateResponse(index=index)
+            end.MergeFrom(self.end)
             end.finish.reason = self.reason
             end.finish.speculation.forced = 1
             yield end
