@@ -9,7 +9,7 @@ import anthropic.types
 import openai
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
-from hypothesis import given
+from hypothesis import given, settings
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
@@ -73,6 +73,7 @@ def anthropic_snapshot(events: list[dict[str, Any]]) -> Any:
     return snapshot
 
 
+@settings(deadline=None)
 @given(answers())
 def test_streamed_items_are_the_whole_response(rounds: list[Piece]) -> None:
     events = asyncio.run(stream(RESPONSES, INPUT, rounds))
@@ -107,6 +108,7 @@ def test_streamed_items_are_the_whole_response(rounds: list[Piece]) -> None:
     }  # fmt: skip
 
 
+@settings(deadline=None)
 @given(answers())
 def test_streamed_blocks_are_the_whole_message(rounds: list[Piece]) -> None:
     events = asyncio.run(stream(MESSAGES, ASKED, rounds))
@@ -122,14 +124,15 @@ def test_streamed_blocks_are_the_whole_message(rounds: list[Piece]) -> None:
     assert [each.type for each in snapshot.content] == kinds
     assert kinds.count("thinking") == sum(each.get("delta", {}).get("type") == "signature_delta" for each in events)
     for block, seen in zip(made["content"], snapshot.content, strict=True):
-        name = {"tool_use": "id"}.get(block["type"], block["type"])
-        assert block[name] == getattr(seen, name)
+        names = {"tool_use": ("id", "name", "input")}.get(block["type"], (block["type"],))
+        assert [block[each] for each in names] == [getattr(seen, each) for each in names]
     assert (snapshot.stop_reason, snapshot.usage.output_tokens) == (made["stop_reason"], len(rounds))
     assert made["usage"] == {
         "input_tokens": 5, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0, "output_tokens": len(rounds),
     }  # fmt: skip
 
 
+@settings(deadline=None)
 @given(answers())
 def test_one_block_is_open_at_a_time(rounds: list[Piece]) -> None:
     is_open: int | None = None

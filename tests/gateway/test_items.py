@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import given, settings
 
 from gateway.items import Closed, Grown, Item, Items, Kind, Opened, Step
 from paceline.results import Piece, ToolCallDelta
@@ -35,6 +35,7 @@ def answers(draw: st.DrawFn) -> list[Piece]:
     return [*joined, piece(finish=end(draw(st.sampled_from(("stop", "length", "tool_calls")))))]
 
 
+@settings(deadline=None)
 @given(answers())
 def test_items_keep_their_promises(rounds: list[Piece]) -> None:
     items = Items()
@@ -61,6 +62,7 @@ def test_items_keep_their_promises(rounds: list[Piece]) -> None:
     assert not any(a.kind is b.kind is not Kind.CALL for a, b in pairwise(items.all))
 
 
+@settings(deadline=None)
 @given(answers())
 def test_nothing_is_lost_or_told_to_another_item(rounds: list[Piece]) -> None:
     items = Items()
