@@ -37,6 +37,8 @@ class Request:
     vocab_size: int
     # Predicted output; may be empty.
     prediction: list[int] = field(default_factory=list)
+    # What tools returned, as a call would quote it.
+    quoted: list[list[int]] = field(default_factory=list)
     # A chat response's text starts afresh; other completions continue the prompt's text.
     is_chat: bool = False
     # Requests with the same salt share cached prefixes and recent answers.

@@ -10,6 +10,7 @@ from coordinator.policy.policies import Policies
 from coordinator.tokenizer import Tokenizer
 from coordinator.tools.chats import Chats
 from coordinator.tools.conversation import Call, Message
+from coordinator.tools.quoted import QuotedResults
 from coordinator.tools.tools import AUTO, NONE, Tools
 from paceline.checks import require, require_at_most
 from paceline.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_FIELD, InvalidArgument, Unavailable
@@ -36,6 +37,7 @@ class RequestReader:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._chats = Chats(tokenizer)
+        self._quoted = QuotedResults(tokenizer)
         self._policies = policies
         self._defaults = defaults
 
@@ -74,6 +76,7 @@ class RequestReader:
             tools=tools,
             opens_thought=opens_thought,
             chats=self._chats,
+            quoted=[] if tools is None else await self._quoted.read(_parse_messages(message.chat)),
         )
 
     async def _read_grammar(

@@ -78,11 +78,11 @@ async def test_it_stands_at_the_same_place_however_rounds_divide_the_tokens() ->
 async def test_hits_tell_by_kind_whether_it_was_right() -> None:
     drafter = SuffixDrafter(recent(TEXT))
     context = after([100, 101])
-    assert await drafter.candidates(context, 3) == [(False, 2), (False, 2), (False, 3)]
+    assert await drafter.candidates(context, 3) == [("recent", 2), ("recent", 2), ("recent", 3)]
     assert drafter.take_hits() == []
     decide(context, [102, 103, 7])
     await drafter.candidates(context, 3)
-    assert drafter.take_hits() == [((False, 2), True), ((False, 2), True), ((False, 3), False)]
+    assert drafter.take_hits() == [(("recent", 2), True), (("recent", 2), True), (("recent", 3), False)]
 
 
 async def test_a_proposal_says_who_made_it_and_is_no_longer_than_asked() -> None:

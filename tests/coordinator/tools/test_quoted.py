@@ -1,0 +1,134 @@
+"""Look-up text from tool results: what an agent read, in the tokens of the call that writes it back."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from coordinator.drafters.suffix import SuffixDrafter
+from coordinator.tokenizer import Tokenizer
+from coordinator.tools import quoted
+from coordinator.tools.conversation import Message
+from coordinator.tools.quoted import QuotedResults, without_line_numbers
+from paceline.client import AsyncClient
+from paceline.engine.models.weights import load_model
+from paceline.sampling import SamplingParams
+from paceline.speculation import Drafter, SpeculationParams
+from tests.coordinator.contexts import decide, make_context
+from tests.services import Trio
+
+CODE = Path(quoted.__file__).read_text()
+NUM_DRAFTS = 16
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(load_model("smollm2-135m", torch.bfloat16).tokenizer_files)
+
+
+def numbered(text: str, template: str = "{}\t{}") -> str:
+    return "\n".join(template.format(at, line) for at, line in enumerate(text.split("\n"), start=1))
+
+
+@pytest.mark.parametrize("template", ["{}\t{}", "{:6d}\t{}", "{:5d}→{}", "{}: {}", "{} | {}", "{:05d}| {}"])
+def test_line_numbers_are_removed(template: str) -> None:
+    assert without_line_numbers(numbered(CODE, template)) == CODE
+    framed = f"<file>\n{numbered(CODE, template)}\n\n(End of file - 9 lines)\n</file>"
+    assert without_line_numbers(framed) == f"<file>\n{CODE}\n\n(End of file - 9 lines)\n</file>"
+    # Editors cut white space at the ends of lines.
+    lines = [line.rstrip() for line in numbered(CODE, template).split("\n")]
+    assert without_line_numbers("\n".join(lines)) == CODE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [CODE, "", "1\ta\n2\tb", "1\ta\n3\tb\n5\tc", "2024: a good year\n2020: a bad one", "1. one\n2. two\n3. three", "1\n2\n3 4"],
+    ids=["code", "nothing", "two lines", "gaps", "years", "a list", "a column"],
+)  # fmt: skip
+def test_other_numbers_stay(text: str) -> None:
+    assert without_line_numbers(text) == text
+
+
+def results(*texts: str) -> list[Message]:
+    return [Message("user", "Read."), *(Message("tool", text) for text in texts), Message("user", "Write.")]
+
+
+async def test_the_newest_results_have_room_first(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    [old, new] = await QuotedResults(tokenizer).read(results("the old result", "the new result"))
+    monkeypatch.setattr(quoted, "MAX_TOKENS", len(new) + 2)
+    assert await QuotedResults(tokenizer).read(results("the old result", "the new result")) == [old[:2], new]
+    monkeypatch.setattr(quoted, "MAX_TOKENS", len(new))
+    assert await QuotedResults(tokenizer).read(results("the old result", "the new result", "")) == [new]
+
+
+async def test_a_result_is_tokenized_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, encode = QuotedResults(tokenizer), Tokenizer.encode
+    seen: list[str] = []
+
+    def note(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        seen.append(text)
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", note)
+    monkeypatch.setattr(quoted, "MAX_KEPT", 2)
+    first = await given.read(results("one", "two"))
+    assert await given.read(results("one", "two")) == first
+    await given.read(results("three"))
+    # The one that was used last is kept.
+    await given.read(results("one"))
+    assert len(seen) == 3
+    await given.read(results("two"))
+    assert len(seen) == 4
+
+
+async def tokens_per_forward(tokenizer: Tokenizer, prompt: str, answer: str, texts: list[list[int]]) -> float:
+    """Simulates a model that writes `answer` without a fault."""
+    drafter, context = SuffixDrafter(None, texts), make_context(tokenizer.encode(prompt))
+    expected = tokenizer.encode(answer, add_special_tokens=False)
+    num_forwards, at = 0, 0
+    while at < len(expected):
+        drafts = (await drafter.propose(context, NUM_DRAFTS)).tokens
+        num = 0
+        while num < len(drafts) and expected[at + num : at + num + 1] == drafts[num : num + 1]:
+            num += 1
+        decide(context, expected[at : at + num + 1])
+        at += num + 1
+        num_forwards += 1
+    return len(expected) / num_forwards
+
+
+async def test_a_file_that_was_read_is_copied_into_a_json_string(tokenizer: Tokenizer) -> None:
+    call = json.dumps({"name": "write", "arguments": {"path": "a.py", "content": CODE}}, ensure_ascii=False)
+    texts = await QuotedResults(tokenizer).read(results(numbered(CODE)))
+    without, found = [await tokens_per_forward(tokenizer, numbered(CODE), call, each) for each in ([], texts)]
+    assert found > 10
+    assert found > 3 * without
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "write", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}},
+}  # fmt: skip
+
+
+async def test_look_up_text_changes_no_token(embedded_pair: Trio) -> None:
+    call = {"id": "call_1", "name": "read", "arguments": "{}"}
+    chat = [
+        {"role": "user", "content": "Read the file, then write it."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": numbered(CODE[:400]), "tool_call_id": "call_1"},
+    ]
+    sampling = SamplingParams(max_tokens=80, temperature=0.8, seed=1)
+    suffix = SpeculationParams(drafter=Drafter.SUFFIX, num_speculative_tokens=8)
+    async with AsyncClient(embedded_pair.address) as client:
+        plain, drafted = await asyncio.gather(
+            *(
+                client.complete(chat, sampling, each, tools=[TOOL], tool_choice="write")
+                for each in (SpeculationParams(enabled=False), suffix)
+            )
+        )
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.finish is not None
+    assert drafted.finish.speculation.proposed > 0
