@@ -240,7 +240,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., text_offset: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "prompt_tokens", "completion_tokens", "seed", "speculation", "timing", "cached_prompt_tokens", "unenforced", "reasoning_tokens")
+    __slots__ = ("reason", "prompt_tokens", "completion_tokens", "seed", "speculation", "timing", "cached_prompt_tokens", "unenforced", "reasoning_tokens", "matched_stop", "context_full")
     REASON_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +250,8 @@ class Finish(_message.Message):
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     UNENFORCED_FIELD_NUMBER: _ClassVar[int]
     REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FULL_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
@@ -259,7 +261,9 @@ class Finish(_message.Message):
     cached_prompt_tokens: int
     unenforced: _containers.RepeatedScalarFieldContainer[str]
     reasoning_tokens: int
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationFigures, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., cached_prompt_tokens: _Optional[int] = ..., unenforced: _Optional[_Iterable[str]] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
+    matched_stop: str
+    context_full: bool
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationFigures, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., cached_prompt_tokens: _Optional[int] = ..., unenforced: _Optional[_Iterable[str]] = ..., reasoning_tokens: _Optional[int] = ..., matched_stop: _Optional[str] = ..., context_full: _Optional[bool] = ...) -> None: ...
 
 class SpeculationFigures(_message.Message):
     __slots__ = ("rounds", "proposed", "accepted", "proposed_per_position", "accepted_per_position", "mean_acceptance_length", "lenience", "synthetic_acceptance", "rounds_by_accepted", "prediction_accepted", "prediction_rejected", "forced")
